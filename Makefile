@@ -1,0 +1,43 @@
+# One command each; every target sets up what it needs. PIP_* variables are honoured.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+MODEL ?= deepseek-v4
+ARGS ?= --block-size 32
+
+.PHONY: serve test check format wheel clean
+
+serve: $(VENV)/.serve
+	$(BIN)/vllm serve $(MODEL) $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -m "not slow and not e2e" $(PYTEST_ARGS)
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+wheel: $(VENV)/.dev
+	$(BIN)/python -m build --no-isolation
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.serve: $(BIN)/python requirements/common.txt requirements/cpu.txt setup.py pyproject.toml
+	$(BIN)/python -m pip install -q -r requirements/cpu.txt
+	$(BIN)/python -m pip install -q --no-deps -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.serve requirements/dev.txt
+	$(BIN)/python -m pip install -q -r requirements/dev.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

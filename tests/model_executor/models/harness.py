@@ -1,0 +1,193 @@
+"""Drives a DeepSeek-V4 model over paged caches the way a worker does, with hostile pages.
+
+* Window groups are private: a step stores only the blocks that hold rows needed after it.
+* Every page that is not written, freed or null holds NaN: a wrong read shows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
+from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache_specs
+from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
+from vllm.v1.attention.layout import CacheLayout, GroupLayout
+from vllm.v1.attention.metadata import BlockTableView, RequestSlice, build_step_metadata
+from vllm.v1.attention.ops.registry import get_reference_op
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+
+
+def build_model(
+    config: DeepseekV4Config,
+    tensors: dict[str, torch.Tensor],
+    dtype: torch.dtype = torch.float32,
+) -> DeepseekV4ForCausalLM:
+    """Builds our model and fills every slot; the names must match exactly."""
+    model = DeepseekV4ForCausalLM(config, ops=get_reference_op, dtype=dtype, device="cpu")
+    slots = model.weight_slots()
+    assert set(slots) == set(tensors), set(slots) ^ set(tensors)
+    with torch.no_grad():
+        for name, slot in slots.items():
+            assert slot.shape == tensors[name].shape, name
+            slot.copy_(tensors[name])
+    return model
+
+
+def build_kv_cache_config(specs: dict[str, KVCacheSpec]) -> KVCacheConfig:
+    """Groups caches by geometry; the windows are split in two, as the real grouping may."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    num_windows = 0
+    for name, spec in specs.items():
+        half = 0
+        if name.endswith(".window"):
+            half, num_windows = num_windows % 2, num_windows + 1
+        ratios = (getattr(spec, "compress_ratio", None), getattr(spec, "state_ratio", None))
+        key = (type(spec), spec.block_size, *ratios, half)
+        groups.setdefault(key, []).append(name)
+    return KVCacheConfig(
+        num_blocks=0,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(names, specs[names[0]]) for names in groups.values()],
+    )
+
+
+@dataclass
+class Sequence_:
+    """One request: its tokens, how many are computed, its blocks by group."""
+
+    token_ids: list[int]
+    num_computed: int = 0
+    blocks: list[dict[int, int]] = field(default_factory=list)
+
+
+class PagedHarness:
+    """Owns pages and block tables; runs steps.
+
+    Args:
+        model: The model.
+        block_size: ``--block-size``.
+        num_blocks: Blocks of each group.
+        cache_dtype: Type of window and entry caches.
+        packed: Make the caches strided views over one pool, as the packed pool does.
+    """
+
+    def __init__(
+        self,
+        model: DeepseekV4ForCausalLM,
+        block_size: int = 32,
+        num_blocks: int = 160,
+        cache_dtype: torch.dtype = torch.float32,
+        packed: bool = False,
+    ) -> None:
+        self.model = model
+        specs = deepseek_v4_kv_cache_specs(model.config, block_size, cache_dtype, torch.float32)
+        kv_cache_config = build_kv_cache_config(specs)
+        self.layout = CacheLayout.from_kv_cache_config(kv_cache_config)
+        self.kv_caches = {
+            name: self._make_pages(name, spec, num_blocks, packed) for name, spec in specs.items()
+        }
+        self._free = [list(range(num_blocks - 1, 0, -1)) for _ in self.layout.groups]
+
+    def _make_pages(
+        self, name: str, spec: KVCacheSpec, num_blocks: int, packed: bool
+    ) -> torch.Tensor:
+        group = self.layout.groups[self.layout.group_of[name]]
+        width = spec.head_size  # type: ignore[attr-defined]
+        shape = (num_blocks, group.rows_per_block, width)
+        gap = 24 if packed else 0
+        pool = torch.full((num_blocks, shape[1] * width + gap), float("nan"), dtype=spec.dtype)  # type: ignore[attr-defined]
+        pages = pool[:, gap // 2 : gap // 2 + shape[1] * width]
+        return pages.unflatten(1, shape[1:])
+
+    def add(self, token_ids: list[int]) -> Sequence_:
+        """Adds a request."""
+        return Sequence_(token_ids, 0, [{} for _ in self.layout.groups])
+
+    def step(self, work: Sequence[tuple[Sequence_, int]]) -> list[torch.Tensor]:
+        """Runs (request, tokens) pairs in one batch.
+
+        Returns:
+            fp32 logits [tokens, V] of each request.
+        """
+        slices = [self._allocate(sequence, count) for sequence, count in work]
+        meta = build_step_metadata(slices, self.layout, "cpu")
+        token_ids, positions = [], []
+        for sequence, count in work:
+            start = sequence.num_computed
+            token_ids += sequence.token_ids[start : start + count]
+            positions += range(start, start + count)
+        assert len(token_ids) == meta.num_tokens
+        with torch.inference_mode():
+            streams = self.model(
+                torch.tensor(token_ids, dtype=torch.long),
+                torch.tensor(positions, dtype=torch.long),
+                meta,
+                self.kv_caches,
+            )
+            logits = self.model.compute_logits(streams)
+        for sequence, count in work:
+            sequence.num_computed += count
+            self._free_dead(sequence)
+        self.last_streams, self.last_meta = streams, meta
+        assert all(pages[0].isnan().all() for pages in self.kv_caches.values())
+        return list(logits.split([count for _, count in work]))
+
+    def run(self, token_ids: list[int], chunks: Sequence[int]) -> torch.Tensor:
+        """Runs one request chunk by chunk; returns all its logits."""
+        sequence = self.add(token_ids)
+        logits = [self.step([(sequence, count)])[0] for count in chunks]
+        self.release(sequence)
+        return torch.cat(logits)
+
+    def release(self, sequence: Sequence_) -> None:
+        """Frees all blocks of a request."""
+        for group_id in range(len(self.layout.groups)):
+            for index in list(sequence.blocks[group_id]):
+                self._free_block(sequence, group_id, index)
+
+    def _allocate(self, sequence: Sequence_, count: int) -> RequestSlice:
+        start, end = sequence.num_computed, sequence.num_computed + count
+        tables = []
+        for group_id, group in enumerate(self.layout.groups):
+            held = sequence.blocks[group_id]
+            for index in _blocks_kept(group, end):
+                if index not in held:
+                    held[index] = self._free[group_id].pop()
+            tables.append(_to_table(held))
+        return RequestSlice(start, count, tuple(tables))
+
+    def _free_dead(self, sequence: Sequence_) -> None:
+        for group_id, group in enumerate(self.layout.groups):
+            kept = set(_blocks_kept(group, sequence.num_computed))
+            for index in list(sequence.blocks[group_id]):
+                if index not in kept:
+                    self._free_block(sequence, group_id, index)
+
+    def _free_block(self, sequence: Sequence_, group_id: int, index: int) -> None:
+        block = sequence.blocks[group_id].pop(index)
+        for name, owner in self.layout.group_of.items():
+            if owner == group_id:
+                self.kv_caches[name][block] = float("nan")
+        self._free[group_id].append(block)
+
+
+def _blocks_kept(group: GroupLayout, end: int) -> range:
+    """Block indices that hold rows needed after ``end`` tokens."""
+    if group.kind == "window":
+        first = max(0, end - (group.window - 1))
+    elif group.kind == "dense":
+        first = 0
+    else:
+        first = end // group.ratio * group.ratio - (group.ratio if group.has_overlap else 0)
+        first = max(first, 0)
+    return range(first // group.block_size, -(-end // group.block_size)) if end > first else range(0)
+
+
+def _to_table(held: dict[int, int]) -> BlockTableView:
+    if not held:
+        return BlockTableView(0, np.zeros(0, dtype=np.int64))
+    base, last = min(held), max(held)
+    ids = np.array([held.get(index, 0) for index in range(base, last + 1)], dtype=np.int64)
+    return BlockTableView(base, ids)

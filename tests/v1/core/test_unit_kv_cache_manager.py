@@ -1,0 +1,288 @@
+"""Hits at one unit: exactness of hits, no wrong read under pressure, records that add up."""
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.v1.core.unit_cache_driver import Driver, make_request
+from tests.v1.core.v4_geometry import v4_config
+from vllm.exceptions import ConfigError, InvariantError
+from vllm.v1.core.retention import max_request_blocks
+from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
+
+
+def tokens_of(seed: int, n: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1000) for _ in range(n)]
+
+
+@pytest.mark.parametrize("unit", [32, 64, 128])
+def test_identical_resend_hits_the_largest_boundary_below_its_end(unit: int) -> None:
+    for n in [unit + 1, 2 * unit, 2 * unit + 1, 127, 128, 129, 500, 512, 1000, 1024, 1300]:
+        if n <= unit:
+            continue
+        driver = Driver(v4_config(unit, 2000), 4096, seed=n)
+        prompt = tokens_of(n, n)
+        for expected in (0, (n - 1) // unit * unit, (n - 1) // unit * unit):
+            request = driver.add(prompt, max_tokens=3)
+            driver.run_all(budget=2048)
+            assert driver.hits[request.request_id] == expected, (n, expected)
+
+
+@pytest.mark.parametrize("unit", [32, 64, 128])
+@pytest.mark.slow
+def test_next_turn_hits_prompt_and_answer(unit: int) -> None:
+    driver = Driver(v4_config(unit, 2000), 8192, seed=1)
+    history = tokens_of(5, 700)
+    for turn in range(3):
+        request = driver.add(history, max_tokens=130 + turn)
+        driver.run_all(budget=512)
+        answered = driver.finished[request.request_id]
+        follow_up = driver.add([*answered, *tokens_of(turn, 90)], max_tokens=40)
+        driver.run_all(budget=512)
+        # The last sampled token was never computed, so its unit may be missing.
+        assert driver.hits[follow_up.request_id] == (len(answered) - 1) // unit * unit
+        history = driver.finished[follow_up.request_id]
+
+
+def test_a_longer_sibling_resumes_at_an_aligned_prompt_end() -> None:
+    driver = Driver(v4_config(32, 2000), 4096, seed=2)
+    prompt = tokens_of(9, 320)
+    driver.add(prompt, max_tokens=1)
+    driver.run_all()
+    sibling = driver.add([*prompt, *tokens_of(10, 50)], max_tokens=1)
+    driver.run_all()
+    assert driver.hits[sibling.request_id] == 320
+
+
+def test_hit_shares_full_blocks_and_copies_partial_ones() -> None:
+    config = v4_config(32, 500)
+    driver = Driver(config, 4096, seed=3)
+    prompt = tokens_of(3, 1000)
+    first = driver.add(prompt, max_tokens=200)
+    while first.num_computed_tokens < 1000:
+        driver.step(2048)
+    second = driver.add(prompt, max_tokens=2)
+    driver.step(2048)
+    assert driver.hits[second.request_id] == 992
+    c4 = driver.manager.geometry.dense[0].group_id
+    ours = driver.manager.get_block_ids(second.request_id)[c4]
+    theirs = driver.manager.get_block_ids(first.request_id)[c4]
+    # Blocks of 128 tokens: seven full ones shared, the eighth (896..992) a private copy.
+    assert ours[:7] == theirs[:7]
+    assert ours[7] != theirs[7]
+    driver.run_all(budget=2048)
+
+
+def test_nothing_is_cached_or_hit_with_caching_off() -> None:
+    config = v4_config(32, 400)
+    manager = UnitKVCacheManager(config, 2048, enable_caching=False)
+    for name in ("a", "b"):
+        request = make_request(name, tokens_of(1, 200), 32)
+        blocks, hit = manager.get_computed_blocks(request)
+        assert hit == 0
+        assert manager.allocate_slots(request, 200, hit, blocks) is not None
+        manager.commit_step()
+        manager.check_invariants({name: 0})
+        manager.free(request)
+    assert not manager.block_pool.checkpoints
+    assert manager.usage == 0
+
+
+def test_prompt_logprobs_bypass_reads_and_are_recorded() -> None:
+    driver = Driver(v4_config(32, 400), 2048, seed=0)
+    prompt = tokens_of(1, 300)
+    driver.add(prompt)
+    driver.run_all()
+    request = make_request("bypass", prompt, 32)
+    request.skip_reading_prefix_cache = True
+    blocks, hit = driver.manager.get_computed_blocks(request)
+    assert hit == 0
+    assert driver.manager.allocate_slots(request, 300, hit, blocks) is not None
+    stats = driver.manager.take_prefill_stats("bypass")
+    assert stats is not None
+    assert stats.miss_tokens == {"bypassed": 300}
+
+
+def test_records_add_up_and_name_reasons() -> None:
+    driver = Driver(v4_config(32, 600), 4096, seed=4)
+    prompt = tokens_of(4, 330)
+    reasons = []
+    # A middle cut: dense rows match up to 160, but no checkpoint was kept there.
+    for tokens in (prompt, prompt, [*prompt[:160], *tokens_of(8, 40)], tokens_of(12, 20)):
+        request = driver.add(tokens, max_tokens=1)
+        driver.step(2048)
+        stats = driver.manager.take_prefill_stats(request.request_id)
+        assert stats is not None
+        assert stats.num_cached_tokens + sum(stats.miss_tokens.values()) == len(tokens)
+        reasons.append((stats.num_cached_tokens, stats.dense_match_tokens, stats.miss_tokens))
+        driver.run_all()
+    assert reasons[0] == (0, 0, {"first_seen": 320, "above_last_boundary": 10})
+    assert reasons[1] == (320, 320, {"above_last_boundary": 10})
+    assert reasons[2][0] == 0
+    assert reasons[2][1] == 160
+    assert reasons[2][2]["window_not_retained"] == 160
+    assert reasons[3] == (0, 0, {"above_last_boundary": 20})
+
+
+def test_eviction_is_told_from_first_sight() -> None:
+    config = v4_config(32, 160)
+    driver = Driver(config, 512, seed=4)
+    prompt = tokens_of(1, 400)
+    driver.add(prompt, max_tokens=1)
+    driver.run_all()
+    for seed in range(2, 30):
+        driver.add(tokens_of(seed, 400), max_tokens=1)
+        driver.run_all()
+    request = driver.add(prompt, max_tokens=1)
+    driver.step(2048)
+    stats = driver.manager.take_prefill_stats(request.request_id)
+    assert stats is not None
+    assert stats.num_cached_tokens == 0
+    assert stats.miss_tokens.get("evicted", 0) + stats.miss_tokens.get("window_evicted", 0) > 0
+
+
+def test_pool_too_small_for_one_request_is_refused_at_start() -> None:
+    config = v4_config(32, 60)
+    with pytest.raises(ConfigError, match="max seq len 4096 needs"):
+        UnitKVCacheManager(config, 4096)
+
+
+def test_blocks_of_a_leaving_request_are_free_at_once() -> None:
+    driver = Driver(v4_config(32, 600), 4096, seed=0)
+    request = driver.add(tokens_of(1, 1500), max_tokens=50)
+    driver.step(512)
+    assert driver.manager.usage > 0
+    driver.finish(request)
+    assert driver.manager.usage == 0
+
+
+def test_a_request_unscheduled_in_its_step_publishes_nothing() -> None:
+    driver = Driver(v4_config(32, 600), 4096, seed=0)
+    manager = driver.manager
+    request = make_request("gone", tokens_of(1, 320), 32)
+    blocks, hit = manager.get_computed_blocks(request)
+    assert manager.allocate_slots(request, 320, hit, blocks) is not None
+    manager.free(request)
+    manager.commit_step()
+    other = make_request("other", tokens_of(1, 330), 32)
+    assert manager.get_computed_blocks(other)[1] == 0
+
+
+def test_private_prefill_window_takes_no_blocks_inside_the_chunk() -> None:
+    manager = UnitKVCacheManager(v4_config(32, 3000), 16384)
+    request = make_request("long", tokens_of(1, 8192 + 77), 32)
+    blocks, hit = manager.get_computed_blocks(request)
+    assert manager.allocate_slots(request, 8192, hit, blocks) is not None
+    dense = sum(len(ids) for ids in manager.get_block_ids("long"))
+    held = manager.block_pool.num_gpu_blocks - 1 - manager.block_pool.get_num_free_blocks()
+    assert dense == 8192 // 128 + 2
+    # Two window groups of 4 blocks, 2 blocks of C4 state, nothing of C128 state at 128 | 8192.
+    assert held - dense == 2 * 4 + 2
+
+
+def test_invariant_checker_notices_a_wrong_count() -> None:
+    manager = UnitKVCacheManager(v4_config(32, 400), 2048)
+    manager.check_invariants()
+    manager.block_pool.blocks[5].ref_cnt += 1
+    with pytest.raises(InvariantError, match=r"I[123]"):
+        manager.check_invariants()
+
+
+@pytest.mark.parametrize(("unit", "seeds"), [(32, 12), (64, 8), (128, 8)])
+@pytest.mark.slow
+def test_no_wrong_read_under_pressure(unit: int, seeds: int) -> None:
+    """Multi-turn, fan-out and edited prompts in a pool where everything is evicted all the time."""
+    for seed in range(seeds):
+        run_random_traffic(unit, seed)
+
+
+def run_random_traffic(unit: int, seed: int) -> Driver:
+    rng = random.Random(seed)
+    max_len = 1024
+    config = v4_config(unit, 4000)
+    tight = max_request_blocks(UnitKVCacheManager(config, max_len).geometry, max_len) + 2
+    driver = Driver(v4_config(unit, tight + rng.randrange(60)), max_len, seed)
+    histories = [tokens_of(seed * 100 + i, rng.randrange(1, 300)) for i in range(3)]
+    for _ in range(25):
+        base = list(rng.choice(histories))
+        kind = rng.random()
+        if kind < 0.3 and base:  # an edited prompt
+            base[rng.randrange(len(base))] = 2000
+        elif kind < 0.6:  # a shorter sibling
+            base = base[: rng.randrange(1, len(base) + 1)]
+        prompt = (base + tokens_of(rng.randrange(10**6), rng.randrange(0, 120)))[: max_len - 40]
+        request = driver.add(prompt or [1], max_tokens=rng.randrange(1, 40))
+        for _ in range(rng.randrange(6)):
+            driver.step(rng.choice([40, 130, 512]))
+        if rng.random() < 0.1 and driver.running:
+            driver.finish(rng.choice(driver.running))
+        done = driver.finished.get(request.request_id)
+        if done:
+            histories.append(done)
+    driver.run_all(budget=300)
+    assert driver.manager.usage == 0
+    assert driver.memory.num_rows_read > 1000
+    return driver
+
+
+def test_random_traffic_really_hits_evicts_and_preempts() -> None:
+    drivers = [run_random_traffic(32, seed) for seed in (101, 102)]
+    assert sum(d.num_preemptions for d in drivers) > 0
+    assert any(hit > 0 for d in drivers for hit in d.hits.values())
+    assert any(len(d.manager.block_pool.ghosts._entries) > 0 for d in drivers)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Arbitrary interleavings of arrivals, steps, departures and resets; I1..I5 after each."""
+
+    @initialize(unit=st.sampled_from([32, 64, 128]), spare=st.integers(0, 40))
+    def start(self, unit: int, spare: int) -> None:
+        self.unit = unit
+        big = UnitKVCacheManager(v4_config(unit, 4000), 512)
+        blocks = max_request_blocks(big.geometry, 512) + 2 + spare
+        self.driver = Driver(v4_config(unit, blocks), 512, seed=spare)
+        self.prompts: list[list[int]] = [[1] * 200]
+
+    @rule(seed=st.integers(0, 3), length=st.integers(1, 400), max_tokens=st.integers(1, 30))
+    def add_fresh(self, seed: int, length: int, max_tokens: int) -> None:
+        self.prompts.append(tokens_of(seed, length))
+        self.driver.add(self.prompts[-1], max_tokens)
+
+    @rule(data=st.data(), cut=st.integers(1, 400), extra=st.integers(0, 60))
+    def add_relative(self, data: st.DataObject, cut: int, extra: int) -> None:
+        base = data.draw(st.sampled_from(self.prompts))
+        self.driver.add([*base[:cut], *tokens_of(extra, extra)][:470], max_tokens=4)
+
+    @rule(budget=st.sampled_from([16, 64, 200, 512]))
+    def step(self, budget: int) -> None:
+        self.driver.step(budget)
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if self.driver.running:
+            self.driver.finish(data.draw(st.sampled_from(self.driver.running)))
+
+    @rule()
+    def reset(self) -> None:
+        idle = not self.driver.running
+        assert self.driver.manager.reset_prefix_cache() == idle
+        if idle:
+            assert not self.driver.manager.block_pool.checkpoints
+
+    @invariant()
+    def invariants_hold(self) -> None:
+        if hasattr(self, "driver"):
+            self.driver.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "driver"):
+            self.driver.run_all()
+            assert self.driver.manager.usage == 0
+
+
+TestCacheMachine = pytest.mark.slow(CacheMachine.TestCase)
+TestCacheMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

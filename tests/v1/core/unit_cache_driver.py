@@ -1,0 +1,261 @@
+"""A control plane without a model: every stored row is tagged with the prefix it came from.
+
+``RowMemory`` plays the worker: it copies, writes and reads rows as a step of the real one does, and
+fails as soon as a request would read a row that was not computed from exactly its own prefix.
+``Driver`` plays a scheduler over the real manager, with random chunks, victims and arrivals.
+"""
+
+import random
+from collections.abc import Sequence
+
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import WindowTable
+from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.request import Request
+
+init_none_hash(sha256)
+
+Tag = int
+
+
+def make_request(
+    request_id: str, tokens: Sequence[int], unit: int, max_tokens: int = 8, **kwargs: object
+) -> Request:
+    """A request that hashes its units."""
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=list(tokens),
+        sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+        pooling_params=None,
+        block_hasher=get_request_block_hasher(unit, sha256),
+        **kwargs,  # type: ignore[arg-type]
+    )
+
+
+class RowMemory:
+    """The pool's rows: block id -> (group that wrote last, row -> tag)."""
+
+    def __init__(self, manager: UnitKVCacheManager) -> None:
+        self._geometry = manager.geometry
+        self._blocks: dict[int, tuple[int, dict[int, Tag]]] = {}
+        self._windows: dict[str, dict[int, WindowTable]] = {}
+        self.num_rows_read = 0
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Run a step's copies, all sources read before any destination is written."""
+        contents = [self._blocks.get(source) for source, _ in pairs]
+        assert len({destination for _, destination in pairs}) == len(pairs)
+        for (_, destination), content in zip(pairs, contents, strict=True):
+            assert content is not None, "a copy reads a block nobody wrote"
+            self._blocks[destination] = (content[0], dict(content[1]))
+
+    def update_windows(self, tables: dict[str, tuple[WindowTable, ...]]) -> None:
+        """Take the window tables that changed."""
+        for request_id, changed in tables.items():
+            mine = self._windows.setdefault(request_id, {})
+            mine.update({table.group_id: table for table in changed})
+
+    def forget(self, request_id: str) -> None:
+        """Drop a request's tables."""
+        self._windows.pop(request_id, None)
+
+    def _write(self, group: int, block_id: int, row: int, tag: Tag) -> None:
+        owner, rows = self._blocks.get(block_id, (group, {}))
+        if owner != group:
+            rows = {}  # one page, other layers: the old rows are gone
+        rows[row] = tag
+        self._blocks[block_id] = (group, rows)
+
+    def _read(self, group: int, block_id: int, row: int, tag: Tag, what: str) -> None:
+        assert block_id != 0, f"{what}: the null block is read"
+        owner, rows = self._blocks.get(block_id, (-1, {}))
+        assert owner == group, f"{what}: block {block_id} holds rows of group {owner}"
+        assert rows.get(row) == tag, f"{what}: row {row} of block {block_id} is another prefix's"
+        self.num_rows_read += 1
+
+    def _window_block(self, request_id: str, group: int, index: int) -> int:
+        table = self._windows[request_id].get(group)
+        if table is None or not 0 <= index - table.base < len(table.block_ids):
+            return 0
+        return table.block_ids[index - table.base]
+
+    def run(
+        self, request: Request, tags: list[Tag], start: int, end: int, dense: tuple[list[int], ...]
+    ) -> None:
+        """Compute tokens [start, end): write what has a slot, read what attention reads."""
+        rid = request.request_id
+        for group in self._geometry.windows:
+            for row in range(group.first_needed(start), start):
+                block = self._window_block(rid, group.group_id, row // group.block_size)
+                what = f"{rid} window group {group.group_id} resuming at {start}, row {row}"
+                self._read(group.group_id, block, row % group.block_size, tags[row], what)
+        for group in self._geometry.windows:
+            for row in range(start, end):
+                block = self._window_block(rid, group.group_id, row // group.block_size)
+                if block:
+                    self._write(group.group_id, block, row % group.block_size, tags[row])
+        for group in self._geometry.dense:
+            table = dense[group.group_id]
+            rows_per_block = group.block_size // group.ratio
+            for k in range(start // group.ratio, end // group.ratio):
+                block = table[k // rows_per_block]
+                tag = tags[(k + 1) * group.ratio - 1]
+                self._write(group.group_id, block, k % rows_per_block, tag)
+            for k in range(end // group.ratio):
+                block = table[k // rows_per_block]
+                tag = tags[(k + 1) * group.ratio - 1]
+                what = f"{rid} dense group {group.group_id} at {end}, row {k}"
+                self._read(group.group_id, block, k % rows_per_block, tag, what)
+
+
+class Driver:
+    """A small scheduler with random decisions over the real manager."""
+
+    def __init__(
+        self, config: KVCacheConfig, max_model_len: int, seed: int, *, lookahead: int = 0
+    ) -> None:
+        assert config.hit_unit is not None
+        self.unit = config.hit_unit
+        self.rng = random.Random(seed)
+        self.manager = UnitKVCacheManager(config, max_model_len, log_stats=True)
+        self.memory = RowMemory(self.manager)
+        self.max_model_len = max_model_len
+        self.lookahead = lookahead
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.tags: dict[str, list[Tag]] = {}
+        self.hits: dict[str, int] = {}
+        self.finished: dict[str, list[int]] = {}
+        self.num_preemptions = 0
+        self._next_id = 0
+
+    def add(self, tokens: Sequence[int], max_tokens: int = 8) -> Request:
+        """Queue a request."""
+        self._next_id += 1
+        request = make_request(f"r{self._next_id}", tokens, self.unit, max_tokens)
+        self.waiting.append(request)
+        return request
+
+    def _tag_tokens(self, request: Request) -> list[Tag]:
+        tags = self.tags.setdefault(request.request_id, [])
+        tokens = request.all_token_ids
+        for i in range(len(tags), len(tokens)):
+            previous = tags[-1] if tags else 0
+            tags.append(hash((previous, tokens[i])))
+        return tags
+
+    def preempt(self, request: Request) -> None:
+        """Take a request's blocks away; it computes again later."""
+        self.manager.free(request)
+        self.memory.forget(request.request_id)
+        self.running.remove(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.insert(0, request)
+
+    def finish(self, request: Request) -> None:
+        """End a request."""
+        self.manager.free(request)
+        self.memory.forget(request.request_id)
+        self.running.remove(request)
+        self.finished[request.request_id] = list(request.all_token_ids)
+
+    def _allocate(self, request: Request, num_new: int, scheduled: dict[str, int]) -> bool:
+        while self.manager.allocate_slots(request, num_new) is None:
+            victim = self.rng.choice(self.running)
+            scheduled.pop(victim.request_id, None)
+            self.preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def step(self, budget: int = 512) -> None:
+        """Schedule, run and update once."""
+        manager = self.manager
+        manager.new_step_starts()
+        scheduled: dict[str, int] = {}
+        for request in list(self.running):
+            if request not in self.running or budget <= 0:
+                continue
+            num_new = min(request.num_tokens - request.num_computed_tokens, budget)
+            num_new = self._chunk(request, num_new)
+            if num_new and self._allocate(request, num_new, scheduled):
+                scheduled[request.request_id] = num_new
+                budget -= num_new
+        while self.waiting and budget > 0 and len(self.running) < 8:
+            request = self.waiting[0]
+            blocks, hit = manager.get_computed_blocks(request)
+            num_new = min(request.num_tokens - hit, budget)
+            admitted = manager.allocate_slots(
+                request, num_new, hit, blocks, full_sequence_must_fit=True
+            )
+            if admitted is None and not self.running and hit:
+                hit = 0
+                num_new = min(request.num_tokens, budget)
+                admitted = manager.allocate_slots(request, num_new, full_sequence_must_fit=True)
+            if admitted is None:
+                assert self.running, "nothing runs and nothing can be admitted: wedged"
+                break
+            request.num_computed_tokens = hit
+            self.hits.setdefault(request.request_id, hit)
+            self.waiting.pop(0)
+            self.running.append(request)
+            scheduled[request.request_id] = num_new
+            budget -= num_new
+        if self.rng.random() < 0.05 and scheduled:
+            # A victim that was scheduled in this very step.
+            request_id = self.rng.choice(sorted(scheduled))
+            victim = next(r for r in self.running if r.request_id == request_id)
+            del scheduled[request_id]
+            self.preempt(victim)
+        manager.commit_step()
+        self.memory.copy(manager.take_block_copies())
+        self.memory.update_windows(manager.take_window_tables())
+        self._run(scheduled)
+        self.check()
+
+    def _chunk(self, request: Request, num_new: int) -> int:
+        is_prefill = request.num_computed_tokens + num_new < request.num_tokens
+        if is_prefill and self.rng.random() < 0.7:
+            shortened = self.manager.chunk_end(request, num_new)
+            return shortened or num_new
+        if is_prefill and self.rng.random() < 0.5:
+            return self.rng.randint(1, num_new)
+        return num_new
+
+    def _run(self, scheduled: dict[str, int]) -> None:
+        for request in list(self.running):
+            num_new = scheduled.get(request.request_id)
+            if num_new is None:
+                continue
+            start = request.num_computed_tokens
+            end = start + num_new
+            tags = self._tag_tokens(request)
+            dense = self.manager.get_block_ids(request.request_id)
+            self.memory.run(request, tags, start, end, dense)
+            request.num_computed_tokens = end
+            if end == request.num_tokens:
+                # The "model": a token that depends on the whole prefix, as greedy decoding does.
+                request.append_output_token_ids(tags[-1] % 5)
+                done = request.num_output_tokens >= request.max_tokens
+                if done or request.num_tokens >= self.max_model_len:
+                    self.finish(request)
+
+    def check(self) -> None:
+        """I1..I5."""
+        computed = {r.request_id: r.num_computed_tokens for r in self.running}
+        self.manager.check_invariants(computed)
+
+    def run_all(self, max_steps: int = 10_000, budget: int = 512) -> None:
+        """Step until everything has finished."""
+        for _ in range(max_steps):
+            if not self.waiting and not self.running:
+                # The idle step that tells workers of the finished requests; copies have run.
+                self.manager.new_step_starts()
+                return
+            self.step(budget)
+        raise AssertionError("requests do not finish")

@@ -1,0 +1,46 @@
+"""All configuration of one engine, together."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.config.attention import AttentionConfig
+from vllm.config.cache import CacheConfig
+from vllm.config.device import DeviceConfig
+from vllm.config.kv_events import KVEventsConfig
+from vllm.config.kv_transfer import ECTransferConfig, KVTransferConfig
+from vllm.config.load import LoadConfig
+from vllm.config.model import ModelConfig
+from vllm.config.observability import ObservabilityConfig
+from vllm.config.parallel import ParallelConfig
+from vllm.config.scheduler import SchedulerConfig
+from vllm.config.speculative import SpeculativeConfig
+
+
+@dataclass
+class VllmConfig:
+    """Everything an engine is built from. Holds the given objects by reference."""
+
+    model_config: ModelConfig = None  # type: ignore[assignment]
+    cache_config: CacheConfig = field(default_factory=CacheConfig)
+    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    device_config: DeviceConfig = field(default_factory=DeviceConfig)
+    load_config: LoadConfig = field(default_factory=LoadConfig)
+    kv_transfer_config: KVTransferConfig | None = None
+    speculative_config: SpeculativeConfig | None = None
+    ec_transfer_config: ECTransferConfig | None = None
+    kv_events_config: KVEventsConfig | None = None
+    attention_config: AttentionConfig = field(default_factory=AttentionConfig)
+    observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    lora_config: Any = None
+    use_v2_model_runner: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scheduler_config.disable_hybrid_kv_cache_manager is None:
+            self.scheduler_config.disable_hybrid_kv_cache_manager = False
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Draft tokens a step; 0 without a drafter."""
+        config = self.speculative_config
+        return config.num_speculative_tokens if config is not None else 0

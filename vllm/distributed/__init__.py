@@ -1,0 +1,1 @@
+"""Process groups, KV events and KV transfer."""

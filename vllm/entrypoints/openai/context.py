@@ -1,0 +1,151 @@
+"""What every route needs: the engine, the tokenizer, the model's facts. Built once, then read."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.entrypoints.openai.engine_stream import EngineClient
+from vllm.entrypoints.openai.protocol.responses import ModelCard, unix_now
+from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.entrypoints.openai.state import ServerState
+from vllm.exceptions import EngineDeadError, ModelNotFoundError
+from vllm.tokenizers import ChatEncoder, Tokenizer
+from vllm.version import ENGINE_NAME, __version__
+
+# Fields of generation_config.json that set defaults of a request.
+_DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p")
+UNTRAINED_NOTE = (
+    "This is the small checkpoint embedded in the package. It is untrained: its answers are noise."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What requests are checked against, and what responses say about the model.
+
+    Attributes:
+        names: Names clients may use; the first is the default.
+        root: What the user asked to serve.
+        max_model_len: Longest prompt + answer in tokens.
+        vocab_size: Token ids are below it.
+        max_logprobs: Most likely tokens a request may ask for; -1: the whole vocabulary.
+        is_embedded: Whether it is the untrained checkpoint inside the package.
+        has_priority: Whether the scheduler looks at priorities.
+        default_sampling: Sampling fields that the checkpoint sets when a request does not.
+        fingerprint: The ``system_fingerprint`` of responses.
+    """
+
+    names: tuple[str, ...]
+    root: str
+    max_model_len: int
+    vocab_size: int
+    max_logprobs: int
+    is_embedded: bool
+    has_priority: bool
+    fingerprint: str
+    default_sampling: Mapping[str, Any] = field(default_factory=dict)
+    created: int = field(default_factory=unix_now)
+
+    def resolve_name(self, name: str | None) -> str:
+        """Return the name a response carries.
+
+        Raises:
+            ModelNotFoundError: ``name`` is not served.
+        """
+        if not name:
+            return self.names[0]
+        if name not in self.names:
+            raise ModelNotFoundError(
+                f"The model {name!r} is not served here: use {', '.join(self.names)}.", "model"
+            )
+        return name
+
+    def card(self, name: str) -> ModelCard:
+        """Return the entry of ``/v1/models`` for one name."""
+        card = ModelCard(
+            id=name,
+            root=self.root,
+            max_model_len=self.max_model_len,
+            created=self.created,
+            owned_by=ENGINE_NAME,
+            trained=not self.is_embedded,
+        )
+        if self.is_embedded:
+            card.note = UNTRAINED_NOTE
+        return card
+
+
+def make_model_facts(config: VllmConfig, generation_config: str) -> ModelFacts:
+    """Collect the facts of a resolved configuration.
+
+    Args:
+        config: The engine's.
+        generation_config: ``--generation-config``: "auto" takes the checkpoint's defaults, "vllm"
+            neutral ones.
+    """
+    model = config.model_config
+    defaults = model.generation_config if generation_config == "auto" else {}
+    return ModelFacts(
+        names=tuple(model.served_model_names),
+        root=model.model,
+        max_model_len=model.max_model_len,
+        vocab_size=int(model.hf_config["vocab_size"]),
+        max_logprobs=model.max_logprobs,
+        is_embedded=model.is_embedded,
+        has_priority=config.scheduler_config.policy == "priority",
+        fingerprint=_fingerprint(config),
+        default_sampling={
+            name: defaults[name] for name in _DEFAULT_FIELDS if defaults.get(name) is not None
+        },
+    )
+
+
+def _fingerprint(config: VllmConfig) -> str:
+    """A string that changes whenever equal requests with equal seeds may answer differently."""
+    model = config.model_config
+    facts = json.dumps(
+        [model.model, str(model.dtype), model.seed, model.hf_config], sort_keys=True, default=str
+    )
+    return f"{ENGINE_NAME.replace(' ', '-')}-{__version__}-" + (
+        hashlib.sha256(facts.encode()).hexdigest()[:10]
+    )
+
+
+class ServingContext:
+    """Everything a route needs.
+
+    Owns: nothing but references; ``attach_engine`` completes it when the engine is up.
+    """
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        tokenizer: Tokenizer,
+        chat_encoder: ChatEncoder,
+        args: ServerArgs,
+        state: ServerState,
+    ) -> None:
+        self.facts = facts
+        self.tokenizer = tokenizer
+        self.chat_encoder = chat_encoder
+        self.args = args
+        self.state = state
+        self._engine: EngineClient | None = None
+
+    def attach_engine(self, engine: EngineClient) -> None:
+        """Serve with ``engine`` from now on."""
+        self._engine = engine
+
+    @property
+    def engine(self) -> EngineClient:
+        """The engine.
+
+        Raises:
+            EngineDeadError: It is not up.
+        """
+        if self._engine is None:
+            raise EngineDeadError("The engine is not up.")
+        return self._engine

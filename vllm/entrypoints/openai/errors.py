@@ -1,0 +1,149 @@
+"""The one error body, and the one place where exceptions become HTTP statuses.
+
+    exception                                   status  type
+    UserInputError, UnsupportedFeatureError      400    BadRequestError
+    invalid body (pydantic, JSON, content type)  400    BadRequestError
+    missing or wrong API key                     401    AuthenticationError
+    ModelNotFoundError, unknown route            404    NotFoundError
+    wrong method                                 405    MethodNotAllowedError
+    body too large                               413    RequestTooLargeError
+    QueueFullError, ShuttingDownError,           503    ServiceUnavailableError (Retry-After)
+    EngineDeadError
+    anything else                                500    InternalServerError
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from vllm.exceptions import (
+    EngineDeadError,
+    ModelNotFoundError,
+    QueueFullError,
+    ShuttingDownError,
+    UserInputError,
+)
+
+_TYPE_OF_STATUS = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestTooLargeError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
+# Most specific first.
+_STATUS_OF_EXCEPTION: tuple[tuple[type[Exception], int], ...] = (
+    (ModelNotFoundError, 404),
+    (UserInputError, 400),
+    (QueueFullError, 503),
+    (ShuttingDownError, 503),
+    (EngineDeadError, 503),
+)
+_RETRY_AFTER_S = 5
+_MAX_SHOWN = 5
+_MAX_VALUE_CHARS = 80
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """What went wrong; ``code`` repeats the HTTP status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every error response, and of an error inside a stream."""
+
+    error: ErrorDetail
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An error, ready to be sent."""
+
+    status: int
+    message: str
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> bytes:
+        """The JSON body, in UTF-8."""
+        kind = _TYPE_OF_STATUS.get(self.status, "HTTPError")
+        # A lone surrogate of the request's must not make the answer unencodable.
+        message = self.message.encode("utf-8", "replace").decode("utf-8")
+        return msgspec.json.encode(
+            ErrorBody(ErrorDetail(message, kind, self.param, self.status))
+        )
+
+
+def describe_exception(error: BaseException) -> HttpError:
+    """Return how an exception is told to a client; an unexpected one tells no details."""
+    if isinstance(error, RequestValidationError):
+        return _describe_validation(error.errors())
+    if isinstance(error, HTTPException):
+        return _describe_http_exception(error)
+    for kind, status in _STATUS_OF_EXCEPTION:
+        if isinstance(error, kind):
+            return HttpError(
+                status, str(error), getattr(error, "param", None), _retry_headers(error, status)
+            )
+    return HttpError(500, "The server failed to answer this request; its log has the details.")
+
+
+def _retry_headers(error: BaseException, status: int) -> dict[str, str]:
+    if status != 503:
+        return {}
+    return {"Retry-After": str(getattr(error, "retry_after_s", _RETRY_AFTER_S))}
+
+
+def _describe_http_exception(error: HTTPException) -> HttpError:
+    messages = {
+        404: "There is no such route; /docs lists them.",
+        405: "This route does not take that method; the Allow header says which.",
+        400: "The body cannot be read: send JSON in UTF-8 that is not nested too deeply.",
+    }
+    is_default = error.status_code in (404, 405) or "parsing the body" in str(error.detail)
+    message = messages.get(error.status_code) if is_default else None
+    return HttpError(
+        error.status_code, message or str(error.detail), None, dict(error.headers or {})
+    )
+
+
+def _describe_validation(errors: Sequence[Mapping[str, Any]]) -> HttpError:
+    if not errors:
+        return HttpError(400, "The request is not valid.")
+    first = errors[0]
+    location = [str(part) for part in first.get("loc", ())]
+    if first.get("type") == "json_invalid":
+        reason = first.get("ctx", {}).get("error", "syntax error")
+        return HttpError(
+            400, f"The body is not valid JSON ({reason} at {location[-1]}).", ".".join(location)
+        )
+    field_path = location[1:]
+    if not field_path:
+        return HttpError(
+            400,
+            "The body must be a JSON object, sent with 'Content-Type: application/json'.",
+            "body",
+        )
+    lines = [_validation_line(entry) for entry in errors[:_MAX_SHOWN]]
+    return HttpError(400, "; ".join(dict.fromkeys(lines)) + ".", field_path[0])
+
+
+def _validation_line(entry: Mapping[str, Any]) -> str:
+    path = ".".join(str(part) for part in entry.get("loc", ())[1:])
+    shown = repr(entry.get("input"))
+    if len(shown) > _MAX_VALUE_CHARS:
+        shown = shown[:_MAX_VALUE_CHARS] + "..."
+    if entry.get("type") == "missing":
+        return f"{path} is required"
+    return f"{path}: {entry.get('msg', 'invalid')}, got {shown}"

@@ -1,0 +1,83 @@
+"""Prompts of a completion: text or token ids, one or several."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.entrypoints.openai.sampling import check_token_id
+from vllm.exceptions import UserInputError
+from vllm.tokenizers import Tokenizer
+
+# Longer texts are tokenised in a thread: a millisecond of it is about this much.
+_THREAD_CHARS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """A prompt's tokens, and its text if it was given as one."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+def split_prompts(prompt: Any) -> list[str | list[int]]:
+    """Return the prompts that a ``prompt`` field holds.
+
+    Raises:
+        UserInputError: It is none of the four forms, or empty.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list):
+        raise UserInputError(
+            "prompt must be a string, a list of strings, a list of token ids or a list of such "
+            f"lists, not {type(prompt).__name__}.",
+            "prompt",
+        )
+    if not prompt:
+        raise UserInputError("prompt is an empty list: give at least one prompt.", "prompt")
+    if all(type(item) is int for item in prompt):
+        return [prompt]
+    for item in prompt:
+        is_ids = isinstance(item, list) and all(type(token_id) is int for token_id in item)
+        if not is_ids and not isinstance(item, str):
+            raise UserInputError(
+                "prompt holds an entry that is neither a string nor a list of token ids: "
+                f"{str(item)[:60]!r}.",
+                "prompt",
+            )
+    return list(prompt)
+
+
+async def tokenize_prompts(
+    tokenizer: Tokenizer, prompt: Any, vocab_size: int, add_special_tokens: bool
+) -> list[TokenizedPrompt]:
+    """Check and tokenise the ``prompt`` field of a completion.
+
+    Raises:
+        UserInputError: It is malformed, empty or holds an id outside the vocabulary.
+    """
+    prompts = split_prompts(prompt)
+    texts = [item for item in prompts if isinstance(item, str)]
+    encoded = iter(await encode_texts(tokenizer, texts, add_special_tokens))
+    tokenized: list[TokenizedPrompt] = []
+    for item in prompts:
+        if isinstance(item, str):
+            if not item:
+                raise UserInputError("The prompt is empty: give at least one character.", "prompt")
+            tokenized.append(TokenizedPrompt(next(encoded), item))
+            continue
+        if item and not 0 <= min(item) <= max(item) < vocab_size:
+            worst = min(item) if min(item) < 0 else max(item)
+            check_token_id(worst, vocab_size, "prompt")
+        tokenized.append(TokenizedPrompt(item))
+    return tokenized
+
+
+async def encode_texts(
+    tokenizer: Tokenizer, texts: list[str], add_special_tokens: bool
+) -> list[list[int]]:
+    """Tokenise texts, in a thread if they are long (the library works outside the GIL)."""
+    if sum(map(len, texts)) < _THREAD_CHARS:
+        return tokenizer.encode_batch(texts, add_special_tokens)
+    return await asyncio.to_thread(tokenizer.encode_batch, texts, add_special_tokens)

@@ -1,0 +1,1 @@
+"""The JSON of the HTTP edge: requests (pydantic, lenient) and responses (msgspec, exact)."""

@@ -1,0 +1,104 @@
+"""The bodies clients send. Fields not named here land in ``model_extra``; see ``fields``."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+# Checked by hand: a union's four error messages help nobody, and lists can be long.
+PromptField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "description": "A text, a list of token ids, or a list of either.",
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}},
+                {"type": "array", "items": {"type": "integer"}},
+                {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+            ],
+        }
+    ),
+]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class StreamOptions(_Body):
+    """What a stream tells besides the text."""
+
+    include_usage: bool | None = Field(None, description="Send a last chunk with the usage.")
+    continuous_usage_stats: bool | None = Field(None, description="Send the usage in every chunk.")
+
+
+class SamplingRequest(_Body):
+    """Fields that completions and chats share; null means the default everywhere."""
+
+    model: str | None = Field(None, description="A served name; the default when absent.")
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = Field(None, description="Lower runs earlier, with priority scheduling.")
+    request_id: str | None = None
+    cache_salt: str | None = Field(None, description="Prefixes are reused only under equal salts.")
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+class CompletionRequest(SamplingRequest):
+    """``POST /v1/completions``."""
+
+    prompt: PromptField
+    logprobs: int | None = Field(None, description="Most likely tokens to report per position.")
+    echo: bool | None = Field(None, description="Put the prompt in front of the answer.")
+
+
+class ChatCompletionRequest(SamplingRequest):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(_Body):
+    """``POST /tokenize``: either ``prompt`` or ``messages``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(_Body):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer"}})]

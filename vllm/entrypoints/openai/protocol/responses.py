@@ -1,0 +1,187 @@
+"""The bodies the server sends. ``UNSET`` fields are left out of the JSON."""
+
+import time
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+# Token id -> {logprob, rank, decoded_token}, or null for the first prompt token.
+PromptLogprobsJson = list[dict[str, dict[str, Any]] | None]
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens of one HTTP request, over all its prompts and answers."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Log probabilities in the completions dialect: parallel lists, one entry per token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class ChatTopLogprob(msgspec.Struct):
+    """One likely token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(msgspec.Struct):
+    """One sampled token and the likely ones at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log probabilities in the chat dialect."""
+
+    content: list[ChatTokenLogprob]
+
+
+class CompletionChoice(msgspec.Struct):
+    """One answer, or what is new of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionBody(msgspec.Struct):
+    """A completion, or a chunk of one."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str
+    object: str = "text_completion"
+    usage: Usage | None | UnsetType = UNSET
+
+
+class ChatMessageBody(msgspec.Struct):
+    """An assistant's message."""
+
+    content: str
+    role: str = "assistant"
+    refusal: str | None = None
+
+
+class ChatDelta(msgspec.Struct):
+    """What is new of a message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    """One answer of a chat."""
+
+    index: int
+    message: ChatMessageBody
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """What is new of an answer of a chat."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatBody(msgspec.Struct):
+    """A chat completion."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    system_fingerprint: str
+    usage: Usage
+    object: str = "chat.completion"
+    prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunkBody(msgspec.Struct):
+    """A chunk of a chat completion."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: str
+    object: str = "chat.completion.chunk"
+    usage: Usage | None | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ModelCard(msgspec.Struct):
+    """One served name."""
+
+    id: str
+    root: str
+    max_model_len: int
+    created: int
+    owned_by: str
+    object: str = "model"
+    parent: str | None = None
+    trained: bool = True
+    note: str | UnsetType = UNSET
+
+
+class ModelList(msgspec.Struct):
+    """``GET /v1/models``."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class TokenizeBody(msgspec.Struct):
+    """``POST /tokenize``."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    """``POST /detokenize``."""
+
+    prompt: str
+
+
+def unix_now() -> int:
+    """Return the ``created`` stamp of a response, in whole seconds."""
+    return int(time.time())

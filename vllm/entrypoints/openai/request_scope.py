@@ -1,0 +1,116 @@
+"""One HTTP request on its way: names, ignored fields, the jobs handed to the engine."""
+
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from vllm.entrypoints.openai.context import ServingContext
+from vllm.entrypoints.openai.disconnect import until_disconnect
+from vllm.entrypoints.openai.engine_stream import EngineStream, Job
+from vllm.entrypoints.openai.prompts import TokenizedPrompt
+from vllm.entrypoints.openai.protocol.fields import check_extra_fields, ignored_fields_header
+from vllm.entrypoints.openai.protocol.requests import SamplingRequest
+from vllm.logger import init_logger
+from vllm.sampling_params import SamplingParams
+
+logger = init_logger(__name__)
+
+_MAX_ID_CHARS = 256
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestScope:
+    """What a handler knows of its request beside the body.
+
+    Attributes:
+        response_id: The ``id`` of the response.
+        model: The name the response carries.
+        headers: Of the response.
+        until_gone: Runs work that ends when the client leaves.
+    """
+
+    response_id: str
+    model: str
+    headers: dict[str, str]
+    raw_request: Request
+
+    async def until_gone(self, work: Awaitable[T]) -> T:
+        """Return the result of ``work``; stop it when the client leaves.
+
+        Raises:
+            ClientGoneError: The client left.
+        """
+        return await until_disconnect(self.raw_request.receive, work)
+
+
+def open_scope(
+    prefix: str, body: SamplingRequest, raw_request: Request, context: ServingContext
+) -> RequestScope:
+    """Check what all generating routes check first.
+
+    Raises:
+        ModelNotFoundError: The model is not served.
+        UserInputError: A field asks for what is not served.
+    """
+    model = context.facts.resolve_name(body.model)
+    ignored = check_extra_fields(body.model_extra)
+    if body.stream_options is not None:
+        extra = body.stream_options.model_extra or {}
+        ignored += [f"stream_options.{name}" for name in extra if name != "include_obfuscation"]
+    response_id = prefix + request_id_of(raw_request, body.request_id)
+    if ignored:
+        logger.debug("Request %s: ignored fields %s", response_id, ", ".join(map(repr, ignored)))
+    return RequestScope(response_id, model, ignored_fields_header(ignored), raw_request)
+
+
+def request_id_of(raw_request: Request, from_body: str | None = None) -> str:
+    """Return the client's name for its request, or a new one."""
+    given = raw_request.headers.get("x-request-id") or from_body or uuid.uuid4().hex
+    return given[:_MAX_ID_CHARS]
+
+
+def make_stream(
+    scope: RequestScope,
+    body: SamplingRequest,
+    prompts: list[TokenizedPrompt],
+    make_params: Callable[[TokenizedPrompt], SamplingParams],
+    context: ServingContext,
+) -> EngineStream:
+    """Return the engine's answer to some prompts, not yet started.
+
+    Raises:
+        UserInputError: A sampling field is wrong for one of the prompts.
+    """
+    # Two clients may send the same X-Request-Id at a time; the engine's ids must differ.
+    unique = uuid.uuid4().hex[:8]
+    jobs = [
+        Job(
+            request_id=f"{scope.response_id}-{i}-{unique}",
+            token_ids=prompt.token_ids,
+            params=make_params(prompt),
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt,
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+    if context.args.enable_log_requests:
+        for job, prompt in zip(jobs, prompts, strict=True):
+            _log_request(job, prompt, context)
+    return EngineStream(context.engine, jobs, context.state)
+
+
+def _log_request(job: Job, prompt: TokenizedPrompt, context: ServingContext) -> None:
+    limit = context.args.max_log_len
+    text = prompt.text if prompt.text is not None else context.tokenizer.decode(prompt.token_ids)
+    logger.info(
+        "Received request %s: prompt: %r, num_prompt_tokens: %d, params: %s",
+        job.request_id,
+        text if limit is None else text[:limit],
+        len(job.token_ids),
+        job.params,
+    )

@@ -1,0 +1,184 @@
+"""From a request's fields to checked sampling parameters."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm import envs
+from vllm.entrypoints.openai.context import ModelFacts
+from vllm.entrypoints.openai.protocol.requests import SamplingRequest
+from vllm.exceptions import UserInputError
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+_MAX_SALT_CHARS = 128
+_SALT_FORBIDDEN = "@/\\\0"
+_MAX_REQUEST_ID_CHARS = 256
+# Optional fields that mean the same here and in SamplingParams.
+_PLAIN_FIELDS = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobsWish:
+    """How many most likely tokens to report; None: nothing, 0: the token itself only."""
+
+    sampled: int | None = None
+    prompt: int | None = None
+
+
+def check_request(request: SamplingRequest, facts: ModelFacts) -> None:
+    """Check the shared fields that SamplingParams does not.
+
+    Raises:
+        UserInputError: One is wrong.
+    """
+    limit = envs.VLLM_MAX_STOP_STRINGS
+    if isinstance(request.stop, list) and len(request.stop) > limit:
+        raise UserInputError(
+            f"stop holds {len(request.stop)} strings: at most {limit} are allowed "
+            "(VLLM_MAX_STOP_STRINGS).",
+            "stop",
+        )
+    for token_id in request.stop_token_ids or ():
+        check_token_id(token_id, facts.vocab_size, "stop_token_ids")
+    if request.stream_options is not None and not request.stream:
+        raise UserInputError("stream_options needs stream=true.", "stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        raise UserInputError(
+            "prompt_logprobs is not available in a stream: set stream to false.", "prompt_logprobs"
+        )
+    _check_priority(request.priority, facts)
+    _check_salt(request.cache_salt)
+    if request.request_id is not None and len(request.request_id) > _MAX_REQUEST_ID_CHARS:
+        raise UserInputError(
+            f"request_id is {len(request.request_id)} characters long: at most "
+            f"{_MAX_REQUEST_ID_CHARS} are allowed.",
+            "request_id",
+        )
+
+
+def _check_priority(priority: int | None, facts: ModelFacts) -> None:
+    if not priority:
+        return
+    if not facts.has_priority:
+        raise UserInputError(
+            f"priority={priority} has no effect here: start the server with --scheduling-policy "
+            "priority, or leave it out.",
+            "priority",
+        )
+    if not -(2**31) <= priority < 2**31:
+        raise UserInputError(f"priority={priority} must be a signed 32-bit integer.", "priority")
+
+
+def _check_salt(salt: str | None) -> None:
+    if salt is None:
+        return
+    if not 1 <= len(salt) <= _MAX_SALT_CHARS:
+        raise UserInputError(
+            f"cache_salt has {len(salt)} characters: give 1 to {_MAX_SALT_CHARS}.", "cache_salt"
+        )
+    if any(char in salt for char in _SALT_FORBIDDEN):
+        raise UserInputError("cache_salt must hold none of @, /, \\ and NUL.", "cache_salt")
+
+
+def check_token_id(token_id: Any, vocab_size: int, param: str) -> None:
+    """Check one token id.
+
+    Raises:
+        UserInputError: It is not a whole number within the vocabulary.
+    """
+    if type(token_id) is not int or not 0 <= token_id < vocab_size:
+        raise UserInputError(
+            f"{param} holds {str(token_id)[:40]}: token ids are whole numbers from 0 to "
+            f"{vocab_size - 1}.",
+            param,
+        )
+
+
+def check_logprobs(value: int | None, facts: ModelFacts, param: str) -> int | None:
+    """Return how many likely tokens to report.
+
+    Raises:
+        UserInputError: More than the server allows.
+    """
+    if value is None:
+        return None
+    limit = facts.max_logprobs
+    if value < -1 or (limit != -1 and (value == -1 or value > limit)):
+        allowed = "-1 (all) or more" if limit == -1 else f"0 to {limit} (--max-logprobs)"
+        raise UserInputError(f"{param}={value} is not allowed: use {allowed}.", param)
+    return min(value, facts.vocab_size)
+
+
+def resolve_max_tokens(
+    asked: int | None, default: int | None, num_prompt_tokens: int, facts: ModelFacts
+) -> int:
+    """Return the longest answer of a request.
+
+    Args:
+        asked: What the request says.
+        default: When it says nothing; None: what is left of the context.
+        num_prompt_tokens: Length of its prompt.
+        facts: The model's.
+
+    Raises:
+        UserInputError: The prompt is empty or fills the context, or the answer cannot fit.
+    """
+    limit = facts.max_model_len
+    if num_prompt_tokens == 0:
+        raise UserInputError("The prompt is empty: give at least one token.", "prompt")
+    room = limit - num_prompt_tokens
+    if room < 1:
+        raise UserInputError(
+            f"The prompt has {num_prompt_tokens} tokens, which leaves no room for an answer in the "
+            f"model's context of {limit} tokens: shorten it.",
+            "input_tokens",
+        )
+    if asked is None:
+        return room if default is None else min(default, room)
+    if asked > room:
+        raise UserInputError(
+            f"max_tokens={asked} is too large: the prompt has {num_prompt_tokens} tokens and the "
+            f"model's context is {limit}, so at most {room} are left.",
+            "max_tokens",
+        )
+    return asked
+
+
+def make_sampling_params(
+    request: SamplingRequest, facts: ModelFacts, max_tokens: int, logprobs: LogprobsWish
+) -> SamplingParams:
+    """Build the parameters of one prompt.
+
+    Raises:
+        UserInputError: A value is out of range.
+    """
+    fields: dict[str, Any] = dict(facts.default_sampling)
+    for name in _PLAIN_FIELDS:
+        value = getattr(request, name)
+        if value is not None:
+            fields[name] = value
+    # Ranks beyond the vocabulary mean "off", and must not overflow the wire's integers.
+    top_k = fields.get("top_k", 0)
+    if top_k >= facts.vocab_size:
+        fields["top_k"] = 0
+    kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+    return SamplingParams(
+        max_tokens=max_tokens,
+        stop_token_ids=list(request.stop_token_ids or ()),
+        logprobs=logprobs.sampled,
+        prompt_logprobs=logprobs.prompt,
+        output_kind=kind,
+        **fields,
+    )

@@ -1,0 +1,215 @@
+"""``POST /v1/completions``."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vllm.entrypoints.openai.context import ServingContext
+from vllm.entrypoints.openai.disconnect import EventStreamResponse
+from vllm.entrypoints.openai.engine_stream import EngineStream
+from vllm.entrypoints.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs_json
+from vllm.entrypoints.openai.prompts import TokenizedPrompt, tokenize_prompts
+from vllm.entrypoints.openai.protocol.requests import CompletionRequest
+from vllm.entrypoints.openai.protocol.responses import (
+    CompletionBody,
+    CompletionChoice,
+    CompletionLogprobs,
+    unix_now,
+)
+from vllm.entrypoints.openai.request_scope import RequestScope, make_stream, open_scope
+from vllm.entrypoints.openai.sampling import (
+    LogprobsWish,
+    check_logprobs,
+    check_request,
+    make_sampling_params,
+    resolve_max_tokens,
+)
+from vllm.entrypoints.openai.sse import encode_event, with_errors_as_events
+from vllm.entrypoints.openai.usage import UsageCounter
+from vllm.outputs import CompletionOutput, PromptLogprobs
+from vllm.sampling_params import SamplingParams
+
+_DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Completion:
+    """A checked request: its body, prompts, scope and the shape of its answer."""
+
+    body: CompletionRequest
+    prompts: list[TokenizedPrompt]
+    scope: RequestScope
+    context: ServingContext
+    created: int
+    n: int
+    wish: LogprobsWish
+
+    def params(self, prompt: TokenizedPrompt) -> SamplingParams:
+        facts = self.context.facts
+        max_tokens = resolve_max_tokens(
+            self.body.max_tokens, _DEFAULT_MAX_TOKENS, len(prompt.token_ids), facts
+        )
+        return make_sampling_params(self.body, facts, max_tokens, self.wish)
+
+    def chunk(self, choices: list[CompletionChoice]) -> CompletionBody:
+        return CompletionBody(
+            id=self.scope.response_id,
+            created=self.created,
+            model=self.scope.model,
+            choices=choices,
+            system_fingerprint=self.context.facts.fingerprint,
+        )
+
+    def prompt_text(self, job_index: int) -> str:
+        prompt = self.prompts[job_index]
+        if prompt.text is not None:
+            return prompt.text
+        return self.context.tokenizer.decode(prompt.token_ids)
+
+
+class _Answer:
+    """Formats one answer (one prompt, one of its ``n``) from its outputs, in order."""
+
+    def __init__(self, request: _Completion, job_index: int, index: int) -> None:
+        self._request = request
+        self._job_index = job_index
+        self._index = job_index * request.n + index
+        self._is_first = True
+        wish = request.body.logprobs
+        as_ids = bool(request.body.return_tokens_as_token_ids)
+        self._logprobs = None if wish is None else CompletionLogprobsBuilder(wish, as_ids)
+
+    def choice(
+        self, output: CompletionOutput, prompt_logprobs: PromptLogprobs | None
+    ) -> CompletionChoice:
+        """Return the next chunk of the answer, the prompt in front of the first if asked."""
+        body = self._request.body
+        choice = CompletionChoice(self._index, output.text)
+        choice.finish_reason = output.finish_reason
+        choice.stop_reason = output.stop_reason
+        if body.return_token_ids:
+            choice.token_ids = list(output.token_ids)
+        logprobs: CompletionLogprobs | None = None
+        if self._is_first:
+            self._is_first = False
+            logprobs = self._begin(choice, prompt_logprobs)
+        if self._logprobs is not None:
+            new = self._logprobs.add(output.token_ids, output.logprobs or [])
+            logprobs = new if logprobs is None else _joined(logprobs, new)
+        choice.logprobs = logprobs
+        return choice
+
+    def _begin(
+        self, choice: CompletionChoice, prompt_logprobs: PromptLogprobs | None
+    ) -> CompletionLogprobs | None:
+        body = self._request.body
+        token_ids = self._request.prompts[self._job_index].token_ids
+        if body.return_token_ids:
+            choice.prompt_token_ids = token_ids
+        if body.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs_json(prompt_logprobs) or UNSET
+        if not body.echo:
+            return None
+        choice.text = self._request.prompt_text(self._job_index) + choice.text
+        if self._logprobs is None:
+            return None
+        rows: PromptLogprobs = prompt_logprobs or []
+        return self._logprobs.add(token_ids, rows)
+
+
+def _joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        first.text_offset + second.text_offset,
+        first.token_logprobs + second.token_logprobs,
+        first.tokens + second.tokens,
+        first.top_logprobs + second.top_logprobs,
+    )
+
+
+async def create_completion(
+    body: CompletionRequest, raw_request: Request, context: ServingContext
+) -> Response:
+    """Answer a completion request.
+
+    Raises:
+        UserInputError: The request is wrong.
+        EngineError: The engine cannot serve it.
+        ClientGoneError: The client left before the answer began.
+    """
+    request = await _check(body, raw_request, context)
+    stream = make_stream(request.scope, body, request.prompts, request.params, context)
+    if not body.stream:
+        content = await request.scope.until_gone(_collect(request, stream))
+        return Response(content, media_type="application/json", headers=request.scope.headers)
+    await request.scope.until_gone(stream.start())
+    events = with_errors_as_events(_events(request, stream), request.scope.response_id)
+    return EventStreamResponse(
+        events, stream.close, request.scope.response_id, request.scope.headers
+    )
+
+
+async def _check(
+    body: CompletionRequest, raw_request: Request, context: ServingContext
+) -> _Completion:
+    scope = open_scope("cmpl-", body, raw_request, context)
+    facts = context.facts
+    check_request(body, facts)
+    num_top = check_logprobs(body.logprobs, facts, "logprobs")
+    num_prompt_top = check_logprobs(body.prompt_logprobs, facts, "prompt_logprobs")
+    if body.echo and num_top is not None:
+        num_prompt_top = num_top if num_prompt_top is None else max(num_top, num_prompt_top)
+    prompts = await tokenize_prompts(
+        context.tokenizer, body.prompt, facts.vocab_size, body.add_special_tokens is not False
+    )
+    return _Completion(
+        body=body,
+        prompts=prompts,
+        scope=scope,
+        context=context,
+        created=unix_now(),
+        n=1 if body.n is None else body.n,
+        wish=LogprobsWish(num_top, num_prompt_top),
+    )
+
+
+async def _collect(request: _Completion, stream: EngineStream) -> bytes:
+    await stream.start()
+    usage = UsageCounter([len(prompt.token_ids) for prompt in request.prompts])
+    choices: list[CompletionChoice] = []
+    try:
+        async for item in stream.outputs():
+            usage.add(item)
+            for output in item.output.outputs:
+                answer = _Answer(request, item.job_index, output.index)
+                choices.append(answer.choice(output, item.output.prompt_logprobs))
+    finally:
+        await stream.close()
+    choices.sort(key=lambda choice: choice.index)
+    response = request.chunk(choices)
+    response.usage = usage.usage
+    return msgspec.json.encode(response)
+
+
+async def _events(request: _Completion, stream: EngineStream) -> AsyncIterator[bytes]:
+    options = request.body.stream_options
+    force = request.context.args.enable_force_include_usage
+    in_every_chunk = force or bool(options and options.continuous_usage_stats)
+    usage = UsageCounter([len(prompt.token_ids) for prompt in request.prompts])
+    answers: dict[tuple[int, int], _Answer] = {}
+    async for item in stream.outputs():
+        usage.add(item)
+        for output in item.output.outputs:
+            key = (item.job_index, output.index)
+            answer = answers.get(key) or answers.setdefault(key, _Answer(request, *key))
+            chunk = request.chunk([answer.choice(output, item.output.prompt_logprobs)])
+            if in_every_chunk:
+                chunk.usage = usage.usage
+            yield encode_event(chunk)
+    if force or (options and options.include_usage):
+        last = request.chunk([])
+        last.usage = usage.usage
+        yield encode_event(last)

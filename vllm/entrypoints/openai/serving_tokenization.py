@@ -1,0 +1,60 @@
+"""``POST /tokenize`` and ``POST /detokenize``."""
+
+from vllm.entrypoints.openai.context import ServingContext
+from vllm.entrypoints.openai.prompts import encode_texts
+from vllm.entrypoints.openai.protocol.fields import check_extra_fields
+from vllm.entrypoints.openai.protocol.requests import DetokenizeRequest, TokenizeRequest
+from vllm.entrypoints.openai.protocol.responses import DetokenizeBody, TokenizeBody
+from vllm.entrypoints.openai.sampling import check_token_id
+from vllm.entrypoints.openai.serving_chat import encode_chat
+from vllm.exceptions import UserInputError
+from vllm.tokenizers import ChatOptions
+
+
+async def tokenize(body: TokenizeRequest, context: ServingContext) -> TokenizeBody:
+    """Return the token ids of a text, or of a chat as the model would see it.
+
+    Raises:
+        UserInputError: The request is wrong.
+    """
+    context.facts.resolve_name(body.model)
+    check_extra_fields(body.model_extra)
+    if (body.prompt is None) == (body.messages is None):
+        raise UserInputError("Give either prompt or messages.", "prompt")
+    token_ids = await _token_ids(body, context)
+    strings = None
+    if body.return_token_strs:
+        strings = [context.tokenizer.id_to_piece(token_id) for token_id in token_ids]
+    return TokenizeBody(len(token_ids), context.facts.max_model_len, token_ids, strings)
+
+
+async def _token_ids(body: TokenizeRequest, context: ServingContext) -> list[int]:
+    if body.prompt is not None:
+        with_special = body.add_special_tokens is not False
+        return (await encode_texts(context.tokenizer, [body.prompt], with_special))[0]
+    options = ChatOptions(
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        reasoning_effort=body.reasoning_effort,
+        template_kwargs={
+            **context.args.default_chat_template_kwargs,
+            **(body.chat_template_kwargs or {}),
+        },
+        add_special_tokens=bool(body.add_special_tokens),
+    )
+    return (await encode_chat(body.messages or [], options, context)).token_ids
+
+
+async def detokenize(body: DetokenizeRequest, context: ServingContext) -> DetokenizeBody:
+    """Return the text of token ids, special tokens included.
+
+    Raises:
+        UserInputError: An id is outside the vocabulary.
+    """
+    context.facts.resolve_name(body.model)
+    check_extra_fields(body.model_extra)
+    if not isinstance(body.tokens, list):
+        raise UserInputError("tokens must be a list of token ids.", "tokens")
+    for token_id in body.tokens:
+        check_token_id(token_id, context.facts.vocab_size, "tokens")
+    return DetokenizeBody(context.tokenizer.decode(body.tokens))

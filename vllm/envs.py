@@ -1,0 +1,98 @@
+"""Environment variables, read on every access so that late changes count.
+
+``envs.VLLM_X`` resolves through the module's ``__getattr__``; a bad value raises ConfigError that
+names the variable, the value and what is allowed.
+"""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    VLLM_ENABLE_V1_MULTIPROCESSING: bool
+    VLLM_LOGGING_LEVEL: str
+    VLLM_LOG_STATS_INTERVAL: float
+    VLLM_PREFIX_CACHE_RETENTION_INTERVAL: int | None
+    VLLM_CHECK_INVARIANTS: bool
+    VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES: bool
+    VLLM_CPU_KVCACHE_SPACE: float | None
+    VLLM_ENGINE_HEARTBEAT_TIMEOUT: float
+    VLLM_API_KEY: str | None
+    VLLM_MAX_STOP_STRINGS: int
+    VLLM_SERVER_DEV_MODE: bool
+
+
+def _flag(name: str, default: bool) -> bool:
+    raw = os.environ.get(name)
+    if raw is None or raw == "":
+        return default
+    lowered = raw.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ConfigError(f"{name}={raw!r} is not a boolean: use 1 or 0.")
+
+
+def _number(
+    name: str, default: float | None, parse: Callable[[str], Any], minimum: float | None
+) -> Any:
+    raw = os.environ.get(name)
+    if raw is None or raw == "":
+        return default
+    try:
+        value = parse(raw)
+    except ValueError as error:
+        raise ConfigError(f"{name}={raw!r} is not a number.") from error
+    if minimum is not None and value < minimum:
+        raise ConfigError(f"{name}={raw!r} is too small: at least {minimum:g}.")
+    return value
+
+
+def _log_level() -> str:
+    raw = os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper()
+    allowed = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+    if raw not in allowed:
+        raise ConfigError(
+            f"VLLM_LOGGING_LEVEL={raw!r} is unknown: use one of {', '.join(allowed)}."
+        )
+    return raw
+
+
+_READERS: dict[str, Callable[[], Any]] = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": lambda: _flag("VLLM_ENABLE_V1_MULTIPROCESSING", True),
+    "VLLM_LOGGING_LEVEL": _log_level,
+    "VLLM_LOG_STATS_INTERVAL": lambda: _number("VLLM_LOG_STATS_INTERVAL", 10.0, float, 0.1),
+    "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": lambda: _number(
+        # The coordinator validates the range: its message names the scheduler's block size.
+        "VLLM_PREFIX_CACHE_RETENTION_INTERVAL",
+        None,
+        int,
+        None,
+    ),
+    "VLLM_CHECK_INVARIANTS": lambda: _flag("VLLM_CHECK_INVARIANTS", False),
+    "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": lambda: _flag(
+        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", True
+    ),
+    # GiB of host memory for KV blocks on the CPU platform; unset: derived from free memory.
+    "VLLM_CPU_KVCACHE_SPACE": lambda: _number("VLLM_CPU_KVCACHE_SPACE", None, float, 0.001),
+    "VLLM_ENGINE_HEARTBEAT_TIMEOUT": lambda: _number(
+        "VLLM_ENGINE_HEARTBEAT_TIMEOUT", 30.0, float, 0.5
+    ),
+    "VLLM_API_KEY": lambda: os.environ.get("VLLM_API_KEY") or None,
+    "VLLM_MAX_STOP_STRINGS": lambda: _number("VLLM_MAX_STOP_STRINGS", 4, int, 1),
+    "VLLM_SERVER_DEV_MODE": lambda: _flag("VLLM_SERVER_DEV_MODE", False),
+}
+
+
+def __getattr__(name: str) -> Any:
+    reader = _READERS.get(name)
+    if reader is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return reader()
+
+
+def __dir__() -> list[str]:
+    return sorted(_READERS)

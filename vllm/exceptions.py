@@ -1,0 +1,83 @@
+"""Every error this project raises on purpose, in one tree.
+
+    VllmError
+    ├── UserInputError            the request is wrong           HTTP 400
+    │   ├── ModelNotFoundError    unknown model name             HTTP 404
+    │   └── UnsupportedFeatureError  known, but not served yet   HTTP 400
+    ├── ConfigError               a flag or a file is wrong; raised before weights load
+    │   └── UnsupportedModelError an architecture we do not serve
+    ├── CheckpointError           missing, unexpected or misshapen tensors
+    ├── EngineError               the engine cannot serve        HTTP 500
+    │   ├── EngineDeadError       the engine core died or hangs  HTTP 503
+    │   ├── QueueFullError        too many requests wait         HTTP 503 + Retry-After
+    │   └── ShuttingDownError     the server drains              HTTP 503 + Retry-After
+    └── InvariantError            our own bug: a numbered invariant (I1..I7) does not hold
+
+The HTTP status of each class is mapped in one place, ``entrypoints/openai/errors.py``.
+"""
+
+
+class VllmError(Exception):
+    """Root of every deliberate error."""
+
+
+class UserInputError(VllmError, ValueError):
+    """A request is wrong.
+
+    Args:
+        message: Names the value, the limit and what to do.
+        param: The request field at fault, if one is.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ModelNotFoundError(UserInputError):
+    """A request names a model that is not served here."""
+
+
+class UnsupportedFeatureError(UserInputError):
+    """A request uses a known feature that this server does not offer yet."""
+
+
+class ConfigError(VllmError, ValueError):
+    """A flag, a variable or a configuration file is wrong."""
+
+
+class UnsupportedModelError(ConfigError):
+    """The checkpoint's architecture is not one we serve."""
+
+
+class CheckpointError(VllmError):
+    """A checkpoint's tensors do not fit the model."""
+
+
+class EngineError(VllmError):
+    """The engine cannot serve."""
+
+
+class EngineDeadError(EngineError):
+    """The engine core died, or its heartbeat stopped."""
+
+
+class QueueFullError(EngineError):
+    """More requests wait than the server was told to hold.
+
+    Args:
+        message: What is full and its limit.
+        retry_after_s: Seconds after which trying again is reasonable.
+    """
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ShuttingDownError(EngineError):
+    """The server drains and takes no new requests."""
+
+
+class InvariantError(VllmError):
+    """A numbered invariant of the KV cache does not hold; only a process edge may catch it."""

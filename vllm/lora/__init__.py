@@ -1,0 +1,1 @@
+"""LoRA adapters, as far as the prefix cache must tell them apart."""

@@ -1,0 +1,1 @@
+"""The model, its layers and its weights."""

@@ -1,0 +1,125 @@
+"""The weight files of a checkpoint folder and what their headers say. Torch-free."""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from vllm.exceptions import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
+_MAX_NAMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as a file's header describes it.
+
+    Attributes:
+        name: Its name in the file.
+        shape: Its shape in the file.
+        dtype: Its type in safetensors' words, such as "BF16".
+        file: The file that holds it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: Path
+
+
+def name_some(names: Iterable[str]) -> str:
+    """Return up to twenty names, and how many more there are."""
+    listed = list(names)
+    text = ", ".join(listed[:_MAX_NAMED])
+    more = len(listed) - _MAX_NAMED
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def find_weight_files(folder: Path) -> tuple[Path, ...]:
+    """Return the safetensors files of a checkpoint folder, sorted.
+
+    ``model.safetensors`` is preferred, then the shards its index names, then (no index) all
+    safetensors files there are.
+
+    Raises:
+        CheckpointError: There are none, the index is broken or a shard is missing.
+    """
+    if (folder / SINGLE_FILE).is_file():
+        return (folder / SINGLE_FILE,)
+    index = folder / INDEX_FILE
+    if index.is_file():
+        names = sorted(set(read_weight_map(index).values()))
+    else:
+        names = sorted(file.name for file in folder.glob("*.safetensors"))
+        names = sorted({*names, *_siblings(names)})
+    if not names:
+        raise CheckpointError(
+            f"{folder} holds no weights: expected {SINGLE_FILE}, or shards with {INDEX_FILE}. "
+            "Other formats must be converted to safetensors; --load-format dummy needs no weights."
+        )
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks {len(missing)} of its {len(names)} weight files: "
+            f"{name_some(missing)}. Download them again."
+        )
+    return tuple(folder / name for name in names)
+
+
+def read_weight_map(index: Path) -> dict[str, str]:
+    """Return an index file's map from tensor name to the name of its file.
+
+    Raises:
+        CheckpointError: The index is not what it should be.
+    """
+    try:
+        weight_map: Any = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{index} is not a valid index of weights: {error!r}.") from error
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map must be an object with tensor names.")
+    for name, file in weight_map.items():
+        # A file elsewhere on the disk is nothing that an index may name.
+        if not isinstance(file, str) or Path(file).name != file:
+            raise CheckpointError(
+                f"{index}: weight_map[{name!r}] must be a file name, not {file!r}."
+            )
+    return weight_map
+
+
+def read_headers(files: Iterable[Path]) -> list[StoredTensor]:
+    """Return every tensor the files hold, without reading its values.
+
+    Raises:
+        CheckpointError: A file is broken.
+    """
+    stored = []
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy") as opened:
+                for name in opened.keys():  # noqa: SIM118 (not a mapping)
+                    part = opened.get_slice(name)
+                    stored.append(
+                        StoredTensor(name, tuple(part.get_shape()), part.get_dtype(), file)
+                    )
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{file} is not a readable safetensors file ({error}): download it again."
+            ) from error
+    return stored
+
+
+def _siblings(names: Iterable[str]) -> Iterable[str]:
+    """The shards that numbered names like a-00001-of-00003.safetensors imply."""
+    for name in names:
+        if match := _SHARD.fullmatch(name):
+            stem, number, count = match.groups()
+            for i in range(1, int(count) + 1):
+                yield f"{stem}-{i:0{len(number)}d}-of-{count}.safetensors"

@@ -1,0 +1,36 @@
+"""Random weights for ``--load-format dummy``."""
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_STD = 0.02
+
+
+@torch.no_grad()
+def fill_with_dummy_weights(slots: Mapping[str, Tensor], seed: int) -> None:
+    """Fill every slot with small values that depend on the seed, its name and its shape only.
+
+    Norm weights are one, routing tables name different experts, all else is normal with deviation
+    0.02.
+
+    Mutates: the tensors of ``slots``, on whatever device they are.
+    """
+    for name, slot in slots.items():
+        if name.endswith("norm.weight"):
+            slot.fill_(1.0)
+            continue
+        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        generator = torch.Generator(device=slot.device)
+        generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        if slot.is_floating_point():
+            slot.normal_(0.0, _STD, generator=generator)
+            continue
+        num_experts = slots[name.removesuffix("tid2eid") + "weight"].shape[0]
+        num_rows, top_k = slot.shape
+        first = torch.empty(num_rows, 1, dtype=slot.dtype, device=slot.device)
+        first.random_(0, num_experts, generator=generator)
+        step = torch.arange(top_k, dtype=slot.dtype, device=slot.device)
+        slot.copy_((first + step) % num_experts)

@@ -1,0 +1,166 @@
+"""Which stored tensor goes where: decided for the whole checkpoint before a byte is read."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from vllm.exceptions import CheckpointError, UnsupportedFeatureError
+from vllm.model_executor.model_loader.checkpoint_files import StoredTensor, name_some
+from vllm.model_executor.model_loader.weight_names import (
+    TensorPart,
+    published_name,
+    published_parts,
+)
+
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
+_FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+_INTEGER_DTYPES = frozenset({"I64", "I32"})
+_QUANTISED_DTYPES = frozenset(
+    {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4", "I8", "U8"}
+)
+_MTP = "mtp."
+# DeepSeek's DSpark drafter uses the MTP block's names for another network.
+_DSPARK_MARK = "mtp.0.main_proj.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One published tensor: where it is stored and the slot of its name."""
+
+    stored: StoredTensor
+    part: TensorPart
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What to copy.
+
+    Attributes:
+        copies: In the order of the stored tensors.
+        mtp_present: Whether the model's multi-token-prediction block gets its weights.
+        ignored: Published names of stored tensors that are left out on purpose, sorted.
+        ignored_reason: Why, or empty.
+    """
+
+    copies: tuple[Copy, ...]
+    mtp_present: bool
+    ignored: tuple[str, ...] = ()
+    ignored_reason: str = ""
+
+
+@dataclass(slots=True)
+class _Problems:
+    """What keeps a checkpoint from fitting, by kind."""
+
+    by_kind: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, kind: str, items: Iterable[str]) -> None:
+        found = list(items)
+        if found:
+            self.by_kind.setdefault(kind, []).extend(found)
+
+    def raise_if_any(self, source: str) -> None:
+        if not self.by_kind:
+            return
+        lines = [
+            f"{len(items)} {kind}: {name_some(sorted(items))}"
+            for kind, items in self.by_kind.items()
+        ]
+        raise CheckpointError(
+            f"The tensors of {source} do not fit the model that its config.json describes.\n  "
+            + "\n  ".join(lines)
+        )
+
+
+def plan_load(
+    stored: Sequence[StoredTensor],
+    slots: Mapping[str, Tensor],
+    source: str,
+    *,
+    optional_prefixes: Sequence[str] = (),
+    ignored_prefixes: Sequence[str] = (),
+) -> LoadPlan:
+    """Match a checkpoint's tensors with a model's slots.
+
+    Args:
+        stored: What the files hold.
+        slots: Destination by published name.
+        source: The checkpoint, for messages.
+        optional_prefixes: The tensors of such a prefix may all be absent, but not some of them.
+        ignored_prefixes: Tensors with such a prefix have no slot on purpose.
+
+    Raises:
+        UnsupportedFeatureError: A tensor is quantised.
+        CheckpointError: Tensors are missing, unexpected, stored twice, misshapen or mistyped.
+    """
+    _refuse_quantised(stored)
+    copies = [Copy(t, part) for t in stored for part in published_parts(t.name, t.shape)]
+    dropped, reason = tuple(ignored_prefixes), "the model's config.json asks for no such part"
+    if any(c.part.name == _DSPARK_MARK for c in copies):
+        dropped, reason = (*dropped, _MTP), "they are a DSpark drafter, which is not supported yet"
+    ignored = [c.part.name for c in copies if c.part.name.startswith(dropped)]
+    copies = [c for c in copies if not c.part.name.startswith(dropped)]
+    absent = tuple(p for p in optional_prefixes if not _any_starts_with(copies, p))
+    wanted = {name for name in slots if not name.startswith(absent)}
+
+    counts = Counter(c.part.name for c in copies)
+    problems = _Problems()
+    problems.add("missing", wanted - set(counts))
+    problems.add("unexpected", (name for name in counts if name not in slots))
+    problems.add("stored twice", (name for name, count in counts.items() if count > 1))
+    known = [c for c in copies if c.part.name in slots]
+    problems.add("misshapen", (m for c in known if (m := _shape_problem(c, slots[c.part.name]))))
+    problems.add("wrong type", (m for c in known if (m := _type_problem(c, slots[c.part.name]))))
+    problems.raise_if_any(source)
+    return LoadPlan(
+        copies=tuple(copies),
+        mtp_present=_any_starts_with(copies, _MTP),
+        ignored=tuple(sorted(ignored)),
+        ignored_reason=reason if ignored else "",
+    )
+
+
+def part_shape(copy: Copy) -> tuple[int, ...]:
+    """Return the shape of the part of the stored tensor that a copy takes."""
+    shape = copy.stored.shape
+    if copy.part.expert is None:
+        return shape
+    rows = copy.part.rows
+    return shape[1:] if rows is None else (rows[1] - rows[0], *shape[2:])
+
+
+def part_bytes(copy: Copy) -> int:
+    """Return the bytes a copy reads."""
+    return math.prod(part_shape(copy)) * _ITEM_BYTES[copy.stored.dtype]
+
+
+def _refuse_quantised(stored: Sequence[StoredTensor]) -> None:
+    for tensor in stored:
+        # The published name: a module's attn_hc.scale belongs to a hyper-connection.
+        is_scale = published_name(tensor.name).endswith((".scale", ".weight_scale_inv"))
+        if is_scale or tensor.dtype in _QUANTISED_DTYPES:
+            raise UnsupportedFeatureError(
+                f"Tensor {tensor.name} of {tensor.file.name} is quantised (type {tensor.dtype}): "
+                "FP8 and FP4 checkpoints are not supported yet. Convert it to BF16 or F32 first."
+            )
+
+
+def _any_starts_with(copies: Iterable[Copy], prefix: str) -> bool:
+    return any(copy.part.name.startswith(prefix) for copy in copies)
+
+
+def _shape_problem(copy: Copy, slot: Tensor) -> str | None:
+    found, wanted = part_shape(copy), tuple(slot.shape)
+    if found == wanted:
+        return None
+    return f"{copy.part.name} is {list(found)}, must be {list(wanted)}"
+
+
+def _type_problem(copy: Copy, slot: Tensor) -> str | None:
+    allowed = _FLOAT_DTYPES if slot.is_floating_point() else _INTEGER_DTYPES
+    if copy.stored.dtype in allowed:
+        return None
+    return f"{copy.part.name} is {copy.stored.dtype}, must be one of {'/'.join(sorted(allowed))}"

@@ -1,0 +1,195 @@
+"""Fills a model's weights: from a checkpoint's files, or with random numbers."""
+
+from __future__ import annotations  # tqdm is generic for the type checker only
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+from vllm.exceptions import CheckpointError, ConfigError
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader.checkpoint_files import (
+    find_weight_files,
+    name_some,
+    read_headers,
+)
+from vllm.model_executor.model_loader.dummy import fill_with_dummy_weights
+from vllm.model_executor.model_loader.load_plan import Copy, LoadPlan, part_bytes, plan_load
+from vllm.model_executor.model_loader.weight_names import TensorPart
+
+logger = init_logger(__name__)
+
+_FILE_FORMATS = ("auto", "safetensors")
+
+
+class HasWeightSlots(Protocol):
+    """A model that says where each of its tensors belongs."""
+
+    def weight_slots(self) -> dict[str, Tensor]:
+        """Return the destination of every tensor by its published name."""
+
+    @property
+    def optional_weight_prefixes(self) -> tuple[str, ...]:
+        """Prefixes whose tensors may all be absent from a checkpoint."""
+
+    @property
+    def ignored_weight_prefixes(self) -> tuple[str, ...]:
+        """Prefixes of a checkpoint's tensors that have no slot on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a load did.
+
+    Attributes:
+        num_tensors: Published tensors filled.
+        num_bytes: Bytes read from files.
+        num_files: Files read; 0 with dummy weights.
+        mtp_present: Whether the multi-token-prediction block has weights.
+        ignored: Published names left out on purpose.
+        duration_s: Wall time.
+    """
+
+    num_tensors: int
+    num_bytes: int
+    num_files: int
+    mtp_present: bool
+    ignored: tuple[str, ...]
+    duration_s: float
+
+
+def load_model_weights(
+    model: HasWeightSlots,
+    path: str | Path,
+    load_format: str = "auto",
+    seed: int = 0,
+    *,
+    use_tqdm: bool = True,
+) -> LoadReport:
+    """Fill every weight slot of ``model``.
+
+    Args:
+        model: Its slots are written in place, each in its own dtype and on its own device.
+        path: The checkpoint folder; not looked at for "dummy".
+        load_format: "auto" or "safetensors" read files, "dummy" draws random weights.
+        seed: Of the dummy weights.
+        use_tqdm: Whether a terminal gets a progress bar.
+
+    Raises:
+        CheckpointError: A file or a tensor is missing, broken, unexpected or of the wrong shape.
+        UnsupportedFeatureError: The checkpoint is quantised.
+        ConfigError: The format is unknown.
+    """
+    start_s = time.perf_counter()
+    slots = model.weight_slots()
+    if load_format == "dummy":
+        fill_with_dummy_weights(slots, seed)
+        logger.warning("The weights are random (--load-format dummy): the answers mean nothing")
+        mtp_present = any(name.startswith("mtp.") for name in slots)
+        return LoadReport(len(slots), 0, 0, mtp_present, (), time.perf_counter() - start_s)
+    if load_format not in _FILE_FORMATS:
+        raise ConfigError(
+            f"load_format={load_format!r} is unknown: use one of {', '.join(_FILE_FORMATS)}, dummy."
+        )
+    files = find_weight_files(Path(path))
+    plan = plan_load(
+        read_headers(files),
+        slots,
+        str(path),
+        optional_prefixes=model.optional_weight_prefixes,
+        ignored_prefixes=model.ignored_weight_prefixes,
+    )
+    _log_plan(plan)
+    num_bytes = _copy_all(plan.copies, slots, use_tqdm)
+    report = LoadReport(
+        num_tensors=len(plan.copies),
+        num_bytes=num_bytes,
+        num_files=len(files),
+        mtp_present=plan.mtp_present,
+        ignored=plan.ignored,
+        duration_s=time.perf_counter() - start_s,
+    )
+    logger.info(
+        "Loaded %d tensors (%.1f MB) from %d file(s) of %s in %.2f s",
+        report.num_tensors,
+        report.num_bytes / 1e6,
+        report.num_files,
+        path,
+        report.duration_s,
+    )
+    return report
+
+
+def _log_plan(plan: LoadPlan) -> None:
+    if plan.ignored:
+        logger.warning(
+            "Ignoring %d tensors (%s): %s",
+            len(plan.ignored),
+            name_some(plan.ignored),
+            plan.ignored_reason,
+        )
+    elif not plan.mtp_present:
+        logger.info("The checkpoint has no mtp.* tensors: multi-token prediction is not available")
+
+
+@torch.no_grad()
+def _copy_all(copies: Iterable[Copy], slots: Mapping[str, Tensor], use_tqdm: bool) -> int:
+    """Copy part by part, one memory-mapped file after the other; return the bytes read."""
+    in_file_order = sorted(copies, key=lambda copy: (copy.stored.file, copy.stored.name))
+    # None: tqdm draws nothing where stderr is no terminal.
+    num_bytes = sum(part_bytes(copy) for copy in in_file_order)
+    bar: tqdm[NoReturn] = tqdm(
+        total=num_bytes,
+        desc="Loading weights",
+        unit="B",
+        unit_scale=True,
+        disable=None if use_tqdm else True,
+    )
+    with bar:
+        for file, in_file in groupby(in_file_order, key=lambda copy: copy.stored.file):
+            try:
+                _copy_file(file, in_file, slots, bar)
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{file} cannot be read: {error}.") from error
+    return num_bytes
+
+
+def _copy_file(
+    file: Path, copies: Iterable[Copy], slots: Mapping[str, Tensor], bar: tqdm[NoReturn]
+) -> None:
+    """Copy one file's parts; ``copies`` come ordered by stored name."""
+    with safe_open(file, framework="pt") as opened:
+        for name, parts in groupby(copies, key=lambda copy: copy.stored.name):
+            tensor = opened.get_tensor(name)
+            for copy in parts:
+                source = _take_part(tensor, copy.part)
+                _check_table(copy.part.name, source, slots)
+                slots[copy.part.name].copy_(source)
+                bar.update(source.nbytes)
+
+
+def _take_part(tensor: Tensor, part: TensorPart) -> Tensor:
+    if part.expert is None:
+        return tensor
+    of_expert = tensor[part.expert]
+    return of_expert if part.rows is None else of_expert[part.rows[0] : part.rows[1]]
+
+
+def _check_table(name: str, table: Tensor, slots: Mapping[str, Tensor]) -> None:
+    """Refuse a hash-routing table that points beyond the experts: it would read foreign memory."""
+    if not name.endswith(".gate.tid2eid") or table.numel() == 0:
+        return
+    num_experts = slots[name.removesuffix("tid2eid") + "weight"].shape[0]
+    low, high = int(table.min()), int(table.max())
+    if low < 0 or high >= num_experts:
+        raise CheckpointError(
+            f"{name} holds expert ids {low}..{high}, but the model's are 0..{num_experts - 1}."
+        )

@@ -1,0 +1,1 @@
+"""Model architectures and the table of those we serve."""

@@ -1,0 +1,1 @@
+"""DeepSeek-V4: configuration, cache geometry and the model itself."""

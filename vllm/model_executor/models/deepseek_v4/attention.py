@@ -1,0 +1,193 @@
+"""DeepSeek-V4 attention: one shared key/value per token, a window, and compressed entries."""
+
+import torch
+from torch import nn
+
+from vllm.distributed.parallel_state import shard_size
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    GroupedColumnParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.models.deepseek_v4.config import LayerPlan
+from vllm.model_executor.models.deepseek_v4.entries import (
+    EntrySource,
+    IndexQueries,
+    build_entry_source,
+)
+from vllm.model_executor.models.deepseek_v4.kv_cache import LayerCacheNames
+from vllm.model_executor.models.deepseek_v4.page_reader import PageReader
+from vllm.model_executor.models.deepseek_v4.step import ModelParts, Step
+
+
+class DeepseekV4Attention(nn.Module):
+    """Attention of one layer; what it attends to besides the window is its ``EntrySource``.
+
+    Args:
+        plan: The layer's kind and ratio.
+        names: Names of the layer's caches.
+        parts: What to build from.
+    """
+
+    def __init__(self, plan: LayerPlan, names: LayerCacheNames, parts: ModelParts) -> None:
+        super().__init__()
+        config, make = parts.config, parts.make
+        self._names = names
+        self._eps = config.rms_norm_eps
+        self._head_dim = config.head_dim
+        self._plan_key = (config.sliding_window, plan.ratio)
+        self._has_compressor = plan.kind != "window"
+        heads = shard_size("num_attention_heads", config.num_attention_heads, make.group)
+
+        # All matrices over the layer's input in one product; their outputs in this order.
+        self.entries: EntrySource = build_entry_source(plan, names, parts)
+        self.in_proj = ReplicatedLinear(
+            config.hidden_size,
+            (config.q_lora_rank, config.head_dim, *self.entries.in_sizes),
+            make,
+        )
+        self.q_norm = make.parameter(config.q_lora_rank)
+        self.kv_norm = make.parameter(config.head_dim)
+        self.wq_b = ColumnParallelLinear(
+            "num_attention_heads * head_dim",
+            config.q_lora_rank,
+            config.num_attention_heads * config.head_dim,
+            make,
+        )
+        self.wo_a = GroupedColumnParallelLinear(
+            "o_groups",
+            config.o_groups,
+            config.num_attention_heads * config.head_dim // config.o_groups,
+            config.o_lora_rank,
+            make,
+        )
+        self.wo_b = RowParallelLinear(
+            "o_groups * o_lora_rank",
+            config.o_groups * config.o_lora_rank,
+            config.hidden_size,
+            make,
+        )
+        self.sinks = make.parameter(heads, dtype=torch.float32)
+        # The per-head query norm has no weight, so the softmax scale can ride on it.
+        self._q_scale = torch.full(
+            (config.head_dim,), config.head_dim**-0.5, dtype=make.dtype, device=make.device
+        )
+        self._zero_key = torch.zeros(1, 1, config.head_dim, dtype=make.dtype, device=make.device)
+        self._rms_norm = parts.ops("rms_norm")
+        self._rotate_ = parts.ops("rotate_")
+        self._write_rows = parts.ops("write_rows")
+        self._window = PageReader(names.window, parts)
+        self._attend = parts.ops("attend")
+
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Maps the normed input [T, D] to the output [T, D]; writes the layer's caches."""
+        num_tokens = x.shape[0]
+        turns = step.compress_turns if self._has_compressor else step.main_turns
+        q_latent, kv, *entry_inputs = self.in_proj(x).split(self.in_proj.out_sizes, -1)
+        q_latent = self._rms_norm(q_latent, self.q_norm, self._eps)
+        queries = self.wq_b(q_latent).view(num_tokens, -1, self._head_dim)
+        queries = self._rotate_(self._rms_norm(queries, self._q_scale, self._eps), turns.heads)
+        kv = self._rotate_(self._rms_norm(kv, self.kv_norm, self._eps), turns.rows)
+        # Every write of the layer comes before any read from its pages.
+        kv = self._store_window(kv, step)
+        index_queries = self.entries.store(q_latent, entry_inputs, turns, step)
+        output = self._attend_all(queries, kv, index_queries, step)
+        self._rotate_(output, turns.inverse_heads)
+        attended: torch.Tensor = self.wo_b(self.wo_a(output.flatten(1)))
+        return attended
+
+    def _store_window(self, kv: torch.Tensor, step: Step) -> torch.Tensor:
+        """Writes window rows; returns them as a later step will read them."""
+        cache = step.kv_caches[self._names.window]
+        writes = self._window.find_group(step.meta.windows, step).writes
+        kept = kv if writes.sources is None else kv[writes.sources]
+        self._write_rows(cache, writes.target.blocks, writes.target.rows, kept)
+        # A cache narrower than the model rounds; rounding here too keeps the result independent
+        # of where chunks end.
+        return kv if cache.dtype == kv.dtype else kv.to(cache.dtype).to(kv.dtype)
+
+    def _attend_all(
+        self,
+        queries: torch.Tensor,
+        kv: torch.Tensor,
+        index_queries: IndexQueries | None,
+        step: Step,
+    ) -> torch.Tensor:
+        """Returns [T, H, head_dim], still turned to the queries' positions."""
+        decodes = step.meta.decodes
+        if len(decodes) == 1 and decodes[0].rows is None:
+            return self._attend_decodes(0, queries, kv, index_queries, step)
+        output = torch.empty_like(queries)
+        for index, decode in enumerate(decodes):
+            rows = decode.rows
+            output[rows] = self._attend_decodes(index, queries[rows], kv[rows], index_queries, step)
+        for index, chunk in enumerate(step.meta.chunks):
+            self._attend_chunk(
+                index, queries[chunk.rows], kv[chunk.rows], index_queries, step, output[chunk.rows]
+            )
+        return output
+
+    def _attend_decodes(
+        self,
+        index: int,
+        queries: torch.Tensor,
+        kv: torch.Tensor,
+        index_queries: IndexQueries | None,
+        step: Step,
+    ) -> torch.Tensor:
+        """Attends one query per request: [B, H, head_dim] in and out."""
+        plan = step.meta.plans[self._plan_key]
+        entries, mask = self.entries.read_decodes(index, index_queries, plan, step)
+        reads = self._window.find_group(step.meta.windows, step).decode_reads[index]
+        keys = [self._zero_key.expand(kv.shape[0], -1, -1)]
+        if entries is not None:
+            keys.append(entries)
+        keys += [self._window.read_padded(reads, step), kv.unsqueeze(1)]
+        attended: torch.Tensor = self._attend(
+            queries.unsqueeze(1), torch.cat(keys, 1), mask, self.sinks
+        )
+        return attended.squeeze(1)
+
+    def _attend_chunk(
+        self,
+        index: int,
+        queries: torch.Tensor,
+        kv: torch.Tensor,
+        index_queries: IndexQueries | None,
+        step: Step,
+        output: torch.Tensor,
+    ) -> None:
+        """Attends one request's queries [N, H, head_dim], tile by tile.
+
+        Mutates:
+            output [N, H, head_dim].
+        """
+        plan = step.meta.plans[self._plan_key]
+        chunk = self.entries.read_chunk(index, index_queries, step)
+        prior = self._window.find_group(step.meta.windows, step).chunk_reads[index]
+        local_keys = torch.cat([self._window.read(prior, step), kv])
+        for tile in plan.chunk_tiles[index]:
+            entries, mask = self.entries.pick_for_tile(chunk, tile)
+            keys = [self._zero_key[0]]
+            if entries is not None:
+                keys.append(entries)
+            keys.append(local_keys[tile.window_keys])
+            tile_keys = torch.cat(keys).unsqueeze(0)
+            tile_queries = queries[tile.queries].unsqueeze(0)
+            output[tile.queries] = self._attend(tile_queries, tile_keys, mask, self.sinks)[0]
+
+    def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Returns published tensor name -> destination."""
+        wq_a, wkv, *projections = self.in_proj.weight_parts()
+        return {
+            f"{prefix}.wq_a.weight": wq_a,
+            f"{prefix}.q_norm.weight": self.q_norm.data,
+            f"{prefix}.wq_b.weight": self.wq_b.weight.data,
+            f"{prefix}.wkv.weight": wkv,
+            f"{prefix}.kv_norm.weight": self.kv_norm.data,
+            f"{prefix}.attn_sink": self.sinks.data,
+            f"{prefix}.wo_a.weight": self.wo_a.weight.data,
+            f"{prefix}.wo_b.weight": self.wo_b.weight.data,
+            **self.entries.weight_slots(prefix, tuple(projections)),
+        }

@@ -1,0 +1,106 @@
+"""Typed reading of config.json fields, with errors that name field, value and what is allowed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.exceptions import ConfigError
+
+
+class FieldReader:
+    """Reads one JSON object; a JSON null counts as absent.
+
+    Args:
+        raw: The parsed object.
+        prefix: Dotted path put before field names in messages.
+    """
+
+    def __init__(self, raw: Mapping[str, Any], prefix: str = "") -> None:
+        self._raw = raw
+        self._prefix = prefix
+
+    def has(self, name: str) -> bool:
+        """Tells whether the field is present and not null."""
+        return self._raw.get(name) is not None
+
+    def error(self, name: str, value: object, allowed: str) -> ConfigError:
+        """Builds (does not raise) the error for a bad value."""
+        return ConfigError(f"config.json: '{self._prefix}{name}' is {value!r}; allowed: {allowed}")
+
+    def require(self, name: str, default: object, allowed: tuple[object, ...]) -> None:
+        """Raises ConfigError unless the field (or its default) is one of ``allowed``."""
+        value = self._raw.get(name, default)
+        if value is not None and value not in allowed:
+            raise self.error(name, value, ", ".join(repr(choice) for choice in allowed))
+
+    def positive_int(self, name: str, default: int | None = None) -> int:
+        """Reads an integer of at least 1."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(name, value, "an integer of at least 1")
+        return value
+
+    def non_negative_int(self, name: str, default: int | None = None) -> int:
+        """Reads an integer of at least 0."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.error(name, value, "an integer of at least 0")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Reads a positive finite number."""
+        value = self._value(name, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value < float("inf"):
+            raise self.error(name, value, "a positive number")
+        return float(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """Reads true or false."""
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, value, "true or false")
+        return value
+
+    def token_id(self, name: str, default: int) -> int:
+        """Reads a token id; of a list of ids, the first."""
+        value = self._value(name, default)
+        if isinstance(value, list) and value:
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.error(name, value, "a token id of at least 0")
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        """Reads a string."""
+        value = self._value(name, default)
+        if not isinstance(value, str):
+            raise self.error(name, value, "a string")
+        return value
+
+    def sequence(self, name: str, num_items: int) -> Sequence[Any]:
+        """Reads the first ``num_items`` items of a list that holds at least as many."""
+        value = self._value(name, None)
+        if not isinstance(value, list | tuple) or len(value) < num_items:
+            raise self.error(name, value, f"a list of at least {num_items} items")
+        return value[:num_items]
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """Reads an object; absent reads as empty."""
+        value = self._raw.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise self.error(name, value, "an object")
+        return value
+
+    def sub_reader(self, name: str) -> "FieldReader":
+        """Reads an object field as a reader of its own."""
+        return FieldReader(self.mapping(name), f"{self._prefix}{name}.")
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self._raw.get(name)
+        if value is not None:
+            return value
+        if default is None:
+            raise ConfigError(f"config.json lacks '{self._prefix}{name}', which has no default")
+        return default

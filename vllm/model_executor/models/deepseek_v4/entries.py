@@ -1,0 +1,323 @@
+"""What a layer attends to besides its window: nothing, every entry, or the indexer's choice.
+
+Chosen once per layer at construction. All three answer the same questions: store this step's
+rows and entries, read the entries of a decode batch, read the entries of a query tile.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.rotary import Turns
+from vllm.model_executor.models.deepseek_v4.compressor import Compressor
+from vllm.model_executor.models.deepseek_v4.config import LayerPlan
+from vllm.model_executor.models.deepseek_v4.kv_cache import LayerCacheNames
+from vllm.model_executor.models.deepseek_v4.page_reader import PageReader
+from vllm.model_executor.models.deepseek_v4.step import ModelParts, Step
+from vllm.v1.attention.step_tables import AttentionPlan, PageRows, QueryTile
+
+
+@dataclass(frozen=True, slots=True)
+class IndexQueries:
+    """The indexer's side of a step.
+
+    Attributes:
+        queries: [T, H, d].
+        head_weights: [T, H], constants folded in.
+    """
+
+    queries: torch.Tensor
+    head_weights: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEntries:
+    """Entries that a chunk's last query sees.
+
+    Attributes:
+        entries: [K, head_dim].
+        index_keys: [K, index_head_dim], or None when nothing has to be chosen.
+        queries: The indexer's queries of the chunk, or None likewise.
+    """
+
+    entries: torch.Tensor
+    index_keys: torch.Tensor | None = None
+    queries: IndexQueries | None = None
+
+
+class EntrySource(Protocol):
+    """Where a layer's compressed entries come from; see the module docstring."""
+
+    in_sizes: tuple[int, ...]
+    """Widths of the projections of the layer's input that ``store`` takes."""
+
+    def store(
+        self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
+    ) -> IndexQueries | None:
+        """Writes this step's compressor rows and the entries they complete.
+
+        Args:
+            q_latent: Normed query latent [T, q_lora_rank].
+            inputs: Projections [T, size] of the layer's input, by ``in_sizes``.
+            turns: Rotary turns of the layer.
+            step: The step.
+        """
+
+    def read_decodes(
+        self, index: int, queries: IndexQueries | None, plan: AttentionPlan, step: Step
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Returns entries [B, K, head_dim] of decode batch ``index``, and the mask of all keys."""
+
+    def read_chunk(
+        self, index: int, queries: IndexQueries | None, step: Step
+    ) -> ChunkEntries | None:
+        """Reads what ``pick_for_tile`` needs for every tile of chunk ``index``."""
+
+    def pick_for_tile(
+        self, chunk: ChunkEntries | None, tile: QueryTile
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Returns a tile's entries [K, head_dim], and the mask of its last keys."""
+
+    def weight_slots(
+        self, prefix: str, projections: tuple[torch.Tensor, ...]
+    ) -> dict[str, torch.Tensor]:
+        """Returns published tensor name -> destination.
+
+        Args:
+            prefix: The attention's prefix.
+            projections: The matrices of ``in_sizes``.
+        """
+
+
+class NoEntries(nn.Module):
+    """A window-only layer."""
+
+    in_sizes: tuple[int, ...] = ()
+
+    def store(
+        self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
+    ) -> IndexQueries | None:
+        """Does nothing."""
+        del q_latent, inputs, turns, step
+        return None
+
+    def read_decodes(
+        self, index: int, queries: IndexQueries | None, plan: AttentionPlan, step: Step
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Returns no entries and the window's mask."""
+        del queries, step
+        return None, plan.decode_masks[index]
+
+    def read_chunk(
+        self, index: int, queries: IndexQueries | None, step: Step
+    ) -> ChunkEntries | None:
+        """Returns None."""
+        del index, queries, step
+        return None
+
+    def pick_for_tile(
+        self, chunk: ChunkEntries | None, tile: QueryTile
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Returns no entries and the window's mask."""
+        del chunk
+        return None, tile.tail_mask
+
+    def weight_slots(
+        self, prefix: str, projections: tuple[torch.Tensor, ...]
+    ) -> dict[str, torch.Tensor]:
+        """Returns nothing."""
+        del prefix, projections
+        return {}
+
+
+class AllEntries(nn.Module):
+    """An hca layer: every visible entry is attended."""
+
+    def __init__(self, plan: LayerPlan, names: LayerCacheNames, parts: ModelParts) -> None:
+        super().__init__()
+        self.compressor = Compressor(plan, parts.config.head_dim, names.state, names.entries, parts)
+        self.in_sizes: tuple[int, ...] = (2 * self.compressor.row_width,)
+        self._entries = PageReader(names.entries, parts)
+
+    def store(
+        self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
+    ) -> IndexQueries | None:
+        """See ``EntrySource``."""
+        del q_latent, turns
+        self.compressor(inputs[0], step)
+        return None
+
+    def read_decodes(
+        self, index: int, queries: IndexQueries | None, plan: AttentionPlan, step: Step
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """See ``EntrySource``."""
+        del queries
+        reads = self._entries.find_group(step.meta.entries, step).decode_reads[index]
+        return self._entries.read_padded(reads, step), plan.decode_masks[index]
+
+    def read_chunk(
+        self, index: int, queries: IndexQueries | None, step: Step
+    ) -> ChunkEntries | None:
+        """See ``EntrySource``."""
+        del queries
+        reads = self._entries.find_group(step.meta.entries, step).chunk_reads[index]
+        return ChunkEntries(self._entries.read(reads, step))
+
+    def pick_for_tile(
+        self, chunk: ChunkEntries | None, tile: QueryTile
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """See ``EntrySource``."""
+        assert chunk is not None
+        return chunk.entries[: tile.num_entries], tile.tail_mask
+
+    def weight_slots(
+        self, prefix: str, projections: tuple[torch.Tensor, ...]
+    ) -> dict[str, torch.Tensor]:
+        """See ``EntrySource``."""
+        values, gates = projections[0].chunk(2)
+        return self.compressor.weight_slots(f"{prefix}.compressor", values, gates)
+
+
+class ChosenEntries(nn.Module):
+    """A csa layer: the lightning indexer chooses ``index_topk`` entries per query.
+
+    Its own compressor makes the index keys. With no more visible entries than ``index_topk``
+    nothing has to be chosen, and no scores are computed.
+    """
+
+    def __init__(self, plan: LayerPlan, names: LayerCacheNames, parts: ModelParts) -> None:
+        super().__init__()
+        config = parts.config
+        self._top_k = config.index_topk
+        self._num_heads, self._width = config.index_n_heads, config.index_head_dim
+        self.all_entries = AllEntries(plan, names, parts)
+        self.index_compressor = Compressor(
+            plan, self._width, names.indexer_state, names.indexer, parts
+        )
+        self.in_sizes: tuple[int, ...] = (
+            *self.all_entries.in_sizes,
+            2 * self.index_compressor.row_width,
+            self._num_heads,
+        )
+        self.wq_b = ReplicatedLinear(
+            config.q_lora_rank, (self._num_heads * self._width,), parts.make
+        )
+        self._entries = PageReader(names.entries, parts)
+        self._index_keys = PageReader(names.indexer, parts)
+        self._rotate_ = parts.ops("rotate_")
+        self._score = parts.ops("index_scores")
+        self._select = parts.ops("select_entries")
+
+    def store(
+        self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
+    ) -> IndexQueries | None:
+        """See ``EntrySource``."""
+        self.all_entries.store(q_latent, inputs[:1], turns, step)
+        self.index_compressor(inputs[1], step)
+        if not self._must_choose(step):
+            return None
+        queries = self.wq_b(q_latent).view(-1, self._num_heads, self._width)
+        return IndexQueries(
+            self._rotate_(queries, turns.heads),
+            inputs[2] * (self._num_heads * self._width) ** -0.5,
+        )
+
+    def read_decodes(
+        self, index: int, queries: IndexQueries | None, plan: AttentionPlan, step: Step
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """See ``EntrySource``."""
+        reads = self._entries.find_group(step.meta.entries, step).decode_reads[index]
+        num_requests, num_entries = reads.source.blocks.shape
+        if num_entries <= self._top_k:
+            return self.all_entries.read_decodes(index, queries, plan, step)
+        assert queries is not None
+        rows = step.meta.decodes[index].rows
+        index_queries, head_weights = queries.queries, queries.head_weights
+        if rows is not None:
+            index_queries, head_weights = index_queries[rows], head_weights[rows]
+        keys = self._index_keys.read_padded(reads, step)
+        scores = self._score(index_queries.unsqueeze(1), keys, head_weights.unsqueeze(1))[:, 0]
+        mask = plan.decode_masks[index]
+        if mask is not None:
+            entry_mask = mask[:, 0, 0, :num_entries]
+            scores += entry_mask
+        chosen = self._select(scores, self._top_k).nonzero()[:, 1].view(num_requests, -1)
+        if mask is not None:
+            chosen_mask = entry_mask.gather(1, chosen)[:, None, None]
+            mask = torch.cat([chosen_mask, mask[..., num_entries:]], -1)
+        source = PageRows(
+            reads.source.blocks.gather(1, chosen), reads.source.rows.gather(1, chosen)
+        )
+        return self._entries.read_with_empty(source, reads.empty_requests, step), mask
+
+    def read_chunk(
+        self, index: int, queries: IndexQueries | None, step: Step
+    ) -> ChunkEntries | None:
+        """See ``EntrySource``."""
+        reads = self._entries.find_group(step.meta.entries, step).chunk_reads[index]
+        entries = self._entries.read(reads, step)
+        if entries.shape[0] <= self._top_k:
+            return ChunkEntries(entries)
+        assert queries is not None
+        rows = step.meta.chunks[index].rows
+        return ChunkEntries(
+            entries,
+            self._index_keys.read(reads, step),
+            IndexQueries(queries.queries[rows], queries.head_weights[rows]),
+        )
+
+    def pick_for_tile(
+        self, chunk: ChunkEntries | None, tile: QueryTile
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """See ``EntrySource``; entries that were not chosen are masked."""
+        assert chunk is not None
+        if tile.num_entries <= self._top_k:
+            return self.all_entries.pick_for_tile(chunk, tile)
+        assert chunk.index_keys is not None
+        assert chunk.queries is not None
+        num_tail = tile.num_entries - tile.num_common
+        scores = self._score(
+            chunk.queries.queries[None, tile.queries],
+            chunk.index_keys[None, : tile.num_entries],
+            chunk.queries.head_weights[None, tile.queries],
+        )
+        visible = tile.tail_mask[..., 0, :num_tail]
+        scores[..., tile.num_common :] += visible
+        chosen = self._select(scores, self._top_k)
+        mask = torch.zeros_like(scores).masked_fill_(chosen.logical_not_(), float("-inf"))
+        # A query with fewer visible entries than top-k had invisible ones chosen as fill.
+        mask[..., tile.num_common :] += visible
+        mask = torch.cat([mask.unsqueeze(2), tile.tail_mask[..., num_tail:]], -1)
+        return chunk.entries[: tile.num_entries], mask
+
+    def _must_choose(self, step: Step) -> bool:
+        entries = self._entries.find_group(step.meta.entries, step)
+        return any(
+            reads.source.blocks.shape[1] > self._top_k for reads in entries.decode_reads
+        ) or any(reads.blocks.shape[0] > self._top_k for reads in entries.chunk_reads)
+
+    def weight_slots(
+        self, prefix: str, projections: tuple[torch.Tensor, ...]
+    ) -> dict[str, torch.Tensor]:
+        """See ``EntrySource``."""
+        values, gates = projections[1].chunk(2)
+        return {
+            **self.all_entries.weight_slots(prefix, projections[:1]),
+            **self.index_compressor.weight_slots(f"{prefix}.indexer.compressor", values, gates),
+            f"{prefix}.indexer.wq_b.weight": self.wq_b.weight.data,
+            f"{prefix}.indexer.weights_proj.weight": projections[2],
+        }
+
+
+def build_entry_source(
+    plan: LayerPlan, names: LayerCacheNames, parts: ModelParts
+) -> NoEntries | AllEntries | ChosenEntries:
+    """Returns the entry source of a layer's kind."""
+    if plan.kind == "window":
+        return NoEntries()
+    if plan.kind == "hca":
+        return AllEntries(plan, names, parts)
+    return ChosenEntries(plan, names, parts)

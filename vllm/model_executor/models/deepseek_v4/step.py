@@ -1,0 +1,95 @@
+"""What the layers of one forward pass share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from vllm.model_executor.layers.linear import TensorFactory
+from vllm.model_executor.layers.rotary import (
+    Turns,
+    compute_turns,
+    plain_frequencies,
+    yarn_frequencies,
+)
+from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
+from vllm.model_executor.models.deepseek_v4.config_rope import RopeConfig
+from vllm.v1.attention.ops.registry import OpResolver
+from vllm.v1.attention.step_tables import StepMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Inputs of every layer in one forward pass.
+
+    Attributes:
+        token_ids: int64 [T]; hash-routed layers look experts up by them.
+        meta: Index tables.
+        kv_caches: Cache name -> [num_blocks, rows_per_block, width].
+        main_turns: Rotary turns of window-only layers.
+        compress_turns: Rotary turns of layers with a compressor.
+        entry_turns: State group id -> turns of the entries this step completes.
+    """
+
+    token_ids: torch.Tensor
+    meta: StepMetadata
+    kv_caches: Mapping[str, torch.Tensor]
+    main_turns: Turns
+    compress_turns: Turns
+    entry_turns: Mapping[int, Turns]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """What every module of the model is built from."""
+
+    config: DeepseekV4Config
+    ops: OpResolver
+    make: TensorFactory
+
+
+class StepFactory(nn.Module):
+    """Computes a step's rotary turns once for all layers."""
+
+    def __init__(self, parts: ModelParts) -> None:
+        super().__init__()
+        config, device = parts.config, parts.make.device
+        self._main = _frequencies(config.main_rope, config.qk_rope_head_dim, device)
+        self._compress = _frequencies(config.compress_rope, config.qk_rope_head_dim, device)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: StepMetadata,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> Step:
+        """Returns the step of token ids [T] at positions [T]."""
+        return Step(
+            token_ids=token_ids,
+            meta=meta,
+            kv_caches=kv_caches,
+            main_turns=compute_turns(positions, self._main),
+            compress_turns=compute_turns(positions, self._compress),
+            entry_turns={
+                group_id: compute_turns(state.entry_positions, self._compress)
+                for group_id, state in meta.states.items()
+                if state.num_completed
+            },
+        )
+
+
+def _frequencies(rope: RopeConfig, dim: int, device: torch.device) -> torch.Tensor:
+    yarn = rope.yarn
+    if yarn is None:
+        return plain_frequencies(rope.theta, dim, device)
+    return yarn_frequencies(
+        rope.theta,
+        dim,
+        yarn.factor,
+        yarn.original_max_position_embeddings,
+        yarn.beta_fast,
+        yarn.beta_slow,
+        device,
+    )

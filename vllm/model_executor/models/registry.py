@@ -1,0 +1,80 @@
+"""Architecture name -> model class, config parser and cache specs; models load lazily."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+from vllm.exceptions import UnsupportedModelError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """Where the parts of an architecture are, as "module:name"; importing waits for use.
+
+    Attributes:
+        model: The model class; its module imports torch.
+        config: The config class, with ``from_dict(raw)``; torch-free.
+        kv_cache_specs: Function (config, block_size, cache_dtype, state_dtype) -> specs by cache
+            name; torch-free.
+    """
+
+    model: str
+    config: str
+    kv_cache_specs: str
+
+    def load_model_class(self) -> Any:
+        """Imports and returns the model class."""
+        return _load(self.model)
+
+    def parse_config(self, raw: Mapping[str, Any]) -> Any:
+        """Parses a config.json object.
+
+        Raises:
+            ConfigError: A field is wrong.
+        """
+        return _load(self.config).from_dict(raw)
+
+    def load_kv_cache_specs(self) -> Callable[..., Any]:
+        """Imports and returns the cache spec function."""
+        function: Callable[..., Any] = _load(self.kv_cache_specs)
+        return function
+
+
+_DEEPSEEK_V4 = "vllm.model_executor.models.deepseek_v4"
+
+MODELS: Mapping[str, ModelEntry] = MappingProxyType(
+    {
+        "DeepseekV4ForCausalLM": ModelEntry(
+            model=f"{_DEEPSEEK_V4}.model:DeepseekV4ForCausalLM",
+            config=f"{_DEEPSEEK_V4}.config:DeepseekV4Config",
+            kv_cache_specs=f"{_DEEPSEEK_V4}.kv_cache:deepseek_v4_kv_cache_specs",
+        ),
+    }
+)
+
+
+def resolve_model(architectures: Sequence[str]) -> ModelEntry:
+    """Returns the entry of the first architecture that we serve.
+
+    Raises:
+        UnsupportedModelError: None is; the message names them and what is supported.
+    """
+    for name in architectures:
+        if name in MODELS:
+            return MODELS[name]
+    named = ", ".join(architectures) or "none (config.json lacks 'architectures')"
+    raise UnsupportedModelError(
+        f"the checkpoint's architecture is not supported: {named}; supported: {', '.join(MODELS)}"
+    )
+
+
+def resolve_model_class(architectures: Sequence[str]) -> Any:
+    """Imports and returns the model class; raises as ``resolve_model``."""
+    return resolve_model(architectures).load_model_class()
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

@@ -1,0 +1,1 @@
+"""Multimodal inputs, as far as scheduling and hashing need them."""

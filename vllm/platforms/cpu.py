@@ -1,0 +1,111 @@
+"""The CPU: fp32 by default, and a KV pool that a laptop can bear."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm import envs
+from vllm.logger import init_logger
+from vllm.platforms.host_memory import read_host_memory
+from vllm.platforms.interface import Platform
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
+
+GIB = 1 << 30
+_MAX_DERIVED_KV_BYTES = 4 * GIB
+_FREE_MEMORY_SHARE = 4  # one quarter
+_POOL_ALIGNMENT = 64
+
+
+class CpuPlatform(Platform):
+    """Plain torch on the host's cores."""
+
+    device_type = "cpu"
+    device_name = "cpu"
+    dispatch_key = "CPU"
+    ray_device_key = "CPU"
+    dist_backend = "gloo"
+
+    def default_dtype(self, config: VllmConfig) -> str:
+        """Return float32: bf16 matmuls are no faster on most hosts, and less exact."""
+        return "float32"
+
+    def make_device(self, local_rank: int) -> torch.device:
+        """Return the one CPU device."""
+        import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
+
+        return torch.device("cpu")
+
+    def total_memory_bytes(self) -> int:
+        """Return the memory this process may use, its cgroup's limit included."""
+        return read_host_memory()[0]
+
+    def free_memory_bytes(self) -> int:
+        """Return the memory available without swapping."""
+        return read_host_memory()[1]
+
+    def default_kv_cache_bytes(self, config: VllmConfig) -> int:
+        """Return the bytes to give the KV pool.
+
+        ``cache_config.kv_cache_memory_bytes``, else ``VLLM_CPU_KVCACHE_SPACE`` GiB, else a quarter
+        of the free memory but at most 4 GiB: the host has other things to do.
+        """
+        exact = config.cache_config.kv_cache_memory_bytes
+        if exact is not None:
+            return exact
+        space_gib = envs.VLLM_CPU_KVCACHE_SPACE
+        if space_gib is not None:
+            return int(space_gib * GIB)
+        free = self.free_memory_bytes()
+        derived = min(free // _FREE_MEMORY_SHARE, _MAX_DERIVED_KV_BYTES)
+        logger.info(
+            "KV cache: %.2f GiB, a quarter of the %.1f GiB free but at most %d GiB; "
+            "VLLM_CPU_KVCACHE_SPACE (GiB) or --kv-cache-memory-bytes sets it",
+            derived / GIB,
+            free / GIB,
+            _MAX_DERIVED_KV_BYTES // GIB,
+        )
+        return derived
+
+    def default_num_threads(self) -> int | None:
+        """Return the physical cores this process may run on; None when OMP_NUM_THREADS is set.
+
+        Two hyper-threads of a core share its vector units: a second thread there only gets in the
+        first one's way.
+        """
+        if os.environ.get("OMP_NUM_THREADS"):
+            return None
+        usable = os.sched_getaffinity(0)
+        cores = {_core_of(cpu) for cpu in usable}
+        return max(1, len(cores))
+
+    def allocate_kv_pool(
+        self, num_blocks: int, stride_bytes: int, device: torch.device
+    ) -> torch.Tensor:
+        """Allocate zeroed pool memory whose pages the host commits on first write.
+
+        ``torch.zeros`` would write all of it at start-up; calloc's fresh pages are zero already.
+        """
+        import numpy as np  # noqa: PLC0415  (start-up, as torch)
+        import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
+
+        num_bytes = num_blocks * stride_bytes
+        memory = np.zeros(num_bytes + _POOL_ALIGNMENT, dtype=np.uint8)
+        skip = -memory.ctypes.data % _POOL_ALIGNMENT
+        return torch.from_numpy(memory[skip : skip + num_bytes]).view(num_blocks, stride_bytes)
+
+
+def _core_of(cpu: int) -> str:
+    """Return the siblings of a logical CPU as the kernel lists them: one text per physical core."""
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return str(cpu)  # no topology to see: count every logical CPU

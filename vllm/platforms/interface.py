@@ -1,0 +1,156 @@
+"""What the engine asks of a device: ops by name, a worker, memory, config defaults, KV-cache hooks.
+
+A platform is found once (``vllm.platforms.current_platform``); the rest of the tree asks it instead
+of testing device names. This module is a leaf and loads torch only inside the methods that need a
+tensor, because the API process asks for config defaults too.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vllm.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm.config import VllmConfig
+
+
+class Platform(ABC):
+    """A device type with the defaults that suit any of them; concrete platforms override.
+
+    Attributes:
+        device_type: torch's name of the device ("cpu", "cuda", "npu").
+        device_name: For people.
+        dispatch_key: torch's dispatch key of the device's tensors.
+        ray_device_key: Resource name in a Ray cluster; "" where Ray knows none.
+        device_control_env_var: Variable that selects visible devices; "" where there is none.
+        dist_backend: Collective backend of torch.distributed.
+        worker_class_path: Dotted path of the worker class.
+    """
+
+    device_type: ClassVar[str]
+    device_name: ClassVar[str]
+    dispatch_key: ClassVar[str]
+    ray_device_key: ClassVar[str] = ""
+    device_control_env_var: ClassVar[str] = ""
+    dist_backend: ClassVar[str] = "gloo"
+    worker_class_path: ClassVar[str] = "vllm.v1.worker.worker.Worker"
+
+    # --- ops ---------------------------------------------------------------------------------
+
+    def get_op(self, name: str) -> Callable[..., Any]:
+        """Return the op called ``name``: the plain-torch reference unless a platform has its own.
+
+        Raises:
+            ConfigError: There is no such op.
+        """
+        from vllm.v1.attention.ops.registry import get_reference_op  # noqa: PLC0415  (loads torch)
+
+        return get_reference_op(name)
+
+    # --- config ------------------------------------------------------------------------------
+
+    def default_dtype(self, config: VllmConfig) -> str:
+        """Return the name of the dtype that "auto" stands for."""
+        hf_config = config.model_config.hf_config
+        declared = hf_config.get("torch_dtype") or hf_config.get("dtype")
+        return declared if declared in ("float16", "bfloat16", "float32") else "bfloat16"
+
+    def check_and_update_config(self, config: VllmConfig) -> VllmConfig:
+        """Return ``config`` with this platform's defaults filled in; the argument is not changed.
+
+        Raises:
+            ConfigError: The configuration cannot run on this platform.
+        """
+        device = config.device_config.device
+        if device not in ("auto", self.device_type):
+            raise ConfigError(
+                f"device {device!r} was asked for, but the active platform is "
+                f"{self.device_type!r}: use --device auto or --device {self.device_type}."
+            )
+        changes: dict[str, Any] = {
+            "device_config": dataclasses.replace(config.device_config, device=self.device_type)
+        }
+        if config.model_config is not None and config.model_config.dtype == "auto":
+            # A plain copy: replace() would rerun the constructor, which records its own
+            # max_model_len argument as what the user passed.
+            model_config = copy.copy(config.model_config)
+            model_config.dtype = self.default_dtype(config)
+            changes["model_config"] = model_config
+        return dataclasses.replace(config, **changes)
+
+    # --- device and memory -------------------------------------------------------------------
+
+    @abstractmethod
+    def make_device(self, local_rank: int) -> torch.device:
+        """Select the device of a worker and return it."""
+
+    @abstractmethod
+    def total_memory_bytes(self) -> int:
+        """Return the device's memory, without initialising the device."""
+
+    @abstractmethod
+    def free_memory_bytes(self) -> int:
+        """Return the memory that is free on the device now."""
+
+    def default_kv_cache_bytes(self, config: VllmConfig) -> int:
+        """Return the bytes to give the KV pool, weights being loaded.
+
+        ``cache_config.kv_cache_memory_bytes`` wins; otherwise the share
+        ``gpu_memory_utilization`` of the device's memory, less what is in use.
+        """
+        exact = config.cache_config.kv_cache_memory_bytes
+        if exact is not None:
+            return exact
+        total = self.total_memory_bytes()
+        in_use = total - self.free_memory_bytes()
+        return max(0, int(total * config.cache_config.gpu_memory_utilization) - in_use)
+
+    def default_num_threads(self) -> int | None:
+        """Return the host threads torch should use, or None to leave its own choice."""
+        return None
+
+    # --- KV cache ----------------------------------------------------------------------------
+
+    def register_custom_kv_cache_specs(  # noqa: B027  (a hook: most platforms add nothing)
+        self, vllm_config: VllmConfig | None
+    ) -> None:
+        """Add this platform's specs and their managers to ``KVCacheSpecRegistry``."""
+
+    def register_kv_cache_coordinators(self) -> None:  # noqa: B027  (a hook, as above)
+        """Add this platform's coordinators with ``coordinator_registry.register_coordinator``."""
+
+    def allocate_kv_pool(
+        self, num_blocks: int, stride_bytes: int, device: torch.device
+    ) -> torch.Tensor:
+        """Allocate zeroed pool memory, uint8 ``[num_blocks, stride_bytes]``, 64-byte aligned.
+
+        Zeroed because a masked read of a row that was never written must not meet a NaN.
+        """
+        import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
+
+        return torch.zeros((num_blocks, stride_bytes), dtype=torch.uint8, device=device)
+
+    def copy_blocks(self, pools: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pool rows (source, destination), all pairs at once; see ``block_ops``.
+
+        Mutates: the destination rows of every pool.
+        """
+        from vllm.platforms import block_ops  # noqa: PLC0415  (loads torch)
+
+        block_ops.copy_blocks(pools, pairs)
+
+    def zero_blocks(self, pools: Sequence[torch.Tensor], block_ids: Sequence[int]) -> None:
+        """Fill whole pool rows with zeros.
+
+        Mutates: the named rows of every pool.
+        """
+        from vllm.platforms import block_ops  # noqa: PLC0415  (loads torch)
+
+        block_ops.zero_blocks(pools, block_ids)

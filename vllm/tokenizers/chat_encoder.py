@@ -1,0 +1,63 @@
+"""Which chat encoder a checkpoint gets."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.exceptions import UserInputError
+from vllm.tokenizers.chat_messages import ChatEncoder, ChatOptions, ChatPrompt
+from vllm.tokenizers.deepseek_v4_encoding import DeepseekV4ChatEncoder
+from vllm.tokenizers.tokenizer import Tokenizer
+
+__all__ = ["ChatEncoder", "ChatOptions", "ChatPrompt", "make_chat_encoder"]
+
+_ENCODER_OF_MODEL_TYPE = {"deepseek_v4": DeepseekV4ChatEncoder}
+
+
+class NoChatEncoder:
+    """Stands for a checkpoint without a chat format: completions work, chats are refused."""
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
+    ) -> ChatPrompt:
+        """Refuse the chat.
+
+        Raises:
+            UserInputError: Always.
+        """
+        raise UserInputError(
+            "This model's checkpoint has no chat template: start the server with --chat-template, "
+            "or use /v1/completions.",
+            "messages",
+        )
+
+
+def make_chat_encoder(
+    checkpoint_config: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    chat_template_path: str | None = None,
+) -> ChatEncoder:
+    """Choose how a checkpoint's chats become prompts.
+
+    The user's template wins; then the encoding built in for the model type; then the checkpoint's
+    own template. Without any, chats are refused request by request.
+
+    Args:
+        checkpoint_config: The content of config.json.
+        tokenizer: The checkpoint's.
+        chat_template_path: ``--chat-template``: a file, or the template itself.
+
+    Raises:
+        ConfigError: The template is absent or broken, or the tokenizer lacks needed tokens.
+    """
+    built_in = _ENCODER_OF_MODEL_TYPE.get(checkpoint_config.get("model_type", ""))
+    if chat_template_path is None and built_in is not None:
+        return built_in(tokenizer)
+    if chat_template_path is None and tokenizer.chat_template is None:
+        return NoChatEncoder()
+    # jinja2 costs start-up time that DeepSeek-V4 need not pay.
+    from vllm.tokenizers.chat_template import JinjaChatEncoder, read_template  # noqa: PLC0415
+
+    template = tokenizer.chat_template or ""
+    if chat_template_path is not None:
+        template = read_template(chat_template_path)
+    return JinjaChatEncoder(tokenizer, template)

@@ -1,0 +1,200 @@
+"""What a chat encoder takes and gives, and the one check of a chat's messages."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, get_args
+
+from vllm.exceptions import UnsupportedFeatureError, UserInputError
+
+Role = Literal["system", "user", "assistant"]
+_ROLES: tuple[str, ...] = get_args(Role)
+_UNSUPPORTED_ROLES = ("developer", "tool", "function", "latest_reminder")
+# Known fields of a message whose meaning would be lost if we rendered the message without them.
+_UNSUPPORTED_MESSAGE_FIELDS = (
+    "tool_calls",
+    "tool_call_id",
+    "function_call",
+    "tools",
+    "response_format",
+    "task",
+    "audio",
+)
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What a chat request says about its prompt besides the messages.
+
+    Attributes:
+        add_generation_prompt: Whether to open an assistant turn at the end.
+        continue_final_message: Whether to leave the last (assistant) message open, to be continued.
+        reasoning_effort: One of REASONING_EFFORTS; "none" turns thinking off.
+        template_kwargs: The request's ``chat_template_kwargs``.
+        tools: The request's tool list; not supported yet when not empty.
+        response_format: The request's response format; only "text" is supported yet.
+        add_special_tokens: Whether the tokenizer adds bos although the rendered text carries it.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    reasoning_effort: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Any] | None = None
+    response_format: Mapping[str, Any] | None = None
+    add_special_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A chat, ready for the model.
+
+    Attributes:
+        text: The rendered prompt.
+        token_ids: Its tokens.
+        in_reasoning: Whether the model's first token belongs to its reasoning.
+    """
+
+    text: str
+    token_ids: list[int]
+    in_reasoning: bool
+
+
+class ChatEncoder(Protocol):
+    """Turns a chat into the prompt its model was trained on."""
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
+    ) -> ChatPrompt:
+        """Return the prompt of ``messages``.
+
+        Raises:
+            UserInputError: A message or an option is wrong.
+            UnsupportedFeatureError: One asks for something not served yet.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One checked message: plain text, and an assistant's reasoning where it is known."""
+
+    role: Role
+    content: str
+    reasoning: str = ""
+
+
+def parse_messages(messages: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
+    """Check a request's messages and reduce their content to text.
+
+    Raises:
+        UserInputError: There are none, or one is malformed.
+        UnsupportedFeatureError: One uses a role, field or content type not served yet.
+    """
+    if not messages:
+        raise UserInputError("messages is empty: give at least one message.", "messages")
+    return [_parse_message(i, message) for i, message in enumerate(messages)]
+
+
+def check_options(options: ChatOptions, messages: Sequence[ChatMessage]) -> None:
+    """Refuse what no encoder can honour.
+
+    Raises:
+        UserInputError: The options contradict each other or the messages.
+        UnsupportedFeatureError: Tools or a response format are asked for.
+    """
+    if options.tools:
+        raise UnsupportedFeatureError("tools is not supported yet: leave it out.", "tools")
+    format_type = (options.response_format or {}).get("type", "text")
+    if format_type != "text":
+        raise UnsupportedFeatureError(
+            f"response_format of type {format_type!r} is not supported yet: leave it out.",
+            "response_format",
+        )
+    check_effort(options.reasoning_effort)
+    if not options.continue_final_message:
+        return
+    if options.add_generation_prompt:
+        raise UserInputError(
+            "continue_final_message and add_generation_prompt cannot both be true: set "
+            "add_generation_prompt to false.",
+            "continue_final_message",
+        )
+    if messages[-1].role != "assistant":
+        raise UserInputError(
+            "continue_final_message needs a last message of role 'assistant', not "
+            f"{messages[-1].role!r}.",
+            "continue_final_message",
+        )
+
+
+def check_effort(effort: Any) -> None:
+    """Refuse a reasoning effort that has no meaning; None is "not given".
+
+    Raises:
+        UserInputError: It is none of REASONING_EFFORTS.
+    """
+    if effort is not None and effort not in REASONING_EFFORTS:
+        raise UserInputError(
+            f"reasoning_effort={effort!r} is unknown: use one of {', '.join(REASONING_EFFORTS)}.",
+            "reasoning_effort",
+        )
+
+
+def _parse_message(index: int, message: Mapping[str, Any]) -> ChatMessage:
+    where = f"messages[{index}]"
+    if not isinstance(message, Mapping):
+        raise UserInputError(
+            f"{where} must be an object with role and content, not {type(message).__name__}.",
+            "messages",
+        )
+    role = _parse_role(where, message.get("role"))
+    for name in _UNSUPPORTED_MESSAGE_FIELDS:
+        if message.get(name):
+            raise UnsupportedFeatureError(
+                f"{where}.{name} is not supported yet: leave it out.", "messages"
+            )
+    content = message.get("content")
+    if content is None and role != "assistant":
+        raise UserInputError(f"{where}.content is missing: give a text.", "messages")
+    reasoning = ""
+    if role == "assistant":
+        given = message.get("reasoning")
+        reasoning = given if given is not None else message.get("reasoning_content") or ""
+        if not isinstance(reasoning, str):
+            raise UserInputError(f"{where}.reasoning must be a string.", "messages")
+    return ChatMessage(role, _parse_content(f"{where}.content", content), reasoning)
+
+
+def _parse_role(where: str, role: Any) -> Role:
+    if role == "system" or role == "user" or role == "assistant":
+        found: Role = role
+        return found
+    if role in _UNSUPPORTED_ROLES:
+        raise UnsupportedFeatureError(
+            f"{where}.role={role!r} is not supported yet: use {', '.join(_ROLES)}.", "messages"
+        )
+    raise UserInputError(f"{where}.role={role!r} is unknown: use {', '.join(_ROLES)}.", "messages")
+
+
+def _parse_content(where: str, content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise UserInputError(f"{where} must be a string or a list of parts.", "messages")
+    return "\n".join(_parse_part(f"{where}[{j}]", part) for j, part in enumerate(content))
+
+
+def _parse_part(where: str, part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+        raise UserInputError(f"{where} must be an object with a type.", "messages")
+    if part["type"] != "text":
+        raise UnsupportedFeatureError(
+            f"{where} has type {part['type']!r}: only 'text' is supported.", "messages"
+        )
+    if not isinstance(part.get("text"), str):
+        raise UserInputError(f"{where}.text must be a string.", "messages")
+    return str(part["text"])

@@ -1,0 +1,160 @@
+"""Chats by Jinja template, for checkpoints that carry one (or a user who gives one)."""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from vllm.exceptions import ConfigError, UserInputError
+from vllm.tokenizers.chat_messages import (
+    ChatMessage,
+    ChatOptions,
+    ChatPrompt,
+    check_options,
+    parse_messages,
+)
+from vllm.tokenizers.tokenizer import Tokenizer
+
+_OWN_ARGUMENTS = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools")
+
+
+class _GenerationTag(Extension):
+    """Accepts ``{% generation %}...{% endgeneration %}``, which marks answers for training."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class says set)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the tag's body as if the tag were not there."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class JinjaChatEncoder:
+    """Encodes chats with a template in the dialect that checkpoints use.
+
+    Args:
+        tokenizer: The checkpoint's.
+        template: The template's text.
+
+    Raises:
+        ConfigError: The template does not compile.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: str) -> None:
+        # Templates come with downloaded checkpoints: code in them must not reach Python.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(template)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"The chat template is not valid Jinja: {error}.") from error
+        self._tokenizer = tokenizer
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
+    ) -> ChatPrompt:
+        """Return the prompt of ``messages``; see ChatEncoder."""
+        parsed = parse_messages(messages)
+        check_options(options, parsed)
+        text = self._render(parsed, options)
+        if options.continue_final_message:
+            text = _cut_after_last_content(text, parsed[-1])
+        token_ids = self._tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
+        return ChatPrompt(text, token_ids, in_reasoning=text.rstrip().endswith("<think>"))
+
+    def _render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
+        clash = sorted(set(options.template_kwargs) & set(_OWN_ARGUMENTS))
+        if clash:
+            raise UserInputError(
+                f"chat_template_kwargs may not set {', '.join(clash)}.", "chat_template_kwargs"
+            )
+        arguments: dict[str, Any] = dict(options.template_kwargs)
+        if options.reasoning_effort is not None:
+            arguments.setdefault("reasoning_effort", options.reasoning_effort)
+        if options.reasoning_effort == "none":
+            arguments.setdefault("enable_thinking", False)
+        try:
+            return self._template.render(
+                messages=[_as_template_message(message) for message in messages],
+                add_generation_prompt=options.add_generation_prompt,
+                bos_token=self._tokenizer.bos_token or "",
+                eos_token=self._tokenizer.eos_token or "",
+                tools=None,
+                **arguments,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            # A template is a program fed with the request: what it trips over is the request's.
+            raise UserInputError(
+                f"The chat template refuses these messages: {error}.", "messages"
+            ) from error
+
+
+def read_template(path_or_text: str) -> str:
+    """Return the template that ``--chat-template`` names: a file, or the template itself.
+
+    Raises:
+        ConfigError: No such file.
+    """
+    if "{" in path_or_text:
+        return path_or_text
+    try:
+        return Path(path_or_text).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template={path_or_text!r} cannot be read: {error}.") from error
+
+
+def _as_template_message(message: ChatMessage) -> dict[str, str]:
+    rendered: dict[str, str] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        # Templates disagree on the name.
+        rendered["reasoning"] = rendered["reasoning_content"] = message.reasoning
+    return rendered
+
+
+def _cut_after_last_content(text: str, message: ChatMessage) -> str:
+    """Drop what the template put after the last message's content (templates may strip it)."""
+    for content in (message.content, message.content.strip()):
+        start = text.rfind(content)
+        if content and start >= 0:
+            return text[: start + len(content)]
+    raise UserInputError(
+        "continue_final_message: the chat template does not show the last message's content, so it "
+        "cannot be continued.",
+        "continue_final_message",
+    )
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own ``tojson`` escapes HTML, which prompts must not have."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format_: str) -> str:
+    return datetime.datetime.now().strftime(format_)

@@ -1,0 +1,83 @@
+"""Masks of one step, per kind of layer: a window length with a compress ratio."""
+
+import numpy as np
+import torch
+
+from vllm.v1.attention.block_lookup import to_device
+from vllm.v1.attention.layout import CacheLayout
+from vllm.v1.attention.step_batch import StepBatch
+from vllm.v1.attention.step_tables import AttentionPlan, QueryTile
+
+_TILE_QUERIES = 256
+
+
+def build_attention_plans(
+    batch: StepBatch, layout: CacheLayout, device: torch.device
+) -> dict[tuple[int, int], AttentionPlan]:
+    """Builds the masks of every (window, ratio) the layout can combine; ratio 0 = no entries."""
+    window_lengths = sorted({group.window for group in layout.groups if group.kind == "window"})
+    ratios = sorted({group.ratio for group in layout.groups if group.kind == "dense"})
+    return {
+        (window, ratio): AttentionPlan(
+            decode_masks=tuple(
+                _build_decode_mask(batch.starts[requests], window, ratio, device)
+                for requests in batch.decode_requests
+            ),
+            chunk_tiles=tuple(
+                _build_tiles(chunk.start, chunk.num_tokens, window, ratio, device)
+                for chunk in batch.chunks
+            ),
+        )
+        for window in window_lengths
+        for ratio in (0, *ratios)
+    }
+
+
+def _to_mask(is_visible: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Returns fp32 0 where visible, else -inf."""
+    return to_device(np.where(is_visible, np.float32(0.0), np.float32(-np.inf)), device)
+
+
+def _build_decode_mask(
+    starts: np.ndarray, window: int, ratio: int, device: torch.device
+) -> torch.Tensor | None:
+    """Masks | entries, first ones count | window rows, last ones count | the query's own row |."""
+    lengths = np.minimum(starts, window - 1)
+    longest = int(lengths.max())
+    is_visible = np.arange(longest + 1) >= (longest - lengths)[:, None]
+    if ratio:
+        num_entries = (starts + 1) // ratio
+        entries = np.arange(int(num_entries.max())) < num_entries[:, None]
+        is_visible = np.concatenate([entries, is_visible], axis=1)
+    return None if is_visible.all() else _to_mask(is_visible[:, None, None, :], device)
+
+
+def _build_tiles(
+    start: int, num_tokens: int, window: int, ratio: int, device: torch.device
+) -> tuple[QueryTile, ...]:
+    num_prior = min(start, window - 1)
+    tiles = []
+    for first in range(0, num_tokens, _TILE_QUERIES):
+        last = min(first + _TILE_QUERIES, num_tokens)
+        # Local key j holds position start - num_prior + j; query i sits at local key i + num_prior.
+        key_start = max(0, first + num_prior - (window - 1))
+        key_end = last + num_prior
+        queries = np.arange(first, last)[:, None] + num_prior
+        keys = np.arange(key_start, key_end)
+        is_visible = (keys <= queries) & (keys > queries - window)
+        num_common = num_entries = 0
+        if ratio:
+            visible_entries = (np.arange(first, last) + start + 1) // ratio
+            num_common, num_entries = int(visible_entries[0]), int(visible_entries[-1])
+            tail = np.arange(num_common, num_entries) < visible_entries[:, None]
+            is_visible = np.concatenate([tail, is_visible], axis=1)
+        tiles.append(
+            QueryTile(
+                queries=slice(first, last),
+                window_keys=slice(key_start, key_end),
+                num_common=num_common,
+                num_entries=num_entries,
+                tail_mask=_to_mask(is_visible[None, :, None, :], device),
+            )
+        )
+    return tuple(tiles)

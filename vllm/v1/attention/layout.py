@@ -1,0 +1,102 @@
+"""What the attention layers must know of the cache groups, resolved once from KVCacheConfig."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from vllm.exceptions import ConfigError
+from vllm.v1.kv_cache_interface import (
+    CompressorStateSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    UniformTypeKVCacheSpecs,
+)
+
+GroupKind = Literal["window", "state", "dense"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """Geometry of one KV group.
+
+    Attributes:
+        kind: "window" (the last tokens' rows), "state" (open compressor rows) or "dense"
+            (compressed entries, kept forever).
+        block_size: Tokens one block covers.
+        rows_per_block: Rows one block stores.
+        ratio: Tokens per compressed entry; 1 for "window".
+        window: Tokens attended, the query's own included; 0 for other kinds.
+        has_overlap: A "state" group whose entries also read the window before theirs.
+    """
+
+    kind: GroupKind
+    block_size: int
+    rows_per_block: int
+    ratio: int = 1
+    window: int = 0
+    has_overlap: bool = False
+
+    def find_first_needed(self, num_computed: int) -> int:
+        """Returns the first position whose row is read when resuming at ``num_computed``."""
+        if self.kind == "window":
+            return max(0, num_computed - (self.window - 1))
+        if self.kind == "dense":
+            return 0
+        open_window = num_computed // self.ratio * self.ratio
+        return max(0, open_window - self.ratio) if self.has_overlap else open_window
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The groups of a model's caches.
+
+    Attributes:
+        groups: Geometry by group id, the order of ``RequestSlice.tables``.
+        group_of: Cache name (as in ``kv_caches``) -> group id.
+    """
+
+    groups: tuple[GroupLayout, ...]
+    group_of: Mapping[str, int]
+
+    @classmethod
+    def from_kv_cache_config(cls, kv_cache_config: KVCacheConfig) -> "CacheLayout":
+        """Reads the groups of a built KVCacheConfig.
+
+        Raises:
+            ConfigError: A group holds a cache kind that this attention does not know.
+        """
+        groups = []
+        group_of = {}
+        for group_id, group in enumerate(kv_cache_config.kv_cache_groups):
+            groups.append(_read_group(group.kv_cache_spec))
+            group_of.update(dict.fromkeys(group.layer_names, group_id))
+        return cls(tuple(groups), group_of)
+
+
+def _read_group(spec: KVCacheSpec) -> GroupLayout:
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        layouts = {_read_group(inner) for inner in spec.kv_cache_specs.values()}
+        if len(layouts) != 1:
+            raise ConfigError(f"a KV group mixes cache geometries: {sorted(map(str, layouts))}")
+        return layouts.pop()
+    # The state spec first: it is a sliding-window spec too.
+    if isinstance(spec, CompressorStateSpec):
+        return GroupLayout(
+            "state",
+            spec.block_size,
+            spec.block_size,
+            ratio=spec.state_ratio,
+            has_overlap=spec.state_overlap,
+        )
+    if isinstance(spec, SlidingWindowMLASpec):
+        return GroupLayout("window", spec.block_size, spec.block_size, window=spec.sliding_window)
+    if isinstance(spec, MLAAttentionSpec):
+        return GroupLayout(
+            "dense", spec.block_size, spec.storage_block_size, ratio=spec.compress_ratio
+        )
+    raise ConfigError(
+        f"cache spec {type(spec).__name__} has no attention here; known: SlidingWindowMLASpec, "
+        "MLAAttentionSpec, CompressorStateSpec"
+    )

@@ -1,0 +1,189 @@
+"""Builds the index tables of one step from the requests' block tables.
+
+The tables themselves are described in ``step_tables``; the names other packages use are
+re-exported here.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from vllm.v1.attention.attention_plan import build_attention_plans
+from vllm.v1.attention.block_lookup import BlockLookup, to_device
+from vllm.v1.attention.layout import CacheLayout, GroupLayout
+from vllm.v1.attention.step_batch import StepBatch, ragged_arange
+from vllm.v1.attention.step_tables import (
+    BlockTableView,
+    DenseMetadata,
+    PaddedRows,
+    RequestSlice,
+    RowWrites,
+    StateMetadata,
+    StepMetadata,
+    WindowMetadata,
+)
+
+__all__ = [
+    "BlockTableView",
+    "CacheLayout",
+    "GroupLayout",
+    "RequestSlice",
+    "StepMetadata",
+    "build_step_metadata",
+]
+
+
+def build_step_metadata(
+    slices: Sequence[RequestSlice], layout: CacheLayout, device: torch.device | str
+) -> StepMetadata:
+    """Builds the tables of one step.
+
+    Args:
+        slices: The requests in flat-batch order; those without tokens are ignored.
+        layout: Geometry of the groups.
+        device: Where the tables are used.
+
+    Raises:
+        InvariantError: A row that attention must read is not stored (I5).
+    """
+    torch_device = torch.device(device)
+    batch = StepBatch.from_slices(slices, torch_device)
+    windows: dict[int, WindowMetadata] = {}
+    states: dict[int, StateMetadata] = {}
+    entries: dict[int, DenseMetadata] = {}
+    for group_id, group in enumerate(layout.groups):
+        tables = [batch_slice.tables[group_id] for batch_slice in batch.slices]
+        lookup = BlockLookup(tables, group, torch_device)
+        if group.kind == "window":
+            windows[group_id] = _build_window(batch, group, lookup)
+        elif group.kind == "state":
+            states[group_id] = _build_state(batch, group, lookup)
+        else:
+            entries[group_id] = _build_dense(batch, group, lookup)
+    return StepMetadata(
+        num_tokens=batch.num_tokens,
+        decodes=batch.decodes,
+        chunks=batch.chunks,
+        plans=build_attention_plans(batch, layout, torch_device),
+        windows=windows,
+        states=states,
+        entries=entries,
+        group_of=layout.group_of,
+    )
+
+
+def _build_writes(batch: StepBatch, lookup: BlockLookup) -> RowWrites:
+    """Keeps the rows of this step whose block is stored."""
+    blocks = lookup.find_blocks(batch.request_of_row, batch.position_of_row)
+    rows = lookup.find_rows(batch.position_of_row)
+    if blocks.all():
+        return RowWrites(None, lookup.to_page_rows(blocks, rows))
+    kept = np.flatnonzero(blocks)
+    return RowWrites(to_device(kept, lookup.device), lookup.to_page_rows(blocks[kept], rows[kept]))
+
+
+def _build_window(batch: StepBatch, group: GroupLayout, lookup: BlockLookup) -> WindowMetadata:
+    decode_reads = []
+    for requests in batch.decode_requests:
+        starts = batch.starts[requests]
+        lengths = np.minimum(starts, group.window - 1)
+        # The last rows count: padding repeats each request's position 0, which it has in its
+        # window whenever it is short enough to be padded.
+        positions = starts[:, None] - np.arange(int(lengths.max()), 0, -1)
+        decode_reads.append(_locate_padded(lookup, requests, np.maximum(positions, 0), lengths))
+    chunk_reads = []
+    for request in batch.chunk_requests:
+        start = int(batch.starts[request])
+        positions = np.arange(group.find_first_needed(start), start)
+        chunk_reads.append(lookup.locate(np.full(1, request), positions))
+    return WindowMetadata(
+        writes=_build_writes(batch, lookup),
+        decode_reads=tuple(decode_reads),
+        chunk_reads=tuple(chunk_reads),
+    )
+
+
+def _locate_padded(
+    lookup: BlockLookup, requests: np.ndarray, positions: np.ndarray, lengths: np.ndarray
+) -> PaddedRows:
+    """Locates [B, L] positions, of which requests with length 0 have none."""
+    min_length = int(lengths.min())
+    empty = None
+    owners = requests[:, None]
+    if min_length == 0 and positions.shape[1]:
+        # Some other request has rows, or L would be 0: borrow its addresses.
+        donor = int(lengths.argmax())
+        is_empty = lengths == 0
+        owners = np.where(is_empty[:, None], requests[donor], owners)
+        positions = np.where(is_empty[:, None], positions[donor], positions)
+        empty = to_device(np.flatnonzero(is_empty), lookup.device)
+    return PaddedRows(
+        source=lookup.locate(owners, positions),
+        lengths=to_device(lengths, lookup.device),
+        min_length=min_length,
+        empty_requests=empty,
+    )
+
+
+def _build_state(batch: StepBatch, group: GroupLayout, lookup: BlockLookup) -> StateMetadata:
+    """Lays out, for each window completed in this step, where its rows are.
+
+    Of a request that starts at s, with its open window at o = s // ratio * ratio:
+
+        prior rows (from pages)                own rows (this step)
+        | o - ratio .. o - 1 (overlap) | o .. s - 1 | s .. end - 1 |
+    """
+    ratio, device = group.ratio, lookup.device
+    opened = batch.starts // ratio * ratio
+    first_needed = np.maximum(opened - ratio, 0) if group.has_overlap else opened
+    requests, first_positions = batch.find_completed(ratio)
+    num_prior = np.where(
+        batch.ends // ratio > batch.starts // ratio, batch.starts - first_needed, 0
+    )
+    total_prior = int(num_prior.sum())
+    # Index of position p: p + prior_shift among the prior rows, p + own_shift among this step's.
+    prior_shift = (np.cumsum(num_prior) - num_prior - first_needed)[requests, None]
+    own_shift = (total_prior + batch.row_starts - batch.starts)[requests, None]
+
+    def index_rows(positions: np.ndarray) -> torch.Tensor:
+        is_own = positions >= batch.starts[requests, None]
+        return to_device(positions + np.where(is_own, own_shift, prior_shift), device)
+
+    positions = first_positions[:, None] + np.arange(ratio)
+    previous, no_previous = None, None
+    if group.has_overlap:
+        lacks_previous = first_positions == 0
+        previous = index_rows(np.where(lacks_previous[:, None], positions, positions - ratio))
+        if lacks_previous.any():
+            no_previous = to_device(lacks_previous[:, None, None], device)
+    return StateMetadata(
+        writes=_build_writes(batch, lookup),
+        phases=to_device(batch.position_of_row % ratio, device),
+        prior=lookup.locate(
+            np.repeat(np.arange(len(num_prior)), num_prior), ragged_arange(first_needed, num_prior)
+        ),
+        windows=index_rows(positions),
+        previous_windows=previous,
+        no_previous=no_previous,
+        entry_positions=to_device(first_positions, device),
+    )
+
+
+def _build_dense(batch: StepBatch, group: GroupLayout, lookup: BlockLookup) -> DenseMetadata:
+    ratio = group.ratio
+    requests, first_positions = batch.find_completed(ratio)
+    decode_reads = []
+    for batch_requests in batch.decode_requests:
+        lengths = batch.ends[batch_requests] // ratio
+        entries = np.minimum(np.arange(int(lengths.max())), np.maximum(lengths - 1, 0)[:, None])
+        decode_reads.append(_locate_padded(lookup, batch_requests, entries * ratio, lengths))
+    chunk_reads = tuple(
+        lookup.locate(np.full(1, request), np.arange(batch.ends[request] // ratio) * ratio)
+        for request in batch.chunk_requests
+    )
+    return DenseMetadata(
+        target=lookup.locate(requests, first_positions),
+        decode_reads=tuple(decode_reads),
+        chunk_reads=chunk_reads,
+    )

@@ -1,0 +1,345 @@
+"""Every op of the forward pass in plain torch: the CPU path, and the oracle of faster kernels.
+
+Maths is fp32 wherever the architecture's references use fp32 (hyper-connections, router,
+compressor, softmax), whatever the type of the activations. Names are listed in ``registry``.
+"""
+
+import torch
+from torch.nn.functional import rms_norm as torch_rms_norm
+from torch.nn.functional import silu, softplus
+
+# Scores of one block of queries stay below this many values (64 MiB of fp32), so that a long
+# chunk costs time but not memory.
+_MAX_SCORE_VALUES = 1 << 24
+
+
+# -- norms and rotary embedding ---------------------------------------------------------------
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Scales the last axis to unit root mean square, then by ``weight`` if given."""
+    return torch_rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def rotate_(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Turns the interleaved pairs at the end of the last axis.
+
+    Args:
+        x: [..., d]; its last 2 * P values are pairs.
+        turns: Unit complex numbers, broadcastable to [..., P]; their conjugates undo them.
+
+    Mutates:
+        x, which is also returned.
+    """
+    tail = x[..., x.shape[-1] - 2 * turns.shape[-1] :]
+    pairs = tail.unflatten(-1, (-1, 2))
+    if x.dtype == torch.float32:
+        torch.view_as_complex(pairs).mul_(turns)
+    else:
+        turned = torch.view_as_complex(pairs.float().contiguous()) * turns
+        tail.copy_(torch.view_as_real(turned).flatten(-2))
+    return x
+
+
+# -- hyper-connections ------------------------------------------------------------------------
+
+
+def hc_project(
+    streams: torch.Tensor, fn: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Projects the normed, flattened streams.
+
+    Args:
+        streams: [T, n, D].
+        fn: fp32 [m, n * D].
+        scale, base: fp32 [m].
+        eps: Of the weight-less norm over n * D.
+
+    Returns:
+        fp32 [T, m].
+    """
+    flat = streams.flatten(1).float()
+    inverse_rms = torch.rsqrt(flat.square().mean(-1, keepdim=True).add_(eps))
+    # The norm is one factor per token, so it may come after the product.
+    projected = torch.nn.functional.linear(flat, fn).mul_(inverse_rms)
+    return torch.addcmul(base, projected, scale)
+
+
+def sinkhorn(
+    logits: torch.Tensor,
+    num_iterations: int,
+    eps: float,
+    row_sums: torch.Tensor,
+    column_sums: torch.Tensor,
+) -> torch.Tensor:
+    """Makes positive matrices nearly doubly stochastic; the last pass is over columns.
+
+    Args:
+        logits: fp32 [T, n, n].
+        num_iterations: Column passes; row passes are one fewer.
+        eps: Added to the row softmax and to every sum.
+        row_sums, column_sums: fp32 [n * n, n * n] 0/1 matrices that replace each value of a
+            flattened matrix by the sum of its row or column: one small product is much faster
+            than a reduction over axes of four.
+
+    Returns:
+        fp32 [T, n, n].
+    """
+    matrix = torch.softmax(logits, -1).add_(eps).flatten(1)
+    eps_row = matrix.new_full((1,), eps)
+    matrix.div_(torch.addmm(eps_row, matrix, column_sums))
+    for _ in range(num_iterations - 1):
+        matrix.div_(torch.addmm(eps_row, matrix, row_sums))
+        matrix.div_(torch.addmm(eps_row, matrix, column_sums))
+    return matrix.view_as(logits)
+
+
+def hc_collapse(streams: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weighted sum of the streams: [T, n, D] with fp32 [T, n] gives [T, D]."""
+    mixed = torch.bmm(weights.unsqueeze(1), streams.float())
+    return mixed.squeeze(1).to(streams.dtype)
+
+
+def hc_expand(
+    output: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, mix: torch.Tensor
+) -> torch.Tensor:
+    """Adds a sublayer's output to the mixed streams: X'_j = post_j o + sum_i mix_ij X_i.
+
+    Args:
+        output: [T, D].
+        streams: [T, n, D].
+        post: fp32 [T, n].
+        mix: fp32 [T, n, n]; the sum is over its first stream axis.
+
+    Returns:
+        [T, n, D] in the streams' type.
+    """
+    added = output.float().unsqueeze(1) * post.unsqueeze(2)
+    return torch.baddbmm(added, mix.mT, streams.float()).to(streams.dtype)
+
+
+# -- paged caches -----------------------------------------------------------------------------
+
+
+def write_rows(
+    cache: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, values: torch.Tensor
+) -> None:
+    """Stores values [N, width] at ``cache[blocks, rows]``.
+
+    Mutates:
+        cache [num_blocks, rows_per_block, width].
+    """
+    cache[blocks, rows] = values.to(cache.dtype)
+
+
+def read_rows(
+    cache: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Returns ``cache[blocks, rows]`` as [*blocks.shape, width] in ``dtype``."""
+    return cache[blocks, rows].to(dtype)
+
+
+# -- compressor -------------------------------------------------------------------------------
+
+
+def compress_windows(
+    current: torch.Tensor,
+    previous: torch.Tensor | None,
+    no_previous: torch.Tensor | None,
+) -> torch.Tensor:
+    """Reduces each window's rows to one entry: a softmax over rows, per channel.
+
+    A row holds c and s side by side. Without overlap both are d wide; with overlap both are 2d
+    wide, and the window before contributes its first halves, the current one its second halves.
+
+    Args:
+        current: fp32 [N, ratio, 2 * d], or [N, ratio, 4 * d] with overlap.
+        previous: fp32 [N, ratio, 4 * d], or None without overlap.
+        no_previous: bool [N, 1, 1]: the window before does not exist; None = always exists.
+
+    Returns:
+        fp32 [N, d], not yet normed.
+    """
+    if previous is None:
+        values, scores = current.chunk(2, dim=-1)
+    else:
+        _, own_values, _, own_scores = current.chunk(4, dim=-1)
+        old_values, _, old_scores, _ = previous.chunk(4, dim=-1)
+        if no_previous is not None:
+            old_scores = old_scores.masked_fill(no_previous, float("-inf"))
+        values = torch.cat([old_values, own_values], dim=1)
+        scores = torch.cat([old_scores, own_scores], dim=1)
+    return torch.softmax(scores, dim=1).mul_(values).sum(dim=1)
+
+
+# -- lightning indexer ------------------------------------------------------------------------
+
+
+def index_scores(
+    queries: torch.Tensor, keys: torch.Tensor, head_weights: torch.Tensor
+) -> torch.Tensor:
+    """Scores entries: sum over heads of weight * relu(query . key).
+
+    Args:
+        queries: [B, Q, H, d].
+        keys: [B, K, d].
+        head_weights: [B, Q, H], constants folded in; may be negative.
+
+    Returns:
+        fp32 [B, Q, K].
+    """
+    num_batches, num_queries, num_heads, _ = queries.shape
+    num_keys = keys.shape[1]
+    scores = queries.new_empty((num_batches, num_queries, num_keys), dtype=torch.float32)
+    step = max(1, _MAX_SCORE_VALUES // max(1, num_batches * num_heads * num_keys))
+    for first in range(0, num_queries, step):
+        part = slice(first, first + step)
+        products = torch.bmm(queries[:, part].flatten(1, 2), keys.mT).relu_()
+        products = products.view(num_batches, -1, num_heads, num_keys)
+        scores[:, part] = torch.matmul(head_weights[:, part].unsqueeze(2), products).squeeze(2)
+    return scores
+
+
+def select_entries(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    """Marks the highest scores of each row; among equal ones the earliest entries win.
+
+    The rule does not depend on the row's neighbours or length, which ``torch.topk`` leaves open.
+
+    Args:
+        scores: [..., K], -inf for entries that may not be chosen; K >= num_selected.
+        num_selected: Entries to mark per row.
+
+    Returns:
+        bool [..., K], exactly ``num_selected`` True per row.
+    """
+    threshold = scores.topk(num_selected, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    is_above = scores > threshold
+    is_equal = scores == threshold
+    num_missing = num_selected - is_above.sum(-1, keepdim=True)
+    return is_above | (is_equal & (is_equal.cumsum(-1) <= num_missing))
+
+
+# -- attention --------------------------------------------------------------------------------
+
+
+def attend(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor,
+) -> torch.Tensor:
+    """Attention of many heads over one shared key, which is the value too.
+
+    Args:
+        queries: [B, Q, H, d], already scaled.
+        keys: [B, 1 + L, d]; key 0 is zero and stands for the sink.
+        mask: fp32 [B, Q, 1, M], 0 or -inf, for the last M <= L keys; None when all are seen.
+        sinks: fp32 [H]: each head's logit in the softmax denominator.
+
+    Returns:
+        [B, Q, H, d].
+    """
+    num_batches, num_queries, num_heads, width = queries.shape
+    num_keys = keys.shape[1]
+    keys_t = keys.mT
+    output = torch.empty_like(queries)
+    step = max(1, _MAX_SCORE_VALUES // max(1, num_batches * num_heads * num_keys))
+    for first in range(0, num_queries, step):
+        part = slice(first, first + step)
+        scores = torch.bmm(queries[:, part].flatten(1, 2), keys_t).float()
+        scores = scores.view(num_batches, -1, num_heads, num_keys)
+        scores[..., 0] = sinks
+        if mask is not None:
+            scores[..., num_keys - mask.shape[-1] :] += mask[:, part]
+        weights = torch.softmax(scores, -1).to(keys.dtype).flatten(1, 2)
+        mixed = torch.bmm(weights, keys)
+        if step >= num_queries:
+            return mixed.view(num_batches, num_queries, num_heads, width)
+        output[:, part] = mixed.view(num_batches, -1, num_heads, width)
+    return output
+
+
+# -- experts ----------------------------------------------------------------------------------
+
+
+def router_scores(logits: torch.Tensor) -> torch.Tensor:
+    """Returns sqrt(softplus(logits)), fp32."""
+    return softplus(logits.float()).sqrt()
+
+
+def choose_experts(scores: torch.Tensor, bias: torch.Tensor, num_chosen: int) -> torch.Tensor:
+    """Returns the ids [T, num_chosen] of the highest scores + bias."""
+    return (scores + bias).topk(num_chosen, dim=-1, sorted=False).indices
+
+
+def expert_weights(scores: torch.Tensor, expert_ids: torch.Tensor, factor: float) -> torch.Tensor:
+    """Returns the chosen scores [T, k], normalised to the sum ``factor``."""
+    chosen = scores.gather(1, expert_ids)
+    return chosen.mul_(factor / chosen.sum(-1, keepdim=True).add_(1e-20))
+
+
+def clamped_swiglu_(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
+    """Returns silu(min(gate, limit)) * clamp(up, -limit, limit) of [N, gate | up].
+
+    Mutates:
+        gate_up.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    return silu(gate.clamp_(max=limit)).mul_(up.clamp_(-limit, limit))
+
+
+def mix_experts(
+    x: torch.Tensor,
+    gate_up_weights: torch.Tensor,
+    down_weights: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    limit: float,
+) -> torch.Tensor:
+    """Sums each token's chosen experts, and the shared expert, which stands last in the stacks.
+
+    Tokens are grouped by expert, so that each chosen expert costs two matrix products whatever
+    the batch.
+
+    Args:
+        x: [T, D].
+        gate_up_weights: [E + 1, 2 * M, D], gate rows first.
+        down_weights: [E + 1, D, M].
+        expert_ids: int64 [T, k].
+        weights: fp32 [T, k].
+        limit: Clamp of gate and up.
+
+    Returns:
+        [T, D].
+    """
+    num_tokens, num_chosen = expert_ids.shape
+    shared = gate_up_weights.shape[0] - 1
+    flat_ids = expert_ids.flatten()
+    order = flat_ids.argsort(stable=True)
+    tokens = order // num_chosen
+    rows = x[tokens]
+    num_pairs = order.shape[0]
+    segments = _find_segments(flat_ids[order].tolist())
+    hidden = x.new_empty((num_pairs + num_tokens, gate_up_weights.shape[1]))
+    for expert, first, last in segments:
+        torch.mm(rows[first:last], gate_up_weights[expert].t(), out=hidden[first:last])
+    torch.mm(x, gate_up_weights[shared].t(), out=hidden[num_pairs:])
+    hidden = clamped_swiglu_(hidden, limit)
+    # Scaling before the second product is the same sum and touches fewer values.
+    hidden[:num_pairs] *= weights.flatten()[order].unsqueeze(1).to(x.dtype)
+    parts = x.new_empty((num_pairs, x.shape[1]))
+    for expert, first, last in segments:
+        torch.mm(hidden[first:last], down_weights[expert].t(), out=parts[first:last])
+    output = torch.mm(hidden[num_pairs:], down_weights[shared].t())
+    return output.index_add_(0, tokens, parts)
+
+
+def _find_segments(sorted_ids: list[int]) -> list[tuple[int, int, int]]:
+    """Returns (id, first, last) of each run of equal ids."""
+    segments = []
+    first = 0
+    for index in range(1, len(sorted_ids) + 1):
+        if index == len(sorted_ids) or sorted_ids[index] != sorted_ids[first]:
+            segments.append((sorted_ids[first], first, index))
+            first = index
+    return segments

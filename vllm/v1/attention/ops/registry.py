@@ -1,0 +1,51 @@
+"""The names a model asks its platform's ops by, with the plain-torch op of each.
+
+A platform's ``get_op`` returns its own kernel for the names it speeds up and the reference for
+the rest. Signatures are those of ``reference``.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from vllm.exceptions import ConfigError
+from vllm.v1.attention.ops import reference
+
+Op = Callable[..., Any]
+OpResolver = Callable[[str], Op]
+
+REFERENCE_OPS: Mapping[str, Op] = MappingProxyType(
+    {
+        op.__name__: op
+        for op in (
+            reference.rms_norm,
+            reference.rotate_,
+            reference.hc_project,
+            reference.sinkhorn,
+            reference.hc_collapse,
+            reference.hc_expand,
+            reference.write_rows,
+            reference.read_rows,
+            reference.compress_windows,
+            reference.index_scores,
+            reference.select_entries,
+            reference.attend,
+            reference.router_scores,
+            reference.choose_experts,
+            reference.expert_weights,
+            reference.mix_experts,
+        )
+    }
+)
+
+
+def get_reference_op(name: str) -> Op:
+    """Returns the plain-torch op of a name; an ``OpResolver``.
+
+    Raises:
+        ConfigError: No op has this name.
+    """
+    op = REFERENCE_OPS.get(name)
+    if op is None:
+        raise ConfigError(f"no op is named {name!r}; known: {', '.join(sorted(REFERENCE_OPS))}")
+    return op

@@ -1,0 +1,109 @@
+"""The requests of one step as arrays, sorted into decode batches and chunks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vllm.v1.attention.block_lookup import to_device
+from vllm.v1.attention.step_tables import Chunk, DecodeBatch, RequestSlice
+
+# One-token requests share a padded batch while their contexts are below this, then per doubling:
+# padding then at most doubles the rows read, and a request's batch depends on itself alone.
+_DECODE_BUCKET_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The requests of one step, in flat-batch order.
+
+    Attributes:
+        slices: Requests with tokens.
+        starts, ends: Positions before and after the step, int64 [R].
+        row_starts: First flat row of each request, int64 [R].
+        num_tokens: Flat rows T.
+        request_of_row, position_of_row: int64 [T].
+        decode_requests: Request indices of each decode batch.
+        chunk_requests: Request indices of the chunks.
+    """
+
+    slices: tuple[RequestSlice, ...]
+    starts: np.ndarray
+    ends: np.ndarray
+    row_starts: np.ndarray
+    num_tokens: int
+    request_of_row: np.ndarray
+    position_of_row: np.ndarray
+    decode_requests: tuple[np.ndarray, ...]
+    decodes: tuple[DecodeBatch, ...]
+    chunk_requests: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+    @classmethod
+    def from_slices(cls, slices: Sequence[RequestSlice], device: torch.device) -> "StepBatch":
+        """Sorts the requests of a step."""
+        kept = tuple(item for item in slices if item.num_tokens)
+        starts = np.array([item.start for item in kept], dtype=np.int64)
+        counts = np.array([item.num_tokens for item in kept], dtype=np.int64)
+        row_starts = np.cumsum(counts) - counts
+        decode_requests = _bucket_decodes(starts, counts)
+        covers_all = len(decode_requests) == 1 and len(decode_requests[0]) == len(kept)
+        chunk_requests = tuple(int(request) for request in np.flatnonzero(counts > 1))
+        return cls(
+            slices=kept,
+            starts=starts,
+            ends=starts + counts,
+            row_starts=row_starts,
+            num_tokens=int(counts.sum()),
+            request_of_row=np.repeat(np.arange(len(kept)), counts),
+            position_of_row=ragged_arange(starts, counts),
+            decode_requests=decode_requests,
+            decodes=tuple(
+                DecodeBatch(
+                    None if covers_all else to_device(row_starts[requests], device), len(requests)
+                )
+                for requests in decode_requests
+            ),
+            chunk_requests=chunk_requests,
+            chunks=tuple(
+                Chunk(
+                    slice(int(row_starts[request]), int(row_starts[request] + counts[request])),
+                    int(starts[request]),
+                    int(counts[request]),
+                )
+                for request in chunk_requests
+            ),
+        )
+
+    def find_completed(self, ratio: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the windows of ``ratio`` tokens that this step completes.
+
+        Returns:
+            Their request index and first position, int64 [N] each, in flat-batch order.
+        """
+        first_entries = self.starts // ratio
+        counts = self.ends // ratio - first_entries
+        return (
+            np.repeat(np.arange(len(counts)), counts),
+            ragged_arange(first_entries, counts) * ratio,
+        )
+
+
+def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Concatenates ``starts[i] .. starts[i] + counts[i] - 1`` for every i."""
+    offsets = np.cumsum(counts) - counts
+    return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()))
+
+
+def _bucket_decodes(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, ...]:
+    requests = np.flatnonzero(counts == 1)
+    if not len(requests):
+        return ()
+    if int(starts[requests].max()) < _DECODE_BUCKET_TOKENS:
+        return (requests,)
+    buckets: dict[int, list[int]] = {}
+    for request in requests.tolist():
+        key = (int(starts[request]) // _DECODE_BUCKET_TOKENS).bit_length()
+        buckets.setdefault(key, []).append(request)
+    return tuple(np.array(buckets[key], dtype=np.int64) for key in sorted(buckets))

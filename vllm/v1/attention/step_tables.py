@@ -1,0 +1,222 @@
+"""The index tables of one step, as data: which rows each layer writes, reads and completes.
+
+Built once per step and shared by all layers of a group, so that layers hold no per-request
+Python on the decode path. Two ways through a layer exist and give the same numbers:
+
+* requests with one token are batched into padded gathers (``DecodeBatch``),
+* the others run one by one, their queries in tiles (``Chunk``).
+
+Keys of a query, in column order:
+
+    | compressed entries 0..n-1 (or the indexer's choice) | window rows, the query's own last |
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTableView:
+    """The blocks of one request in one group.
+
+    Attributes:
+        base: Index of the first listed block (block ``i`` covers tokens from ``i * block_size``).
+        block_ids: int64 ids of blocks base, base + 1, ...; 0 = not stored.
+    """
+
+    base: int
+    block_ids: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSlice:
+    """The tokens of one request in this step.
+
+    Attributes:
+        start: Tokens computed before this step.
+        num_tokens: Tokens of this step: positions start..start+num_tokens-1, contiguous in the
+            flat batch, requests in the order of the slices.
+        tables: One per KV group, in group order.
+    """
+
+    start: int
+    num_tokens: int
+    tables: tuple[BlockTableView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PageRows:
+    """Addresses of rows in a paged cache: ``cache[blocks, rows]``; both int64, of one shape."""
+
+    blocks: torch.Tensor
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RowWrites:
+    """Rows of the flat batch and where they go.
+
+    Attributes:
+        sources: Flat rows [N], or None for all of them in order.
+        target: Their addresses [N].
+    """
+
+    sources: torch.Tensor | None
+    target: PageRows
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedRows:
+    """Rows read for the requests of a decode batch, padded to a common length.
+
+    Padding repeats a row that the request may read; the null block is never read.
+
+    Attributes:
+        source: Addresses [B, L].
+        lengths: Rows that count, int64 [B]: the first ones for entries, the last for windows.
+        min_length: The least of ``lengths``.
+        empty_requests: int64 indices of requests without any row (their padding is another
+            request's row and must be zeroed), or None.
+    """
+
+    source: PageRows
+    lengths: torch.Tensor
+    min_length: int
+    empty_requests: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """Requests with one token, of comparable length.
+
+    Attributes:
+        rows: Their flat rows, int64 [B], or None when they are all rows of the step.
+        num_requests: B.
+    """
+
+    rows: torch.Tensor | None
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTile:
+    """Some consecutive queries of a chunk and the keys they share.
+
+    Attributes:
+        queries: Offsets into the chunk's tokens.
+        window_keys: Offsets into the chunk's local keys (rows read from pages, then its own).
+        num_common: Entries that every query of the tile sees.
+        num_entries: Entries that at least one query sees.
+        tail_mask: fp32 [1, Q, 1, num_entries - num_common + window keys], 0 or -inf: what each query
+            sees from entry ``num_common`` on, then its band of window keys.
+    """
+
+    queries: slice
+    window_keys: slice
+    num_common: int
+    num_entries: int
+    tail_mask: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A request with more than one token: its flat rows and its first position."""
+
+    rows: slice
+    start: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Masks of one kind of layer: a window length with a compress ratio (0 for none).
+
+    Attributes:
+        decode_masks: By decode batch: fp32 [B, 1, 1, entries + window + 1], 0 or -inf; None when
+            nothing is padded.
+        chunk_tiles: By chunk: its tiles.
+    """
+
+    decode_masks: tuple[torch.Tensor | None, ...]
+    chunk_tiles: tuple[tuple[QueryTile, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowMetadata:
+    """A window group's writes, and reads of rows below each request's start."""
+
+    writes: RowWrites
+    decode_reads: tuple[PaddedRows, ...]
+    chunk_reads: tuple[PageRows, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateMetadata:
+    """A compressor state group's writes, and the windows that this step completes.
+
+    Attributes:
+        writes: Rows to keep.
+        phases: Position mod ratio of every flat row, int64 [T].
+        prior: Addresses [G] of the earlier rows that completed windows need.
+        windows: int64 [N, ratio]: rows of each completed window, as indices into the G prior
+            rows followed by the T flat rows.
+        previous_windows: The same for the window before, or None without overlap. Where it does
+            not exist, some existing row stands in.
+        no_previous: bool [N, 1, 1], True where the window before does not exist; None when it
+            always does.
+        entry_positions: int64 [N]: first position of each completed window.
+    """
+
+    writes: RowWrites
+    phases: torch.Tensor
+    prior: PageRows
+    windows: torch.Tensor
+    previous_windows: torch.Tensor | None
+    no_previous: torch.Tensor | None
+    entry_positions: torch.Tensor
+
+    @property
+    def num_completed(self) -> int:
+        """Windows (and so entries) that this step completes."""
+        return self.windows.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMetadata:
+    """A dense group's new entries (in the order of ``StateMetadata.windows``) and reads.
+
+    Attributes:
+        target: Addresses [N] of the entries completed by this step.
+        decode_reads: By decode batch: the visible entries.
+        chunk_reads: By chunk: addresses of every entry its last query sees.
+    """
+
+    target: PageRows
+    decode_reads: tuple[PaddedRows, ...]
+    chunk_reads: tuple[PageRows, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetadata:
+    """Everything index-like about one step.
+
+    Attributes:
+        num_tokens: Rows of the flat batch.
+        decodes: Batches of one-token requests.
+        chunks: The other requests.
+        plans: (window, ratio) -> masks; ratio 0 is a layer without entries.
+        windows, states, entries: By group id.
+        group_of: Cache name -> group id.
+    """
+
+    num_tokens: int
+    decodes: tuple[DecodeBatch, ...]
+    chunks: tuple[Chunk, ...]
+    plans: Mapping[tuple[int, int], AttentionPlan]
+    windows: Mapping[int, WindowMetadata]
+    states: Mapping[int, StateMetadata]
+    entries: Mapping[int, DenseMetadata]
+    group_of: Mapping[str, int]

@@ -1,0 +1,291 @@
+"""Hashes of prompt blocks; and the one import for blocks, the free queue and the config builder.
+
+A block's hash is chained: hash((parent's hash, tokens, extra keys)), so that equal hashes mean
+equal prefixes. Extra keys are what makes the same tokens mean different values: the LoRA adapter,
+multimodal items, the tenant's salt, prompt embeddings.
+
+``NONE_HASH`` and ``tensor_data`` are looked up in this module on every call: outsiders replace
+them, and reload the module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from vllm import envs
+from vllm.v1.core.free_block_queue import (
+    BlockHash,
+    BlockHashWithGroupId,
+    FreeKVCacheBlockQueue,
+    KVCacheBlock,
+)
+from vllm.v1.core.kv_cache_config_builder import (
+    _project_kv_cache_groups_to_worker,
+    estimate_max_model_len,
+    generate_scheduler_kv_cache_config,
+    get_kv_cache_configs,
+    get_max_concurrency_for_kv_cache_config,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.core.kv_cache_grouping import (
+    get_kv_cache_groups,
+    is_kv_cache_spec_uniform,
+    unify_hybrid_kv_cache_specs,
+)
+from vllm.v1.utils import tensor_data
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+__all__ = [
+    "NONE_HASH",
+    "BlockHash",
+    "BlockHashListWithBlockSize",
+    "BlockHashWithGroupId",
+    "ExternalBlockHash",
+    "FreeKVCacheBlockQueue",
+    "KVCacheBlock",
+    "_project_kv_cache_groups_to_worker",
+    "estimate_max_model_len",
+    "generate_block_hash_extra_keys",
+    "generate_scheduler_kv_cache_config",
+    "get_block_hash",
+    "get_group_id",
+    "get_kv_cache_configs",
+    "get_kv_cache_groups",
+    "get_max_concurrency_for_kv_cache_config",
+    "get_request_block_hasher",
+    "hash_block_tokens",
+    "init_none_hash",
+    "is_kv_cache_spec_uniform",
+    "make_block_hash_with_group_id",
+    "maybe_convert_block_hash",
+    "resolve_kv_cache_block_sizes",
+    "tensor_data",
+    "unify_hybrid_kv_cache_specs",
+]
+
+# A block hash as it leaves the process in KV events.
+ExternalBlockHash = bytes | int
+
+_GROUP_ID_BYTES = 4
+
+# Parent of a first block. Random until init_none_hash so that nobody can predict a hash.
+NONE_HASH: BlockHash = BlockHash(os.urandom(32))
+
+
+def init_none_hash(hash_fn: Callable[[Any], Any]) -> None:
+    """Set ``NONE_HASH``: from ``PYTHONHASHSEED`` if it is set, so that processes agree.
+
+    Args:
+        hash_fn: The prefix cache's hash function.
+    """
+    global NONE_HASH
+    seed = os.environ.get("PYTHONHASHSEED")
+    NONE_HASH = BlockHash(os.urandom(32) if seed is None else hash_fn(seed))
+
+
+def make_block_hash_with_group_id(block_hash: BlockHash, group_id: int) -> BlockHashWithGroupId:
+    """Return the cache key of a block: its hash and, in 4 big-endian bytes, its group."""
+    return BlockHashWithGroupId(block_hash + group_id.to_bytes(_GROUP_ID_BYTES, "big"))
+
+
+def get_block_hash(key: BlockHashWithGroupId) -> BlockHash:
+    """Return the hash in a cache key."""
+    return BlockHash(key[:-_GROUP_ID_BYTES])
+
+
+def get_group_id(key: BlockHashWithGroupId) -> int:
+    """Return the group in a cache key."""
+    return int.from_bytes(key[-_GROUP_ID_BYTES:], "big")
+
+
+def maybe_convert_block_hash(block_hash: BlockHash) -> ExternalBlockHash:
+    """Return a hash as KV events carry it: 64-bit ints by default, else the bytes."""
+    if not envs.VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES:
+        return block_hash
+    return int.from_bytes(block_hash, "big") & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def hash_block_tokens(
+    hash_function: Callable[[Any], Any],
+    parent_block_hash: BlockHash | None,
+    curr_block_token_ids: Sequence[int],
+    extra_keys: tuple[Any, ...] | None = None,
+) -> BlockHash:
+    """Return the hash of one block of tokens behind its parent.
+
+    Args:
+        hash_function: Hash of any Python value.
+        parent_block_hash: The block before, None for a first block.
+        curr_block_token_ids: The block's tokens.
+        extra_keys: See ``generate_block_hash_extra_keys``.
+    """
+    return BlockHash(
+        hash_function((parent_block_hash or NONE_HASH, tuple(curr_block_token_ids), extra_keys))
+    )
+
+
+def _mm_extra_keys(
+    request: Request, start_token_idx: int, end_token_idx: int, start_mm_idx: int
+) -> tuple[list[Any], int]:
+    """Return (identifier, offset in the block) of overlapping items, and the next item's index."""
+    mm_features = request.mm_features
+    keys: list[Any] = []
+    if not mm_features:
+        return keys, start_mm_idx
+    mm_idx = start_mm_idx if start_mm_idx >= 0 else max(len(mm_features) + start_mm_idx, 0)
+    while mm_idx < len(mm_features):
+        position = mm_features[mm_idx].mm_position
+        item_end = position.offset + position.length
+        if position.offset >= end_token_idx:
+            break
+        if item_end > start_token_idx:
+            keys.append((mm_features[mm_idx].identifier, position.offset - start_token_idx))
+            if item_end > end_token_idx:
+                break
+        mm_idx += 1
+    return keys, mm_idx
+
+
+def _prompt_embeds_digest(request: Request, start_token_idx: int, end_token_idx: int) -> bytes:
+    """Return the digest of a slice of prompt embeddings, computed once per request."""
+    digests = request._prompt_embeds_per_block_hashes
+    key = (start_token_idx, end_token_idx)
+    digest = digests.get(key)
+    if digest is None:
+        assert request.prompt_embeds is not None
+        embeds = request.prompt_embeds[start_token_idx:end_token_idx]
+        digest = digests[key] = hashlib.sha256(tensor_data(embeds)).digest()
+    return digest
+
+
+def generate_block_hash_extra_keys(
+    request: Request, start_token_idx: int, end_token_idx: int, start_mm_idx: int
+) -> tuple[tuple[Any, ...] | None, int]:
+    """Return what besides tokens decides a block's values.
+
+    Args:
+        request: The request.
+        start_token_idx: First token of the block.
+        end_token_idx: One past its last token.
+        start_mm_idx: Multimodal item to start at (items are ordered by offset); negative counts
+            from the end.
+
+    Returns:
+        The keys in fixed order (LoRA name, multimodal items, salt, embeddings), None if there are
+        none; and the item to start at for the next block.
+    """
+    keys: list[Any] = []
+    if request.lora_request is not None:
+        keys.append(request.lora_request.lora_name)
+    mm_keys, next_mm_idx = _mm_extra_keys(request, start_token_idx, end_token_idx, start_mm_idx)
+    keys += mm_keys
+    # The chain carries the salt on: the first block is enough.
+    if start_token_idx == 0 and request.cache_salt:
+        keys.append(request.cache_salt)
+    if request.prompt_embeds is not None:
+        keys.append(_prompt_embeds_digest(request, start_token_idx, end_token_idx))
+    return (tuple(keys) if keys else None), next_mm_idx
+
+
+def get_request_block_hasher(
+    block_size: int, caching_hash_fn: Callable[[Any], Any]
+) -> Callable[[Request], list[BlockHash]]:
+    """Return the function that hashes a request's new full blocks.
+
+    Args:
+        block_size: Tokens under one hash.
+        caching_hash_fn: Hash of any Python value.
+
+    Returns:
+        A function that returns the hashes of the full blocks behind ``request.block_hashes``,
+        chained to its last.
+    """
+
+    def hash_new_blocks(request: Request) -> list[BlockHash]:
+        known = request.block_hashes
+        start = len(known) * block_size
+        num_tokens = request.num_tokens
+        if start + block_size > num_tokens:
+            # Most decode steps end here.
+            return []
+        # One slice of the read-only view; slicing a plain list per block is cheaper.
+        token_ids = request.all_token_ids[start:num_tokens]
+        parent = known[-1] if known else NONE_HASH
+        # A request that goes on behind its first blocks is past all items but the last.
+        mm_idx = -1 if known else 0
+        every_block_has_keys = (
+            request.lora_request is not None
+            or bool(request.mm_features)
+            or request.prompt_embeds is not None
+        )
+        hashes: list[BlockHash] = []
+        for begin in range(start, num_tokens - block_size + 1, block_size):
+            end = begin + block_size
+            if every_block_has_keys or begin == 0:
+                extra_keys, mm_idx = generate_block_hash_extra_keys(request, begin, end, mm_idx)
+            else:
+                extra_keys = None
+            block_token_ids = tuple(token_ids[begin - start : end - start])
+            parent = caching_hash_fn((parent, block_token_ids, extra_keys))
+            hashes.append(parent)
+        return hashes
+
+    return hash_new_blocks
+
+
+class BlockHashListWithBlockSize(Sequence[BlockHash]):
+    """A lazy view of block hashes at a coarser block size.
+
+    Item i is the concatenation of the finer hashes under coarse block i; a last, partly covered
+    block is not in the view.
+
+    Args:
+        block_hashes: Hashes of ``hash_block_size`` tokens each; may grow behind the view.
+        hash_block_size: Tokens under one of them.
+        target_block_size: Tokens of one item, a multiple of that.
+    """
+
+    __slots__ = ("block_hashes", "scale_factor")
+
+    def __init__(
+        self, block_hashes: Sequence[BlockHash], hash_block_size: int, target_block_size: int
+    ) -> None:
+        assert target_block_size % hash_block_size == 0, (
+            f"Block size {target_block_size} is no multiple of the hash block {hash_block_size}."
+        )
+        self.block_hashes = block_hashes
+        self.scale_factor = target_block_size // hash_block_size
+
+    def __len__(self) -> int:
+        return len(self.block_hashes) // self.scale_factor
+
+    @overload
+    def __getitem__(self, index: int) -> BlockHash: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[BlockHash]: ...
+
+    def __getitem__(self, index: int | slice) -> BlockHash | list[BlockHash]:
+        if isinstance(index, slice):
+            return [self._merged(i) for i in range(*index.indices(len(self)))]
+        length = len(self)
+        position = index + length if index < 0 else index
+        if not 0 <= position < length:
+            raise IndexError(f"Block hash {index} is outside a list of {length}.")
+        return self._merged(position)
+
+    def __iter__(self) -> Iterator[BlockHash]:
+        for i in range(len(self)):
+            yield self._merged(i)
+
+    def _merged(self, index: int) -> BlockHash:
+        base = index * self.scale_factor
+        return BlockHash(b"".join(self.block_hashes[base : base + self.scale_factor]))
+
+
+BlockHashList = list[BlockHash] | BlockHashListWithBlockSize

@@ -1,0 +1,1 @@
+"""One KV-cache group's block tables, by kind of attention."""

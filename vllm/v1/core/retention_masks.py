@@ -1,0 +1,86 @@
+"""Which blocks of a sliding-window group a later request can hit (``hit_unit`` None).
+
+Pure functions over ints. A hit of a hybrid model ends on a boundary, a multiple of the scheduler's
+block size, and needs the window's tail below it: ``need = ceil((window - 1) / block_size)`` blocks.
+Everything between two tails can never serve a hit, so it is not hashed and is reused first.
+"""
+
+from vllm.utils.math_utils import cdiv
+
+
+def num_window_tail_blocks(window: int, block_size: int, drop_eagle_block: bool) -> int:
+    """Return how many blocks in a row a hit needs below its end.
+
+    Args:
+        window: Tokens a token attends to, itself included.
+        block_size: Tokens of a block.
+        drop_eagle_block: Whether the last matched block is dropped again, to be recomputed for
+            the drafter: then one more must match.
+    """
+    return cdiv(window - 1, block_size) + drop_eagle_block
+
+
+def sliding_window_block_mask(
+    start_block: int,
+    end_block: int,
+    *,
+    block_size: int,
+    window: int,
+    alignment_tokens: int | None,
+    use_eagle: bool,
+    retention_interval: int | None = None,
+    num_prompt_tokens: int | None = None,
+) -> list[bool] | None:
+    """Keep a block iff it lies in the tail below a boundary worth keeping.
+
+    Boundaries worth keeping are every multiple of the segment (the alignment without an interval,
+    none for interval 0, else the interval), and with an interval the replay boundary too: the last
+    alignment below the prompt's last token, where an identical prompt resumes. With a drafter a
+    tail reaches one block past its boundary, because a hit drops the last block it matched.
+
+        block 8, window 8 (need 1), alignment 32, prompt of 128 tokens, blocks 0..15
+        token     0       32      64      96      128
+        unset     ...#....#...#...#       every boundary:       3 7 11 15
+        64        .......#...#...#        64, replay 96, 128:   7 11 15
+        0         ...........#....        replay 96 only:       11
+        eagle     ...##..##..##..#        need 2, shift 1:      3 4 7 8 11 12 15
+
+    Costs O(end_block - start_block).
+
+    Args:
+        start_block: First block to judge.
+        end_block: One past the last.
+        block_size: Tokens of a block.
+        window: Tokens a token attends to, itself included.
+        alignment_tokens: Hits end on multiples of it, itself a multiple of ``block_size``; None if
+            a hit may end anywhere.
+        use_eagle: Whether the group serves a drafter.
+        retention_interval: Tokens between kept boundaries, a multiple of the alignment; None
+            keeps all, 0 none but the replay boundary.
+        num_prompt_tokens: Length of the request's prompt, if known.
+
+    Returns:
+        One flag per block, or None when every block is kept.
+    """
+    if alignment_tokens is None:
+        return None
+    assert alignment_tokens % block_size == 0
+    need = num_window_tail_blocks(window, block_size, use_eagle)
+    shift = int(use_eagle)
+    mask = [False] * max(end_block - start_block, 0)
+
+    segment_tokens = alignment_tokens if retention_interval is None else retention_interval
+    if segment_tokens > 0:
+        per_segment = segment_tokens // block_size
+        if need >= per_segment:
+            return None
+        first_kept = per_segment - need
+        for block in range(max(start_block, shift), end_block):
+            mask[block - start_block] = (block - shift) % per_segment >= first_kept
+
+    if retention_interval is not None and num_prompt_tokens is not None:
+        replay_tokens = (num_prompt_tokens - 1) // alignment_tokens * alignment_tokens
+        tail_end = replay_tokens // block_size + shift
+        for block in range(max(start_block, tail_end - need), min(end_block, tail_end)):
+            mask[block - start_block] = True
+    return mask

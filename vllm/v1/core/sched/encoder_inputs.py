@@ -1,0 +1,145 @@
+"""Which multimodal items a step must encode, and how far that lets the step go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+@dataclass(slots=True)
+class EncoderDecision:
+    """The encoder side of one request in one step.
+
+    Attributes:
+        num_new_tokens: Tokens the request may compute, given what can be encoded.
+        budget: Encoder embeddings left for others.
+        compute: Items to encode.
+        external: Items whose outputs another engine provides.
+    """
+
+    num_new_tokens: int
+    budget: int
+    compute: list[int] = field(default_factory=list)
+    external: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderPlanner:
+    """Chooses encoder inputs; built per step from what the scheduler holds then.
+
+    Attributes:
+        cache: The encoder cache manager.
+        ec_connector: Provider of encoder outputs, if any.
+        is_encoder_decoder: Whether items are read by cross attention, all in the first step.
+        disable_chunked_mm_input: Whether an item must be computed in one step.
+        shift: Tokens by which the drafter reads ahead (1 with EAGLE).
+    """
+
+    cache: Any
+    ec_connector: Any
+    is_encoder_decoder: bool
+    disable_chunked_mm_input: bool
+    shift: int
+
+    def decide(
+        self, request: Request, start: int, num_new_tokens: int, budget: int
+    ) -> EncoderDecision:
+        """Choose the items that tokens ``[start, start + num_new_tokens)`` need.
+
+        Mutates:
+            Marks locally cached items as used by the request, and may evict freeable outputs.
+        """
+        decision = EncoderDecision(num_new_tokens, budget)
+        if num_new_tokens == 0 or not request.has_encoder_inputs:
+            return decision
+        chosen: set[str] = set()
+        num_embeds_to_schedule = 0
+        for index, feature in enumerate(request.mm_features):
+            position = feature.mm_position
+            if position.offset >= start + decision.num_new_tokens + self.shift:
+                break
+            if self._is_past(start, position.offset + position.length):
+                continue
+            if feature.identifier in chosen or self.cache.check_and_update_cache(request, index):
+                continue
+            limit = self._limit(request, index, start, decision, num_embeds_to_schedule)
+            if limit is not None:
+                decision.num_new_tokens = limit
+                break
+            if not self._needs_embeds(position, start, decision.num_new_tokens):
+                continue
+            num_embeds = request.get_num_encoder_embeds(index)
+            num_embeds_to_schedule += num_embeds
+            chosen.add(feature.identifier)
+            if self.ec_connector is not None and self.ec_connector.has_cache_item(
+                feature.identifier
+            ):
+                decision.external.append(index)
+            else:
+                decision.budget -= num_embeds
+                decision.compute.append(index)
+        return decision
+
+    def _is_past(self, start: int, item_end: int) -> bool:
+        """Whether an item's tokens are computed already."""
+        if self.is_encoder_decoder:
+            # Cross attention keeps its own KV: the first step encodes everything.
+            return start > 0
+        return item_end <= start
+
+    def _limit(
+        self,
+        request: Request,
+        index: int,
+        start: int,
+        decision: EncoderDecision,
+        num_embeds_to_schedule: int,
+    ) -> int | None:
+        """Return the tokens before an item that cannot be taken; None if it can."""
+        position = request.mm_features[index].mm_position
+        before_item = max(0, position.offset - (start + self.shift))
+        is_partial = start + decision.num_new_tokens < position.offset + position.length
+        if self.disable_chunked_mm_input and start < position.offset and is_partial:
+            return before_item
+        if self.cache.can_allocate(request, index, decision.budget, num_embeds_to_schedule):
+            return None
+        return before_item
+
+    def _needs_embeds(self, position: Any, start: int, num_new_tokens: int) -> bool:
+        """Whether any of an item's embeddings stands in the scheduled range."""
+        if self.is_encoder_decoder:
+            return True
+        first = max(0, start - position.offset)
+        last = min(start + num_new_tokens + self.shift - position.offset, position.length)
+        first_embed, last_embed = position.get_embeds_indices_in_range(first, last)
+        return bool(last_embed > first_embed)
+
+    def num_encoder_tokens(self, request: Request, decision: EncoderDecision) -> int:
+        """Return the encoder tokens that cross-attention blocks must hold; 0 for decoders."""
+        if not self.is_encoder_decoder:
+            return 0
+        items = decision.compute + decision.external
+        return sum(request.get_num_encoder_embeds(index) for index in items)
+
+    def commit(self, request: Request, decision: EncoderDecision) -> None:
+        """Give the chosen items their room, now that the request is scheduled."""
+        for index in decision.compute + decision.external:
+            self.cache.allocate(request, index)
+            if self.ec_connector is not None:
+                self.ec_connector.update_state_after_alloc(request, index)
+
+
+def free_passed_encoder_inputs(cache: Any, request: Request, *, is_encoder_decoder: bool) -> None:
+    """Let go of encoder outputs whose tokens are in the KV cache now."""
+    # Tokens of steps that have not returned yet may still read the encoder's output.
+    computed = request.num_computed_tokens - request.num_output_placeholders
+    for index in cache.get_cached_input_ids(request):
+        position = request.mm_features[index].mm_position
+        is_past = (
+            computed > 0 if is_encoder_decoder else (position.offset + position.length <= computed)
+        )
+        if is_past:
+            cache.free_encoder_input(request, index)

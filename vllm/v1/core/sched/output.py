@@ -1,0 +1,154 @@
+"""What the scheduler tells the workers for one step: ints, ids and tables, no tensors."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm.lora.request import LoRARequest
+    from vllm.multimodal.inputs import MultiModalFeatureSpec
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTable:
+    """The live blocks of one request in one window group, replacing what the worker held.
+
+    Attributes:
+        group_id: Index of the KV cache group.
+        base: Index (token position // block size) of the first block.
+        block_ids: Ids of blocks base, base + 1, ...; 0 marks rows that are not stored.
+    """
+
+    group_id: int
+    base: int
+    block_ids: list[int]
+
+
+@dataclass
+class NewRequestData:
+    """A request that the workers see for the first time (or again after a preemption)."""
+
+    req_id: str
+    prompt_token_ids: list[int] | None
+    mm_features: "list[MultiModalFeatureSpec]"
+    sampling_params: "SamplingParams | None"
+    pooling_params: Any
+    block_ids: tuple[list[int], ...]
+    num_computed_tokens: int
+    lora_request: "LoRARequest | None"
+    prompt_embeds: "torch.Tensor | None" = None
+    prompt_is_token_ids: list[bool] | None = None
+    # All tokens known so far, answer included, for a request resumed by re-computation.
+    prefill_token_ids: list[int] | None = None
+
+    @classmethod
+    def from_request(
+        cls,
+        request: "Request",
+        block_ids: tuple[list[int], ...],
+        prefill_token_ids: list[int] | None = None,
+    ) -> "NewRequestData":
+        """Copy what workers need from the scheduler's request."""
+        return cls(
+            req_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            mm_features=request.mm_features,
+            sampling_params=request.sampling_params,
+            pooling_params=request.pooling_params,
+            block_ids=block_ids,
+            num_computed_tokens=request.num_computed_tokens,
+            lora_request=request.lora_request,
+            prompt_embeds=request.prompt_embeds,
+            prompt_is_token_ids=getattr(request, "prompt_is_token_ids", None),
+            prefill_token_ids=prefill_token_ids,
+        )
+
+    def _describe(self, *, with_tokens: bool) -> str:
+        shape = self.prompt_embeds.shape if self.prompt_embeds is not None else None
+        ids = self.prompt_token_ids or []
+        tokens = f"prompt_token_ids={ids}" if with_tokens else f"prompt_token_ids_len={len(ids)}"
+        return (
+            f"NewRequestData(req_id={self.req_id}, {tokens}, mm_features={self.mm_features}, "
+            f"sampling_params={self.sampling_params}, block_ids={self.block_ids}, "
+            f"num_computed_tokens={self.num_computed_tokens}, lora_request={self.lora_request}, "
+            f"prompt_embeds_shape={shape})"
+        )
+
+    def __repr__(self) -> str:
+        return self._describe(with_tokens=True)
+
+    def anon_repr(self) -> str:
+        """Describe the request without its tokens, for logs."""
+        return self._describe(with_tokens=False)
+
+
+@dataclass
+class CachedRequestData:
+    """Requests the workers know already: only what changed, one entry per request and list."""
+
+    req_ids: list[str]
+    resumed_req_ids: set[str]
+    new_token_ids: list[list[int]]
+    # Only for requests that were not scheduled in the previous step.
+    all_token_ids: dict[str, list[int]]
+    new_block_ids: list[tuple[list[int], ...] | None]
+    num_computed_tokens: list[int]
+    num_output_tokens: list[int]
+
+    @property
+    def num_reqs(self) -> int:
+        """How many requests are listed."""
+        return len(self.req_ids)
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {req_id: i for i, req_id in enumerate(self.req_ids)}
+
+    def get_index(self, req_id: str) -> int:
+        """Return the position of a request in the lists."""
+        return self._index[req_id]
+
+    @classmethod
+    def make_empty(cls) -> "CachedRequestData":
+        """Return a value that lists no request."""
+        return cls([], set(), [], {}, [], [], [])
+
+
+@dataclass
+class SchedulerOutput:
+    """One step's work.
+
+    The worker's order within a step: zero ``new_block_ids_to_zero``, run
+    ``kv_cache_block_copies``, connector loads, forward pass; the first three also in a step that
+    schedules no token.
+    """
+
+    scheduled_new_reqs: list[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    scheduled_spec_decode_tokens: dict[str, list[int]]
+    scheduled_encoder_inputs: dict[str, list[int]]
+    num_common_prefix_blocks: list[int]
+    finished_req_ids: set[str]
+    free_encoder_mm_hashes: list[str]
+    preempted_req_ids: set[str] | None = None
+    has_structured_output_requests: bool = False
+    pending_structured_output_tokens: bool = False
+    num_invalid_spec_tokens: dict[str, int] | None = None
+    kv_connector_metadata: Any = None
+    ec_connector_metadata: Any = None
+    new_block_ids_to_zero: list[int] | None = None
+    # (source, destination) block ids: whole pool rows, all layers at once.
+    kv_cache_block_copies: list[tuple[int, int]] = field(default_factory=list)
+    # Window groups whose table changed in this step, by request (hit_unit only).
+    window_tables: dict[str, tuple[WindowTable, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def make_empty(cls) -> "SchedulerOutput":
+        """Return a step without work."""
+        return cls([], CachedRequestData.make_empty(), {}, 0, {}, {}, [], set(), [])

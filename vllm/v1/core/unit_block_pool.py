@@ -1,0 +1,310 @@
+"""The block pool behind hits at one unit: ref counts, free tiers, prefix keys, checkpoints.
+
+A free block stands in one tier, and allocation takes the lowest tier that has one:
+
+    SCRATCH   nothing can hit it: never hashed, or its keys are gone
+    COLD      hashed, but superseded by something better
+    REGULAR   hashed, in LRU order
+
+A *dense* block carries one key for every unit whose rows it holds; a *window* block belongs to the
+checkpoint records that need it. A record is atomic: losing one block dissolves it, and blocks that
+served nothing else fall to SCRATCH. The null block (id 0) is in no tier and its count is not kept.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from vllm.v1.core.block_pool import BlockHashToBlockMap
+from vllm.v1.core.kv_cache_utils import BlockHash, FreeKVCacheBlockQueue, KVCacheBlock
+
+
+class Tier(IntEnum):
+    """Where a free block stands; lower tiers are reused first."""
+
+    SCRATCH = 0
+    COLD = 1
+    REGULAR = 2
+
+
+_HELD = -1
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoint:
+    """The window rows a request needs to resume at one boundary.
+
+    Attributes:
+        prefix_hash: Hash of the prefix of ``position`` tokens.
+        position: The boundary, in tokens.
+        blocks: Per window group (in group order) the blocks for rows
+            ``[first_needed(position), position)``; empty where nothing is needed.
+        next_token: The token that followed, if it was known: a drafter's last row depends on it.
+        num_hits: Requests admitted here.
+        is_kept: Whether it outlives the advance of the request that made it.
+    """
+
+    prefix_hash: BlockHash
+    position: int
+    blocks: tuple[tuple[KVCacheBlock, ...], ...]
+    next_token: int | None = None
+    num_hits: int = 0
+    is_kept: bool = False
+
+    def all_blocks(self) -> Iterable[KVCacheBlock]:
+        """Iterate over the blocks of all groups."""
+        for group_blocks in self.blocks:
+            yield from group_blocks
+
+
+@dataclass(slots=True)
+class GhostList:
+    """A bounded memory of evicted hashes, to tell "evicted" from "first seen".
+
+    Owns: its entries, oldest dropped first.
+    """
+
+    capacity: int
+    _entries: OrderedDict[BlockHash, None] = field(default_factory=OrderedDict)
+
+    def add(self, prefix_hash: BlockHash) -> None:
+        """Remember a hash."""
+        self._entries[prefix_hash] = None
+        self._entries.move_to_end(prefix_hash)
+        if len(self._entries) > self.capacity:
+            self._entries.popitem(last=False)
+
+    def discard(self, prefix_hash: BlockHash) -> None:
+        """Forget a hash: it is cached again."""
+        self._entries.pop(prefix_hash, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._entries.clear()
+
+    def __contains__(self, prefix_hash: BlockHash) -> bool:
+        return prefix_hash in self._entries
+
+
+class UnitBlockPool:
+    """All blocks of the KV cache.
+
+    Owns: ref counts, free tiers, the dense hash index, checkpoint records.
+
+    Args:
+        num_blocks: Blocks in all, the null block included.
+        dense_group_ids: Groups that carry unit keys.
+        enable_caching: Whether keys and checkpoints are kept at all.
+    """
+
+    def __init__(
+        self, num_blocks: int, dense_group_ids: Sequence[int], enable_caching: bool = True
+    ) -> None:
+        assert num_blocks > 0
+        self.num_gpu_blocks = num_blocks
+        self.enable_caching = enable_caching
+        self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
+        self.null_block = self.blocks[0]
+        self.null_block.is_null = True
+        self.tiers = (
+            FreeKVCacheBlockQueue(self.blocks[1:]),
+            FreeKVCacheBlockQueue([]),
+            FreeKVCacheBlockQueue([]),
+        )
+        self._tier_of = [_HELD] + [int(Tier.SCRATCH)] * (num_blocks - 1)
+        self.index = {group_id: BlockHashToBlockMap() for group_id in dense_group_ids}
+        # Keys of a dense block in ascending order of position, and its group.
+        self._keys: dict[int, tuple[int, list[BlockHash]]] = {}
+        self.checkpoints: dict[BlockHash, Checkpoint] = {}
+        self._records: dict[int, list[Checkpoint]] = {}
+        # A quarter of a million hashes of 32 bytes: a bound on memory, not on usefulness.
+        self.ghosts = GhostList(capacity=max(1024, min(4 * num_blocks, 250_000)))
+        self.checkpoint_ghosts = GhostList(capacity=max(1024, min(num_blocks, 65_536)))
+
+    # ---- counts ------------------------------------------------------------------------------
+
+    def get_num_free_blocks(self) -> int:
+        """Return how many blocks allocation can take, cached ones included."""
+        return sum(tier.num_free_blocks for tier in self.tiers)
+
+    def get_usage(self) -> float:
+        """Return the share of blocks that requests hold, 0..1, the null block left out."""
+        total = self.num_gpu_blocks - 1
+        return 1.0 - self.get_num_free_blocks() / total if total else 0.0
+
+    def tier_of(self, block: KVCacheBlock) -> Tier | None:
+        """Return the tier a free block stands in; None for a held block and the null block."""
+        tier = self._tier_of[block.block_id]
+        return None if tier == _HELD else Tier(tier)
+
+    def keys_of(self, block: KVCacheBlock) -> Sequence[BlockHash]:
+        """Return a dense block's keys in ascending order of position."""
+        entry = self._keys.get(block.block_id)
+        return entry[1] if entry is not None else ()
+
+    def records_of(self, block: KVCacheBlock) -> Sequence[Checkpoint]:
+        """Return the checkpoint records a window block belongs to."""
+        return self._records.get(block.block_id, ())
+
+    # ---- taking and giving back --------------------------------------------------------------
+
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take free blocks, lowest tier first, dropping what was cached in them.
+
+        Raises:
+            ValueError: Fewer are free than asked for; nothing was taken.
+        """
+        if num_blocks > self.get_num_free_blocks():
+            raise ValueError(
+                f"Cannot get {num_blocks} blocks: only {self.get_num_free_blocks()} are free."
+            )
+        taken: list[KVCacheBlock] = []
+        while len(taken) < num_blocks:
+            block = self._pop_lowest()
+            self._forget(block)
+            block.ref_cnt = 1
+            taken.append(block)
+        return taken
+
+    def _pop_lowest(self) -> KVCacheBlock:
+        for tier in self.tiers:
+            if tier.num_free_blocks:
+                block = tier.popleft()
+                self._tier_of[block.block_id] = _HELD
+                return block
+        raise ValueError("No free blocks available")
+
+    def _forget(self, block: KVCacheBlock) -> None:
+        """Drop what a block caches, because its rows are about to be overwritten."""
+        entry = self._keys.pop(block.block_id, None)
+        if entry is not None:
+            group_id, hashes = entry
+            for prefix_hash in hashes:
+                self.index[group_id].pop(prefix_hash, block.block_id)  # type: ignore[arg-type]
+                self.ghosts.add(prefix_hash)
+        for record in list(self._records.get(block.block_id, ())):
+            self.checkpoint_ghosts.add(record.prefix_hash)
+            self.dissolve(record)
+
+    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Hold cached blocks for one more user; free ones leave their tier."""
+        for block in blocks:
+            if block.is_null:
+                continue
+            if block.ref_cnt == 0:
+                tier = self._tier_of[block.block_id]
+                self.tiers[tier].remove(block)
+                self._tier_of[block.block_id] = _HELD
+            block.ref_cnt += 1
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        """Give blocks back, in the order in which they should be reused.
+
+        Those nobody holds any more join REGULAR if something can hit them, else SCRATCH.
+        """
+        for block in ordered_blocks:
+            if block.is_null:
+                continue
+            block.ref_cnt -= 1
+            assert block.ref_cnt >= 0, f"block {block.block_id} freed too often"
+            if block.ref_cnt == 0:
+                cached = block.block_id in self._keys or block.block_id in self._records
+                self._enqueue(block, Tier.REGULAR if cached else Tier.SCRATCH)
+
+    def _enqueue(self, block: KVCacheBlock, tier: Tier) -> None:
+        self._tier_of[block.block_id] = int(tier)
+        if tier is Tier.SCRATCH:
+            # Last in, first out: on a CPU the pool's memory is committed on first touch, so a
+            # small working set of scratch blocks keeps the process small and its cache warm.
+            self.tiers[tier].prepend_n([block])
+        else:
+            self.tiers[tier].append(block)
+
+    def _move(self, block: KVCacheBlock, tier: Tier) -> None:
+        self.tiers[self._tier_of[block.block_id]].remove(block)
+        self._enqueue(block, tier)
+
+    # ---- prefix keys of dense groups ---------------------------------------------------------
+
+    def get_cached_block(self, prefix_hash: BlockHash, group_id: int) -> KVCacheBlock | None:
+        """Return a block that holds the group's rows up to a prefix's end, or None."""
+        return self.index[group_id].get_one_block(prefix_hash)  # type: ignore[arg-type]
+
+    def add_key(self, block: KVCacheBlock, group_id: int, prefix_hash: BlockHash) -> None:
+        """Publish that a held block has all its group's rows up to a prefix's end.
+
+        Keys of one block are added in ascending order of position.
+        """
+        assert not block.is_null
+        entry = self._keys.get(block.block_id)
+        if entry is None:
+            entry = self._keys[block.block_id] = (group_id, [])
+        assert entry[0] == group_id
+        entry[1].append(prefix_hash)
+        self.index[group_id].insert(prefix_hash, block)  # type: ignore[arg-type]
+        self.ghosts.discard(prefix_hash)
+
+    def holds_key(self, group_id: int, prefix_hash: BlockHash, block: KVCacheBlock) -> bool:
+        """Whether the index leads from a prefix to this very block, perhaps among others."""
+        entry = self.index[group_id]._cache.get(prefix_hash)  # type: ignore[call-overload]
+        if isinstance(entry, dict):
+            return entry.get(block.block_id) is block
+        return entry is block
+
+    def num_index_entries(self) -> int:
+        """Return how many (key, block) pairs the index of all dense groups holds."""
+        entries = [e for index in self.index.values() for e in index._cache.values()]
+        return sum(len(e) if isinstance(e, dict) else 1 for e in entries)
+
+    # ---- checkpoints of window groups --------------------------------------------------------
+
+    def add_checkpoint(self, record: Checkpoint) -> bool:
+        """Publish a checkpoint unless one of the same prefix exists.
+
+        Returns:
+            Whether the record was entered; else the one that exists is kept if this one is.
+        """
+        existing = self.checkpoints.get(record.prefix_hash)
+        if existing is not None:
+            existing.is_kept = existing.is_kept or record.is_kept
+            return False
+        self.checkpoints[record.prefix_hash] = record
+        self.checkpoint_ghosts.discard(record.prefix_hash)
+        for block in record.all_blocks():
+            assert not block.is_null
+            self._records.setdefault(block.block_id, []).append(record)
+        return True
+
+    def dissolve(self, record: Checkpoint) -> None:
+        """Withdraw a checkpoint; free blocks that serve nothing else fall to SCRATCH."""
+        if self.checkpoints.get(record.prefix_hash) is not record:
+            return
+        del self.checkpoints[record.prefix_hash]
+        for block in record.all_blocks():
+            records = self._records[block.block_id]
+            records.remove(record)
+            if not records:
+                del self._records[block.block_id]
+                if self._tier_of[block.block_id] != _HELD:
+                    self._move(block, Tier.SCRATCH)
+
+    # ---- reset -------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget everything cached.
+
+        Returns:
+            False, with nothing changed, while a request holds blocks.
+        """
+        if self.get_num_free_blocks() != self.num_gpu_blocks - 1:
+            return False
+        for record in list(self.checkpoints.values()):
+            self.dissolve(record)
+        for block_id in list(self._keys):
+            block = self.blocks[block_id]
+            self._forget(block)
+            self._move(block, Tier.SCRATCH)
+        self.ghosts.clear()
+        self.checkpoint_ghosts.clear()
+        return True

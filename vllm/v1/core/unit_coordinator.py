@@ -1,0 +1,364 @@
+"""All KV cache groups of a hybrid model together, with hits at one unit.
+
+A step of one request goes through ``plan_step`` (what to take; changes nothing) and ``commit``
+(touch the hit's blocks, take new ones, record copies). Keys and checkpoints become visible only in
+``publish``, when ``schedule()`` ends, from what was really allocated in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.prefix_lookup import PrefixHit, find_prefix
+from vllm.v1.core.retention import CacheGeometry, needed_window_blocks, trailing_boundaries
+from vllm.v1.core.sched.output import WindowTable
+from vllm.v1.core.unit_block_pool import Checkpoint, UnitBlockPool
+from vllm.v1.core.unit_groups import DenseGroup, WindowGroup
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PartialAdoption:
+    """What to do with a partly covered dense block of a hit.
+
+    Attributes:
+        dense_index: Position among the dense groups.
+        block: The block that holds the rows.
+        keys: Its keys at or below the boundary.
+        is_copy: Copy it whole into a private block; else take it as it is, because nobody holds
+            it and nothing above the boundary is cached in it.
+    """
+
+    dense_index: int
+    block: KVCacheBlock
+    keys: tuple[BlockHash, ...]
+    is_copy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one request's step takes. Making one changes nothing.
+
+    Attributes:
+        start: Tokens computed before the step.
+        end: Tokens computed after it, drafts not counted.
+        boundaries: Boundaries in ``(start, end]`` whose checkpoints the step leaves behind.
+        hit: The prefix hit of a request's first step.
+        partials: What becomes of the hit's partly covered blocks.
+        num_dense_new: Per dense group the blocks to take, copies' destinations left out.
+        window_indices: Per window group the block indices to fill.
+        num_new_blocks: All of those, copies' destinations included.
+        num_blocks_touched: Free blocks that the hit takes out of the tiers.
+    """
+
+    start: int
+    end: int
+    boundaries: tuple[int, ...]
+    hit: PrefixHit | None
+    partials: tuple[PartialAdoption, ...]
+    num_dense_new: tuple[int, ...]
+    window_indices: tuple[tuple[int, ...], ...]
+    num_new_blocks: int
+    num_blocks_touched: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """A whole-block copy that the next step runs before its forward pass; both ends are held."""
+
+    request_id: str
+    group_id: int
+    source: KVCacheBlock
+    destination: KVCacheBlock
+    keys: tuple[BlockHash, ...]
+
+
+@dataclass(slots=True)
+class RequestCacheState:
+    """What a request that holds tables has published.
+
+    Attributes:
+        num_units: Units whose keys are out, those of its hit included.
+        trailing: Checkpoints it carries along and replaces as it advances.
+    """
+
+    num_units: int = 0
+    trailing: list[Checkpoint] = field(default_factory=list)
+
+
+class UnitKVCacheCoordinator:
+    """The groups of one model over one pool.
+
+    Owns: the pool, the group managers, copies not yet run, what each request has published.
+
+    Args:
+        kv_cache_config: Groups and number of blocks; ``hit_unit`` is set.
+        enable_caching: Whether anything is kept for later requests.
+    """
+
+    def __init__(self, kv_cache_config: KVCacheConfig, enable_caching: bool) -> None:
+        self.geometry = CacheGeometry.from_config(kv_cache_config)
+        self.block_pool = UnitBlockPool(
+            kv_cache_config.num_blocks,
+            [group.group_id for group in self.geometry.dense],
+            enable_caching,
+        )
+        pool = self.block_pool
+        self.dense = tuple(DenseGroup(g, pool) for g in self.geometry.dense)
+        self.windows = tuple(WindowGroup(g, pool) for g in self.geometry.windows)
+        self.copies: list[BlockCopy] = []
+        self._sources_in_flight: list[KVCacheBlock] = []
+        self._states: dict[str, RequestCacheState] = {}
+
+    # ---- lookup ------------------------------------------------------------------------------
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[BlockHash], max_cache_hit_length: int
+    ) -> PrefixHit:
+        """Return the deepest boundary at most ``max_cache_hit_length`` where all groups resume."""
+        return find_prefix(self.block_pool, self.geometry, block_hashes, max_cache_hit_length)
+
+    # ---- one step of one request -------------------------------------------------------------
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether the request holds tables."""
+        return request_id in self._states
+
+    def release_passed(self, request_id: str, position: int) -> None:
+        """Free the window blocks that going on at ``position`` does not need."""
+        for group in self.windows:
+            group.drop_below(request_id, position)
+
+    def plan_step(
+        self,
+        request_id: str,
+        start: int,
+        end: int,
+        alloc_end: int,
+        boundaries: tuple[int, ...],
+        hit: PrefixHit | None,
+    ) -> StepPlan:
+        """Work out what a step takes.
+
+        Args:
+            request_id: The request.
+            start: Tokens computed before the step, a hit included.
+            end: Tokens computed after it, drafts not counted.
+            alloc_end: ``end`` with drafts and lookahead.
+            boundaries: Boundaries whose checkpoints the step leaves behind.
+            hit: The hit of a request that holds nothing yet.
+        """
+        partials = self._plan_partials(hit) if hit is not None else ()
+        num_partial = [0] * len(self.dense)
+        for partial in partials:
+            num_partial[partial.dense_index] = 1
+        num_dense_new = tuple(
+            group.num_missing(
+                request_id, alloc_end, (len(hit.full_blocks[i]) if hit else 0) + num_partial[i]
+            )
+            for i, group in enumerate(self.dense)
+        )
+        window_indices = []
+        for group in self.windows:
+            geometry = group.geometry
+            needed = needed_window_blocks(geometry, end, alloc_end, boundaries)
+            adopted = range(0)
+            if hit is not None and hit.position:
+                adopted = geometry.block_range(geometry.first_needed(hit.position), hit.position)
+            window_indices.append(tuple(group.find_missing(request_id, needed, adopted)))
+        num_copies = sum(partial.is_copy for partial in partials)
+        return StepPlan(
+            start=start,
+            end=end,
+            boundaries=boundaries,
+            hit=hit,
+            partials=partials,
+            num_dense_new=num_dense_new,
+            window_indices=tuple(window_indices),
+            num_new_blocks=sum(num_dense_new) + sum(map(len, window_indices)) + num_copies,
+            num_blocks_touched=self._num_touched(hit),
+        )
+
+    def _plan_partials(self, hit: PrefixHit) -> tuple[PartialAdoption, ...]:
+        plans = []
+        for i, entry in enumerate(hit.partial_blocks):
+            if entry is None:
+                continue
+            block, last_key = entry
+            keys = tuple(self.block_pool.keys_of(block))
+            below = keys[: keys.index(last_key) + 1]
+            is_copy = block.ref_cnt > 0 or len(keys) > len(below)
+            plans.append(PartialAdoption(i, block, below, is_copy))
+        return tuple(plans)
+
+    @staticmethod
+    def _num_touched(hit: PrefixHit | None) -> int:
+        if hit is None or hit.checkpoint is None:
+            return 0
+        blocks = [block for group in hit.full_blocks for block in group]
+        blocks += [entry[0] for entry in hit.partial_blocks if entry is not None]
+        blocks += hit.checkpoint.all_blocks()
+        return len({block.block_id for block in blocks if block.ref_cnt == 0})
+
+    def commit(self, request_id: str, plan: StepPlan) -> tuple[list[KVCacheBlock], ...]:
+        """Apply a plan that fits the pool.
+
+        Returns:
+            Per group the new dense blocks (adopted ones left out); empty for window groups.
+        """
+        hit = plan.hit
+        if hit is not None and hit.position:
+            self._adopt(request_id, hit, plan.partials)
+        if request_id not in self._states:
+            self._states[request_id] = RequestCacheState(plan.start // self.geometry.unit)
+        taken = iter(self.block_pool.get_new_blocks(plan.num_new_blocks))
+        for partial in plan.partials:
+            if partial.is_copy:
+                self._add_copy(request_id, partial, next(taken))
+        new_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
+        for group, count in zip(self.dense, plan.num_dense_new, strict=True):
+            blocks = [next(taken) for _ in range(count)]
+            group.extend(request_id, blocks)
+            new_blocks[group.geometry.group_id].extend(blocks)
+        for window, indices in zip(self.windows, plan.window_indices, strict=True):
+            window.insert(request_id, indices, [next(taken) for _ in indices])
+        return new_blocks
+
+    def _adopt(self, request_id: str, hit: PrefixHit, partials: Sequence[PartialAdoption]) -> None:
+        """Hold everything the hit needs before any new block is taken."""
+        assert hit.checkpoint is not None
+        pool = self.block_pool
+        for group, blocks in zip(self.dense, hit.full_blocks, strict=True):
+            pool.touch(blocks)
+            group.adopt(request_id, blocks)
+        for partial in partials:
+            pool.touch([partial.block])
+            if not partial.is_copy:
+                self.dense[partial.dense_index].extend(request_id, [partial.block])
+        for window, blocks_of in zip(self.windows, hit.checkpoint.blocks, strict=True):
+            pool.touch(blocks_of)
+            window.adopt(request_id, hit.position, blocks_of)
+        hit.checkpoint.num_hits += 1
+
+    def _add_copy(self, request_id: str, partial: PartialAdoption, block: KVCacheBlock) -> None:
+        group = self.dense[partial.dense_index]
+        # The destination is held by the table and, until the copy ran, by the copy itself.
+        self.block_pool.touch([block])
+        group_id = group.geometry.group_id
+        self.copies.append(BlockCopy(request_id, group_id, partial.block, block, partial.keys))
+        group.extend(request_id, [block])
+
+    # ---- end of schedule() -------------------------------------------------------------------
+
+    def publish(
+        self,
+        request_id: str,
+        block_hashes: Sequence[BlockHash],
+        end: int,
+        boundaries: Sequence[int],
+        kept: Sequence[int],
+        next_tokens: Sequence[int | None],
+    ) -> None:
+        """Make the prefixes a step completes visible to later lookups.
+
+        Args:
+            request_id: The request.
+            block_hashes: Its chained hashes, one per unit, covering at least ``end``.
+            end: Tokens computed after the step, drafts not counted.
+            boundaries: Boundaries the step completes, to keep a checkpoint of.
+            kept: Those boundaries that outlive the request's advance (replay boundaries).
+            next_tokens: Per boundary the token that follows, where known.
+        """
+        unit = self.geometry.unit
+        pool = self.block_pool
+        state = self._states[request_id]
+        for i in range(state.num_units, end // unit):
+            position = (i + 1) * unit
+            for group in self.dense:
+                if position % group.geometry.ratio == 0:
+                    block = group.block_below(request_id, position)
+                    pool.add_key(block, group.geometry.group_id, block_hashes[i])
+        state.num_units = max(state.num_units, end // unit)
+        for position, token in zip(boundaries, next_tokens, strict=True):
+            record = Checkpoint(
+                block_hashes[position // unit - 1],
+                position,
+                tuple(group.blocks_for(request_id, position) for group in self.windows),
+                token,
+                is_kept=position in kept,
+            )
+            if pool.add_checkpoint(record) and not record.is_kept:
+                state.trailing.append(record)
+        self._drop_passed_records(state, end)
+
+    def _drop_passed_records(self, state: RequestCacheState, end: int) -> None:
+        """Withdraw trailing checkpoints that newer ones replace, unless somebody resumed there."""
+        current = trailing_boundaries(self.geometry, end)
+        remaining = []
+        for record in state.trailing:
+            if record.position in current:
+                remaining.append(record)
+            elif record.num_hits == 0 and not record.is_kept:
+                self.block_pool.dissolve(record)
+        state.trailing = remaining
+
+    def publish_copies(self) -> None:
+        """Let copies carry their source's keys below the boundary."""
+        for copy in self.copies:
+            for prefix_hash in copy.keys:
+                self.block_pool.add_key(copy.destination, copy.group_id, prefix_hash)
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Drain the copies the step must run; their ends stay held until ``release_copies``."""
+        pairs = [(c.source.block_id, c.destination.block_id) for c in self.copies]
+        for copy in self.copies:
+            self._sources_in_flight += (copy.source, copy.destination)
+        self.copies = []
+        return pairs
+
+    def release_copies(self) -> None:
+        """Let go of the ends of copies that have run."""
+        self.block_pool.free_blocks(self._sources_in_flight)
+        self._sources_in_flight = []
+
+    @property
+    def copy_holds(self) -> list[KVCacheBlock]:
+        """Blocks held by copies, once per hold."""
+        pending = [block for c in self.copies for block in (c.source, c.destination)]
+        return pending + self._sources_in_flight
+
+    # ---- tables ------------------------------------------------------------------------------
+
+    def free(self, request_id: str) -> None:
+        """Give back everything a request holds, its unscheduled copies included."""
+        kept = []
+        for copy in self.copies:
+            if copy.request_id == request_id:
+                self.block_pool.free_blocks((copy.source, copy.destination))
+            else:
+                kept.append(copy)
+        self.copies = kept
+        for group in self.dense:
+            group.free(request_id)
+        for window in self.windows:
+            window.free(request_id)
+        self._states.pop(request_id, None)
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """Return per group the dense block ids; window groups have tables of their own."""
+        ids: tuple[list[int], ...] = tuple([] for _ in self.geometry.groups)
+        for group in self.dense:
+            blocks = group.tables.get(request_id, ())
+            ids[group.geometry.group_id].extend(block.block_id for block in blocks)
+        return ids
+
+    def take_window_tables(self, request_id: str) -> tuple[WindowTable, ...]:
+        """Drain the window tables that changed since they were last taken."""
+        tables = []
+        for group in self.windows:
+            table = group.tables.get(request_id)
+            if table is not None and table.is_dirty:
+                ids = [block.block_id for block in table.blocks]
+                tables.append(WindowTable(group.geometry.group_id, table.base, ids))
+                table.is_dirty = False
+        return tuple(tables)

@@ -1,0 +1,365 @@
+"""What the scheduler talks to when a hybrid model hits at one unit (``KVCacheConfig.hit_unit``)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.exceptions import ConfigError
+from vllm.logger import init_logger
+from vllm.v1.core.invariants import check_unit_cache
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.prefix_lookup import BYPASSED, PrefixHit, explain_misses
+from vllm.v1.core.retention import (
+    max_request_blocks,
+    replay_boundaries,
+    step_boundaries,
+)
+from vllm.v1.core.sched.output import WindowTable
+from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
+from vllm.v1.engine.messages import PrefillStats
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.metrics.stats import PrefixCacheStats
+from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+
+class HitBlocks(KVCacheBlocks):
+    """A prefix hit on its way from the lookup to the allocation. Holds no block yet."""
+
+    def __init__(self, blocks: tuple[Sequence[Any], ...], hit: PrefixHit) -> None:
+        super().__init__(blocks)
+        self.hit = hit
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPublication:
+    """What a request's step will have computed, published when ``schedule()`` ends."""
+
+    request: Request
+    end: int
+    boundaries: tuple[int, ...]
+
+
+class UnitKVCacheManager:
+    """Allocation, hits and publication for hybrid models.
+
+    Owns: the coordinator, publications of the current ``schedule()``, admission records.
+
+    Args:
+        kv_cache_config: Groups, number of blocks and ``hit_unit``.
+        max_model_len: Longest request in tokens.
+        enable_caching: Whether prefixes are kept and looked up.
+        max_lookahead: Draft tokens a step may need slots for.
+        log_stats: Whether hit statistics are gathered.
+
+    Raises:
+        ConfigError: The pool cannot hold one request of ``max_model_len`` tokens.
+    """
+
+    def __init__(
+        self,
+        kv_cache_config: KVCacheConfig,
+        max_model_len: int,
+        *,
+        enable_caching: bool = True,
+        max_lookahead: int = 0,
+        log_stats: bool = False,
+        coordinator: UnitKVCacheCoordinator | None = None,
+    ) -> None:
+        self.coordinator = coordinator or UnitKVCacheCoordinator(kv_cache_config, enable_caching)
+        self.geometry = self.coordinator.geometry
+        self.block_pool = self.coordinator.block_pool
+        self.kv_cache_config = kv_cache_config
+        self.enable_caching = enable_caching
+        self.max_model_len = max_model_len
+        self.num_kv_cache_groups = len(self.geometry.groups)
+        self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in self.geometry.groups))
+        self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
+        self._max_lookahead = max_lookahead
+        self._pending: dict[str, PendingPublication] = {}
+        self._prefill_stats: dict[str, PrefillStats] = {}
+        needed = max_request_blocks(self.geometry, max_model_len, max_lookahead)
+        if kv_cache_config.num_blocks - 1 < needed:
+            raise ConfigError(
+                f"The KV cache has {kv_cache_config.num_blocks - 1} usable blocks, but one request "
+                f"of max seq len {max_model_len} needs {needed}: give more memory "
+                "(--kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, --gpu-memory-utilization) or "
+                "lower --max-model-len."
+            )
+
+    # ---- counts ------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks that requests hold, 0..1."""
+        return self.block_pool.get_usage()
+
+    def can_ever_fit(self, request: Request) -> bool:
+        """Whether the pool could run the request alone, at its full length."""
+        length = min(self.max_model_len, request.num_prompt_tokens + request.max_tokens)
+        needed = max_request_blocks(self.geometry, length, self._max_lookahead)
+        return needed < self.block_pool.num_gpu_blocks
+
+    def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
+        """Return the statistics gathered since the last call, and begin anew."""
+        stats = self.prefix_cache_stats
+        if stats is not None:
+            self.prefix_cache_stats = PrefixCacheStats()
+        return stats
+
+    def take_prefill_stats(self, request_id: str) -> PrefillStats | None:
+        """Drain the record of a request's last admission."""
+        return self._prefill_stats.pop(request_id, None)
+
+    # ---- lookup ------------------------------------------------------------------------------
+
+    def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]:
+        """Find the longest reusable prefix; at least the last token is always left to compute.
+
+        Returns:
+            The hit, to be handed to ``allocate_slots``, and its tokens. Takes no block.
+        """
+        num_dense = len(self.geometry.dense)
+        if not self.enable_caching or request.skip_reading_prefix_cache:
+            hit = PrefixHit.nothing(num_dense)
+        else:
+            hit = self.coordinator.find_longest_cache_hit(
+                request.block_hashes, request.num_tokens - 1
+            )
+        blocks: list[Sequence[Any]] = [() for _ in self.geometry.groups]
+        for group, full in zip(self.geometry.dense, hit.full_blocks, strict=True):
+            blocks[group.group_id] = full
+        return HitBlocks(tuple(blocks), hit), hit.position
+
+    # ---- allocation --------------------------------------------------------------------------
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: KVCacheBlocks | None = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+    ) -> KVCacheBlocks | None:
+        """Take the blocks of one step of one request.
+
+        Args:
+            request: The request; on its first call it holds nothing.
+            num_new_tokens: Tokens to compute, drafts included.
+            num_new_computed_tokens: Tokens of the hit, on the first call.
+            new_computed_blocks: The hit, from ``get_computed_blocks``.
+            num_lookahead_tokens: Slots to have ready beyond the step for a drafter.
+            num_external_computed_tokens: Tokens a connector loads; none can here.
+            delay_cache_blocks: Publish nothing for this step.
+            num_encoder_tokens: Encoder tokens; none here.
+            full_sequence_must_fit: Refuse unless the whole prompt will fit.
+            reserved_blocks: Free blocks that are spoken for.
+
+        Returns:
+            The new dense blocks by group, or None when the pool is too full; then no block was
+            taken.
+
+        Raises:
+            ValueError: There is nothing to compute.
+        """
+        if num_new_tokens <= 0:
+            raise ValueError("num_new_tokens must be greater than 0")
+        assert num_external_computed_tokens == 0
+        assert num_encoder_tokens == 0
+        request_id = request.request_id
+        is_new = not self.coordinator.has_request(request_id)
+        hit = self._hit_of(new_computed_blocks, num_new_computed_tokens) if is_new else None
+        start = request.num_computed_tokens + num_new_computed_tokens
+        step_end = min(start + num_new_tokens, self.max_model_len)
+        # Drafts are not known to be accepted: only tokens the request has may be published.
+        end = min(step_end, request.num_tokens)
+        alloc_end = min(step_end + num_lookahead_tokens, self.max_model_len)
+        boundaries: tuple[int, ...] = ()
+        unit = self.geometry.unit
+        publishes = self.enable_caching and not delay_cache_blocks and end // unit > start // unit
+        if publishes:
+            replay = replay_boundaries(self.geometry, request.num_prompt_tokens)
+            boundaries = step_boundaries(self.geometry, start, end, replay)
+        if not is_new:
+            self.coordinator.release_passed(request_id, request.num_computed_tokens)
+        plan = self.coordinator.plan_step(request_id, start, end, alloc_end, boundaries, hit)
+        available = self.block_pool.get_num_free_blocks() - reserved_blocks
+        needed = plan.num_new_blocks + plan.num_blocks_touched
+        if full_sequence_must_fit:
+            needed = max(needed, self._full_sequence_blocks(request, hit))
+        if needed > available:
+            return None
+        new_blocks = self.coordinator.commit(request_id, plan)
+        if publishes:
+            self._pending[request_id] = PendingPublication(request, end, boundaries)
+        if is_new:
+            self._record_admission(request, hit, new_computed_blocks)
+        return KVCacheBlocks(new_blocks)
+
+    @staticmethod
+    def _hit_of(blocks: KVCacheBlocks | None, num_tokens: int) -> PrefixHit | None:
+        if num_tokens == 0 or blocks is None:
+            return None
+        assert isinstance(blocks, HitBlocks), "hits come from get_computed_blocks"
+        assert blocks.hit.position == num_tokens, "a hit is taken whole or not at all"
+        return blocks.hit
+
+    def _full_sequence_blocks(self, request: Request, hit: PrefixHit | None) -> int:
+        """Return the free blocks a request would use until its prompt is computed."""
+        length = min(request.num_tokens, self.max_model_len)
+        needed = max_request_blocks(self.geometry, length, self._max_lookahead)
+        if hit is not None:
+            shared = sum(block.ref_cnt > 0 for blocks in hit.full_blocks for block in blocks)
+            needed -= shared
+        return needed
+
+    def _record_admission(
+        self, request: Request, hit: PrefixHit | None, looked_up: KVCacheBlocks | None
+    ) -> None:
+        """Commit the lookup's outcome once, now that the request is admitted."""
+        num_tokens = request.num_tokens
+        if not self.enable_caching:
+            return
+        if request.skip_reading_prefix_cache:
+            cached, matched, misses = 0, 0, {BYPASSED: num_tokens}
+        else:
+            found = (
+                looked_up.hit
+                if isinstance(looked_up, HitBlocks)
+                else self.coordinator.find_longest_cache_hit(request.block_hashes, num_tokens - 1)
+            )
+            cached, matched = (hit.position if hit else 0), found.dense_match
+            misses = explain_misses(
+                self.block_pool, self.geometry, request.block_hashes, num_tokens, found
+            )
+            if found.position > cached:
+                # Admitted without its hit because the pool was too full for it.
+                misses[BYPASSED] = misses.get(BYPASSED, 0) + found.position - cached
+        self._prefill_stats[request.request_id] = PrefillStats(num_tokens, cached, matched, misses)
+        if self.prefix_cache_stats is not None:
+            self.prefix_cache_stats.record(
+                num_tokens=num_tokens, num_hits=cached, preempted=request.num_preemptions > 0
+            )
+
+    def chunk_end(self, request: Request, num_new_tokens: int) -> int:
+        """Shorten a prefill chunk that does not finish the prompt to a lean boundary.
+
+        Returns:
+            Tokens to compute; 0 when no such boundary lies in the chunk.
+        """
+        start = request.num_computed_tokens
+        end = self.geometry.chunk_end(start, start + num_new_tokens, request.num_tokens)
+        return end - start
+
+    # ---- the edges of schedule() -------------------------------------------------------------
+
+    def new_step_starts(self) -> None:
+        """Begin a ``schedule()``: the previous step's copies have run."""
+        self.coordinator.release_copies()
+
+    def commit_step(self) -> None:
+        """End a ``schedule()``: publish what it allocated."""
+        self.coordinator.publish_copies()
+        for request_id, pending in self._pending.items():
+            request = pending.request
+            tokens = request.all_token_ids
+            num_tokens = len(tokens)
+            self.coordinator.publish(
+                request_id,
+                request.block_hashes,
+                pending.end,
+                pending.boundaries,
+                replay_boundaries(self.geometry, request.num_prompt_tokens),
+                [tokens[p] if p < num_tokens else None for p in pending.boundaries],
+            )
+        self._pending.clear()
+
+    def take_block_copies(self) -> list[tuple[int, int]]:
+        """Drain the (source, destination) block ids the step must copy before its forward pass."""
+        return self.coordinator.take_copies()
+
+    def take_window_tables(
+        self, request_ids: Sequence[str] | None = None
+    ) -> dict[str, tuple[WindowTable, ...]]:
+        """Drain the window tables that changed, by request."""
+        if request_ids is None:
+            request_ids = list(self.coordinator.windows[0].tables)
+        tables = {rid: self.coordinator.take_window_tables(rid) for rid in request_ids}
+        return {request_id: changed for request_id, changed in tables.items() if changed}
+
+    # ---- the rest of the manager's face ------------------------------------------------------
+
+    def free(self, request: Request) -> None:
+        """Give back everything a request holds; what it published stays cached."""
+        self._pending.pop(request.request_id, None)
+        self.coordinator.free(request.request_id)
+
+    def get_blocks(self, request_id: str) -> KVCacheBlocks:
+        """Return a request's dense blocks by group."""
+        blocks: list[Sequence[Any]] = [() for _ in self.geometry.groups]
+        for group in self.coordinator.dense:
+            blocks[group.geometry.group_id] = group.tables.get(request_id, ())
+        return KVCacheBlocks(tuple(blocks))
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """Return a request's dense block ids by group; empty lists for window groups."""
+        return self.coordinator.get_block_ids(request_id)
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """Return zeros: attention here does not share work between requests."""
+        return [0] * self.num_kv_cache_groups
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Do nothing: prefixes are published by ``commit_step``."""
+
+    def create_kv_cache_blocks(self, blocks: tuple[list[Any], ...]) -> KVCacheBlocks:
+        """Wrap blocks by group."""
+        return KVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
+
+    def take_events(self) -> list[Any]:
+        """Return no events: this manager publishes none yet."""
+        return []
+
+    def take_new_block_ids(self) -> list[int]:
+        """Return no ids: no group needs its new blocks zeroed."""
+        return []
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget everything cached; False while requests hold blocks."""
+        self.coordinator.release_copies()
+        done = self.block_pool.reset_prefix_cache()
+        if not done:
+            logger.warning(
+                "The prefix cache was not reset: %.1f%% of the KV blocks are in use.",
+                100 * self.usage,
+            )
+        return done
+
+    def check_invariants(self, num_computed: dict[str, int] | None = None) -> None:
+        """Check I1..I5.
+
+        Args:
+            num_computed: Tokens computed and accepted by request, for I5; None leaves I5 out.
+
+        Raises:
+            InvariantError: One does not hold.
+        """
+        check_unit_cache(self.coordinator, num_computed)
+
+    @property
+    def max_concurrency(self) -> float:
+        """How many requests of full length the pool can hold."""
+        needed = max_request_blocks(self.geometry, self.max_model_len, self._max_lookahead)
+        return (self.block_pool.num_gpu_blocks - 1) / needed
+
+    @property
+    def num_cacheable_tokens(self) -> int:
+        """About how many tokens of dense rows the pool can hold."""
+        per_token = sum(1 / group.block_size for group in self.geometry.dense)
+        return int((self.block_pool.num_gpu_blocks - 1) / per_token) if per_token else 0

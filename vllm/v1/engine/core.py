@@ -1,0 +1,188 @@
+"""The engine core: scheduler and executor, stepped together."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.exceptions import ConfigError, VllmError
+from vllm.logger import init_logger
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
+from vllm.v1.engine.messages import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.startup_report import report_model, report_start
+from vllm.v1.engine.wire import KVCacheInfo
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+logger = init_logger(__name__)
+
+
+class Executor(Protocol):
+    """What the core asks of the executor: the device side of every worker."""
+
+    def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
+        """Return, per worker, the spec of each cache by name."""
+
+    def determine_available_memory(self) -> list[int]:
+        """Return, per worker, the bytes its KV cache may take."""
+
+    def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
+        """Allocate the KV caches."""
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step, also one without tokens."""
+
+    def shutdown(self) -> None:
+        """Release the device."""
+
+
+class EngineCore:
+    """Owns: the scheduler, the executor, the KV cache plan.
+
+    Not thread-safe, :meth:`make_request` excepted.
+
+    Args:
+        vllm_config: Resolved, except for what only profiling can tell.
+        executor_class: Makes the executor with its model loaded.
+
+    Raises:
+        ConfigError: The KV cache does not fit.
+        CheckpointError: The weights do not fit the model.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, executor_class: Callable[[VllmConfig], Executor]
+    ) -> None:
+        report_model(vllm_config)
+        started = time.monotonic()
+        self.executor = executor_class(vllm_config)
+        self.load_s = time.monotonic() - started
+        try:
+            plan = self._set_up_kv_cache(vllm_config)
+            self.kv_cache_info = describe_kv_cache(vllm_config, plan)
+            self.scheduler = Scheduler(
+                vllm_config=vllm_config,
+                kv_cache_config=plan.scheduler_config,
+                structured_output_manager=StructuredOutputManager(vllm_config),
+                block_size=plan.scheduler_block_size,
+                hash_block_size=plan.hash_block_size,
+                log_stats=vllm_config.observability_config.log_stats,
+            )
+        except BaseException:
+            self.executor.shutdown()
+            raise
+        self._block_hasher = _make_block_hasher(vllm_config, plan.hash_block_size)
+        self._check_invariants = self._find_invariants_check()
+        report_start(vllm_config, self.kv_cache_info, self.load_s)
+
+    def _set_up_kv_cache(self, vllm_config: VllmConfig) -> KVCachePlan:
+        try:
+            plan = plan_kv_cache(
+                vllm_config,
+                self.executor.get_kv_cache_specs(),
+                self.executor.determine_available_memory(),
+            )
+        except VllmError:
+            raise
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigError(f"The KV cache cannot be set up: {error}") from error
+        self.executor.initialize_from_config(plan.worker_configs)
+        return plan
+
+    def _find_invariants_check(self) -> Callable[[], None] | None:
+        """Return the KV cache manager's check when it is wanted and there is one."""
+        if not envs.VLLM_CHECK_INVARIANTS:
+            return None
+        check: Callable[[], None] | None = getattr(
+            self.scheduler.kv_cache_manager, "check_invariants", None
+        )
+        return check
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    def make_request(self, request: EngineCoreRequest) -> Request:
+        """Build the scheduler's request and hash its prompt; any thread may call this."""
+        return Request.from_engine_core_request(request, self._block_hasher)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            UserInputError: It can never be served.
+        """
+        self.scheduler.add_request(request)
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """End requests and free their blocks; unknown and finished ones are ignored."""
+        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+    # ---- steps -------------------------------------------------------------------------------
+
+    def has_work(self) -> bool:
+        """Whether requests wait or run, or workers must still hear of finished ones."""
+        return self.scheduler.has_requests()
+
+    def step(self) -> tuple[Mapping[int, EngineCoreOutputs], bool]:
+        """Schedule, execute, take the results.
+
+        Returns:
+            Outputs by client, and whether the step did anything (a request can be waiting for
+            something that is not there yet).
+        """
+        if not self.scheduler.has_requests():
+            self.check_invariants()
+            return {}, False
+        plan = self.scheduler.schedule()
+        has_orders = bool(
+            plan.total_num_scheduled_tokens or plan.finished_req_ids or plan.kv_cache_block_copies
+        )
+        # Without tokens too: workers must hear of finished requests and run block copies.
+        result = self.executor.execute_model(plan)
+        outputs = self.scheduler.update_from_output(plan, result)
+        self.check_invariants()
+        return outputs, has_orders
+
+    def check_invariants(self) -> None:
+        """Check the KV cache under ``VLLM_CHECK_INVARIANTS=1``.
+
+        Raises:
+            InvariantError: An invariant does not hold.
+        """
+        if self._check_invariants is not None:
+            self._check_invariants()
+
+    # ---- the rest ----------------------------------------------------------------------------
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget every cached prefix; False, with nothing forgotten, while blocks are in use."""
+        done = self.scheduler.reset_prefix_cache(reset_running_requests, reset_connector)
+        self.check_invariants()
+        return done
+
+    def get_kv_cache_info(self) -> KVCacheInfo:
+        """Return the size and geometry of the KV cache."""
+        return self.kv_cache_info
+
+    def shutdown(self) -> None:
+        """Stop the scheduler's helpers and release the device."""
+        self.scheduler.shutdown()
+        self.executor.shutdown()
+
+
+def _make_block_hasher(
+    vllm_config: VllmConfig, hash_block_size: int
+) -> Callable[[Request], Any] | None:
+    if not (vllm_config.cache_config.enable_prefix_caching or vllm_config.kv_transfer_config):
+        return None
+    hash_fn = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
+    init_none_hash(hash_fn)
+    return get_request_block_hasher(hash_block_size, hash_fn)

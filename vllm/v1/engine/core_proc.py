@@ -1,0 +1,174 @@
+"""The engine core's process: what runs beside the step loop, and how it all starts and ends.
+
+    main thread       builds the core, then CoreLoop.run()
+    input thread      reads the channel, hashes prompts, hands messages to the loop
+    heartbeat thread  sends the loop's progress; ends the process when the front end is gone
+    lifeline thread   blocks on stdin, whose end means the front end is gone
+
+This module imports neither torch nor the core: heartbeats start before those load.
+"""
+
+import importlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vllm.config import VllmConfig
+from vllm.exceptions import VllmError
+from vllm.logger import init_logger, setup_logging
+from vllm.v1.engine.channel import Channel, Endpoints
+from vllm.v1.engine.core_loop import CoreLoop, Progress, SteppedCore
+from vllm.v1.engine.wire import (
+    Codec,
+    Dead,
+    ErrorInfo,
+    FromCore,
+    Heartbeat,
+    Ready,
+    StartFailed,
+)
+
+logger = init_logger(__name__)
+
+_INPUT_POLL_S = 60.0
+_EXIT_STATUS_ORPHANED = 3
+
+# ``module:function``; the function takes (vllm_config, on_progress) and returns the core and the
+# seconds its loading took.
+CoreFactory = Callable[[VllmConfig, Callable[[], None]], tuple[SteppedCore, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOrder:
+    """Everything a core process needs to start; pickled into its stdin.
+
+    Attributes:
+        core_factory: ``module:function``, see CoreFactory.
+        beat_interval_s: Seconds between heartbeats.
+        launched_at: The front end's monotonic clock at the launch.
+    """
+
+    vllm_config: VllmConfig
+    endpoints: Endpoints
+    core_factory: str
+    beat_interval_s: float
+    launched_at: float
+
+
+def main() -> None:
+    """Run an engine core until the front end stops it or goes away."""
+    # The front end decides when to stop: process managers signal every process at once, and a
+    # draining server still needs its engine.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    order: LaunchOrder = pickle.load(sys.stdin.buffer)
+    setup_logging("(EngineCore) ")
+    _set_process_title("VLLM:EngineCore")
+    process = EngineCoreProc(order)
+    sys.exit(process.run())
+
+
+def load_factory(path: str) -> CoreFactory:
+    """Import the function that ``module:function`` names."""
+    module, _, name = path.partition(":")
+    factory: CoreFactory = getattr(importlib.import_module(module), name)
+    return factory
+
+
+class EngineCoreProc:
+    """One engine core and the threads around its loop.
+
+    Owns: this process's end of the channel.
+    """
+
+    def __init__(self, order: LaunchOrder) -> None:
+        self._order = order
+        self._codec = Codec()
+        self._channel = Channel.connect(order.endpoints)
+        self._progress = Progress()
+        self._stopping = threading.Event()
+        self._parent_pid = os.getppid()
+
+    def run(self) -> int:
+        """Build the core and serve; return the process's exit status."""
+        threading.Thread(target=_await_orphaning, name="lifeline", daemon=True).start()
+        beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        beats.start()
+        core = self._build()
+        status = 1 if core is None else self._serve(core)
+        self._stopping.set()
+        beats.join()
+        self._channel.close_sender()
+        return status
+
+    def _build(self) -> SteppedCore | None:
+        try:
+            factory = load_factory(self._order.core_factory)
+            core, load_s = factory(self._order.vllm_config, self._progress.tick)
+            kv_cache = core.get_kv_cache_info()
+        except Exception as error:  # a process edge: the front end raises it again
+            if not isinstance(error, VllmError):
+                logger.exception("The engine core failed to start.")
+            self._emit(StartFailed(ErrorInfo.from_exception(error)))
+            return None
+        start_s = time.monotonic() - self._order.launched_at
+        self._emit(Ready(os.getpid(), kv_cache, load_s, start_s))
+        return core
+
+    def _serve(self, core: SteppedCore) -> int:
+        loop = CoreLoop(core, self._emit, self._progress)
+        threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
+        try:
+            loop.run()
+        except Exception as error:  # a process edge: nothing can be trusted after this
+            logger.exception("The engine core died.")
+            self._emit(Dead(f"{type(error).__name__}: {error}"))
+            return 1
+        core.shutdown()
+        return 0
+
+    def _emit(self, message: FromCore) -> None:
+        self._channel.send(self._codec.encode(message))
+
+    def _read(self, loop: CoreLoop) -> None:
+        """Hand messages to the loop; the process ends with this thread still waiting."""
+        while True:
+            data = self._channel.receive(_INPUT_POLL_S)
+            if data is None:
+                continue
+            try:
+                loop.submit(self._codec.decode_to_core(data))
+            except Exception as error:  # a process edge: a core that went deaf must not live on
+                logger.exception("The engine core cannot take a message.")
+                self._emit(Dead(f"{type(error).__name__}: {error}"))
+                self._channel.close_sender()
+                os._exit(1)
+
+    def _beat(self) -> None:
+        while not self._stopping.wait(self._order.beat_interval_s):
+            self._emit(Heartbeat(self._progress.count, self._progress.busy))
+            # The lifeline stays open in a child that the front end forked.
+            if os.getppid() != self._parent_pid:
+                os._exit(_EXIT_STATUS_ORPHANED)
+
+
+def _await_orphaning() -> None:
+    # Raw reads: a buffered one would hold a lock that interpreter shutdown wants.
+    while os.read(0, 1024):
+        pass
+    # Whatever the main thread is in, a step that hangs included, nobody wants it any more.
+    os._exit(_EXIT_STATUS_ORPHANED)
+
+
+def _set_process_title(title: str) -> None:
+    """Name the process for ps and top, where that is possible (15 characters show)."""
+    try:
+        with open("/proc/self/comm", "w", encoding="ascii") as comm:
+            comm.write(title[:15])
+    except OSError:
+        logger.debug("The process cannot be renamed here.")

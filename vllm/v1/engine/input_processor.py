@@ -1,0 +1,235 @@
+"""From what a caller gives to a checked request for the engine core."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.inputs import PromptType
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizers import Tokenizer
+from vllm.v1.engine.messages import EngineCoreRequest
+
+_MAX_SALT_CHARS = 128
+# Characters that keys of external caches (paths, addresses) cannot carry.
+_SALT_FORBIDDEN = "@/\\\0"
+_GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedPrompt:
+    """A prompt in one form: its tokens, and its text where it is known."""
+
+    token_ids: list[int]
+    text: str | None
+    cache_salt: str | None
+
+
+class InputProcessor:
+    """Tokenizes and checks requests; every refusal names the field at fault.
+
+    Args:
+        vllm_config: Its model length must be final (the engine core is ready).
+        tokenizer: None: prompts must be token ids, and no text comes out.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, tokenizer: Tokenizer | None) -> None:
+        self._model_config = vllm_config.model_config
+        self._is_priority = vllm_config.scheduler_config.policy == "priority"
+        self._tokenizer = tokenizer
+        self._generation_config = vllm_config.model_config.generation_config
+        known = tokenizer.vocab_size if tokenizer is not None else 0
+        self._vocab_size = int(self._model_config.hf_config.get("vocab_size", known))
+        self._eos_token_id = self._find_eos_token_id()
+
+    def _find_eos_token_id(self) -> int | None:
+        if self._tokenizer is not None and self._tokenizer.eos_token_id is not None:
+            return self._tokenizer.eos_token_id
+        eos = self._model_config.hf_config.get("eos_token_id")
+        first = eos[0] if isinstance(eos, list) and eos else eos
+        return first if isinstance(first, int) else None
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt and answer together, in tokens."""
+        return self._model_config.max_model_len
+
+    def get_default_sampling_params(self) -> dict[str, Any]:
+        """Return the sampling defaults that the checkpoint's generation config sets."""
+        config = self._generation_config
+        defaults = {k: config[k] for k in _GENERATION_DEFAULTS if config.get(k) is not None}
+        if config.get("max_new_tokens") is not None:
+            defaults["max_tokens"] = config["max_new_tokens"]
+        return defaults
+
+    # ---- prompts -----------------------------------------------------------------------------
+
+    def parse_prompt(self, prompt: PromptType) -> ParsedPrompt:
+        """Bring a prompt into one form. Pure; slow for long texts, so threads may run it.
+
+        Raises:
+            UserInputError: It is of no known form, or text without a tokenizer.
+        """
+        if isinstance(prompt, str):
+            return ParsedPrompt(self._encode(prompt), prompt, None)
+        if isinstance(prompt, Mapping):
+            return self._parse_mapping(prompt)
+        if isinstance(prompt, Sequence):
+            return ParsedPrompt(list(prompt), None, None)
+        raise UserInputError(
+            "prompt must be a text, a list of token ids, or an object with prompt or "
+            f"prompt_token_ids, not {type(prompt).__name__}.",
+            "prompt",
+        )
+
+    def _parse_mapping(self, prompt: Mapping[str, Any]) -> ParsedPrompt:
+        text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if text is not None and not isinstance(text, str):
+            raise UserInputError(
+                f"prompt.prompt must be a text, not {type(text).__name__}.", "prompt"
+            )
+        if token_ids is None:
+            if text is None:
+                raise UserInputError(
+                    "The prompt object has neither prompt nor prompt_token_ids: give one.", "prompt"
+                )
+            token_ids = self._encode(text)
+        return ParsedPrompt(list(token_ids), text, prompt.get("cache_salt"))
+
+    def _encode(self, text: str) -> list[int]:
+        if self._tokenizer is None:
+            raise UserInputError(
+                "This engine runs without a tokenizer (skip_tokenizer_init): give token ids.",
+                "prompt",
+            )
+        if not text:
+            raise UserInputError("The prompt is empty: give at least one token.", "prompt")
+        return self._tokenizer.encode(text)
+
+    def _check_prompt(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise UserInputError("The prompt is empty: give at least one token.", "prompt")
+        if set(map(type, token_ids)) != {int}:
+            raise UserInputError("prompt_token_ids must be whole numbers.", "prompt")
+        self._check_ids("prompt", token_ids)
+        limit = self.max_model_len
+        if len(token_ids) >= limit:
+            raise UserInputError(
+                f"The prompt has {len(token_ids)} tokens, but the context holds {limit} and at "
+                f"least one must be left for the answer: shorten it to {limit - 1}.",
+                "input_tokens",
+            )
+
+    def _check_ids(self, name: str, token_ids: Sequence[int]) -> None:
+        size = self._vocab_size
+        if token_ids and size and not (min(token_ids) >= 0 and max(token_ids) < size):
+            wrong = next(i for i in token_ids if not 0 <= i < size)
+            raise UserInputError(
+                f"{name} holds the token id {wrong}, which is out of the vocabulary: ids go from 0 "
+                f"to {size - 1}.",
+                name,
+            )
+
+    # ---- parameters --------------------------------------------------------------------------
+
+    def _complete_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """Check parameters against the model; return a copy with its defaults filled in."""
+        limit = self.max_model_len
+        if params.max_tokens is not None and params.max_tokens > limit:
+            raise UserInputError(
+                f"max_tokens={params.max_tokens} is above the context of {limit} tokens.",
+                "max_tokens",
+            )
+        room = limit - num_prompt_tokens
+        if params.min_tokens > room:
+            raise UserInputError(
+                f"min_tokens={params.min_tokens} does not fit: the prompt of {num_prompt_tokens} "
+                f"tokens leaves {room} of the context's {limit}.",
+                "min_tokens",
+            )
+        self._check_logprobs("logprobs", params.logprobs)
+        self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
+        self._check_ids("stop_token_ids", params.stop_token_ids or ())
+        self._check_features(params)
+        complete = params.clone()
+        complete.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        complete.update_from_generation_config(self._generation_config, self._eos_token_id)
+        return complete
+
+    def _check_logprobs(self, name: str, value: int | None) -> None:
+        most = self._model_config.max_logprobs
+        if value is None or most == -1:
+            return
+        asked = self._vocab_size if value == -1 else value
+        if asked > most:
+            raise UserInputError(
+                f"{name}={value} asks for {asked} log probabilities a token, at most {most} are "
+                "allowed (--max-logprobs).",
+                name,
+            )
+
+    def _check_features(self, params: SamplingParams) -> None:
+        if params.structured_outputs is not None:
+            raise UnsupportedFeatureError(
+                "structured_outputs is not supported yet: leave it out.", "structured_outputs"
+            )
+        if params.stop_strings and (self._tokenizer is None or not params.detokenize):
+            raise UserInputError(
+                "stop needs text, but this request has no detokenization: use stop_token_ids.",
+                "stop",
+            )
+
+    def _check_salt(self, salt: str | None) -> None:
+        if salt is None:
+            return
+        if not isinstance(salt, str) or not 1 <= len(salt) <= _MAX_SALT_CHARS:
+            raise UserInputError(
+                f"cache_salt must be a text of 1 to {_MAX_SALT_CHARS} characters.", "cache_salt"
+            )
+        if any(char in _SALT_FORBIDDEN for char in salt):
+            raise UserInputError(
+                "cache_salt must not contain '@', '/', '\\' or NUL.", "cache_salt"
+            )
+
+    # ---- all together ------------------------------------------------------------------------
+
+    def process(
+        self,
+        request_id: str,
+        prompt: ParsedPrompt,
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> EngineCoreRequest:
+        """Check a request and fill in the model's defaults.
+
+        Args:
+            arrival_time: Monotonic seconds; None: now.
+
+        Raises:
+            UserInputError: Something is wrong; ``param`` names the field.
+            UnsupportedFeatureError: A parameter asks for what is not served yet.
+        """
+        self._check_prompt(prompt.token_ids)
+        salt = cache_salt if cache_salt is not None else prompt.cache_salt
+        self._check_salt(salt)
+        if priority != 0 and not self._is_priority:
+            raise UserInputError(
+                f"priority={priority} has no effect with the scheduling policy 'fcfs': leave it "
+                "out, or start the server with --scheduling-policy priority.",
+                "priority",
+            )
+        return EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            sampling_params=self._complete_params(params, len(prompt.token_ids)),
+            arrival_time=time.monotonic() if arrival_time is None else arrival_time,
+            priority=priority,
+            cache_salt=salt,
+            trace_headers=dict(trace_headers) if trace_headers else None,
+        )

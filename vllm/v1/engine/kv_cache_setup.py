@@ -1,0 +1,123 @@
+"""From the workers' specs and memory to the KV cache of an engine, and its description."""
+
+from dataclasses import dataclass, replace
+
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.v1.core.kv_cache_utils import (
+    generate_scheduler_kv_cache_config,
+    get_kv_cache_configs,
+    get_max_concurrency_for_kv_cache_config,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.engine.wire import GroupGeometry, KVCacheInfo
+from vllm.v1.kv_cache_interface import (
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    get_kv_cache_spec_kind,
+    get_kv_cache_spec_sliding_window,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KVCachePlan:
+    """How the KV cache is laid out.
+
+    Attributes:
+        worker_configs: One per worker.
+        scheduler_config: What the scheduler works with.
+        scheduler_block_size: Tokens that chunks and hits align to.
+        hash_block_size: Tokens under one prefix hash.
+    """
+
+    worker_configs: list[KVCacheConfig]
+    scheduler_config: KVCacheConfig
+    scheduler_block_size: int
+    hash_block_size: int
+
+
+def plan_kv_cache(
+    vllm_config: VllmConfig, specs: list[dict[str, KVCacheSpec]], available_bytes: list[int]
+) -> KVCachePlan:
+    """Lay out the KV cache of all workers.
+
+    Args:
+        specs: Per worker, the spec of each cache by name.
+        available_bytes: Per worker, the memory for its pool.
+
+    Raises:
+        ConfigError: The memory does not hold one request, or block sizes do not fit.
+
+    Mutates:
+        ``cache_config.num_gpu_blocks``, and ``model_config.max_model_len`` when it was -1.
+    """
+    configs = get_kv_cache_configs(vllm_config, specs, available_bytes)
+    vllm_config.cache_config.num_gpu_blocks = configs[0].num_blocks
+    if is_hybrid(configs[0].kv_cache_groups):
+        unit = vllm_config.cache_config.block_size
+        configs = [replace(config, hit_unit=unit) for config in configs]
+        return KVCachePlan(configs, generate_scheduler_kv_cache_config(configs), unit, unit)
+    scheduler_config = generate_scheduler_kv_cache_config(configs)
+    sizes = resolve_kv_cache_block_sizes(scheduler_config, vllm_config)
+    return KVCachePlan(configs, scheduler_config, *sizes)
+
+
+def is_hybrid(groups: list[KVCacheGroupSpec]) -> bool:
+    """Whether a model mixes caches that keep everything with caches that keep a window."""
+    return len(groups) > 1 and any(
+        get_kv_cache_spec_sliding_window(group.kv_cache_spec) is not None for group in groups
+    )
+
+
+def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo:
+    """Return the numbers that people and routers ask for."""
+    config = plan.worker_configs[0]
+    max_model_len = vllm_config.model_config.max_model_len
+    concurrency = get_max_concurrency_for_kv_cache_config(vllm_config, config)
+    if not config.kv_cache_groups:
+        concurrency = 0.0  # nothing is kept, so nothing bounds it; infinity does not print
+    caching = vllm_config.cache_config.enable_prefix_caching
+    return KVCacheInfo(
+        num_blocks=config.num_blocks,
+        capacity_tokens=int(concurrency * max_model_len),
+        capacity_bytes=sum(t.size for c in plan.worker_configs for t in c.kv_cache_tensors),
+        max_concurrency=concurrency,
+        max_model_len=max_model_len,
+        block_size=vllm_config.cache_config.block_size,
+        scheduler_block_size=plan.scheduler_block_size,
+        hash_block_size=plan.hash_block_size,
+        smallest_reusable_prefix=plan.scheduler_block_size if caching else None,
+        hit_unit=config.hit_unit,
+        retention=_describe_retention(vllm_config, config),
+        groups=tuple(_describe_group(group) for group in config.kv_cache_groups),
+    )
+
+
+def _describe_group(group: KVCacheGroupSpec) -> GroupGeometry:
+    spec = group.kv_cache_spec
+    return GroupGeometry(
+        kind=get_kv_cache_spec_kind(spec).value,
+        block_size=spec.block_size,
+        num_layers=len(group.layer_names),
+        page_size_bytes=spec.page_size_bytes,
+        sliding_window=get_kv_cache_spec_sliding_window(spec),
+    )
+
+
+def _describe_retention(vllm_config: VllmConfig, config: KVCacheConfig) -> str:
+    if not vllm_config.cache_config.enable_prefix_caching:
+        return "prefix caching is off"
+    windows = [get_kv_cache_spec_sliding_window(g.kv_cache_spec) for g in config.kv_cache_groups]
+    if all(window is None for window in windows):
+        return "every block, until its memory is needed"
+    if config.hit_unit is not None:
+        return "window state at the boundaries where prompts and answers end"
+    interval = vllm_config.cache_config.prefix_cache_retention_interval
+    if interval is None:
+        interval = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
+    if interval is None:
+        return "window state at every scheduler block"
+    if interval == 0:
+        return "window state at replay boundaries only"
+    return f"window state every {interval} tokens"

@@ -1,0 +1,51 @@
+"""Starting an engine core: in a process, a thread or the caller's own thread."""
+
+from collections.abc import Callable
+
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.v1.engine.client import AsyncEngineCoreHandle, EngineCoreHandle, InlineCore, ThreadCore
+from vllm.v1.engine.core_loop import SteppedCore
+from vllm.v1.engine.core_proc import load_factory
+from vllm.v1.engine.process_client import ProcessCore
+
+# By name: the front end must not import what imports torch.
+DEFAULT_CORE_FACTORY = "vllm.v1.engine.core_factory:build_engine_core"
+
+
+def launch_engine_core(
+    vllm_config: VllmConfig, *, core_factory: str = DEFAULT_CORE_FACTORY
+) -> AsyncEngineCoreHandle:
+    """Start an engine core and return at once; ``wait_ready`` on the handle blocks.
+
+    In a process of its own, or with ``VLLM_ENABLE_V1_MULTIPROCESSING=0`` in a thread.
+
+    Args:
+        vllm_config: What to start; not to be changed until the core is ready.
+        core_factory: ``module:function`` that makes the core, see ``core_proc.CoreFactory``.
+    """
+    if envs.VLLM_ENABLE_V1_MULTIPROCESSING:
+        return ProcessCore(vllm_config, core_factory)
+    return ThreadCore(_make_builder(vllm_config, core_factory))
+
+
+def launch_sync_engine_core(
+    vllm_config: VllmConfig, *, core_factory: str = DEFAULT_CORE_FACTORY
+) -> EngineCoreHandle:
+    """Start an engine core for a caller that waits for every step.
+
+    In a process of its own, or with ``VLLM_ENABLE_V1_MULTIPROCESSING=0`` in the caller's thread
+    (steps then run inside ``next_message``, which a debugger can follow).
+    """
+    if envs.VLLM_ENABLE_V1_MULTIPROCESSING:
+        return ProcessCore(vllm_config, core_factory)
+    return InlineCore(_make_builder(vllm_config, core_factory))
+
+
+def _make_builder(
+    vllm_config: VllmConfig, core_factory: str
+) -> Callable[[Callable[[], None]], tuple[SteppedCore, float]]:
+    def build(on_progress: Callable[[], None]) -> tuple[SteppedCore, float]:
+        return load_factory(core_factory)(vllm_config, on_progress)
+
+    return build

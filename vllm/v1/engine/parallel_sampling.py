@@ -1,0 +1,46 @@
+"""``n`` answers to one prompt: a parent for the caller, ``n`` child requests for the core."""
+
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+_SEED_MODULUS = 2**64
+_SEED_MIN = -(2**63)
+
+
+def make_child_params(params: SamplingParams, index: int) -> SamplingParams:
+    """Return the parameters of answer ``index``: the same, with its own seed."""
+    child = params.clone()
+    child.n = 1
+    if params.seed is not None:
+        # Stays a signed 64-bit integer.
+        child.seed = (params.seed + index - _SEED_MIN) % _SEED_MODULUS + _SEED_MIN
+    return child
+
+
+class ParentRequest:
+    """What the ``n`` answers of one request have in common.
+
+    Owns: the answers held back for FINAL_ONLY, and which are complete.
+    """
+
+    def __init__(self, n: int, output_kind: RequestOutputKind) -> None:
+        self.n = n
+        self._holds_back = output_kind == RequestOutputKind.FINAL_ONLY
+        self._answers: list[CompletionOutput | None] = [None] * n
+        self._finished: set[int] = set()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all answers are complete."""
+        return len(self._finished) == self.n
+
+    def take_in(self, answer: CompletionOutput) -> list[CompletionOutput]:
+        """Note an answer's news; return what is to be handed out now."""
+        if answer.finish_reason is not None:
+            self._finished.add(answer.index)
+        if not self._holds_back:
+            return [answer]
+        self._answers[answer.index] = answer
+        if not self.finished:
+            return []
+        return [held for held in self._answers if held is not None]

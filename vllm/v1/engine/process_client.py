@@ -1,0 +1,217 @@
+"""The engine core in its own process, as the front end sees it."""
+
+import atexit
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.exceptions import EngineDeadError
+from vllm.logger import init_logger
+from vllm.v1.engine.channel import Channel
+from vllm.v1.engine.client import Mailbox, expect_ready
+from vllm.v1.engine.core_proc import LaunchOrder
+from vllm.v1.engine.heartbeat import HeartbeatMonitor, beat_interval_s
+from vllm.v1.engine.wire import Codec, Dead, FromCore, Heartbeat, Ready, Shutdown, ToCore
+
+logger = init_logger(__name__)
+
+# A fresh interpreter, not multiprocessing: no re-import of the user's script, no fork of threads.
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from vllm.v1.engine.core_proc import main; main()"
+)
+# Without pidfd (old kernels, other systems) the exit of the core is looked for this often.
+_EXIT_POLL_S = 0.25
+# The last words of a core that exited may still be in ZMQ's thread.
+_LAST_WORDS_S = 0.2
+
+
+class ProcessCore:
+    """An engine core process: started at once, waited for later.
+
+    Owns: the process, the channel, and the thread that reads from it.
+
+    Args:
+        vllm_config: Sent to the process; the copy there is the one that profiling completes.
+        core_factory: ``module:function`` that makes the core there, see ``core_proc``.
+        use_tcp: Do not try Unix sockets.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, core_factory: str, *, use_tcp: bool = False
+    ) -> None:
+        self._timeout_s = envs.VLLM_ENGINE_HEARTBEAT_TIMEOUT
+        self._codec = Codec()
+        self._mailbox = Mailbox()
+        self._ready: Ready | None = None
+        self._dead_error: EngineDeadError | None = None
+        self._closing = False
+        self._channel, endpoints = Channel.bind(use_tcp=use_tcp)
+        order = LaunchOrder(
+            vllm_config=vllm_config,
+            endpoints=endpoints,
+            core_factory=core_factory,
+            beat_interval_s=beat_interval_s(self._timeout_s),
+            launched_at=time.monotonic(),
+        )
+        self._process = _spawn(order)
+        self._reader = threading.Thread(target=self._read, name="engine-core-reader", daemon=True)
+        self._reader.start()
+        # A core whose front end is gone ends by itself; this also removes the channel's folder.
+        atexit.register(self.shutdown)
+
+    @property
+    def pid(self) -> int:
+        """The core's process id."""
+        return self._process.pid
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the core is dead."""
+        return self._dead_error
+
+    def wait_ready(self) -> Ready:
+        """Block until the core serves."""
+        if self._ready is None:
+            try:
+                self._ready = expect_ready(self._mailbox.get())
+            except BaseException:
+                self.shutdown()
+                raise
+        return self._ready
+
+    def send(self, message: ToCore) -> None:
+        """Send a message; the core must be ready."""
+        if not self._channel.send(self._codec.encode(message)) and self._dead_error is None:
+            logger.debug("%s goes nowhere: the engine core is gone.", type(message).__name__)
+
+    def next_message(self) -> FromCore:
+        """Block for the core's next message."""
+        return self._mailbox.get()
+
+    def subscribe(self, callback: Callable[[FromCore], None]) -> None:
+        """Have messages given to ``callback``."""
+        self._mailbox.subscribe(callback)
+
+    def shutdown(self, timeout: float = 5.0) -> None:
+        """Stop the process, by force after ``timeout`` seconds."""
+        self._closing = True
+        atexit.unregister(self.shutdown)
+        if self._process.poll() is None:
+            is_told = self._ready is not None and self._channel.send(
+                self._codec.encode(Shutdown())
+            )
+            try:
+                self._process.wait(timeout if is_told else 0)
+            except subprocess.TimeoutExpired:
+                if is_told:
+                    logger.warning("The engine core did not stop within %g s: killed.", timeout)
+                self._process.kill()
+                self._process.wait()
+        if threading.current_thread() is not self._reader:
+            self._reader.join()
+
+    def _read(self) -> None:
+        """Deliver messages until the process has exited; then close the channel."""
+        exit_fd = _open_pidfd(self._process.pid)
+        try:
+            fault = self._read_until_exit(exit_fd)
+        finally:
+            if exit_fd is not None:
+                os.close(exit_fd)
+        if fault is not None:
+            # Nothing more can be learnt from it; its memory is needed by the next one.
+            self._process.kill()
+        code = self._process.wait()
+        while (data := self._channel.receive(_LAST_WORDS_S)) is not None:
+            self._deliver(data)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._channel.close()
+        self._die(fault or _describe_exit(code))
+
+    def _read_until_exit(self, exit_fd: int | None) -> str | None:
+        """Return what is wrong with the core, or None when its process has exited."""
+        poller = zmq.Poller()
+        poller.register(self._channel.receive_socket, zmq.POLLIN)
+        if exit_fd is not None:
+            poller.register(exit_fd, zmq.POLLIN)
+        interval_s = beat_interval_s(self._timeout_s) if exit_fd is not None else _EXIT_POLL_S
+        monitor: HeartbeatMonitor | None = None
+        while True:
+            events = dict(poller.poll(interval_s * 1000))
+            if self._channel.receive_socket in events:
+                message = self._deliver(self._channel.receive_socket.recv())
+                if isinstance(message, Ready):
+                    # Loading weights may take any time; from now on the core owes heartbeats.
+                    monitor = HeartbeatMonitor(self._timeout_s)
+                elif isinstance(message, Heartbeat):
+                    if monitor is not None:
+                        monitor.saw_beat(message)
+                elif monitor is not None:
+                    monitor.saw_message()
+                # Judged below too: a core may beat for ever while its step loop hangs.
+                if self._channel.receive_socket.poll(0):
+                    continue
+            elif events or self._process.poll() is not None:
+                return None
+            if monitor is not None and not self._closing and (fault := monitor.find_fault()):
+                return fault
+
+    def _deliver(self, data: bytes) -> FromCore:
+        message = self._codec.decode_from_core(data)
+        if isinstance(message, Dead):
+            self._die(message.message)
+        elif not isinstance(message, Heartbeat):
+            self._mailbox.put(message)
+        return message
+
+    def _die(self, reason: str) -> None:
+        """Mark the core dead and tell the user, once; an ordered shutdown is no death."""
+        if self._dead_error is not None:
+            return
+        message = f"The engine core is dead: {reason}."
+        if not self._closing:
+            self._dead_error = EngineDeadError(message)
+            if self._ready is not None:
+                logger.error("%s", message)
+        self._mailbox.put(Dead(message))
+
+
+def _spawn(order: LaunchOrder) -> "subprocess.Popen[bytes]":
+    # Its own session: Ctrl-C at the terminal is the front end's to handle (it drains).
+    process = subprocess.Popen(
+        [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(pickle.dumps(order))
+        # Stays open: its end tells the core that the front end is gone.
+        process.stdin.flush()
+    except BrokenPipeError:
+        logger.debug("The engine core exited before it read its orders.")
+    return process
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _describe_exit(code: int) -> str:
+    if code < 0:
+        return f"its process was ended by signal {-code}"
+    return f"its process exited with status {code}"

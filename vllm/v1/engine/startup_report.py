@@ -1,0 +1,74 @@
+"""The log lines that tell what was started and which values were derived."""
+
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.utils.mem_constants import GiB_bytes
+from vllm.v1.engine.wire import KVCacheInfo
+
+logger = init_logger(__name__)
+
+
+def report_model(vllm_config: VllmConfig) -> None:
+    """Say which model will be served, before its weights load."""
+    model = vllm_config.model_config
+    logger.info(
+        "Model %s (%s) from %s, dtype %s.",
+        model.served_model_name,
+        ", ".join(model.architectures) or "unknown architecture",
+        model.path or model.model,
+        model.dtype,
+    )
+    if model.is_embedded:
+        logger.warning(
+            "This is the small checkpoint embedded in the package. It is UNTRAINED: its answers "
+            "are noise. Give a folder or a hub id to serve a real model."
+        )
+    if vllm_config.load_config.load_format == "dummy":
+        logger.warning("Load format 'dummy': the weights are random, the answers are noise.")
+
+
+def report_start(vllm_config: VllmConfig, kv_cache: KVCacheInfo, load_s: float) -> None:
+    """Say what the engine can hold and which limits it works with."""
+    model, scheduler = vllm_config.model_config, vllm_config.scheduler_config
+    logger.info(
+        "KV cache size: %s tokens (%s blocks, %.3f GiB).",
+        f"{kv_cache.capacity_tokens:,}",
+        f"{kv_cache.num_blocks:,}",
+        kv_cache.capacity_bytes / GiB_bytes,
+    )
+    logger.info(
+        "Maximum concurrency for %s tokens per request: %.2fx",
+        f"{kv_cache.max_model_len:,}",
+        kv_cache.max_concurrency,
+    )
+    logger.info(
+        "KV cache geometry: unit %d tokens, chunks align to %d; groups: %s.",
+        kv_cache.hash_block_size,
+        kv_cache.scheduler_block_size,
+        "; ".join(
+            f"{group.kind} x{group.num_layers}, blocks of {group.block_size} tokens"
+            + (f", window {group.sliding_window}" if group.sliding_window else "")
+            for group in kv_cache.groups
+        )
+        or "none",
+    )
+    if kv_cache.smallest_reusable_prefix is None:
+        logger.info("Prefix caching is off.")
+    else:
+        logger.info(
+            "Smallest reusable prefix: %d tokens. Kept for reuse: %s.",
+            kv_cache.smallest_reusable_prefix,
+            kv_cache.retention,
+        )
+    derived = " (derived)" if model.original_max_model_len in (None, -1) else ""
+    logger.info(
+        "Limits: max_model_len=%d%s, max_num_seqs=%d, max_num_batched_tokens=%d, "
+        "chunked prefill %s, policy %s.",
+        model.max_model_len,
+        derived,
+        scheduler.max_num_seqs,
+        scheduler.max_num_batched_tokens,
+        "on" if scheduler.enable_chunked_prefill else "off",
+        scheduler.policy,
+    )
+    logger.info("Model loaded in %.2f s.", load_s)

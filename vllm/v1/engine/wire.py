@@ -1,0 +1,225 @@
+"""Every message between the front end and the engine core, and how it becomes bytes.
+
+    front end --ToCore-->    AddRequest AbortRequests ResetPrefixCache GetKVCacheInfo Shutdown
+    front end <--FromCore--  Ready StartFailed  StepOutputs RequestRejected
+                             PrefixCacheReset KVCacheInfoReply  Heartbeat Dead
+
+A core first sends Ready or StartFailed, exactly once; Dead is always the last message.
+"""
+
+from typing import Any
+
+import msgspec
+
+from vllm import exceptions
+from vllm.exceptions import EngineError, UserInputError, VllmError
+from vllm.v1.engine.messages import EngineCoreOutputs, EngineCoreRequest
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """An error on its way to another process: a class of ``vllm.exceptions`` by name."""
+
+    kind: str
+    message: str
+    param: str | None = None
+
+    @classmethod
+    def from_exception(cls, error: BaseException) -> "ErrorInfo":
+        """Describe ``error``; one that is not ours becomes an EngineError that names its type."""
+        if isinstance(error, VllmError):
+            return cls(type(error).__name__, str(error), getattr(error, "param", None))
+        return cls("EngineError", f"{type(error).__name__}: {error}")
+
+    def to_exception(self) -> VllmError:
+        """Rebuild the error."""
+        error_type = getattr(exceptions, self.kind, EngineError)
+        if issubclass(error_type, UserInputError):
+            return error_type(self.message, self.param)
+        error: VllmError = error_type(self.message)
+        return error
+
+
+class GroupGeometry(msgspec.Struct, frozen=True):
+    """One KV cache group.
+
+    Attributes:
+        kind: The spec's class name.
+        block_size: Tokens of a block.
+        num_layers: Caches in the group.
+        page_size_bytes: Bytes of a block over the group's caches.
+        sliding_window: Tokens that the group keeps; None: all.
+    """
+
+    kind: str
+    block_size: int
+    num_layers: int
+    page_size_bytes: int
+    sliding_window: int | None = None
+
+
+class KVCacheInfo(msgspec.Struct, frozen=True):
+    """What the KV cache holds and how it is cut.
+
+    Attributes:
+        num_blocks: Blocks of the pool, the null block included.
+        capacity_tokens: Tokens that fit when requests are as long as allowed.
+        capacity_bytes: Bytes of the pool.
+        max_concurrency: Requests of ``max_model_len`` tokens that fit at once.
+        scheduler_block_size: Tokens that chunks and hits align to.
+        hash_block_size: Tokens under one prefix hash.
+        smallest_reusable_prefix: Fewest tokens a prefix hit can cover; None: caching is off.
+        hit_unit: The unit of hits of a hybrid model; None: plain rules.
+        retention: How window groups keep state for later hits, in words.
+    """
+
+    num_blocks: int
+    capacity_tokens: int
+    capacity_bytes: int
+    max_concurrency: float
+    max_model_len: int
+    block_size: int
+    scheduler_block_size: int
+    hash_block_size: int
+    smallest_reusable_prefix: int | None
+    hit_unit: int | None
+    retention: str
+    groups: tuple[GroupGeometry, ...]
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add"):
+    """A new request."""
+
+    request: EngineCoreRequest
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
+    """Requests nobody waits for any more; unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
+    """Forget every cached prefix; answered by PrefixCacheReset."""
+
+    call_id: int
+    reset_running_requests: bool = False
+    reset_connector: bool = False
+
+
+class GetKVCacheInfo(msgspec.Struct, frozen=True, tag="kv_info"):
+    """Ask for KVCacheInfo; answered by KVCacheInfoReply."""
+
+    call_id: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Stop at once; running requests get no further output."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The core can serve.
+
+    Attributes:
+        load_s: Seconds spent reading weights and setting up the device.
+        start_s: Seconds from the launch to this message.
+    """
+
+    pid: int
+    kv_cache: KVCacheInfo
+    load_s: float
+    start_s: float
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
+    """The core cannot start."""
+
+    error: ErrorInfo
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag="out"):
+    """A step's outputs."""
+
+    outputs: EngineCoreOutputs
+
+
+class RequestRejected(msgspec.Struct, frozen=True, tag="rejected"):
+    """The core refuses a request (it can never fit, for instance)."""
+
+    request_id: str
+    error: ErrorInfo
+
+
+class PrefixCacheReset(msgspec.Struct, frozen=True, tag="reset_done"):
+    """Whether the prefix cache could be reset."""
+
+    call_id: int
+    success: bool
+
+
+class KVCacheInfoReply(msgspec.Struct, frozen=True, tag="kv_info_reply"):
+    """Answer to GetKVCacheInfo."""
+
+    call_id: int
+    kv_cache: KVCacheInfo
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
+    """Sent by a thread of the core beside its step loop.
+
+    Attributes:
+        progress: A count that grows whenever the step loop gets on.
+        busy: Whether the step loop has work.
+    """
+
+    progress: int
+    busy: bool
+
+
+class Dead(msgspec.Struct, frozen=True, tag="dead"):
+    """The core died."""
+
+    message: str
+
+
+ToCore = AddRequest | AbortRequests | ResetPrefixCache | GetKVCacheInfo | Shutdown
+FromCore = (
+    Ready
+    | StartFailed
+    | StepOutputs
+    | RequestRejected
+    | PrefixCacheReset
+    | KVCacheInfoReply
+    | Heartbeat
+    | Dead
+)
+
+
+class Codec:
+    """Turns messages into MessagePack and back; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._to_core: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToCore)
+        self._from_core: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromCore)
+
+    def encode(self, message: ToCore | FromCore) -> bytes:
+        """Return the bytes of a message."""
+        return self._encoder.encode(message)
+
+    def decode_to_core(self, data: bytes) -> ToCore:
+        """Read a message to the core.
+
+        Raises:
+            msgspec.ValidationError: The bytes are none.
+        """
+        message: ToCore = self._to_core.decode(data)
+        return message
+
+    def decode_from_core(self, data: bytes) -> FromCore:
+        """Read a message from the core.
+
+        Raises:
+            msgspec.ValidationError: The bytes are none.
+        """
+        message: FromCore = self._from_core.decode(data)
+        return message

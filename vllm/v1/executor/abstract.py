@@ -1,0 +1,26 @@
+"""What the engine core asks of its workers, however many and wherever they are."""
+
+from typing import Protocol
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import ModelRunnerOutput
+
+
+class Executor(Protocol):
+    """Workers with a loaded model. Lists have one entry per worker."""
+
+    def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
+        """Return each worker's cache specs by cache name."""
+
+    def determine_available_memory(self) -> list[int]:
+        """Return the bytes each worker's KV pool may take."""
+
+    def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
+        """Allocate the KV caches; steps may follow."""
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step on every worker and return what the driver sampled."""
+
+    def shutdown(self) -> None:
+        """Release the devices; idempotent."""

@@ -1,0 +1,68 @@
+"""One worker in the engine core's own process."""
+
+from importlib import import_module
+from typing import Any
+
+from vllm import platforms
+from vllm.config import VllmConfig
+from vllm.exceptions import ConfigError
+from vllm.platforms.interface import Platform
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import ModelRunnerOutput
+
+
+class UniProcExecutor:
+    """Builds the platform's worker, initialises its device and loads the model.
+
+    Args:
+        vllm_config: The configuration; the platform's defaults are filled in here if they were not.
+        platform: The device's kind; None: the current one.
+
+    Raises:
+        ConfigError: The configuration does not suit the platform or the model.
+        CheckpointError: The weights do not fit the model.
+
+    Owns: its worker.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, platform: Platform | None = None) -> None:
+        platform = platforms.current_platform if platform is None else platform
+        config = platform.check_and_update_config(vllm_config)
+        if config.parallel_config.world_size != 1:
+            raise ConfigError(
+                f"{config.parallel_config.world_size} workers were asked for, but this executor "
+                "runs one: use tensor_parallel_size=1 and pipeline_parallel_size=1."
+            )
+        self._worker: Any = _load_class(platform.worker_class_path)(config, platform)
+        # A wrong block size or cache dtype must show before the minutes that weights can take.
+        self._worker.get_kv_cache_specs()
+        self._worker.init_device()
+        self._worker.load_model()
+
+    def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
+        """Return the worker's cache specs by cache name."""
+        return [self._worker.get_kv_cache_specs()]
+
+    def determine_available_memory(self) -> list[int]:
+        """Return the bytes the worker's KV pool may take."""
+        return [self._worker.determine_available_memory()]
+
+    def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
+        """Allocate the KV cache; steps may follow."""
+        (kv_cache_config,) = kv_cache_configs
+        self._worker.initialize_from_config(kv_cache_config)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step."""
+        output: ModelRunnerOutput = self._worker.execute_model(scheduler_output)
+        return output
+
+    def shutdown(self) -> None:
+        """Release the device; idempotent."""
+        self._worker.shutdown()
+
+
+def _load_class(path: str) -> Any:
+    module_name, _, class_name = path.rpartition(".")
+    return getattr(import_module(module_name), class_name)

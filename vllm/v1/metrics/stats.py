@@ -1,0 +1,175 @@
+"""What the scheduler counts in a step, and hit rates over recent requests.
+
+All dataclasses here cross the process border through msgspec.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class PrefixCacheStats:
+    """Prefix-cache lookups since the last report, in tokens.
+
+    Attributes:
+        reset: Whether the cache was reset in this interval: earlier counts no longer apply.
+        requests: First-time requests looked up.
+        queries: Their tokens.
+        hits: Of those, tokens found in the cache.
+        preempted_requests: Preempted requests looked up again; kept apart because what they find
+            is mostly their own.
+        preempted_queries: Their tokens.
+        preempted_hits: Of those, tokens found in the cache.
+    """
+
+    reset: bool = False
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
+    preempted_requests: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
+
+    def record(self, num_tokens: int, num_hits: int, preempted: bool) -> None:
+        """Count one lookup.
+
+        Args:
+            num_tokens: Tokens looked up.
+            num_hits: Tokens found.
+            preempted: Whether the request had been scheduled before.
+        """
+        if preempted:
+            self.preempted_requests += 1
+            self.preempted_queries += num_tokens
+            self.preempted_hits += num_hits
+        else:
+            self.requests += 1
+            self.queries += num_tokens
+            self.hits += num_hits
+
+
+class CachingMetrics:
+    """Hit rate over the most recent requests.
+
+    Owns: the window of per-interval counts and their sums.
+
+    Args:
+        max_recent_requests: Requests the window covers. Counts come in whole intervals and the
+            newest interval always stays, so the window may hold more.
+    """
+
+    def __init__(self, max_recent_requests: int = 1000) -> None:
+        self.max_recent_requests = max_recent_requests
+        self.aggregated_requests = 0
+        self.aggregated_query_total = 0
+        self.aggregated_query_hit = 0
+        # (requests, queries, hits) per interval, oldest first.
+        self.query_queue: deque[tuple[int, int, int]] = deque()
+
+    def observe(self, stats: PrefixCacheStats) -> None:
+        """Add one interval; an interval without requests changes nothing but may reset."""
+        if stats.reset:
+            self.reset()
+        if stats.requests == 0:
+            return
+        self.query_queue.append((stats.requests, stats.queries, stats.hits))
+        self.aggregated_requests += stats.requests
+        self.aggregated_query_total += stats.queries
+        self.aggregated_query_hit += stats.hits
+        while len(self.query_queue) > 1 and self.aggregated_requests > self.max_recent_requests:
+            requests, queries, hits = self.query_queue.popleft()
+            self.aggregated_requests -= requests
+            self.aggregated_query_total -= queries
+            self.aggregated_query_hit -= hits
+
+    def reset(self) -> None:
+        """Forget everything observed."""
+        self.aggregated_requests = 0
+        self.aggregated_query_total = 0
+        self.aggregated_query_hit = 0
+        self.query_queue.clear()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been observed."""
+        return self.aggregated_requests == 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the window's tokens found in the cache, 0 when there were none."""
+        if self.aggregated_query_total == 0:
+            return 0.0
+        return self.aggregated_query_hit / self.aggregated_query_total
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheEvictionEvent:
+    """The life of one sampled block, in seconds.
+
+    Attributes:
+        lifetime_seconds: From allocation to eviction.
+        idle_seconds: From the last use to eviction.
+        reuse_gaps_seconds: Between its last uses, oldest first.
+    """
+
+    lifetime_seconds: float
+    idle_seconds: float
+    reuse_gaps_seconds: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class SpecDecodingStats:
+    """Draft tokens proposed and accepted since the last report.
+
+    Attributes:
+        num_spec_tokens: Most tokens a draft may hold.
+        num_drafts: Drafts verified.
+        num_draft_tokens: Tokens in them.
+        num_accepted_tokens: Of those, tokens the model agreed with.
+        num_accepted_tokens_per_pos: The same by position in the draft, ``num_spec_tokens`` long.
+    """
+
+    num_spec_tokens: int
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+
+    @classmethod
+    def new(cls, num_spec_tokens: int) -> SpecDecodingStats:
+        """Return empty counts for drafts of up to ``num_spec_tokens`` tokens."""
+        return cls(num_spec_tokens, num_accepted_tokens_per_pos=[0] * num_spec_tokens)
+
+    def observe_draft(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Count one verified draft; acceptance is a prefix of the draft."""
+        assert num_accepted_tokens <= self.num_spec_tokens
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted_tokens
+        for position in range(num_accepted_tokens):
+            self.num_accepted_tokens_per_pos[position] += 1
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """The scheduler's state after a step.
+
+    Attributes:
+        num_running_reqs: Requests with blocks that are scheduled step by step.
+        num_waiting_reqs: Requests ready but not admitted.
+        num_skipped_waiting_reqs: Requests that wait for something other than room.
+        kv_cache_usage: Share of the blocks that requests hold, 0..1.
+        prefix_cache_stats: Lookups of this engine's own cache since the last report.
+        connector_prefix_cache_stats: Lookups beyond it through the KV connector, if any.
+        spec_decoding_stats: None when nothing was drafted.
+    """
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    num_skipped_waiting_reqs: int = 0
+    kv_cache_usage: float = 0.0
+    prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
+    connector_prefix_cache_stats: PrefixCacheStats | None = None
+    spec_decoding_stats: SpecDecodingStats | None = None

@@ -1,0 +1,361 @@
+"""A request inside the engine core: its tokens, how far it is computed, how it ends."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from enum import IntEnum, auto
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import UserInputError
+from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
+from vllm.v1.structured_output.request import StructuredOutputRequest
+from vllm.v1.utils import ConstantList
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm.lora.request import LoRARequest
+    from vllm.multimodal.inputs import MultiModalFeatureSpec
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.free_block_queue import BlockHash
+    from vllm.v1.engine import EngineCoreRequest
+
+
+class RequestStatus(IntEnum):
+    """Where a request stands; every value after PREEMPTED is an end."""
+
+    WAITING = auto()
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = auto()
+    WAITING_FOR_REMOTE_KVS = auto()
+    WAITING_FOR_STREAMING_REQ = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
+    FINISHED_STOPPED = auto()
+    FINISHED_LENGTH_CAPPED = auto()
+    FINISHED_ABORTED = auto()
+    FINISHED_IGNORED = auto()
+    FINISHED_ERROR = auto()
+    FINISHED_REPETITION = auto()
+
+    def __str__(self) -> str:
+        return self.name
+
+    @staticmethod
+    def is_finished(status: RequestStatus) -> bool:
+        """Whether this is an end."""
+        return status > RequestStatus.PREEMPTED
+
+    @staticmethod
+    def get_finished_reason(status: RequestStatus) -> FinishReason | None:
+        """Return how clients see this end, None before it."""
+        return _FINISHED_REASONS.get(status)
+
+
+# A prompt longer than the model is ignored; clients see that the length ended it.
+_FINISHED_REASONS: dict[RequestStatus, FinishReason] = {
+    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
+    RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
+    RequestStatus.FINISHED_IGNORED: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+    RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
+    RequestStatus.WAITING_FOR_STREAMING_REQ: FinishReason.STOP,
+}
+
+
+class Request:
+    """One sequence to compute.
+
+    Owner: the Scheduler, through the methods below; a KV manager reads it. Compared and hashed by
+    identity; ordered by priority, then arrival.
+
+    Attributes:
+        num_computed_tokens: Tokens whose KV is in the cache (or being computed in this step).
+        block_hashes: Hashes of the full units of its tokens; grows in place with them.
+        spec_token_ids: Draft tokens to verify in the next step.
+        num_output_placeholders: Tokens scheduled but not sampled yet (asynchronous scheduling).
+        is_prefill_chunk: Whether this step leaves prompt tokens to compute.
+        prefill_stats: Where the prompt's tokens came from, until it is sent with an output.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int] | None,
+        sampling_params: SamplingParams | None,
+        pooling_params: Any = None,
+        client_index: int = 0,
+        arrival_time: float | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        prompt_is_token_ids: list[bool] | None = None,
+        mm_features: list[MultiModalFeatureSpec] | None = None,
+        lora_request: LoRARequest | None = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        trace_headers: Mapping[str, str] | None = None,
+        block_hasher: Callable[[Request], list[BlockHash]] | None = None,
+        resumable: bool = False,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+        abort_immediately: bool = False,
+    ) -> None:
+        self.request_id = request_id
+        self.client_index = client_index
+        self.priority = priority
+        self.arrival_time = time.time() if arrival_time is None else arrival_time
+        self.trace_headers = trace_headers
+        self.abort_immediately = abort_immediately
+
+        self.sampling_params = sampling_params
+        self.pooling_params = pooling_params
+        self.lora_request = lora_request
+        self.cache_salt = cache_salt
+        self.max_tokens = 1
+        self.kv_transfer_params: dict[str, Any] | None = None
+        self.structured_output_request: StructuredOutputRequest | None = None
+        self.status = RequestStatus.WAITING
+        self._read_params(reasoning_ended, reasoning_parser_kwargs)
+
+        self.prompt_token_ids = prompt_token_ids
+        self.prompt_embeds = prompt_embeds
+        self.prompt_is_token_ids = prompt_is_token_ids
+        # Digests of embedding slices by (first token, one past the last).
+        self._prompt_embeds_per_block_hashes: dict[tuple[int, int], bytes] = {}
+        self.num_prompt_tokens = self._count_prompt_tokens()
+        self._output_token_ids: list[int] = []
+        self._all_token_ids: list[int] = (
+            [0] * self.num_prompt_tokens if prompt_token_ids is None else list(prompt_token_ids)
+        )
+        # Others read tokens through these: only append_output_token_ids changes them.
+        self.output_token_ids = ConstantList(self._output_token_ids)
+        self.all_token_ids = ConstantList(self._all_token_ids)
+        self.mm_features: list[MultiModalFeatureSpec] = mm_features or []
+
+        self.num_computed_tokens = 0
+        self.spec_token_ids: list[int] = []
+        self.num_preemptions = 0
+        self.num_output_placeholders = 0
+        self.async_tokens_to_discard = 0
+        self.next_decode_eligible_step = 0
+        self.is_prefill_chunk = False
+        self.num_nans_in_logits = 0
+        self.stop_reason: int | str | None = None
+        self.events: list[EngineCoreEvent] = []
+        self.prefill_stats: PrefillStats | None = None
+        self.skip_reading_prefix_cache = self._skips_prefix_cache()
+
+        # A resumable request gets further input while it lives; None in the queue ends it.
+        self.resumable = resumable
+        self.streaming_queue: deque[Any] | None = deque() if resumable else None
+
+        self._block_hasher = block_hasher
+        self.block_hashes: list[BlockHash] = []
+        self.update_block_hashes()
+
+    def _read_params(
+        self, reasoning_ended: bool | None, reasoning_parser_kwargs: dict[str, Any] | None
+    ) -> None:
+        """Take what the sampling or pooling parameters decide."""
+        params = self.sampling_params
+        if params is None:
+            if self.pooling_params is None:
+                raise UserInputError(
+                    f"Request {self.request_id} has neither sampling_params nor pooling_params: "
+                    "give one of them."
+                )
+            return
+        if params.max_tokens is None:
+            raise UserInputError(
+                f"Request {self.request_id} has no max_tokens: resolve it against the model's "
+                "context before the request enters the engine core.",
+                "max_tokens",
+            )
+        self.max_tokens = params.max_tokens
+        if params.extra_args is not None:
+            self.kv_transfer_params = params.extra_args.get("kv_transfer_params")
+        if params.structured_outputs is not None:
+            self.structured_output_request = StructuredOutputRequest(
+                params.structured_outputs,
+                reasoning_ended=reasoning_ended,
+                reasoning_parser_kwargs=reasoning_parser_kwargs,
+            )
+            self.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+
+    def _count_prompt_tokens(self) -> int:
+        if self.prompt_token_ids is not None:
+            return len(self.prompt_token_ids)
+        if self.prompt_embeds is not None:
+            return len(self.prompt_embeds)
+        raise UserInputError(
+            f"Request {self.request_id} has no prompt: give prompt_token_ids or prompt_embeds."
+        )
+
+    def _skips_prefix_cache(self) -> bool:
+        """Whether every prompt position must be computed, cached or not."""
+        if self.sampling_params is not None:
+            # Logits exist for computed positions only.
+            return bool(
+                self.sampling_params.skip_reading_prefix_cache
+                or self.sampling_params.prompt_logprobs is not None
+            )
+        return bool(getattr(self.pooling_params, "skip_reading_prefix_cache", None))
+
+    @classmethod
+    def from_engine_core_request(
+        cls,
+        request: EngineCoreRequest,
+        block_hasher: Callable[[Request], list[BlockHash]] | None,
+    ) -> Request:
+        """Build a request from its message."""
+        return cls(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling_params=request.sampling_params,
+            client_index=request.client_index,
+            arrival_time=request.arrival_time,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+            trace_headers=request.trace_headers,
+            block_hasher=block_hasher,
+        )
+
+    # ------------------------------------------------------------------ tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: prompt and output."""
+        return len(self._all_token_ids)
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        """Tokens known, and drafts to verify."""
+        return len(self._all_token_ids) + len(self.spec_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated."""
+        return len(self._output_token_ids)
+
+    def append_output_token_ids(self, token_ids: int | list[int]) -> None:
+        """Add generated tokens; hashes of newly full units follow."""
+        if isinstance(token_ids, int):
+            self._output_token_ids.append(token_ids)
+            self._all_token_ids.append(token_ids)
+        else:
+            self._output_token_ids.extend(token_ids)
+            self._all_token_ids.extend(token_ids)
+        self.update_block_hashes()
+
+    def update_block_hashes(self) -> None:
+        """Append the hashes of full units that have none yet."""
+        if self._block_hasher is not None:
+            self.block_hashes.extend(self._block_hasher(self))
+
+    # ---------------------------------------------------------------- progress
+
+    def advance(self, num_tokens: int) -> None:
+        """Count tokens as computed: they were scheduled in this step."""
+        self.num_computed_tokens += num_tokens
+        self.is_prefill_chunk = self.num_computed_tokens < (
+            self.num_tokens + self.num_output_placeholders
+        )
+
+    def reject_drafts(self, num_tokens: int) -> None:
+        """Take back draft tokens that verification refused."""
+        self.num_computed_tokens -= num_tokens
+        if self.num_output_placeholders > 0:
+            self.num_output_placeholders -= num_tokens
+
+    def start_running(self, num_computed_tokens: int) -> None:
+        """Enter the running set with this many tokens found in the cache."""
+        self.status = RequestStatus.RUNNING
+        self.num_computed_tokens = num_computed_tokens
+
+    def preempt(self) -> None:
+        """Give everything back; the request computes again from what the cache still holds."""
+        self.status = RequestStatus.PREEMPTED
+        self.num_computed_tokens = 0
+        self.spec_token_ids = []
+        self.num_preemptions += 1
+        self.is_prefill_chunk = False
+
+    def finish(self, status: RequestStatus, stop_reason: int | str | None = None) -> None:
+        """End the request.
+
+        Args:
+            status: One of the FINISHED_ values.
+            stop_reason: The stop token or string, if one ended it.
+        """
+        assert RequestStatus.is_finished(status), f"{status} is not an end."
+        self.status = status
+        if stop_reason is not None:
+            self.stop_reason = stop_reason
+
+    def is_finished(self) -> bool:
+        """Whether the request has ended."""
+        return RequestStatus.is_finished(self.status)
+
+    def get_finished_reason(self) -> FinishReason | None:
+        """Return how clients see its end, None before it."""
+        return RequestStatus.get_finished_reason(self.status)
+
+    @property
+    def use_structured_output(self) -> bool:
+        """Whether a grammar constrains its output."""
+        return self.structured_output_request is not None
+
+    # ---------------------------------------------------------- encoder inputs
+
+    @property
+    def num_encoder_inputs(self) -> int:
+        """Multimodal items."""
+        return len(self.mm_features)
+
+    @property
+    def has_encoder_inputs(self) -> bool:
+        """Whether it has multimodal items."""
+        return bool(self.mm_features)
+
+    def get_num_encoder_embeds(self, input_id: int) -> int:
+        """Return the encoder embeddings of one multimodal item."""
+        return self.mm_features[input_id].mm_position.get_num_embeds()
+
+    # ---------------------------------------------------------- events, stats
+
+    def record_event(self, event_type: EngineCoreEventType, timestamp: float | None = None) -> None:
+        """Note a stage, now or at the given monotonic time."""
+        self.events.append(EngineCoreEvent.new_event(event_type, timestamp))
+
+    def take_events(self) -> list[EngineCoreEvent] | None:
+        """Drain the noted stages; None if there are none."""
+        if not self.events:
+            return None
+        events, self.events = self.events, []
+        return events
+
+    def record_prefill_stats(self, stats: PrefillStats) -> None:
+        """Commit where the prompt's tokens came from: once, at the first admission.
+
+        A preempted request's second lookup finds its own blocks; it is no news to the user.
+        """
+        if self.num_preemptions == 0:
+            self.prefill_stats = stats
+
+    def take_prefill_stats(self) -> PrefillStats | None:
+        """Drain the prefill stats; None if there are none."""
+        stats, self.prefill_stats = self.prefill_stats, None
+        return stats
+
+    # ------------------------------------------------------------------ order
+
+    def __lt__(self, other: Request) -> bool:
+        mine = (self.priority, self.arrival_time, self.request_id, id(self))
+        return mine < (other.priority, other.arrival_time, other.request_id, id(other))
+
+    def __repr__(self) -> str:
+        return (
+            f"Request(request_id={self.request_id!r}, status={self.status}, "
+            f"num_tokens={self.num_tokens}, num_computed_tokens={self.num_computed_tokens})"
+        )

@@ -1,0 +1,183 @@
+"""What the sampler must know of a batch, as arrays with one entry per sampled row.
+
+Built when the batch changes and reused over the decode steps in between; all that varies from step
+to step is the position of each row's token, which the sampler is given.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+
+from vllm.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """One row to sample.
+
+    Attributes:
+        params: The request's parameters.
+        rng_key: The request's 64-bit key.
+        num_prompt_tokens: Length of the request's prompt.
+    """
+
+    params: SamplingParams
+    rng_key: int
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowSubset:
+    """Rows of the random ones that one filter concerns, and its parameter for each.
+
+    Attributes:
+        rows: int64 ``[N]``, or None for all of them in order.
+        values: ``[N]``.
+        max_value: The largest.
+    """
+
+    rows: torch.Tensor | None
+    values: torch.Tensor
+    max_value: float
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRows:
+    """The rows that are not greedy.
+
+    Attributes:
+        rows: int64 ``[N]``, or None for all of the batch in order.
+        rows_host: The same on the host.
+        rng_keys: uint64 ``[N]``.
+        temperature: fp32 ``[N, 1]``.
+        min_p, top_k, top_p: None when no row uses the filter.
+    """
+
+    rows: torch.Tensor | None
+    rows_host: np.ndarray
+    rng_keys: np.ndarray
+    temperature: torch.Tensor
+    min_p: RowSubset | None
+    top_k: RowSubset | None
+    top_p: RowSubset | None
+
+
+@dataclass(frozen=True, slots=True)
+class ForbiddenStops:
+    """Stop tokens that a row must not yield before a position (``min_tokens``).
+
+    One entry per (row, token id); ``until[i]`` is the first position where it is allowed.
+    """
+
+    rows: np.ndarray
+    token_ids: np.ndarray
+    until: np.ndarray
+
+    @property
+    def last_position(self) -> int:
+        """From here on nothing is forbidden."""
+        return int(self.until.max())
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingMetadata:
+    """The sampling of one batch.
+
+    Attributes:
+        num_rows: Rows of logits.
+        random: The rows to sample; None when all are greedy.
+        forbidden_stops: None when no row has ``min_tokens``.
+        num_logprobs: int64 ``[num_rows]``: most likely tokens to report beside the sampled one,
+            -1 for rows that asked for none; None when no row asked.
+    """
+
+    num_rows: int
+    random: RandomRows | None
+    forbidden_stops: ForbiddenStops | None
+    num_logprobs: np.ndarray | None
+
+    @classmethod
+    def build(
+        cls, rows: Sequence[RowSampling], vocab_size: int, device: torch.device | str
+    ) -> Self:
+        """Lay out the parameters of the rows of a batch."""
+        return cls(
+            num_rows=len(rows),
+            random=_build_random(rows, vocab_size, torch.device(device)),
+            forbidden_stops=_build_forbidden(rows, vocab_size),
+            num_logprobs=_build_logprobs(rows, vocab_size),
+        )
+
+
+def _build_random(
+    rows: Sequence[RowSampling], vocab_size: int, device: torch.device
+) -> RandomRows | None:
+    indices = [i for i, row in enumerate(rows) if not row.params.is_greedy]
+    if not indices:
+        return None
+    params = [rows[i].params for i in indices]
+    temperature = torch.tensor([p.temperature for p in params], device=device)
+    return RandomRows(
+        rows=None if len(indices) == len(rows) else torch.tensor(indices, device=device),
+        rows_host=np.array(indices, dtype=np.int64),
+        rng_keys=np.array([rows[i].rng_key for i in indices], dtype=np.uint64),
+        temperature=temperature[:, None],
+        min_p=_subset([p.min_p if p.min_p > 0 else None for p in params], device),
+        # top_k of at least the vocabulary filters nothing.
+        top_k=_subset([p.top_k if 0 < p.top_k < vocab_size else None for p in params], device),
+        top_p=_subset([p.top_p if p.top_p < 1 else None for p in params], device),
+    )
+
+
+def _subset(values: Sequence[float | None], device: torch.device) -> RowSubset | None:
+    """Pick the rows whose value is not None."""
+    chosen = [(i, value) for i, value in enumerate(values) if value is not None]
+    if not chosen:
+        return None
+    indices = [i for i, _ in chosen]
+    picked = [value for _, value in chosen]
+    return RowSubset(
+        rows=None if len(chosen) == len(values) else torch.tensor(indices, device=device),
+        values=torch.tensor(picked, device=device),
+        max_value=max(picked),
+    )
+
+
+def _build_forbidden(rows: Sequence[RowSampling], vocab_size: int) -> ForbiddenStops | None:
+    entries = [
+        (i, token_id, row.num_prompt_tokens + row.params.min_tokens)
+        for i, row in enumerate(rows)
+        if row.params.min_tokens > 0
+        for token_id in _stop_ids(row.params)
+        if 0 <= token_id < vocab_size
+    ]
+    if not entries:
+        return None
+    indices, token_ids, until = np.array(entries, dtype=np.int64).T
+    return ForbiddenStops(indices, token_ids, until)
+
+
+def _stop_ids(params: SamplingParams) -> set[int]:
+    ids = set(params.stop_token_ids or ())
+    if params.eos_token_id is not None and not params.ignore_eos:
+        ids.add(params.eos_token_id)
+    return ids
+
+
+def _build_logprobs(rows: Sequence[RowSampling], vocab_size: int) -> np.ndarray | None:
+    if all(row.params.logprobs is None for row in rows):
+        return None
+    return np.array([count_logprobs(row.params.logprobs, vocab_size) for row in rows])
+
+
+def count_logprobs(requested: int | None, vocab_size: int) -> int:
+    """Return how many most likely tokens to report: -1 (all) and more than all are capped.
+
+    None, no request, gives -1.
+    """
+    if requested is None:
+        return -1
+    return vocab_size if requested < 0 else min(requested, vocab_size)

@@ -1,0 +1,125 @@
+"""From logits to tokens.
+
+The order is: raw log probabilities; ``min_tokens``; greedy rows take the argmax; the others divide
+by the temperature, then min-p, top-k and top-p narrow the choice, and one uniform number per row
+picks a token by inverting the cumulative distribution over the vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vllm.v1.outputs import LogprobsLists
+from vllm.v1.sample.counter_rng import draw_uniforms
+from vllm.v1.sample.filters import apply_min_p, apply_top_k, apply_top_p
+from vllm.v1.sample.logprobs import gather_sampled_logprobs
+from vllm.v1.sample.metadata import ForbiddenStops, RandomRows, RowSubset, SamplingMetadata
+
+# A draw is put strictly below the total mass, where rounding could put it on it.
+_BELOW_ONE = 1.0 - 2.0**-23
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOutput:
+    """Sampled tokens of one step.
+
+    Attributes:
+        token_ids: int64 ``[R]``, on the host.
+        logprobs: All rows', if any row asked; ``cu_num_generated_tokens`` is left to the caller.
+    """
+
+    token_ids: np.ndarray
+    logprobs: LogprobsLists | None
+
+
+def sample(
+    logits: torch.Tensor, metadata: SamplingMetadata, positions: np.ndarray
+) -> SamplerOutput:
+    """Sample one token per row.
+
+    Args:
+        logits: fp32 ``[R, V]``.
+        metadata: Of these rows.
+        positions: int64 ``[R]``: the position in its sequence that each sampled token will have.
+
+    Mutates: ``logits``, where stop tokens are forbidden.
+    """
+    raw_logits = logits
+    if metadata.forbidden_stops is not None and positions.min() < (
+        metadata.forbidden_stops.last_position
+    ):
+        # Reported log probabilities are those of the unmasked distribution.
+        if metadata.num_logprobs is not None:
+            raw_logits = logits.clone()
+        _forbid_stops(logits, metadata.forbidden_stops, positions)
+    token_ids = _choose(logits, metadata.random, positions)
+    logprobs = None
+    if metadata.num_logprobs is not None:
+        logprobs = gather_sampled_logprobs(raw_logits, token_ids, metadata.num_logprobs)
+    return SamplerOutput(token_ids.cpu().numpy(), logprobs)
+
+
+def _forbid_stops(logits: torch.Tensor, stops: ForbiddenStops, positions: np.ndarray) -> None:
+    is_early = positions[stops.rows] < stops.until
+    rows = torch.from_numpy(stops.rows[is_early]).to(logits.device)
+    token_ids = torch.from_numpy(stops.token_ids[is_early]).to(logits.device)
+    logits[rows, token_ids] = -torch.inf
+
+
+def _choose(logits: torch.Tensor, random: RandomRows | None, positions: np.ndarray) -> torch.Tensor:
+    if random is None:
+        return logits.argmax(-1)
+    uniforms = draw_uniforms(random.rng_keys, positions[random.rows_host])
+    on_device = torch.from_numpy(uniforms).to(logits.device)
+    if random.rows is None:
+        return _sample_random(logits, random, on_device)
+    token_ids = logits.argmax(-1)
+    token_ids[random.rows] = _sample_random(logits[random.rows], random, on_device)
+    return token_ids
+
+
+def _sample_random(
+    logits: torch.Tensor, random: RandomRows, uniforms: torch.Tensor
+) -> torch.Tensor:
+    """Sample the random rows: logits ``[N, V]``, uniforms ``[N]`` in [0, 1)."""
+    scaled = logits / random.temperature
+    if random.min_p is not None:
+        scaled = _update(
+            scaled, random.min_p, apply_min_p(_pick(scaled, random.min_p), random.min_p.values)
+        )
+    if random.top_k is not None:
+        kept = apply_top_k(
+            _pick(scaled, random.top_k), random.top_k.values, int(random.top_k.max_value)
+        )
+        scaled = _update(scaled, random.top_k, kept)
+    probs = scaled.softmax(-1)
+    if random.top_p is not None:
+        kept = apply_top_p(_pick(probs, random.top_p), random.top_p.values)
+        probs = _update(probs, random.top_p, kept)
+    return invert_cdf(probs, uniforms)
+
+
+def invert_cdf(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Return per row the first token whose cumulative mass exceeds ``uniform * total``.
+
+    A token without mass is never returned: its cumulative mass is its predecessor's.
+
+    Args:
+        probs: fp32 ``[N, V]``, not negative; need not sum to 1.
+        uniforms: fp32 ``[N]`` in [0, 1).
+    """
+    mass = probs.cumsum(-1)
+    total = mass[:, -1:]
+    targets = torch.minimum(uniforms[:, None] * total, total * _BELOW_ONE)
+    found = torch.searchsorted(mass, targets, right=True)[:, 0]
+    # Only NaN logits leave the range; the engine must survive them.
+    return found.clamp_max(probs.shape[-1] - 1)
+
+
+def _pick(values: torch.Tensor, subset: RowSubset) -> torch.Tensor:
+    return values if subset.rows is None else values[subset.rows]
+
+
+def _update(values: torch.Tensor, subset: RowSubset, kept: torch.Tensor) -> torch.Tensor:
+    return kept if subset.rows is None else values.index_copy(0, subset.rows, kept)

@@ -1,0 +1,1 @@
+"""Output constrained by a grammar."""

@@ -1,0 +1,164 @@
+"""The memory of the KV cache: pool tensors, and each layer's view of its pages in them.
+
+A pool is a byte tensor ``[num_blocks, stride]``: block id b is row b of every pool. Two layouts:
+
+    packed (``KVCacheTensor.block_stride``)     contract (one ``KVCacheTensor`` per layer slot)
+    row b | L0 page | L1 page | L2 page |pad|   row b | the page of whichever layer's block b is |
+          ^offset 0 ^offsets[L1]                      stride = the page's bytes, offset 0
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from vllm.exceptions import ConfigError
+from vllm.platforms.interface import Platform
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    KVCacheTensor,
+    UniformTypeKVCacheSpecs,
+)
+
+_ALIGNMENT_BYTES = 64
+_MAX_LISTED_NAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KVCachePool:
+    """The tensors of one worker's KV cache.
+
+    Attributes:
+        tensors: uint8 ``[num_blocks, stride]``, one per ``KVCacheTensor``.
+        layers: Cache name to its view ``[num_blocks, rows, width]``; the last dimension is
+            contiguous, blocks are a stride apart.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    layers: Mapping[str, torch.Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.numel() for tensor in self.tensors)
+
+
+def allocate_kv_cache(
+    config: KVCacheConfig,
+    expected_layers: Iterable[str],
+    platform: Platform,
+    device: torch.device,
+) -> KVCachePool:
+    """Allocate the pool and build every layer's view.
+
+    Args:
+        config: Blocks, tensors and groups.
+        expected_layers: Names of the model's caches.
+        platform: Allocates the memory.
+        device: Where.
+
+    Raises:
+        ConfigError: The names in ``config`` and ``expected_layers`` differ, or a page does not fit
+            in its place.
+    """
+    specs = collect_layer_specs(config)
+    _check_names("KV cache groups", specs, expected_layers)
+    placed = [name for tensor in config.kv_cache_tensors for name in tensor.shared_by]
+    _check_names("KV cache tensors", placed, specs)
+    tensors = []
+    layers: dict[str, torch.Tensor] = {}
+    for tensor in config.kv_cache_tensors:
+        stride = _block_stride(tensor, config.num_blocks)
+        pool = platform.allocate_kv_pool(config.num_blocks, stride, device)
+        tensors.append(pool)
+        for name in tensor.shared_by:
+            offset = 0 if tensor.offsets is None else tensor.offsets[name]
+            layers[name] = view_layer(pool, name, specs[name], offset)
+    return KVCachePool(tuple(tensors), layers)
+
+
+def collect_layer_specs(config: KVCacheConfig) -> dict[str, KVCacheSpec]:
+    """Return each layer's own spec, groups of unequal layers unpacked."""
+    specs: dict[str, KVCacheSpec] = {}
+    for group in config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        if isinstance(spec, UniformTypeKVCacheSpecs):
+            specs.update({name: spec.kv_cache_specs[name] for name in group.layer_names})
+        else:
+            specs.update(dict.fromkeys(group.layer_names, spec))
+    return specs
+
+
+def view_layer(pool: torch.Tensor, name: str, spec: KVCacheSpec, offset_bytes: int) -> torch.Tensor:
+    """Return a layer's pages ``[num_blocks, rows, width]`` in the spec's dtype.
+
+    Args:
+        pool: uint8 ``[num_blocks, stride]``.
+        name: The layer, for messages.
+        spec: Its spec; rows are ``storage_block_size``, width what fills the page with them.
+        offset_bytes: Where the layer's page begins in a pool row.
+
+    Raises:
+        ConfigError: The page leaves the row, is misaligned, or is no attention page.
+    """
+    if not isinstance(spec, AttentionSpec):
+        raise ConfigError(
+            f"layer {name} has a {type(spec).__name__}; this worker lays out attention pages only"
+        )
+    num_blocks, stride = pool.shape
+    rows, itemsize = spec.storage_block_size, spec.dtype.itemsize
+    width = spec.real_page_size_bytes // (rows * itemsize)
+    end = offset_bytes + rows * width * itemsize
+    if end > stride:
+        raise ConfigError(f"layer {name}'s page ends at byte {end} of a row of {stride} bytes")
+    if offset_bytes % itemsize or stride % itemsize:
+        raise ConfigError(
+            f"layer {name}'s page at byte {offset_bytes} of rows of {stride} bytes is not aligned "
+            f"to its {spec.dtype} elements of {itemsize} bytes"
+        )
+    elements = pool.view(-1).view(spec.dtype)
+    return elements.as_strided(
+        (num_blocks, rows, width),
+        (stride // itemsize, width, 1),
+        elements.storage_offset() + offset_bytes // itemsize,
+    )
+
+
+def _block_stride(tensor: KVCacheTensor, num_blocks: int) -> int:
+    if tensor.block_stride is None:
+        if tensor.size % num_blocks:
+            raise ConfigError(
+                f"a KV cache tensor of {tensor.size} bytes for {tensor.shared_by} does not hold "
+                f"{num_blocks} equal blocks"
+            )
+        return tensor.size // num_blocks
+    # Wide loads and kernels on other devices rely on it.
+    offsets = (tensor.offsets or {}).values()
+    assert tensor.block_stride % _ALIGNMENT_BYTES == 0, tensor.block_stride
+    assert all(offset % _ALIGNMENT_BYTES == 0 for offset in offsets), tensor.offsets
+    return tensor.block_stride
+
+
+def _check_names(what: str, given: Iterable[str], expected: Iterable[str]) -> None:
+    given_names, expected_names = list(given), set(expected)
+    missing = sorted(expected_names - set(given_names))
+    extra = sorted(set(given_names) - expected_names)
+    repeated = sorted({name for name in given_names if given_names.count(name) > 1})
+    if not (missing or extra or repeated):
+        return
+    problems = [
+        f"{len(names)} {label}: {_summarise(names)}"
+        for label, names in (("missing", missing), ("extra", extra), ("repeated", repeated))
+        if names
+    ]
+    raise ConfigError(
+        f"The {what} do not match the model's {len(expected_names)} caches; {'; '.join(problems)}."
+    )
+
+
+def _summarise(names: list[str]) -> str:
+    listed = ", ".join(names[:_MAX_LISTED_NAMES])
+    rest = len(names) - _MAX_LISTED_NAMES
+    return f"{listed} and {rest} more" if rest > 0 else listed

@@ -1,0 +1,241 @@
+"""Runs one step: caches, flat batch, model, sampler."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from vllm.platforms.interface import Platform
+from vllm.v1.attention.metadata import RequestSlice, StepMetadata
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
+from vllm.v1.sample.sampler import SamplerOutput, sample
+from vllm.v1.worker.kv_cache_tensors import KVCachePool
+from vllm.v1.worker.prompt_logprobs import gather_prompt_logprobs
+from vllm.v1.worker.request_states import RequestStates
+from vllm.v1.worker.step_input import StepInput, StepInputBuilder
+
+
+MetadataBuilder = Callable[[Sequence[RequestSlice]], StepMetadata]
+
+
+class CausalLM(Protocol):
+    """What the runner asks of a model. T flat rows, n residual streams of width D, V tokens."""
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: StepMetadata,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """Return the residual streams ``[T, n, D]`` of every row; reads and writes the caches."""
+
+    def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
+        """Return fp32 logits ``[M, V]`` of any M rows of streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepStreams:
+    """What a drafter needs of a step.
+
+    Attributes:
+        streams: ``[T, n, D]`` residual streams of every row, before the collapse.
+        step: The batch they belong to, its token and position arrays copied.
+        sampled_token_ids: Accepted tokens by request.
+    """
+
+    streams: torch.Tensor
+    step: StepInput
+    sampled_token_ids: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLimits:
+    """Sizes that the runner's buffers are made for.
+
+    Attributes:
+        num_groups: KV groups, each with its own block tables.
+        max_num_tokens: Tokens of the largest step.
+        max_model_len: Tokens of the longest request.
+        vocab_size: V.
+        seed: Of requests without their own.
+        keep_streams: Whether ``last_streams`` is kept for a drafter.
+    """
+
+    num_groups: int
+    max_num_tokens: int
+    max_model_len: int
+    vocab_size: int
+    seed: int = 0
+    keep_streams: bool = False
+
+
+class ModelRunner:
+    """One worker's steps.
+
+    Owns: the KV cache tensors, the requests' states and the step buffers.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        pool: KVCachePool,
+        build_metadata: MetadataBuilder,
+        limits: RunnerLimits,
+        platform: Platform,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._pool = pool
+        self._build_metadata = build_metadata
+        self._limits = limits
+        self._platform = platform
+        self._device = device
+        self._states = RequestStates(limits.num_groups, limits.seed)
+        self._builder = StepInputBuilder(limits.max_num_tokens, limits.max_model_len)
+        self._sampled: list[RowSampling] = []
+        self._sampling_metadata: SamplingMetadata | None = None
+        self.last_streams: StepStreams | None = None
+
+    @property
+    def num_requests(self) -> int:
+        """Requests the runner remembers."""
+        return len(self._states)
+
+    @torch.inference_mode()
+    def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step.
+
+        The order is that of SchedulerOutput: zeroing, copies, forward pass; a step without tokens
+        runs the first two.
+
+        Raises:
+            InvariantError: The step asks for rows or tokens that this worker does not have.
+        """
+        self._states.update(output)
+        if output.new_block_ids_to_zero:
+            self._platform.zero_blocks(self._pool.tensors, output.new_block_ids_to_zero)
+        if output.kv_cache_block_copies:
+            self._platform.copy_blocks(self._pool.tensors, output.kv_cache_block_copies)
+        if output.total_num_scheduled_tokens == 0:
+            return ModelRunnerOutput(req_ids=[], req_id_to_index={})
+        step = self._builder.build(
+            [self._states.get(req_id) for req_id in output.num_scheduled_tokens],
+            list(output.num_scheduled_tokens.values()),
+            output.scheduled_spec_decode_tokens,
+        )
+        streams = self._forward(step)
+        sampled = self._sample(step, streams)
+        result = _accept(step, sampled)
+        result.prompt_logprobs_dict = gather_prompt_logprobs(
+            step, streams, self._model.compute_logits, self._limits.vocab_size
+        )
+        if self._limits.keep_streams:
+            self.last_streams = _keep(step, streams, result.sampled_token_ids)
+        return result
+
+    def _forward(self, step: StepInput) -> torch.Tensor:
+        meta = self._build_metadata(step.slices)
+        return self._model(
+            torch.from_numpy(step.token_ids).to(self._device),
+            torch.from_numpy(step.positions).to(self._device),
+            meta,
+            self._pool.layers,
+        )
+
+    def _sample(self, step: StepInput, streams: torch.Tensor) -> SamplerOutput | None:
+        num_sampled = len(step.sampled_rows)
+        if num_sampled == 0:
+            return None
+        if num_sampled < step.num_tokens:
+            streams = streams[torch.from_numpy(step.sampled_rows).to(self._device)]
+        logits = self._model.compute_logits(streams)
+        # A sampled token comes one position after the row that predicts it.
+        positions = step.positions[step.sampled_rows] + 1
+        return sample(logits, self._find_sampling_metadata(step), positions)
+
+    def _find_sampling_metadata(self, step: StepInput) -> SamplingMetadata:
+        """Return the metadata of the sampled rows, the last step's while the batch is the same."""
+        rows = [
+            state.sampling
+            for state, count in zip(step.requests, step.sampled_counts, strict=True)
+            for _ in range(count)
+        ]
+        # List equality compares by identity first: cheap for the same requests.
+        if self._sampling_metadata is None or rows != self._sampled:
+            self._sampled = rows
+            self._sampling_metadata = SamplingMetadata.build(
+                rows, self._limits.vocab_size, self._device
+            )
+        return self._sampling_metadata
+
+
+def _accept(step: StepInput, sampled: SamplerOutput | None) -> ModelRunnerOutput:
+    """Give each request its tokens.
+
+    A draft stands while it equals the token sampled at its position; the first sampled token that
+    differs ends the request's step. Every token emitted is thus one the target model sampled.
+
+    Mutates: the requests' known tokens.
+    """
+    req_ids = [state.req_id for state in step.requests]
+    token_ids = [] if sampled is None else sampled.token_ids.tolist()
+    accepted: list[list[int]] = []
+    kept_rows: list[int] = []
+    row = 0
+    for state, count, drafts in zip(step.requests, step.sampled_counts, step.drafts, strict=True):
+        if count == 1:
+            tokens = [token_ids[row]]
+            state.append_token(token_ids[row])
+        else:
+            tokens = token_ids[row : row + _count_accepted(token_ids, row, count, drafts)]
+            state.append_tokens(tokens)
+        accepted.append(tokens)
+        kept_rows += range(row, row + len(tokens))
+        row += count
+    return ModelRunnerOutput(
+        req_ids=req_ids,
+        req_id_to_index={req_id: i for i, req_id in enumerate(req_ids)},
+        sampled_token_ids=accepted,
+        logprobs=_keep_logprobs(sampled, kept_rows, accepted),
+    )
+
+
+def _count_accepted(
+    token_ids: Sequence[int], first_row: int, count: int, drafts: Sequence[int]
+) -> int:
+    """Return how many of a request's sampled tokens count: the matching drafts' and one more."""
+    if count == 0:
+        return 0
+    for i, draft in enumerate(drafts):
+        if token_ids[first_row + i] != draft:
+            return i + 1
+    return count
+
+
+def _keep_logprobs(
+    sampled: SamplerOutput | None, kept_rows: list[int], accepted: list[list[int]]
+) -> LogprobsLists | None:
+    if sampled is None or sampled.logprobs is None:
+        return None
+    ids, values, ranks, _ = sampled.logprobs
+    if len(kept_rows) < len(ranks):
+        ids, values, ranks = ids[kept_rows], values[kept_rows], ranks[kept_rows]
+    bounds = np.cumsum([0, *(len(tokens) for tokens in accepted)]).tolist()
+    return LogprobsLists(ids, values, ranks, bounds)
+
+
+def _keep(
+    step: StepInput, streams: torch.Tensor, sampled_token_ids: list[list[int]]
+) -> StepStreams:
+    owned = replace(
+        step,
+        token_ids=step.token_ids.copy(),
+        positions=step.positions.copy(),
+        sampled_rows=step.sampled_rows.copy(),
+    )
+    return StepStreams(streams, owned, sampled_token_ids)

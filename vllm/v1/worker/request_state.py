@@ -1,0 +1,107 @@
+"""What a worker remembers of a running request."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vllm.exceptions import InvariantError
+from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.metadata import RowSampling
+from vllm.v1.worker.block_table import RequestBlockTables
+
+_MIN_SPARE_TOKENS = 64
+
+
+class RequestState:
+    """Tokens, block tables and sampling of one request.
+
+    Owns: the request's known tokens on the worker (the scheduler has its own list; both append what
+    was sampled), and its block tables.
+
+    Attributes:
+        req_id: The request.
+        num_prompt_tokens: Tokens of the prompt, without the answer.
+        num_tokens: Known tokens: prompt and accepted answer.
+        num_computed_tokens: Tokens whose KV rows exist, as the scheduler says.
+        tables: Block tables.
+        sampling: The request's rows for the sampler.
+        num_prompt_logprobs: Prompt positions whose log probabilities were reported already; a
+            prompt computed again after a preemption does not report them twice.
+    """
+
+    __slots__ = (
+        "_token_ids",
+        "num_computed_tokens",
+        "num_prompt_logprobs",
+        "num_prompt_tokens",
+        "num_tokens",
+        "req_id",
+        "sampling",
+        "tables",
+    )
+
+    def __init__(
+        self,
+        req_id: str,
+        token_ids: Sequence[int],
+        num_prompt_tokens: int,
+        sampling_params: SamplingParams,
+        rng_key: int,
+        num_groups: int,
+    ) -> None:
+        self.req_id = req_id
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_tokens = len(token_ids)
+        self.num_computed_tokens = 0
+        self.num_prompt_logprobs = 0
+        self.tables = RequestBlockTables(num_groups)
+        self.sampling = RowSampling(sampling_params, rng_key, num_prompt_tokens)
+        self._token_ids = np.empty(len(token_ids) + _MIN_SPARE_TOKENS, dtype=np.int64)
+        self._token_ids[: self.num_tokens] = token_ids
+
+    def get_tokens(self, start: int, end: int) -> np.ndarray:
+        """Return a view of the tokens at positions start..end-1, drafts included."""
+        return self._token_ids[start:end]
+
+    def set_tokens(self, token_ids: Sequence[int]) -> None:
+        """Take the scheduler's list of all known tokens."""
+        self.num_tokens = 0
+        self.append_tokens(token_ids)
+
+    def append_tokens(self, token_ids: Sequence[int]) -> None:
+        """Add accepted tokens."""
+        self._write_behind(token_ids)
+        self.num_tokens += len(token_ids)
+
+    def append_token(self, token_id: int) -> None:
+        """Add one accepted token: the decode step's path."""
+        if self.num_tokens == len(self._token_ids):
+            self.append_tokens((token_id,))
+            return
+        self._token_ids[self.num_tokens] = token_id
+        self.num_tokens += 1
+
+    def place_drafts(self, token_ids: Sequence[int]) -> None:
+        """Write draft tokens behind the known ones, for this step only."""
+        self._write_behind(token_ids)
+
+    def match_num_tokens(self, num_tokens: int) -> None:
+        """Drop sampled tokens that the scheduler did not keep.
+
+        Raises:
+            InvariantError: The scheduler has tokens that never reached this worker.
+        """
+        if num_tokens > self.num_tokens:
+            raise InvariantError(
+                f"request {self.req_id}: the scheduler counts {num_tokens} tokens, the worker "
+                f"knows {self.num_tokens}; tokens from elsewhere must come in all_token_ids"
+            )
+        self.num_tokens = num_tokens
+
+    def _write_behind(self, token_ids: Sequence[int]) -> None:
+        end = self.num_tokens + len(token_ids)
+        if end > len(self._token_ids):
+            grown = np.empty(2 * end, dtype=np.int64)
+            grown[: self.num_tokens] = self._token_ids[: self.num_tokens]
+            self._token_ids = grown
+        self._token_ids[self.num_tokens : end] = token_ids

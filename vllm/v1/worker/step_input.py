@@ -1,0 +1,127 @@
+"""One step's tokens of all requests as one flat batch, and which of its rows want logits.
+
+    flat rows   | req 0: prefill chunk      | req 1 | req 2: 1 + 2 drafts |
+    sampled     |  (the last row, if the    |   x   |   x     x     x     |
+                |   chunk ends the prompt)  |       |                     |
+
+Prefill and decode are not told apart: a request is sampled in a step that reaches the end of its
+known tokens, at one position more than it has drafts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vllm.exceptions import InvariantError
+from vllm.v1.attention.metadata import RequestSlice
+from vllm.v1.worker.request_state import RequestState
+
+_NO_DRAFTS: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """The flat batch of one step. T tokens, R requests, M sampled rows.
+
+    Attributes:
+        requests: In batch order.
+        slices: Their tokens and block tables.
+        token_ids, positions: int64 ``[T]``; views of buffers that the next step overwrites.
+        row_starts: First flat row of each request.
+        sampled_rows: int64 ``[M]`` flat rows, a request's in order.
+        sampled_counts: Rows of each request in ``sampled_rows``; 0 for a chunk that does not reach
+            the end of the known tokens.
+        drafts: Draft tokens of each request; those of row k guess the token after it.
+    """
+
+    requests: list[RequestState]
+    slices: list[RequestSlice]
+    token_ids: np.ndarray
+    positions: np.ndarray
+    row_starts: list[int]
+    sampled_rows: np.ndarray
+    sampled_counts: list[int]
+    drafts: list[Sequence[int]]
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.token_ids)
+
+
+class StepInputBuilder:
+    """Flattens steps into buffers that live as long as the worker.
+
+    Args:
+        max_num_tokens: Tokens of the largest step.
+        max_model_len: Positions are below this.
+    """
+
+    def __init__(self, max_num_tokens: int, max_model_len: int) -> None:
+        self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
+        self._positions = np.zeros(max_num_tokens, dtype=np.int64)
+        self._sampled_rows = np.zeros(max_num_tokens, dtype=np.int64)
+        self._counting = np.arange(max(max_num_tokens, max_model_len), dtype=np.int64)
+
+    def build(
+        self,
+        requests: list[RequestState],
+        num_scheduled: Sequence[int],
+        drafts_by_id: Mapping[str, Sequence[int]],
+    ) -> StepInput:
+        """Lay out one step.
+
+        Args:
+            requests: In batch order, their states up to date.
+            num_scheduled: Tokens of each, drafts included; positive.
+            drafts_by_id: Draft tokens of requests that have some.
+
+        Raises:
+            InvariantError: A request is scheduled past its known tokens.
+        """
+        slices: list[RequestSlice] = []
+        row_starts: list[int] = []
+        counts: list[int] = []
+        drafts: list[Sequence[int]] = []
+        row = num_sampled = 0
+        for state, num_tokens in zip(requests, num_scheduled, strict=True):
+            guessed = drafts_by_id.get(state.req_id, _NO_DRAFTS) if drafts_by_id else _NO_DRAFTS
+            start, end = state.num_computed_tokens, state.num_computed_tokens + num_tokens
+            if guessed:
+                state.place_drafts(guessed)
+            count = _count_sampled(state, end, len(guessed))
+            next_row = row + num_tokens
+            self._token_ids[row:next_row] = state.get_tokens(start, end)
+            self._positions[row:next_row] = self._counting[start:end]
+            sampled_end = num_sampled + count
+            self._sampled_rows[num_sampled:sampled_end] = self._counting[
+                next_row - count : next_row
+            ]
+            slices.append(RequestSlice(start, num_tokens, state.tables.views))
+            row_starts.append(row)
+            counts.append(count)
+            drafts.append(guessed)
+            row, num_sampled = next_row, sampled_end
+        return StepInput(
+            requests=requests,
+            slices=slices,
+            token_ids=self._token_ids[:row],
+            positions=self._positions[:row],
+            row_starts=row_starts,
+            sampled_rows=self._sampled_rows[:num_sampled],
+            sampled_counts=counts,
+            drafts=drafts,
+        )
+
+
+def _count_sampled(state: RequestState, end: int, num_drafts: int) -> int:
+    num_known = state.num_tokens + num_drafts
+    if end < num_known:
+        return 0
+    if end > num_known:
+        raise InvariantError(
+            f"request {state.req_id} is scheduled up to position {end}, but the worker knows "
+            f"{state.num_tokens} tokens and {num_drafts} drafts"
+        )
+    return num_drafts + 1

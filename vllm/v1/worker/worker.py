@@ -1,0 +1,149 @@
+"""One device: loads the model, owns the KV cache, runs steps. The same for every platform."""
+
+import logging
+from functools import partial
+from typing import Any
+
+import torch
+
+from vllm.config import VllmConfig
+from vllm.exceptions import EngineError
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader.loader import load_model_weights
+from vllm.model_executor.models.registry import ModelEntry, resolve_model
+from vllm.platforms.interface import Platform
+from vllm.v1.attention.metadata import CacheLayout, build_step_metadata
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.dtypes import resolve_cache_dtype, resolve_dtype
+from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
+from vllm.v1.worker.model_runner import ModelRunner, RunnerLimits
+
+logger = init_logger(__name__)
+
+
+class Worker:
+    """One device's part in serving a model.
+
+    Its life: ``init_device``, ``load_model``, its specs and memory asked for,
+    ``initialize_from_config``, then ``execute_model`` once a step.
+
+    Args:
+        vllm_config: The configuration, the platform's defaults filled in.
+        platform: The device's kind.
+        local_rank: Index of the device on this machine.
+
+    Owns: the model, and through its runner everything on the device.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, platform: Platform, local_rank: int = 0) -> None:
+        self._config = vllm_config
+        self._platform = platform
+        self._local_rank = local_rank
+        self._device: torch.device | None = None
+        self._entry: ModelEntry = resolve_model(vllm_config.model_config.architectures)
+        self._model_spec: Any = self._entry.parse_config(vllm_config.model_config.hf_config)
+        self._dtype = resolve_dtype(vllm_config.model_config.dtype)
+        self._model: Any = None
+        self._runner: ModelRunner | None = None
+
+    def init_device(self) -> None:
+        """Select the device and the number of host threads."""
+        num_threads = self._platform.default_num_threads()
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        self._device = self._platform.make_device(self._local_rank)
+        logger.info(
+            "worker %d: device %s, %s, %d host threads",
+            self._local_rank,
+            self._device,
+            self._dtype,
+            torch.get_num_threads(),
+        )
+
+    def load_model(self) -> None:
+        """Build the model and fill its weights.
+
+        Raises:
+            CheckpointError: The files do not fit the model.
+        """
+        model_config, load_config = self._config.model_config, self._config.load_config
+        self._model = self._entry.load_model_class()(
+            self._model_spec, ops=self._platform.get_op, dtype=self._dtype, device=self._device
+        )
+        self._model.eval()
+        load_model_weights(
+            self._model,
+            model_config.path or model_config.model,
+            load_config.load_format,
+            model_config.seed,
+            use_tqdm=load_config.use_tqdm and logger.isEnabledFor(logging.INFO),
+        )
+
+    def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        """Return what each of the model's caches keeps, by cache name.
+
+        Raises:
+            ConfigError: The block size or the cache dtype does not suit the model.
+        """
+        cache_config = self._config.cache_config
+        specs: dict[str, KVCacheSpec] = self._entry.load_kv_cache_specs()(
+            self._model_spec,
+            cache_config.block_size,
+            resolve_cache_dtype(cache_config.cache_dtype, self._dtype),
+            # Compressor sums run over up to 128 rows; every known implementation keeps them fp32.
+            torch.float32,
+        )
+        return specs
+
+    def determine_available_memory(self) -> int:
+        """Return the bytes the KV pool may take, now that the weights are loaded."""
+        return self._platform.default_kv_cache_bytes(self._config)
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the KV cache and become ready for steps.
+
+        Raises:
+            ConfigError: The config's layers are not the model's.
+        """
+        assert self._device is not None, "init_device comes first"
+        pool = allocate_kv_cache(
+            kv_cache_config, self.get_kv_cache_specs(), self._platform, self._device
+        )
+        layout = CacheLayout.from_kv_cache_config(kv_cache_config)
+        self._runner = ModelRunner(
+            self._model,
+            pool,
+            partial(build_step_metadata, layout=layout, device=self._device),
+            RunnerLimits(
+                num_groups=len(layout.groups),
+                max_num_tokens=self._config.scheduler_config.max_num_batched_tokens,
+                max_model_len=self._config.model_config.max_model_len,
+                vocab_size=self._model_spec.vocab_size,
+                seed=self._config.model_config.seed,
+                keep_streams=_drafts_from_streams(self._config),
+            ),
+            self._platform,
+            self._device,
+        )
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step.
+
+        Raises:
+            EngineError: The worker is not ready, or was shut down.
+        """
+        if self._runner is None:
+            raise EngineError("the worker has no KV cache: initialize_from_config comes first")
+        return self._runner.execute_model(scheduler_output)
+
+    def shutdown(self) -> None:
+        """Drop the model and the KV cache; idempotent."""
+        self._runner = None
+        self._model = None
+
+
+def _drafts_from_streams(config: VllmConfig) -> bool:
+    """Whether the drafter is fed by the model's residual streams."""
+    return config.speculative_config is not None and config.speculative_config.use_eagle()
