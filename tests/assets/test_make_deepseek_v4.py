@@ -9,7 +9,8 @@ import torch
 from safetensors import safe_open
 
 from vllm.assets import make_deepseek_v4
-from vllm.assets.make_deepseek_v4 import CONFIG, CORPUS, make_weights, tensor_specs
+from vllm.assets.deepseek_v4_tensors import tensor_specs
+from vllm.assets.make_deepseek_v4 import CONFIG, CORPUS, make_weights
 from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.model_executor.models.registry import resolve_model
 from vllm.platforms.cpu import CpuPlatform

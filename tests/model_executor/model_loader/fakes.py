@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vllm.assets.make_deepseek_v4 import CONFIG, tensor_specs
+from vllm.assets.deepseek_v4_tensors import tensor_specs
+from vllm.assets.make_deepseek_v4 import CONFIG
 
 TINY: dict[str, Any] = CONFIG | {
     "hidden_size": 16,

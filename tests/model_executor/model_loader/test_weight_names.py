@@ -1,6 +1,7 @@
 import pytest
 
-from vllm.assets.make_deepseek_v4 import CONFIG, tensor_specs
+from vllm.assets.deepseek_v4_tensors import tensor_specs
+from vllm.assets.make_deepseek_v4 import CONFIG
 from vllm.model_executor.model_loader.weight_names import (
     TensorPart,
     published_name,

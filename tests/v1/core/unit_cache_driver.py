@@ -221,8 +221,7 @@ class Driver:
     def _chunk(self, request: Request, num_new: int) -> int:
         is_prefill = request.num_computed_tokens + num_new < request.num_tokens
         if is_prefill and self.rng.random() < 0.7:
-            shortened = self.manager.chunk_end(request, num_new)
-            return shortened or num_new
+            return self.manager.chunk_end(request, num_new)
         if is_prefill and self.rng.random() < 0.5:
             return self.rng.randint(1, num_new)
         return num_new

@@ -27,9 +27,9 @@ def run_until_done(
         if not scheduler.requests:
             return done
         for request in list(scheduler.requests.values()):
-            if request.is_known and not request.is_preempted:
-                if scheduler.rng.random() < preempt_share:
-                    scheduler.preempt(request)
+            is_running = request.is_known and not request.is_preempted
+            if is_running and scheduler.rng.random() < preempt_share:
+                scheduler.preempt(request)
         out = scheduler.schedule()
         scheduler.update(out, runner.execute_model(out))
         for request in list(scheduler.requests.values()):

@@ -11,7 +11,7 @@ from vllm.entrypoints.openai.engine_stream import EngineClient
 from vllm.entrypoints.openai.protocol.responses import ModelCard, unix_now
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
-from vllm.exceptions import EngineDeadError, ModelNotFoundError
+from vllm.exceptions import ModelNotFoundError
 from vllm.tokenizers import ChatEncoder, Tokenizer
 from vllm.version import ENGINE_NAME, __version__
 
@@ -78,11 +78,14 @@ class ModelFacts:
         return card
 
 
-def make_model_facts(config: VllmConfig, generation_config: str) -> ModelFacts:
+def make_model_facts(
+    config: VllmConfig, max_model_len: int, generation_config: str
+) -> ModelFacts:
     """Collect the facts of a resolved configuration.
 
     Args:
         config: The engine's.
+        max_model_len: What the engine settled on (``--max-model-len auto`` depends on memory).
         generation_config: ``--generation-config``: "auto" takes the checkpoint's defaults, "vllm"
             neutral ones.
     """
@@ -91,7 +94,7 @@ def make_model_facts(config: VllmConfig, generation_config: str) -> ModelFacts:
     return ModelFacts(
         names=tuple(model.served_model_names),
         root=model.model,
-        max_model_len=model.max_model_len,
+        max_model_len=max_model_len,
         vocab_size=int(model.hf_config["vocab_size"]),
         max_logprobs=model.max_logprobs,
         is_embedded=model.is_embedded,
@@ -114,38 +117,13 @@ def _fingerprint(config: VllmConfig) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class ServingContext:
-    """Everything a route needs.
+    """Everything a route needs, once the engine is up."""
 
-    Owns: nothing but references; ``attach_engine`` completes it when the engine is up.
-    """
-
-    def __init__(
-        self,
-        facts: ModelFacts,
-        tokenizer: Tokenizer,
-        chat_encoder: ChatEncoder,
-        args: ServerArgs,
-        state: ServerState,
-    ) -> None:
-        self.facts = facts
-        self.tokenizer = tokenizer
-        self.chat_encoder = chat_encoder
-        self.args = args
-        self.state = state
-        self._engine: EngineClient | None = None
-
-    def attach_engine(self, engine: EngineClient) -> None:
-        """Serve with ``engine`` from now on."""
-        self._engine = engine
-
-    @property
-    def engine(self) -> EngineClient:
-        """The engine.
-
-        Raises:
-            EngineDeadError: It is not up.
-        """
-        if self._engine is None:
-            raise EngineDeadError("The engine is not up.")
-        return self._engine
+    facts: ModelFacts
+    tokenizer: Tokenizer
+    chat_encoder: ChatEncoder
+    args: ServerArgs
+    state: ServerState
+    engine: EngineClient

@@ -5,7 +5,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.types import Scope
 
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import until_disconnect
@@ -62,16 +64,23 @@ def open_scope(
     if body.stream_options is not None:
         extra = body.stream_options.model_extra or {}
         ignored += [f"stream_options.{name}" for name in extra if name != "include_obfuscation"]
-    response_id = prefix + request_id_of(raw_request, body.request_id)
+    response_id = prefix + _request_id(raw_request, body.request_id)
     if ignored:
         logger.debug("Request %s: ignored fields %s", response_id, ", ".join(map(repr, ignored)))
     return RequestScope(response_id, model, ignored_fields_header(ignored), raw_request)
 
 
-def request_id_of(raw_request: Request, from_body: str | None = None) -> str:
-    """Return the client's name for its request, or a new one."""
-    given = raw_request.headers.get("x-request-id") or from_body or uuid.uuid4().hex
-    return given[:_MAX_ID_CHARS]
+def header_request_id(scope: Scope) -> str:
+    """Return the client's ``X-Request-Id``, or a new one that stays the same for the request."""
+    given = Headers(scope=scope).get("x-request-id", "")[:_MAX_ID_CHARS]
+    state: dict[str, str] = scope.setdefault("state", {})
+    return given or state.setdefault("request_id", uuid.uuid4().hex)
+
+
+def _request_id(raw_request: Request, from_body: str | None) -> str:
+    if from_body and "x-request-id" not in raw_request.headers:
+        return from_body
+    return header_request_id(raw_request.scope)
 
 
 def make_stream(

@@ -186,12 +186,13 @@ class CacheGeometry:
         """Return where a prefill chunk ``[start, end)`` of a prompt of ``num_tokens`` should end.
 
         A chunk that does not finish the prompt ends on a lean boundary: no open compressor window
-        is carried over and every chunk end is a cheap checkpoint. Returns ``start`` when no such
-        boundary lies in the chunk.
+        is carried over and every chunk end is a cheap checkpoint. A chunk too short to reach one
+        ends where the budget does: waiting for a larger budget could be waiting for ever.
         """
         if end >= num_tokens:
             return end
-        return max(start, self.floor_lean(end))
+        lean = self.floor_lean(end)
+        return lean if lean > start else end
 
 
 def replay_boundaries(geometry: CacheGeometry, num_prompt_tokens: int) -> tuple[int, ...]:

@@ -248,11 +248,7 @@ class UnitKVCacheManager:
             )
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:
-        """Shorten a prefill chunk that does not finish the prompt to a lean boundary.
-
-        Returns:
-            Tokens to compute; 0 when no such boundary lies in the chunk.
-        """
+        """Shorten a prefill chunk that does not finish the prompt to a lean boundary, if it can."""
         start = request.num_computed_tokens
         end = self.geometry.chunk_end(start, start + num_new_tokens, request.num_tokens)
         return end - start

@@ -2,6 +2,7 @@
 
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.messages import PrefillStats
 
 _SEED_MODULUS = 2**64
 _SEED_MIN = -(2**63)
@@ -21,10 +22,15 @@ class ParentRequest:
     """What the ``n`` answers of one request have in common.
 
     Owns: the answers held back for FINAL_ONLY, and which are complete.
+
+    Attributes:
+        prefill_stats: Of the answer admitted first: the others find the prompt it computed, which
+            says nothing about what was cached before.
     """
 
     def __init__(self, n: int, output_kind: RequestOutputKind) -> None:
         self.n = n
+        self.prefill_stats: PrefillStats | None = None
         self._holds_back = output_kind == RequestOutputKind.FINAL_ONLY
         self._answers: list[CompletionOutput | None] = [None] * n
         self._finished: set[int] = set()
@@ -33,6 +39,11 @@ class ParentRequest:
     def finished(self) -> bool:
         """Whether all answers are complete."""
         return len(self._finished) == self.n
+
+    def note_prefill(self, stats: PrefillStats | None) -> None:
+        """Note where an answer's prompt tokens came from; the first one counts."""
+        if self.prefill_stats is None:
+            self.prefill_stats = stats
 
     def take_in(self, answer: CompletionOutput) -> list[CompletionOutput]:
         """Note an answer's news; return what is to be handed out now."""

@@ -1,6 +1,8 @@
 """One answer in progress, as the front end knows it."""
 
-from vllm.outputs import CompletionOutput, RequestOutput
+from typing import Any
+
+from vllm.outputs import CompletionOutput, PromptLogprobs, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer, make_text_stream
@@ -69,7 +71,7 @@ class RequestState:
         self._prompt_logprobs_shown = False
         self._finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
-        self._kv_transfer_params: dict[str, object] | None = None
+        self._kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def request_id(self) -> str:
@@ -95,6 +97,7 @@ class RequestState:
         if self.prefill_stats is None:
             # Committed at the first admission; one after a preemption mostly finds its own blocks.
             self.prefill_stats = output.prefill_stats
+            self.parent.note_prefill(output.prefill_stats)
         if output.new_prompt_logprobs is not None:
             self._logprobs.add_prompt(output.new_prompt_logprobs)
         if output.kv_transfer_params is not None:
@@ -146,6 +149,7 @@ class RequestState:
         answers = self.parent.take_in(self._make_completion(finished))
         if not answers:
             return None
+        prefill = self.parent.prefill_stats
         return RequestOutput(
             request_id=self.external_id,
             prompt=self.prompt,
@@ -154,11 +158,19 @@ class RequestState:
             outputs=answers,
             finished=self.parent.finished,
             metrics=self.stats,
-            **self._cache_fields(),
+            num_cached_tokens=None if prefill is None else prefill.num_cached_tokens,
+            num_cache_creation_tokens=(
+                None if prefill is None else prefill.num_prompt_tokens - prefill.num_cached_tokens
+            ),
+            kv_transfer_params=self._kv_transfer_params,
+            prefill_stats=prefill,
         )
 
-    def _cache_fields(self) -> dict[str, object]:
-        ...
+    def _take_prompt_logprobs(self) -> PromptLogprobs | None:
+        if self._delta and self._prompt_logprobs_shown:
+            return None
+        self._prompt_logprobs_shown = True
+        return self._logprobs.prompt
 
     def _make_completion(self, finished: bool) -> CompletionOutput:
         begin = self._num_shown_tokens if self._delta else 0

@@ -18,7 +18,6 @@ from vllm.v1.worker.prompt_logprobs import gather_prompt_logprobs
 from vllm.v1.worker.request_states import RequestStates
 from vllm.v1.worker.step_input import StepInput, StepInputBuilder
 
-
 MetadataBuilder = Callable[[Sequence[RequestSlice]], StepMetadata]
 
 

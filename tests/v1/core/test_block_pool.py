@@ -1,0 +1,314 @@
+"""The block pool: index, ref counts, free queue, events."""
+
+from typing import Any
+
+import pytest
+
+from tests.v1.core.cache_helpers import ids, make_request
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.lora.request import LoRARequest
+from vllm.utils.hashing import sha256
+from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
+from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    BlockHashListWithBlockSize,
+    KVCacheBlock,
+    init_none_hash,
+    make_block_hash_with_group_id,
+    maybe_convert_block_hash,
+)
+
+
+@pytest.fixture(autouse=True)
+def _none_hash() -> None:
+    init_none_hash(sha256)
+
+
+def key(text: bytes, group: int = 0) -> Any:
+    return make_block_hash_with_group_id(BlockHash(text), group)
+
+
+def cache(pool: BlockPool, request: Any, blocks: Any, done: int, full: int, **kw: Any) -> None:
+    pool.cache_full_blocks(
+        **{
+            "request": request,
+            "blocks": blocks,
+            "num_cached_blocks": done,
+            "num_full_blocks": full,
+            "block_size": 4,
+            "kv_cache_group_id": 0,
+            **kw,
+        }
+    )
+
+
+# ---- BlockHashToBlockMap -----------------------------------------------------------------------
+
+
+def test_map_one_block_per_key() -> None:
+    index = BlockHashToBlockMap()
+    assert not index
+    block = KVCacheBlock(3)
+    index.insert(key(b"a"), block)
+    assert index._cache == {key(b"a"): block}
+    assert index.get_one_block(key(b"a")) is block
+    assert index.get_one_block(key(b"b")) is None
+    assert index.pop(key(b"b"), 3) is None
+    assert index.pop(key(b"a"), 4) is None
+    assert len(index) == 1
+    assert index.pop(key(b"a"), 3) is block
+    assert len(index) == 0
+
+
+def test_map_two_blocks_stay_a_dict() -> None:
+    index = BlockHashToBlockMap()
+    first, second = KVCacheBlock(1), KVCacheBlock(2)
+    index.insert(key(b"a"), first)
+    index.insert(key(b"a"), second)
+    assert index._cache[key(b"a")] == {1: first, 2: second}
+    assert len(index) == 1
+    assert index.num_blocks() == 2
+    assert index.get_one_block(key(b"a")) is first
+    assert index.pop(key(b"a"), 9) is None
+    assert index.pop(key(b"a"), 1) is first
+    assert index._cache[key(b"a")] == {2: second}
+    assert index.holds(key(b"a"), second)
+    assert not index.holds(key(b"a"), first)
+    assert index.pop(key(b"a"), 2) is second
+    assert key(b"a") not in index._cache
+
+
+# ---- taking and giving back --------------------------------------------------------------------
+
+
+def test_a_new_pool() -> None:
+    pool = BlockPool(num_gpu_blocks=5, enable_caching=True, hash_block_size=4)
+    assert pool.null_block is pool.blocks[0]
+    assert pool.null_block.is_null
+    assert ids(pool.free_block_queue.get_all_free_blocks()) == [1, 2, 3, 4]
+    assert pool.get_num_free_blocks() == 4
+    assert pool.get_usage() == 0.0
+    assert BlockPool(1, True, 4).get_usage() == 0.0
+    with pytest.raises(AssertionError):
+        BlockPool(0, True, 4)
+
+
+def test_take_and_free() -> None:
+    pool = BlockPool(6, True, 4)
+    with pytest.raises(ValueError, match="Cannot get 6 free blocks"):
+        pool.get_new_blocks(6)
+    assert pool.get_new_blocks(0) == []
+    blocks = pool.get_new_blocks(3)
+    assert ids(blocks) == [1, 2, 3]
+    assert [block.ref_cnt for block in blocks] == [1, 1, 1]
+    assert pool.get_usage() == pytest.approx(0.6)
+    pool.touch(blocks[:1])
+    pool.free_blocks(reversed(blocks))
+    assert ids(pool.free_block_queue.get_all_free_blocks()) == [4, 5, 3, 2]
+    pool.free_blocks(blocks[:1], prepend=True)
+    assert ids(pool.free_block_queue.get_all_free_blocks()) == [1, 4, 5, 3, 2]
+    taken = pool.get_new_blocks(2)
+    pool.free_blocks(taken, prepend=True)
+    assert ids(pool.free_block_queue.get_all_free_blocks()) == [1, 4, 5, 3, 2]
+
+
+def test_touch_takes_a_free_block_out_of_the_queue() -> None:
+    pool = BlockPool(4, True, 4)
+    blocks = pool.get_new_blocks(2)
+    pool.free_blocks(blocks)
+    pool.touch(blocks[1:])
+    assert ids(pool.free_block_queue.get_all_free_blocks()) == [3, 1]
+    assert blocks[1].ref_cnt == 1
+
+
+def test_null_and_foreign_blocks_join_no_queue() -> None:
+    pool = BlockPool(3, True, 4)
+    foreign = KVCacheBlock(7)
+    pool.touch([pool.null_block])
+    pool.free_blocks([pool.null_block, pool.null_block, foreign])
+    pool.free_blocks([foreign], prepend=True)
+    assert foreign.ref_cnt == -2
+    assert pool.get_num_free_blocks() == 2
+
+
+def test_reserved_blocks_are_not_in_use() -> None:
+    pool = BlockPool(5, True, 4)
+    pool.reserve_blocks(2)
+    assert pool.get_usage() == 0.0
+    assert pool.reset_prefix_cache()
+    pool.get_new_blocks(1)
+    assert pool.get_usage() == pytest.approx(0.5)
+    assert not pool.reset_prefix_cache()
+
+
+# ---- the index through the pool ----------------------------------------------------------------
+
+
+def test_cache_and_evict() -> None:
+    pool = BlockPool(6, True, 4)
+    request = make_request("0", range(12), 4)
+    blocks = pool.get_new_blocks(3)
+    cache(pool, request, blocks, 0, 2)
+    cache(pool, request, blocks, 2, 2)
+    assert [block.block_hash is not None for block in blocks] == [True, True, False]
+    assert pool.get_cached_block(request.block_hashes[0], [0]) == [blocks[0]]
+    assert pool.get_cached_block(request.block_hashes[0], [0, 1]) is None
+    cache(pool, request, blocks, 2, 3)
+    assert pool._maybe_evict_cached_block(blocks[1])
+    assert not pool._maybe_evict_cached_block(blocks[1])
+    assert blocks[1].block_hash is None
+    pool.free_blocks(blocks)
+    pool.evict_blocks({blocks[0].block_id})
+    assert pool.get_cached_block(request.block_hashes[0], [0]) is None
+    assert pool.get_cached_block(request.block_hashes[2], [0]) == [blocks[2]]
+    with pytest.raises(ValueError, match="outside the pool"):
+        pool.evict_blocks([6])
+    pool.get_new_blocks(5)
+    assert len(pool.cached_block_hash_to_block) == 0
+
+
+def test_duplicates_leave_one_by_one() -> None:
+    pool = BlockPool(4, True, 4)
+    request = make_request("0", range(4), 4)
+    first, second = pool.get_new_blocks(2)
+    cache(pool, request, [first], 0, 1)
+    cache(pool, request, [second], 0, 1)
+    assert pool._maybe_evict_cached_block(first)
+    assert pool.get_cached_block(request.block_hashes[0], [0]) == [second]
+
+
+def test_mask_null_and_untouched_blocks() -> None:
+    pool = BlockPool(8, True, 4)
+    request = make_request("0", range(20), 4)
+    real = pool.get_new_blocks(3)
+    # What was done by earlier calls is not looked at, whatever it is.
+    blocks: Any = [[], pool.null_block, *real]
+    cache(pool, request, blocks, 1, 5, block_mask=[True, False, True, True])
+    assert [block.block_hash is not None for block in real] == [False, True, True]
+    assert pool.null_block.block_hash is None
+    assert len(pool.cached_block_hash_to_block) == 2
+
+
+def test_free_standing_blocks_can_be_cached() -> None:
+    pool = BlockPool(3, True, 4)
+    request = make_request("0", range(4), 4)
+    block = KVCacheBlock(block_id=0)
+    cache(pool, request, [block], 0, 1)
+    assert pool.get_cached_block(request.block_hashes[0], [0]) == [block]
+
+
+def test_coarser_blocks_view_the_hashes() -> None:
+    pool = BlockPool(5, True, 2)
+    request = make_request("0", range(8), 2)
+    blocks = pool.get_new_blocks(2)
+    cache(pool, request, blocks, 0, 2)
+    view = BlockHashListWithBlockSize(request.block_hashes, 2, 4)
+    assert blocks[1].block_hash == make_block_hash_with_group_id(view[1], 0)
+    assert pool.get_cached_block(view[0], [0]) == [blocks[0]]
+
+
+def test_reset() -> None:
+    pool = BlockPool(4, True, 4, enable_kv_cache_events=True)
+    request = make_request("0", range(8), 4)
+    blocks = pool.get_new_blocks(2)
+    cache(pool, request, blocks, 0, 2)
+    assert not pool.reset_prefix_cache()
+    assert len(pool.cached_block_hash_to_block) == 2
+    pool.free_blocks(blocks)
+    assert pool.reset_prefix_cache()
+    assert len(pool.cached_block_hash_to_block) == 0
+    assert all(block.block_hash is None for block in pool.blocks)
+    assert isinstance(pool.take_events()[-1], AllBlocksCleared)
+
+
+def test_metrics_collector_hears_of_blocks() -> None:
+    collector = KVCacheMetricsCollector(sample_rate=1.0)
+    pool = BlockPool(4, True, 4, metrics_collector=collector)
+    (block,) = pool.get_new_blocks(1)
+    assert set(collector.block_metrics) == {1}
+    pool.touch([block])
+    assert len(collector.block_metrics[1].access_history) == 1
+    pool.free_blocks([block])
+    pool.free_blocks([block])
+    pool.get_new_blocks(3)
+    assert len(collector.drain_events()) == 1
+    pool.free_blocks(pool.blocks[1:])
+    assert pool.reset_prefix_cache()
+    assert collector.block_metrics == {}
+
+
+# ---- events ------------------------------------------------------------------------------------
+
+
+def event_pool(num_blocks: int = 8) -> BlockPool:
+    return BlockPool(num_blocks, True, 4, enable_kv_cache_events=True)
+
+
+def test_no_events_when_off() -> None:
+    pool = BlockPool(4, True, 4)
+    request = make_request("0", range(4), 4)
+    cache(pool, request, pool.get_new_blocks(1), 0, 1)
+    assert pool.take_events() == []
+
+
+def test_stored_event() -> None:
+    pool = event_pool()
+    request = make_request("0", range(10), 4)
+    cache(pool, request, pool.get_new_blocks(2), 0, 2, kv_cache_group_id=3)
+    (event,) = pool.take_events()
+    assert event == BlockStored(
+        block_hashes=[maybe_convert_block_hash(h) for h in request.block_hashes],
+        parent_block_hash=None,
+        token_ids=list(range(8)),
+        block_size=4,
+        lora_id=None,
+        medium="GPU",
+        lora_name=None,
+        extra_keys=[None, None],
+        group_idx=3,
+    )
+    assert pool.take_events() == []
+
+
+def test_stored_event_with_a_null_parent() -> None:
+    pool = event_pool()
+    request = make_request("0", range(12), 4, cache_salt="salt")
+    blocks = [pool.null_block, *pool.get_new_blocks(2)]
+    cache(pool, request, blocks, 1, 3)
+    (event,) = pool.take_events()
+    assert isinstance(event, BlockStored)
+    assert event.parent_block_hash == maybe_convert_block_hash(request.block_hashes[0])
+    assert event.block_hashes == [maybe_convert_block_hash(h) for h in request.block_hashes[1:]]
+    assert event.token_ids == list(range(4, 12))
+    assert event.extra_keys == [None, None]
+
+
+def test_stored_event_names_only_entered_blocks() -> None:
+    pool = event_pool()
+    lora = LoRARequest(lora_name="fr", lora_int_id=7, lora_path="/fr")
+    request = make_request("0", range(12), 4, cache_salt="salt", lora_request=lora)
+    cache(pool, request, pool.get_new_blocks(3), 0, 3, block_mask=[True, False, True])
+    (event,) = pool.take_events()
+    assert isinstance(event, BlockStored)
+    assert len(event.block_hashes) == 2
+    assert event.token_ids == list(range(12))
+    assert event.extra_keys == [("fr", "salt"), ("fr",)]
+    assert (event.lora_id, event.lora_name) == (7, "fr")
+    cache(pool, request, pool.get_new_blocks(3), 0, 3, block_mask=[False] * 3)
+    assert pool.take_events() == []
+
+
+def test_removed_before_stored() -> None:
+    pool = event_pool(3)
+    request = make_request("0", range(8), 4)
+    blocks = pool.get_new_blocks(2)
+    cache(pool, request, blocks, 0, 2, kv_cache_group_id=1)
+    pool.free_blocks(reversed(blocks))
+    other = make_request("1", range(50, 58), 4)
+    cache(pool, other, pool.get_new_blocks(2), 0, 2)
+    stored, first, second, last = pool.take_events()
+    assert isinstance(stored, BlockStored)
+    for event, block_hash in ((first, request.block_hashes[1]), (second, request.block_hashes[0])):
+        assert event == BlockRemoved([maybe_convert_block_hash(block_hash)], "GPU", group_idx=1)
+    assert isinstance(last, BlockStored)

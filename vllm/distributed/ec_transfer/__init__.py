@@ -1,0 +1,1 @@
+"""Moving encoder outputs in and out of this engine."""

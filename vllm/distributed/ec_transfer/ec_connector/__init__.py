@@ -1,0 +1,1 @@
+"""Encoder-cache connectors: their interface, their registry, an example."""

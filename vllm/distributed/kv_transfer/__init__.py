@@ -1,0 +1,1 @@
+"""Moving KV blocks in and out of this engine."""

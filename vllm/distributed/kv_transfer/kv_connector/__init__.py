@@ -1,0 +1,1 @@
+"""KV connectors: their interface, their registry, an example."""

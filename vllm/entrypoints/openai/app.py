@@ -1,0 +1,86 @@
+"""The ASGI application: routes, error handlers, middleware."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from vllm.entrypoints.openai.disconnect import ClientGoneError
+from vllm.entrypoints.openai.errors import describe_exception
+from vllm.entrypoints.openai.http_metrics import HttpMetrics
+from vllm.entrypoints.openai.middleware import EdgeMiddleware
+from vllm.entrypoints.openai.routes import error_response, router
+from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.entrypoints.openai.state import ServerState
+from vllm.exceptions import VllmError
+from vllm.logger import init_logger
+from vllm.version import BANNER, __version__
+
+logger = init_logger(__name__)
+
+# nginx's status for a client that left; nobody reads it, but metrics and logs show it.
+_CLIENT_GONE = 499
+
+
+class OpenAIServerApp(FastAPI):
+    """FastAPI whose schema tells the statuses this server really answers with."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        document = super().openapi()
+        for operations in document.get("paths", {}).values():
+            for operation in operations.values():
+                responses = operation.get("responses", {})
+                if responses.pop("422", None) is not None:
+                    responses["400"] = {"description": "The request is wrong; the body says how."}
+        return document
+
+
+def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry) -> FastAPI:
+    """Build the application. ``app.state.context`` must be set before the state turns ready.
+
+    Args:
+        state: Phase of the server.
+        args: The server's settings.
+        registry: Of the metrics that ``/metrics`` shows.
+    """
+    app = OpenAIServerApp(title="vllm", version=__version__, description=BANNER)
+    app.state.server = state
+    app.state.registry = registry
+    app.include_router(router)
+    for kind in (VllmError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, _handle_error)
+    app.add_exception_handler(ClientGoneError, _handle_client_gone)
+    app.add_middleware(
+        EdgeMiddleware,
+        state=state,
+        metrics=HttpMetrics(registry),
+        api_keys=args.api_keys,
+        echo_request_id=args.enable_request_id_headers,
+    )
+    if args.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=args.allowed_origins,
+            allow_methods=args.allowed_methods,
+            allow_headers=args.allowed_headers,
+            allow_credentials=args.allow_credentials,
+        )
+    return app
+
+
+async def _handle_error(request: Request, error: Exception) -> Response:
+    described = describe_exception(error)
+    if described.status == 500:
+        # Unexpected ones are logged again, with their traceback, by the server above us.
+        logger.error("%s %s failed: %r", request.method, request.url.path, error)
+    return error_response(described)
+
+
+async def _handle_client_gone(request: Request, _error: Exception) -> Response:
+    logger.info("Client left %s before the answer began: aborted", request.url.path)
+    return Response(status_code=_CLIENT_GONE)

@@ -1,0 +1,142 @@
+"""The edge of the server: what happens to every request before a route sees it.
+
+From the outside in: CORS (Starlette's), then ``EdgeMiddleware``: request id, metrics, API key, phase
+of the server, size of the body.
+"""
+
+import hmac
+import time
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vllm.entrypoints.openai.errors import HttpError, describe_exception
+from vllm.entrypoints.openai.http_metrics import HttpMetrics
+from vllm.entrypoints.openai.request_scope import header_request_id
+from vllm.entrypoints.openai.state import ServerState
+from vllm.exceptions import EngineError
+
+# Probes and scrapes need no key and are answered in every phase.
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/metrics"})
+# The longest context in token ids, as JSON, is far below.
+MAX_BODY_BYTES = 64 * 1024 * 1024
+
+
+class EdgeMiddleware:
+    """Request ids, metrics, API keys, phase and body size, for every HTTP request.
+
+    Args:
+        app: The routes.
+        state: Phase of the server; counts the open requests.
+        metrics: Gets every request.
+        api_keys: Keys that open the guarded routes; none: all routes are open.
+        echo_request_id: Whether responses carry ``X-Request-Id``.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        state: ServerState,
+        metrics: HttpMetrics,
+        api_keys: Sequence[str],
+        echo_request_id: bool,
+    ) -> None:
+        self._app = app
+        self._state = state
+        self._metrics = metrics
+        self._api_keys = tuple(key.encode() for key in api_keys)
+        self._echo_request_id = echo_request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.monotonic()
+        status = 500
+        request_id = header_request_id(scope)
+
+        async def observed_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if self._echo_request_id:
+                    MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._guard(scope, receive, observed_send)
+        finally:
+            handler = getattr(scope.get("route"), "path", "none")
+            self._metrics.observe(handler, scope["method"], status, time.monotonic() - started)
+
+    async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        refusal = self._find_refusal(Headers(scope=scope))
+        if refusal is not None:
+            await send_error(send, refusal)
+            return
+        with self._state.open_request():
+            await self._app(scope, _limited(receive), send)
+
+    def _find_refusal(self, headers: Headers) -> HttpError | None:
+        if self._api_keys and not self._is_authorized(headers.get("authorization", "")):
+            return HttpError(
+                401,
+                "A valid API key is needed: send 'Authorization: Bearer <key>'.",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        try:
+            self._state.check_open()
+        except EngineError as error:
+            return describe_exception(error)
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length) > MAX_BODY_BYTES:
+            return _too_large()
+        return None
+
+    def _is_authorized(self, header: str) -> bool:
+        scheme, _, key = header.partition(" ")
+        given = key.strip().encode()
+        # Every key is compared, each in constant time: neither tells how near a guess was.
+        matches = [hmac.compare_digest(given, known) for known in self._api_keys]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+def _too_large() -> HttpError:
+    return HttpError(
+        413, f"The body is too large: at most {MAX_BODY_BYTES:,} bytes are taken.", "body"
+    )
+
+
+def _limited(receive: Receive) -> Receive:
+    """Bound a body that does not say its length."""
+    num_bytes = 0
+
+    async def limited_receive() -> Message:
+        nonlocal num_bytes
+        message = await receive()
+        if message["type"] == "http.request":
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > MAX_BODY_BYTES:
+                raise HTTPException(413, _too_large().message)
+        return message
+
+    return limited_receive
+
+
+async def send_error(send: Send, error: HttpError) -> None:
+    """Send an error as the whole response."""
+    body = error.body
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *((name.lower().encode(), value.encode()) for name, value in error.headers.items()),
+    ]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

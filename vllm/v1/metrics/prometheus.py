@@ -1,0 +1,238 @@
+"""The ``vllm:`` metrics, fed step by step.
+
+Names, labels and buckets are those that dashboards and routers for vLLM read.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+
+from vllm.v1.engine.messages import FinishReason
+from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
+from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
+
+_LABELS = ("model_name", "engine")
+
+# Seconds.
+LATENCY_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+ITL_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+ITERATION_BUCKETS = tuple(float(2**i) for i in range(15))  # 1..16384 tokens
+N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+
+def token_buckets(max_value: int) -> tuple[float, ...]:
+    """Return 1, 2, 5, 10, 20, 50, ... up to ``max_value`` tokens."""
+    buckets: list[float] = []
+    decade = 1
+    while decade <= max_value:
+        buckets += [float(decade * step) for step in (1, 2, 5) if decade * step <= max_value]
+        decade *= 10
+    return tuple(buckets)
+
+
+def add_process_metrics(registry: CollectorRegistry) -> None:
+    """Add ``process_*`` and ``python_*``."""
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+
+
+class PrometheusStatLogger:
+    """A StatLogger that keeps Prometheus metrics of one engine.
+
+    Owns: its metrics in ``registry``.
+
+    Args:
+        registry: Where the metrics are registered.
+        model_name: Of the label ``model_name``.
+        max_model_len: In tokens; the largest bucket of token histograms.
+        engine_index: Of the label ``engine``.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        model_name: str,
+        max_model_len: int,
+        engine_index: int = 0,
+    ) -> None:
+        self._registry = registry
+        self._labels = (model_name, str(engine_index))
+        self._counters = {
+            name: self._counter(name, text)
+            for name, text in (
+                ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+                ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+                ("prompt_tokens", "Prompt tokens of requests whose prefill ended."),
+                ("prompt_tokens_cached", "Of those, tokens read from the prefix cache."),
+                ("generation_tokens", "Tokens generated."),
+                ("num_preemptions", "Requests set back to make room."),
+            )
+        }
+        self._misses = self._labelled_counter(
+            "prefix_cache_miss_tokens", "Prompt tokens computed, by reason.", "reason"
+        )
+        self._success = self._labelled_counter(
+            "request_success", "Requests that ended, by reason.", "finished_reason"
+        )
+        for reason in FinishReason:
+            # A reason that never came must read 0, not be absent.
+            self._success.labels(*self._labels, str(reason))
+        self._make_gauges()
+        self._make_histograms(token_buckets(max_model_len))
+
+    def _counter(self, name: str, text: str) -> Counter:
+        counter = Counter(f"vllm:{name}", text, _LABELS, registry=self._registry)
+        return counter.labels(*self._labels)
+
+    def _labelled_counter(self, name: str, text: str, label: str) -> Counter:
+        return Counter(f"vllm:{name}", text, (*_LABELS, label), registry=self._registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        gauge = Gauge(f"vllm:{name}", text, _LABELS, registry=self._registry)
+        return gauge.labels(*self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        histogram = Histogram(
+            f"vllm:{name}", text, _LABELS, buckets=tuple(buckets), registry=self._registry
+        )
+        return histogram.labels(*self._labels)
+
+    def _make_gauges(self) -> None:
+        self._running = self._gauge("num_requests_running", "Requests being computed.")
+        self._waiting = self._gauge("num_requests_waiting", "Requests waiting to be computed.")
+        self._usage = self._gauge(
+            "kv_cache_usage_perc", "Share of the KV cache that running requests hold, 0 to 1."
+        )
+        by_reason = Gauge(
+            "vllm:num_requests_waiting_by_reason",
+            "Requests waiting, by reason.",
+            (*_LABELS, "reason"),
+            registry=self._registry,
+        )
+        self._waiting_capacity = by_reason.labels(*self._labels, "capacity")
+        self._waiting_deferred = by_reason.labels(*self._labels, "deferred")
+
+    def _make_histograms(self, tokens: tuple[float, ...]) -> None:
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS
+        )
+        self._itl = self._histogram(
+            "inter_token_latency_seconds", "Between two tokens of a request.", ITL_BUCKETS
+        )
+        self._iteration = self._histogram(
+            "iteration_tokens_total", "Tokens of a step.", ITERATION_BUCKETS
+        )
+        self._num_max_generated = self._histogram(
+            "request_max_num_generation_tokens", "Longest answer of a request.", tokens
+        )
+        self._n = self._histogram("request_params_n", "n of requests.", N_BUCKETS)
+        # Field of FinishedRequestStats -> histogram.
+        seconds = {
+            "e2e_latency": ("e2e_request_latency_seconds", "Arrival to end."),
+            "queued_time": ("request_queue_time_seconds", "Time spent waiting."),
+            "prefill_time": ("request_prefill_time_seconds", "Time of the prefill."),
+            "decode_time": ("request_decode_time_seconds", "First to last token."),
+            "inference_time": ("request_inference_time_seconds", "Prefill and decode."),
+        }
+        counts = {
+            "num_prompt_tokens": ("request_prompt_tokens", "Prompt tokens of requests."),
+            "num_generation_tokens": ("request_generation_tokens", "Tokens of answers."),
+        }
+        self._finished: Mapping[str, Histogram] = {
+            **{f: self._histogram(*name, LATENCY_BUCKETS) for f, name in seconds.items()},
+            **{f: self._histogram(*name, tokens) for f, name in counts.items()},
+            "mean_time_per_output_token": self._histogram(
+                "request_time_per_output_token_seconds", "Mean after the first token.", ITL_BUCKETS
+            ),
+            "num_preemptions": self._histogram(
+                "request_num_preemptions", "Times a request was set back.", N_BUCKETS
+            ),
+        }
+        self._max_tokens = self._histogram(
+            "request_params_max_tokens", "max_tokens of requests.", tokens
+        )
+        self._prefill_computed = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens computed of requests.", tokens
+        )
+
+    def set_cache_config(self, facts: Mapping[str, object]) -> None:
+        """Publish ``cache_config_info``; its labels are the facts."""
+        info = Gauge(
+            "vllm:cache_config_info",
+            "The KV cache's configuration, in labels.",
+            (*_LABELS, *facts),
+            registry=self._registry,
+        )
+        info.labels(*self._labels, *(str(value) for value in facts.values())).set(1)
+
+    def record(
+        self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None
+    ) -> None:
+        """Take in one step."""
+        if scheduler_stats is not None:
+            self._record_scheduler(scheduler_stats)
+        if iteration_stats is not None:
+            self._record_iteration(iteration_stats)
+
+    def _record_scheduler(self, stats: SchedulerStats) -> None:
+        self._running.set(stats.num_running_reqs)
+        self._waiting.set(stats.num_waiting_reqs + stats.num_skipped_waiting_reqs)
+        self._waiting_capacity.set(stats.num_waiting_reqs)
+        self._waiting_deferred.set(stats.num_skipped_waiting_reqs)
+        self._usage.set(stats.kv_cache_usage)
+        cache: PrefixCacheStats | None = stats.prefix_cache_stats
+        if cache is not None:
+            self._counters["prefix_cache_queries"].inc(cache.queries)
+            self._counters["prefix_cache_hits"].inc(cache.hits)
+
+    def _record_iteration(self, stats: IterationStats) -> None:
+        counters = self._counters
+        counters["prompt_tokens"].inc(stats.num_prompt_tokens)
+        counters["prompt_tokens_cached"].inc(stats.num_cached_prompt_tokens)
+        counters["generation_tokens"].inc(stats.num_generation_tokens)
+        counters["num_preemptions"].inc(stats.num_preemptions)
+        for reason, num_tokens in stats.miss_tokens.items():
+            self._misses.labels(*self._labels, reason).inc(num_tokens)
+        num_tokens = stats.num_computed_prompt_tokens + stats.num_generation_tokens
+        if num_tokens:
+            self._iteration.observe(num_tokens)
+        for seconds in stats.time_to_first_tokens_iter:
+            self._ttft.observe(seconds)
+        for seconds in stats.inter_token_latencies_iter:
+            self._itl.observe(seconds)
+        for count in stats.max_num_generation_tokens_iter:
+            self._num_max_generated.observe(count)
+        for n in stats.n_params_iter:
+            self._n.observe(n)
+        for request in stats.finished_requests:
+            self._record_finished(request)
+
+    def _record_finished(self, request: FinishedRequestStats) -> None:
+        self._success.labels(*self._labels, str(request.finish_reason)).inc()
+        for name, histogram in self._finished.items():
+            histogram.observe(getattr(request, name))
+        self._prefill_computed.observe(request.num_prompt_tokens - request.num_cached_tokens)
+        if request.max_tokens is not None:
+            self._max_tokens.observe(request.max_tokens)
+
+    def log(self) -> None:
+        """Nothing to write: Prometheus asks."""
