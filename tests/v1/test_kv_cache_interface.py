@@ -11,12 +11,12 @@ from tests.v1.core.specs import (
     make_vllm_config,
     mamba,
     mla,
+    state,
     swa,
     swa_mla,
 )
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
-    CompressorStateSpec,
     CrossAttentionSpec,
     EncoderOnlyAttentionSpec,
     HiddenStateCacheSpec,
@@ -33,21 +33,6 @@ from vllm.v1.kv_cache_interface import (
 )
 
 KW = {"block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": HALF}
-
-
-def state(**kw):
-    return CompressorStateSpec(
-        **{
-            "block_size": 2,
-            "num_kv_heads": 1,
-            "head_size": 100,
-            "dtype": FLOAT,
-            "sliding_window": 8,
-            "state_ratio": 4,
-            "state_overlap": True,
-            **kw,
-        }
-    )
 
 
 ALL_SPECS = [full(), swa(), chunked(), mla(), swa_mla(), mamba(), state()]

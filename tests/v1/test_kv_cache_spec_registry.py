@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.v1.core.specs import chunked, full, mamba, mla, swa, swa_mla
+from tests.v1.core.specs import chunked, full, mamba, mla, state, swa, swa_mla
 from vllm.exceptions import ConfigError
 from vllm.v1 import kv_cache_spec_registry
 from vllm.v1.core.single_type_kv_cache_manager import (
@@ -13,6 +13,7 @@ from vllm.v1.core.single_type_kv_cache_manager import (
 )
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
+    CompressorStateSpec,
     FullAttentionSpec,
     KVCacheSpec,
     MambaSpec,
@@ -52,6 +53,7 @@ def custom() -> CustomSpec:
         (mla(), FullAttentionManager, FullAttentionSpec),
         (swa(), SlidingWindowManager, SlidingWindowSpec),
         (swa_mla(), SlidingWindowManager, SlidingWindowMLASpec),
+        (state(), SlidingWindowManager, CompressorStateSpec),
         (chunked(), ChunkedLocalAttentionManager, ChunkedLocalAttentionSpec),
         (mamba(), MambaManager, MambaSpec),
     ],

@@ -31,7 +31,8 @@ def test_equality():
     assert ConstantList([1, 2]) == [1, 2]
     assert ConstantList([1, 2]) == ConstantList([1, 2])
     assert ConstantList([1]) != [2]
-    assert ConstantList([1]) + [2] == [1, 2]
+    more = [2]
+    assert ConstantList([1]) + more == [1, 2]
     assert ConstantList([1]) + ConstantList([2]) == [1, 2]
     with pytest.raises(TypeError):
         hash(ConstantList([1]))

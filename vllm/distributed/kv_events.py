@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -348,8 +347,3 @@ class EventPublisherFactory:
                 f"{', '.join(sorted(cls._registry))}."
             )
         return constructor(config, data_parallel_rank)
-
-
-def now_batch(events: list[BlockStored | BlockRemoved | AllBlocksCleared]) -> KVEventBatch:
-    """Return a batch of events, stamped now."""
-    return KVEventBatch(ts=time.time(), events=events)

@@ -263,8 +263,12 @@ class Request:
         )
 
     def reject_drafts(self, num_tokens: int) -> None:
-        """Take back draft tokens that verification refused."""
-        self.num_computed_tokens -= num_tokens
+        """Take back draft tokens that verification refused.
+
+        A request preempted since they were scheduled has no computed token to take back.
+        """
+        if self.num_computed_tokens > 0:
+            self.num_computed_tokens -= num_tokens
         if self.num_output_placeholders > 0:
             self.num_output_placeholders -= num_tokens
 

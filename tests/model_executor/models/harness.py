@@ -182,7 +182,9 @@ def _blocks_kept(group: GroupLayout, end: int) -> range:
     else:
         first = end // group.ratio * group.ratio - (group.ratio if group.has_overlap else 0)
         first = max(first, 0)
-    return range(first // group.block_size, -(-end // group.block_size)) if end > first else range(0)
+    return (
+        range(first // group.block_size, -(-end // group.block_size)) if end > first else range(0)
+    )
 
 
 def _to_table(held: dict[int, int]) -> BlockTableView:

@@ -22,7 +22,10 @@ _LEAVES = [
     (r"\.ffn_hc\.", ".hc_ffn_"),
     (r"\.input_layernorm\.", ".attn_norm."),
     (r"\.post_attention_layernorm\.", ".ffn_norm."),
-    (r"\.compressor\.indexer\.(kv_proj|gate_proj|position_bias|kv_norm)", r".indexer.compressor.\1"),
+    (
+        r"\.compressor\.indexer\.(kv_proj|gate_proj|position_bias|kv_norm)",
+        r".indexer.compressor.\1",
+    ),
     (r"\.compressor\.indexer\.scorer\.weights_proj", ".indexer.weights_proj"),
     (r"\.compressor\.indexer\.q_b_proj", ".indexer.wq_b"),
     (r"\.compressor\.kv_proj", ".compressor.wkv"),
@@ -226,3 +229,39 @@ def _watch_indexers(model: HfModel, margins: _Margins) -> None:
             margins.note(torch.where(num_visible > top_k, gaps, torch.inf))
 
         margins.handles.append(module.register_forward_hook(hook))
+
+
+def sixteen_rate(raw: dict[str, Any]) -> dict[str, Any]:
+    """Returns the config in transformers' spelling with hca layers of rate 16."""
+    raw = dict(raw)
+    kinds = {
+        0: "sliding_attention",
+        4: "compressed_sparse_attention",
+        128: "heavily_compressed_attention",
+    }
+    ratios = raw.pop("compress_ratios")[: raw["num_hidden_layers"]]
+    raw["layer_types"] = [kinds[ratio] for ratio in ratios]
+    raw["compress_rates"] = {kinds[4]: 4, kinds[128]: 16}
+    return transformers_spelling(raw)
+
+
+PARITY_CONFIGS: dict[str, dict[str, Any]] = {
+    "hc4-yarn-4-128": tiny_config(rope_scaling=YARN),
+    "hc2-plain-4-128": tiny_config(
+        hc_mult=2, compress_ratios=[4, 0, 128, 4, 0], num_hash_layers=2, index_topk=16
+    ),
+    "hc2-yarn-4-16": sixteen_rate(tiny_config(hc_mult=2, rope_scaling=YARN)),
+    "hc4-plain-4-16": sixteen_rate(
+        tiny_config(
+            sliding_window=40, head_dim=24, index_head_dim=20, index_n_heads=14, num_hash_layers=0
+        )
+    ),
+}
+"""Every layer type in each; both rope kinds, both numbers of streams, both hca rates."""
+
+
+def random_tokens(num_tokens: int, seed: int, vocab_size: int = 96) -> list[int]:
+    """Returns seeded token ids."""
+    generator = torch.Generator().manual_seed(seed)
+    ids: list[int] = torch.randint(0, vocab_size, (num_tokens,), generator=generator).tolist()
+    return ids

@@ -7,6 +7,7 @@ from typing import Any
 from vllm.config import CacheConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
+    CompressorStateSpec,
     FullAttentionSpec,
     MambaSpec,
     MLAAttentionSpec,
@@ -49,6 +50,21 @@ def mla(**kw: Any) -> MLAAttentionSpec:
 def swa_mla(**kw: Any) -> SlidingWindowMLASpec:
     return SlidingWindowMLASpec(
         **_kw({"num_kv_heads": 1, "head_size": 576, "sliding_window": 128, **kw})
+    )
+
+
+def state(**kw: Any) -> CompressorStateSpec:
+    return CompressorStateSpec(
+        **{
+            "block_size": 2,
+            "num_kv_heads": 1,
+            "head_size": 100,
+            "dtype": FLOAT,
+            "sliding_window": 8,
+            "state_ratio": 4,
+            "state_overlap": True,
+            **kw,
+        }
     )
 
 

@@ -44,7 +44,10 @@ class TestOneWorker:
         assert get_kv_cache_configs(make_vllm_config(), [named("l", full(), 2)], [memory]) == [
             KVCacheConfig(
                 num_blocks=70,
-                kv_cache_tensors=[KVCacheTensor(70 * PAGE, ["l0"]), KVCacheTensor(70 * PAGE, ["l1"])],
+                kv_cache_tensors=[
+                    KVCacheTensor(70 * PAGE, ["l0"]),
+                    KVCacheTensor(70 * PAGE, ["l1"]),
+                ],
                 kv_cache_groups=[KVCacheGroupSpec(["l0", "l1"], full())],
             )
         ]
@@ -262,9 +265,7 @@ class TestPackedPool:
         specs = v4_specs(32, list(self.RATIOS))
         config = make_vllm_config(4096, block_size=32)
         [big] = get_kv_cache_configs(config, [specs], [GiB_bytes])
-        geometry = CacheGeometry.from_config(
-            KVCacheConfig(1, [], big.kv_cache_groups, hit_unit=32)
-        )
+        geometry = CacheGeometry.from_config(KVCacheConfig(1, [], big.kv_cache_groups, hit_unit=32))
         needed = max_request_blocks(geometry, 4096) + 1
         stride = big.kv_cache_tensors[0].block_stride
         [exact] = get_kv_cache_configs(config, [specs], [needed * stride])
@@ -346,7 +347,7 @@ class TestBlockSizes:
         )
 
     def test_bad_hash_block(self):
-        with pytest.raises(ConfigError, match="hash_block_size=16 .*use 8"):
+        with pytest.raises(ConfigError, match=r"hash_block_size=16 .*use 8"):
             resolve_kv_cache_block_sizes(self.config([32, 8]), make_vllm_config(hash_block_size=16))
 
     def test_context_parallel_wants_one_group(self):

@@ -146,7 +146,7 @@ class TestGroups:
         specs = layers(full=(full(), num_full), swa=(swa(), num_swa))
         groups = get_kv_cache_groups(make_vllm_config(), specs)
         assert [len(group.layer_names) for group in groups] == sizes
-        assert sorted(sum(names(groups), [])) == sorted(specs)
+        assert sorted(name for part in names(groups) for name in part) == sorted(specs)
         for group in groups:
             assert all(specs[name] == group.kv_cache_spec for name in group.layer_names)
 

@@ -78,9 +78,7 @@ class ModelFacts:
         return card
 
 
-def make_model_facts(
-    config: VllmConfig, max_model_len: int, generation_config: str
-) -> ModelFacts:
+def make_model_facts(config: VllmConfig, max_model_len: int, generation_config: str) -> ModelFacts:
     """Collect the facts of a resolved configuration.
 
     Args:
@@ -112,8 +110,9 @@ def _fingerprint(config: VllmConfig) -> str:
     facts = json.dumps(
         [model.model, str(model.dtype), model.seed, model.hf_config], sort_keys=True, default=str
     )
-    return f"{ENGINE_NAME.replace(' ', '-')}-{__version__}-" + (
-        hashlib.sha256(facts.encode()).hexdigest()[:10]
+    return (
+        f"{ENGINE_NAME.replace(' ', '-')}-{__version__}-"
+        + (hashlib.sha256(facts.encode()).hexdigest()[:10])
     )
 
 

@@ -71,7 +71,9 @@ class EventStreamResponse(Response):
         self.status_code = 200
         self.background = None
         # Proxies must pass events on as they come.
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+        self.init_headers(
+            {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})}
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""

@@ -1,15 +1,15 @@
 """The one error body, and the one place where exceptions become HTTP statuses.
 
-    exception                                   status  type
-    UserInputError, UnsupportedFeatureError      400    BadRequestError
-    invalid body (pydantic, JSON, content type)  400    BadRequestError
-    missing or wrong API key                     401    AuthenticationError
-    ModelNotFoundError, unknown route            404    NotFoundError
-    wrong method                                 405    MethodNotAllowedError
-    body too large                               413    RequestTooLargeError
-    QueueFullError, ShuttingDownError,           503    ServiceUnavailableError (Retry-After)
-    EngineDeadError
-    anything else                                500    InternalServerError
+exception                                   status  type
+UserInputError, UnsupportedFeatureError      400    BadRequestError
+invalid body (pydantic, JSON, content type)  400    BadRequestError
+missing or wrong API key                     401    AuthenticationError
+ModelNotFoundError, unknown route            404    NotFoundError
+wrong method                                 405    MethodNotAllowedError
+body too large                               413    RequestTooLargeError
+QueueFullError, ShuttingDownError,           503    ServiceUnavailableError (Retry-After)
+EngineDeadError
+anything else                                500    InternalServerError
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,9 +80,7 @@ class HttpError:
         kind = _TYPE_OF_STATUS.get(self.status, "HTTPError")
         # A lone surrogate of the request's must not make the answer unencodable.
         message = self.message.encode("utf-8", "replace").decode("utf-8")
-        return msgspec.json.encode(
-            ErrorBody(ErrorDetail(message, kind, self.param, self.status))
-        )
+        return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, self.param, self.status)))
 
 
 def describe_exception(error: BaseException) -> HttpError:

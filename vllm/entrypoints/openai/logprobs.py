@@ -115,9 +115,7 @@ def chat_logprobs(
             for other, entry in _most_likely(entries, num_top)
         ]
         text = token_text(token_id, own, as_ids)
-        content.append(
-            ChatTokenLogprob(text, max(own.logprob, _FLOOR), token_bytes(own), top)
-        )
+        content.append(ChatTokenLogprob(text, max(own.logprob, _FLOOR), token_bytes(own), top))
     return ChatLogprobs(content)
 
 

@@ -1,7 +1,7 @@
 """The edge of the server: what happens to every request before a route sees it.
 
-From the outside in: CORS (Starlette's), then ``EdgeMiddleware``: request id, metrics, API key, phase
-of the server, size of the body.
+From the outside in: CORS (Starlette's), then ``EdgeMiddleware``: request id, metrics, API key,
+phase of the server, size of the body.
 """
 
 import hmac

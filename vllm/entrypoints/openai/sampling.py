@@ -133,7 +133,7 @@ def resolve_max_tokens(
         facts: The model's.
 
     Raises:
-        UserInputError: The prompt is empty or fills the context, or the answer cannot fit.
+        UserInputError: The prompt is empty or fills the context, or more than the context is asked.
     """
     limit = facts.max_model_len
     if num_prompt_tokens == 0:
@@ -147,13 +147,12 @@ def resolve_max_tokens(
         )
     if asked is None:
         return room if default is None else min(default, room)
-    if asked > room:
+    if asked > limit:
         raise UserInputError(
-            f"max_tokens={asked} is too large: the prompt has {num_prompt_tokens} tokens and the "
-            f"model's context is {limit}, so at most {room} are left.",
+            f"max_tokens={asked} is above the model's context of {limit} tokens: lower it.",
             "max_tokens",
         )
-    return asked
+    return min(asked, room)
 
 
 def make_sampling_params(

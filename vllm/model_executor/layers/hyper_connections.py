@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from vllm.model_executor.layers.linear import TensorFactory
+from vllm.v1.attention.ops.reference import sinkhorn_sums
 from vllm.v1.attention.ops.registry import OpResolver
 
 
@@ -39,22 +40,22 @@ class HyperConnection(nn.Module):
         self.scale = make.parameter(3, dtype=torch.float32)
         # Which scale each projected value takes: n reading, n writing, n * n mixing ones.
         self._scale_index = torch.tensor([0] * n + [1] * n + [2] * n * n, device=make.device)
-        ones, eye = torch.ones(n, n), torch.eye(n)
-        self._row_sums = torch.kron(eye, ones).to(make.device)
-        self._column_sums = torch.kron(ones, eye).to(make.device)
+        self._row_sums, self._column_sums = (
+            sums.to(make.device) for sums in sinkhorn_sums(n, hc_eps)
+        )
         self._project = ops("hc_project")
         self._sinkhorn = ops("sinkhorn")
         self._collapse = ops("hc_collapse")
         self._expand = ops("hc_expand")
 
     def read(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the sublayer's input [T, D], and the weights [T, n] and [T, n, n] of ``write``."""
+        """Returns the sublayer's input [T, D], and ``write``'s weights [T, n] and [T, n, n]."""
         n = self._num_streams
         scale = self.scale[self._scale_index]
         projected = self._project(streams, self.fn, scale, self.base, self._norm_eps)
         gates = projected[:, : 2 * n].sigmoid()
         mix = self._sinkhorn(
-            projected[:, 2 * n :].unflatten(1, (n, n)),
+            projected[:, 2 * n :].view(-1, n, n),
             self._num_iterations,
             self._hc_eps,
             self._row_sums,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from vllm.distributed.parallel_state import TensorParallelGroup, shard_size
+from vllm.v1.attention.ops.registry import OpResolver
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,13 @@ class TensorFactory:
         dtype: Type of ordinary weights.
         device: Where they live.
         group: The processes that share the model.
+        ops: Resolves op names.
     """
 
     dtype: torch.dtype
     device: torch.device
     group: TensorParallelGroup
+    ops: OpResolver
 
     def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         """Allocates an uninitialised inference-only parameter."""
@@ -44,16 +46,18 @@ class ReplicatedLinear(nn.Module):
 
     def __init__(self, in_size: int, out_sizes: Sequence[int], make: TensorFactory) -> None:
         super().__init__()
+        self._linear = make.ops("linear")
         self.out_sizes = tuple(out_sizes)
         self.weight = make.parameter(sum(out_sizes), in_size)
 
     def weight_parts(self) -> tuple[torch.Tensor, ...]:
         """Views of the fused weight, one per output."""
-        return self.weight.data.split(self.out_sizes)
+        return torch.split(self.weight.data, list(self.out_sizes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Maps [..., in] to [..., sum(out_sizes)]."""
-        return linear(x, self.weight)
+        """Maps [T, in] to [T, sum(out_sizes)]."""
+        mapped: torch.Tensor = self._linear(x, self.weight)
+        return mapped
 
 
 class ColumnParallelLinear(nn.Module):
@@ -61,11 +65,13 @@ class ColumnParallelLinear(nn.Module):
 
     def __init__(self, name: str, in_size: int, out_size: int, make: TensorFactory) -> None:
         super().__init__()
+        self._linear = make.ops("linear")
         self.weight = make.parameter(shard_size(name, out_size, make.group), in_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Maps [..., in] to [..., out / group size]."""
-        return linear(x, self.weight)
+        """Maps [T, in] to [T, out / group size]."""
+        mapped: torch.Tensor = self._linear(x, self.weight)
+        return mapped
 
 
 class RowParallelLinear(nn.Module):
@@ -73,12 +79,13 @@ class RowParallelLinear(nn.Module):
 
     def __init__(self, name: str, in_size: int, out_size: int, make: TensorFactory) -> None:
         super().__init__()
+        self._linear = make.ops("linear")
         self._group = make.group
         self.weight = make.parameter(out_size, shard_size(name, in_size, make.group))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Maps [..., in / group size] to [..., out]."""
-        return self._group.all_reduce(linear(x, self.weight))
+        """Maps [T, in / group size] to [T, out]."""
+        return self._group.all_reduce(self._linear(x, self.weight))
 
 
 class GroupedColumnParallelLinear(nn.Module):
@@ -91,6 +98,7 @@ class GroupedColumnParallelLinear(nn.Module):
         self, name: str, num_groups: int, in_size: int, out_size: int, make: TensorFactory
     ) -> None:
         super().__init__()
+        self._grouped_linear = make.ops("grouped_linear")
         self.num_groups = shard_size(name, num_groups, make.group)
         self.weight = make.parameter(self.num_groups * out_size, in_size)
         self._out_size = out_size
@@ -98,6 +106,7 @@ class GroupedColumnParallelLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps [T, groups * in] to [T, groups * out]."""
         num_tokens = x.shape[0]
-        grouped = x.view(num_tokens, self.num_groups, -1).transpose(0, 1)
         weight = self.weight.view(self.num_groups, self._out_size, -1)
-        return torch.bmm(grouped, weight.mT).transpose(0, 1).reshape(num_tokens, -1)
+        mapped = self._grouped_linear(x.view(num_tokens, self.num_groups, -1), weight)
+        flat: torch.Tensor = mapped.reshape(num_tokens, -1)
+        return flat

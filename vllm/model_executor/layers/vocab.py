@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from vllm.distributed.parallel_state import shard_size
 from vllm.model_executor.layers.linear import TensorFactory
@@ -45,6 +45,7 @@ class ParallelLMHead(nn.Module):
     ) -> None:
         super().__init__()
         self._group = make.group
+        self._linear = make.ops("linear")
         if tied is not None:
             self.weight = tied.weight
         else:
@@ -54,4 +55,4 @@ class ParallelLMHead(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [M, D] to fp32 logits [M, V]."""
-        return self._group.all_gather(linear(hidden.float(), self.weight.float()))
+        return self._group.all_gather(self._linear(hidden.float(), self.weight.float()))

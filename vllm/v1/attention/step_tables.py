@@ -110,8 +110,8 @@ class QueryTile:
         window_keys: Offsets into the chunk's local keys (rows read from pages, then its own).
         num_common: Entries that every query of the tile sees.
         num_entries: Entries that at least one query sees.
-        tail_mask: fp32 [1, Q, 1, num_entries - num_common + window keys], 0 or -inf: what each query
-            sees from entry ``num_common`` on, then its band of window keys.
+        tail_mask: fp32 [1, Q, 1, num_entries - num_common + window keys], 0 or -inf: what each
+            query sees from entry ``num_common`` on, then its band of window keys.
     """
 
     queries: slice

@@ -294,6 +294,11 @@ def max_request_blocks(geometry: CacheGeometry, num_tokens: int, lookahead: int 
     The admission gate and the start-up check use this one number, so that a request the server
     accepts can always run alone.
     """
-    dense = sum(g.num_dense_blocks(num_tokens + lookahead) for g in geometry.dense)
-    windows = sum(max_window_blocks(geometry, g, lookahead) for g in geometry.windows)
+    end = num_tokens + lookahead
+    dense = sum(group.num_dense_blocks(end) for group in geometry.dense)
+    windows = sum(
+        # A short request has fewer rows than a window can hold.
+        min(max_window_blocks(geometry, group, lookahead), ceil_div(end + 1, group.block_size))
+        for group in geometry.windows
+    )
     return dense + windows + MAX_COPIES_PER_REQUEST

@@ -39,11 +39,11 @@ def sliding_window_block_mask(
     tail reaches one block past its boundary, because a hit drops the last block it matched.
 
         block 8, window 8 (need 1), alignment 32, prompt of 128 tokens, blocks 0..15
-        token     0       32      64      96      128
-        unset     ...#....#...#...#       every boundary:       3 7 11 15
-        64        .......#...#...#        64, replay 96, 128:   7 11 15
-        0         ...........#....        replay 96 only:       11
-        eagle     ...##..##..##..#        need 2, shift 1:      3 4 7 8 11 12 15
+        token     0   32  64  96  128
+        unset     ...#...#...#...#    every boundary: 3 7 11 15
+        64        .......#...#...#    64, the replay boundary 96, 128: 7 11 15
+        0         ...........#....    the replay boundary only: 11
+        drafter   ...##..##..##..#    need 2, one block beyond: 3 4, 7 8, 11 12, 15 (16)
 
     Costs O(end_block - start_block).
 

@@ -14,6 +14,7 @@ from vllm.v1.core.managers.sink import SinkFullAttentionManager
 from vllm.v1.core.managers.sliding_window import SlidingWindowManager
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
+    CompressorStateSpec,
     CrossAttentionSpec,
     FullAttentionSpec,
     HiddenStateCacheSpec,
@@ -53,6 +54,7 @@ _BUILT_IN: tuple[
     (SinkFullAttentionSpec, SinkFullAttentionManager, FullAttentionSpec),
     (SlidingWindowSpec, SlidingWindowManager, SlidingWindowSpec),
     (SlidingWindowMLASpec, SlidingWindowManager, SlidingWindowMLASpec),
+    (CompressorStateSpec, SlidingWindowManager, CompressorStateSpec),
     (ChunkedLocalAttentionSpec, ChunkedLocalAttentionManager, ChunkedLocalAttentionSpec),
     (MambaSpec, MambaManager, MambaSpec),
     (CrossAttentionSpec, CrossAttentionManager, CrossAttentionSpec),

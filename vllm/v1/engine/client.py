@@ -1,10 +1,11 @@
 """The front end's handles of an engine core, whatever it runs in.
 
-    ProcessCore   its own process            the default                     (process_client.py)
-    ThreadCore    a thread of this process   AsyncLLM without multiprocessing
-    InlineCore    the caller's own thread    LLM without multiprocessing
+ProcessCore   its own process            the default                     (process_client.py)
+ThreadCore    a thread of this process   AsyncLLM without multiprocessing
+InlineCore    the caller's own thread    LLM without multiprocessing
 """
 
+import os
 import queue
 import threading
 import time
@@ -26,8 +27,7 @@ from vllm.v1.engine.wire import (
 
 logger = init_logger(__name__)
 
-# Makes a core and reports the seconds its loading took; given a hook that notes progress.
-CoreBuilder = Callable[[Callable[[], None]], tuple[SteppedCore, float]]
+CoreBuilder = Callable[[], SteppedCore]
 
 
 class EngineCoreHandle(Protocol):
@@ -126,9 +126,9 @@ class InlineCore:
     def __init__(self, build: CoreBuilder) -> None:
         started = time.monotonic()
         self._messages: queue.SimpleQueue[FromCore] = queue.SimpleQueue()
-        self._core, load_s = build(lambda: None)
+        self._core = build()
         self._loop = CoreLoop(self._core, self._messages.put)
-        self._ready = _make_ready(self._core, load_s, started)
+        self._ready = _make_ready(self._core, started)
         self._dead_error: EngineDeadError | None = None
         self._stopped = False
 
@@ -226,14 +226,14 @@ class ThreadCore:
     def _run(self, build: CoreBuilder) -> None:
         started = time.monotonic()
         try:
-            core, load_s = build(lambda: None)
+            core = build()
         except Exception as error:  # a process edge: the thread has nobody above it
             if not isinstance(error, VllmError):
                 logger.exception("The engine core failed to start.")
             self._mailbox.put(StartFailed(ErrorInfo.from_exception(error)))
             return
         self._loop = CoreLoop(core, self._mailbox.put)
-        self._mailbox.put(_make_ready(core, load_s, started))
+        self._mailbox.put(_make_ready(core, started))
         try:
             self._loop.run()
         except Exception as error:  # a process edge
@@ -245,5 +245,6 @@ class ThreadCore:
             core.shutdown()
 
 
-def _make_ready(core: SteppedCore, load_s: float, started: float) -> Ready:
-    return Ready(0, core.get_kv_cache_info(), load_s, time.monotonic() - started)
+def _make_ready(core: SteppedCore, started: float) -> Ready:
+    start_s = time.monotonic() - started
+    return Ready(os.getpid(), core.get_kv_cache_info(), core.load_s, start_s)

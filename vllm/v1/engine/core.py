@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from vllm import envs
 from vllm.config import VllmConfig
@@ -10,37 +10,16 @@ from vllm.exceptions import ConfigError, VllmError
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
 from vllm.v1.engine.messages import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.startup_report import report_model, report_start
 from vllm.v1.engine.wire import KVCacheInfo
-from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 logger = init_logger(__name__)
-
-
-class Executor(Protocol):
-    """What the core asks of the executor: the device side of every worker."""
-
-    def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
-        """Return, per worker, the spec of each cache by name."""
-
-    def determine_available_memory(self) -> list[int]:
-        """Return, per worker, the bytes its KV cache may take."""
-
-    def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
-        """Allocate the KV caches."""
-
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step, also one without tokens."""
-
-    def shutdown(self) -> None:
-        """Release the device."""
 
 
 class EngineCore:

@@ -1,23 +1,12 @@
-"""The production engine core: the one module of the engine that imports an executor, hence torch."""
+"""The production engine core; the one module of the engine that imports an executor and torch."""
 
-from collections.abc import Callable
-
+from vllm import platforms
 from vllm.config import VllmConfig
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 
-def build_engine_core(
-    vllm_config: VllmConfig, on_progress: Callable[[], None]
-) -> tuple[EngineCore, float]:
-    """Make the engine core of this process.
-
-    Args:
-        vllm_config: What to build.
-        on_progress: Called whenever a step gets on.
-
-    Returns:
-        The core, and the seconds its model took to load.
-    """
-    core = EngineCore(vllm_config, UniProcExecutor)
-    return core, core.load_s
+def build_engine_core(vllm_config: VllmConfig) -> EngineCore:
+    """Make the engine core of this process, the platform's defaults filled in."""
+    config = platforms.current_platform.check_and_update_config(vllm_config)
+    return EngineCore(config, UniProcExecutor)

@@ -33,7 +33,13 @@ _REFUSALS = (UserInputError, EngineError)
 
 
 class SteppedCore(Protocol):
-    """What the loop drives; ``EngineCore`` in production."""
+    """What the loop drives; ``EngineCore`` in production.
+
+    Attributes:
+        load_s: Seconds its model took to load.
+    """
+
+    load_s: float
 
     def make_request(self, request: EngineCoreRequest) -> Any:
         """Prepare a request (hash its prompt); any thread may call it."""
@@ -73,7 +79,7 @@ class Progress:
         self.busy = False
 
     def tick(self) -> None:
-        """Note that the loop, or the step inside it, got on."""
+        """Note that the loop got on."""
         self.count += 1
 
 

@@ -23,24 +23,15 @@ from vllm.exceptions import VllmError
 from vllm.logger import init_logger, setup_logging
 from vllm.v1.engine.channel import Channel, Endpoints
 from vllm.v1.engine.core_loop import CoreLoop, Progress, SteppedCore
-from vllm.v1.engine.wire import (
-    Codec,
-    Dead,
-    ErrorInfo,
-    FromCore,
-    Heartbeat,
-    Ready,
-    StartFailed,
-)
+from vllm.v1.engine.heartbeat import Pulse, beat_interval_s
+from vllm.v1.engine.wire import Codec, Dead, ErrorInfo, FromCore, Ready, StartFailed
 
 logger = init_logger(__name__)
 
 _INPUT_POLL_S = 60.0
 _EXIT_STATUS_ORPHANED = 3
 
-# ``module:function``; the function takes (vllm_config, on_progress) and returns the core and the
-# seconds its loading took.
-CoreFactory = Callable[[VllmConfig, Callable[[], None]], tuple[SteppedCore, float]]
+CoreFactory = Callable[[VllmConfig], SteppedCore]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +39,15 @@ class LaunchOrder:
     """Everything a core process needs to start; pickled into its stdin.
 
     Attributes:
-        core_factory: ``module:function``, see CoreFactory.
-        beat_interval_s: Seconds between heartbeats.
+        core_factory: ``module:function``, a CoreFactory.
+        heartbeat_timeout_s: Seconds of silence that the front end takes for death.
         launched_at: The front end's monotonic clock at the launch.
     """
 
     vllm_config: VllmConfig
     endpoints: Endpoints
     core_factory: str
-    beat_interval_s: float
+    heartbeat_timeout_s: float
     launched_at: float
 
 
@@ -91,6 +82,7 @@ class EngineCoreProc:
         self._codec = Codec()
         self._channel = Channel.connect(order.endpoints)
         self._progress = Progress()
+        self._pulse = Pulse(self._progress, order.heartbeat_timeout_s)
         self._stopping = threading.Event()
         self._parent_pid = os.getppid()
 
@@ -108,8 +100,7 @@ class EngineCoreProc:
 
     def _build(self) -> SteppedCore | None:
         try:
-            factory = load_factory(self._order.core_factory)
-            core, load_s = factory(self._order.vllm_config, self._progress.tick)
+            core = load_factory(self._order.core_factory)(self._order.vllm_config)
             kv_cache = core.get_kv_cache_info()
         except Exception as error:  # a process edge: the front end raises it again
             if not isinstance(error, VllmError):
@@ -117,7 +108,7 @@ class EngineCoreProc:
             self._emit(StartFailed(ErrorInfo.from_exception(error)))
             return None
         start_s = time.monotonic() - self._order.launched_at
-        self._emit(Ready(os.getpid(), kv_cache, load_s, start_s))
+        self._emit(Ready(os.getpid(), kv_cache, core.load_s, start_s))
         return core
 
     def _serve(self, core: SteppedCore) -> int:
@@ -150,8 +141,8 @@ class EngineCoreProc:
                 os._exit(1)
 
     def _beat(self) -> None:
-        while not self._stopping.wait(self._order.beat_interval_s):
-            self._emit(Heartbeat(self._progress.count, self._progress.busy))
+        while not self._stopping.wait(beat_interval_s(self._order.heartbeat_timeout_s)):
+            self._emit(self._pulse.take_beat())
             # The lifeline stays open in a child that the front end forked.
             if os.getppid() != self._parent_pid:
                 os._exit(_EXIT_STATUS_ORPHANED)

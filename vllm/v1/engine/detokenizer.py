@@ -101,7 +101,9 @@ def make_text_stream(
     if tokenizer.is_byte_level:
         skipped = tokenizer.all_special_ids if skip_special_tokens else frozenset()
         return ByteTextStream(tokenizer.token_bytes, skipped)
-    return WindowTextStream(lambda ids: tokenizer.decode(ids, skip_special_tokens), prompt_token_ids)
+    return WindowTextStream(
+        lambda ids: tokenizer.decode(ids, skip_special_tokens), prompt_token_ids
+    )
 
 
 def find_stop_string(text: str, start: int, stops: Sequence[str]) -> tuple[int, str] | None:

@@ -76,7 +76,7 @@ class InputProcessor:
             return ParsedPrompt(self._encode(prompt), prompt, None)
         if isinstance(prompt, Mapping):
             return self._parse_mapping(prompt)
-        if isinstance(prompt, Sequence):
+        if isinstance(prompt, list):
             return ParsedPrompt(list(prompt), None, None)
         raise UserInputError(
             "prompt must be a text, a list of token ids, or an object with prompt or "
@@ -189,9 +189,7 @@ class InputProcessor:
                 f"cache_salt must be a text of 1 to {_MAX_SALT_CHARS} characters.", "cache_salt"
             )
         if any(char in _SALT_FORBIDDEN for char in salt):
-            raise UserInputError(
-                "cache_salt must not contain '@', '/', '\\' or NUL.", "cache_salt"
-            )
+            raise UserInputError("cache_salt must not contain '@', '/', '\\' or NUL.", "cache_salt")
 
     # ---- all together ------------------------------------------------------------------------
 

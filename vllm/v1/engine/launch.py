@@ -1,11 +1,14 @@
 """Starting an engine core: in a process, a thread or the caller's own thread."""
 
-from collections.abc import Callable
-
 from vllm import envs
 from vllm.config import VllmConfig
-from vllm.v1.engine.client import AsyncEngineCoreHandle, EngineCoreHandle, InlineCore, ThreadCore
-from vllm.v1.engine.core_loop import SteppedCore
+from vllm.v1.engine.client import (
+    AsyncEngineCoreHandle,
+    CoreBuilder,
+    EngineCoreHandle,
+    InlineCore,
+    ThreadCore,
+)
 from vllm.v1.engine.core_proc import load_factory
 from vllm.v1.engine.process_client import ProcessCore
 
@@ -42,10 +45,5 @@ def launch_sync_engine_core(
     return InlineCore(_make_builder(vllm_config, core_factory))
 
 
-def _make_builder(
-    vllm_config: VllmConfig, core_factory: str
-) -> Callable[[Callable[[], None]], tuple[SteppedCore, float]]:
-    def build(on_progress: Callable[[], None]) -> tuple[SteppedCore, float]:
-        return load_factory(core_factory)(vllm_config, on_progress)
-
-    return build
+def _make_builder(vllm_config: VllmConfig, core_factory: str) -> CoreBuilder:
+    return lambda: load_factory(core_factory)(vllm_config)

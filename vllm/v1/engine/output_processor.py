@@ -123,7 +123,14 @@ class OutputProcessor:
     def abort_requests(
         self, external_ids: Iterable[str], stats: IterationStats | None
     ) -> ProcessedOutputs:
-        """End requests by their callers' ids; unknown ones are ignored.
+        """End requests by their callers' ids; see :meth:`abort_answers`."""
+        ids = [i for external_id in external_ids for i in self._internal_ids.get(external_id, ())]
+        return self.abort_answers(ids, stats)
+
+    def abort_answers(
+        self, request_ids: Iterable[str], stats: IterationStats | None
+    ) -> ProcessedOutputs:
+        """End answers by the core's ids; unknown ones are ignored.
 
         Every answer in progress gets a last output with the reason "abort".
 
@@ -131,31 +138,39 @@ class OutputProcessor:
             The core's ids to abort there, and outputs of requests without a sink.
         """
         result = ProcessedOutputs()
-        for external_id in external_ids:
-            for request_id in list(self._internal_ids.get(external_id, ())):
-                state = self._states[request_id]
-                state.abort()
-                result.aborts.append(request_id)
-                self._count_finished(state, stats)
-                self._deliver(state, result.outputs)
+        for request_id in request_ids:
+            state = self._states.get(request_id)
+            if state is None:
+                continue
+            state.abort()
+            result.aborts.append(request_id)
+            self._count_finished(state, stats)
+            self._deliver(state, result.outputs)
         return result
 
-    def reject(self, request_id: str, error: VllmError) -> bool:
-        """Fail the request that the core refused, siblings included.
+    def reject(self, request_id: str, error: VllmError) -> list[str]:
+        """Fail a request that the core refused, all its answers.
 
         Returns:
-            Whether somebody with a sink was told; else the caller must raise.
+            The core's ids of the other answers, to abort there.
+
+        Raises:
+            VllmError: ``error``, when the request has no sink to tell.
         """
         state = self._states.get(request_id)
         if state is None:
-            return True
-        for sibling_id in list(self._internal_ids.get(state.external_id, ())):
-            sibling = self._states[sibling_id]
-            if sibling.parent is state.parent:
-                self._forget(sibling)
-        if state.sink is not None:
-            state.sink.fail(error)
-        return state.sink is not None
+            return []
+        siblings = [
+            sibling
+            for sibling_id in self._internal_ids[state.external_id]
+            if (sibling := self._states[sibling_id]).parent is state.parent
+        ]
+        for sibling in siblings:
+            self._forget(sibling)
+        if state.sink is None:
+            raise error
+        state.sink.fail(error)
+        return [sibling.request_id for sibling in siblings if sibling is not state]
 
     def fail_all(self, error: Exception) -> None:
         """Tell every caller that no output will follow."""

@@ -60,7 +60,7 @@ class ProcessCore:
             vllm_config=vllm_config,
             endpoints=endpoints,
             core_factory=core_factory,
-            beat_interval_s=beat_interval_s(self._timeout_s),
+            heartbeat_timeout_s=self._timeout_s,
             launched_at=time.monotonic(),
         )
         self._process = _spawn(order)
@@ -107,9 +107,7 @@ class ProcessCore:
         self._closing = True
         atexit.unregister(self.shutdown)
         if self._process.poll() is None:
-            is_told = self._ready is not None and self._channel.send(
-                self._codec.encode(Shutdown())
-            )
+            is_told = self._ready is not None and self._channel.send(self._codec.encode(Shutdown()))
             try:
                 self._process.wait(timeout if is_told else 0)
             except subprocess.TimeoutExpired:
@@ -148,7 +146,7 @@ class ProcessCore:
         interval_s = beat_interval_s(self._timeout_s) if exit_fd is not None else _EXIT_POLL_S
         monitor: HeartbeatMonitor | None = None
         while True:
-            events = dict(poller.poll(interval_s * 1000))
+            events = dict(poller.poll(round(interval_s * 1000)))
             if self._channel.receive_socket in events:
                 message = self._deliver(self._channel.receive_socket.recv())
                 if isinstance(message, Ready):

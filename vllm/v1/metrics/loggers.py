@@ -32,9 +32,7 @@ class LoggingStatLogger:
         clock: Monotonic seconds.
     """
 
-    def __init__(
-        self, engine_index: int = 0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, engine_index: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine_index = engine_index
         self._clock = clock
         self._last_log = clock()

@@ -28,7 +28,9 @@ def draw_uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
         keys: uint64 ``[N]``.
         positions: int64 ``[N]``, not negative.
     """
-    return (_mix(keys ^ _mix(positions.astype(np.uint64))) >> _DROPPED_BITS) * _SCALE
+    words = _mix(keys ^ _mix(positions.astype(np.uint64))) >> _DROPPED_BITS
+    uniforms: np.ndarray = words.astype(np.float32) * _SCALE
+    return uniforms
 
 
 def _mix(words: np.ndarray) -> np.ndarray:

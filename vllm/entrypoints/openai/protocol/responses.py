@@ -79,7 +79,7 @@ class CompletionBody(msgspec.Struct):
     choices: list[CompletionChoice]
     system_fingerprint: str
     object: str = "text_completion"
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType = UNSET
 
 
 class ChatMessageBody(msgspec.Struct):
@@ -115,7 +115,7 @@ class ChatChunkChoice(msgspec.Struct):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
-    stop_reason: int | str | None | UnsetType = UNSET
+    stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -142,7 +142,7 @@ class ChatChunkBody(msgspec.Struct):
     choices: list[ChatChunkChoice]
     system_fingerprint: str
     object: str = "chat.completion.chunk"
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 

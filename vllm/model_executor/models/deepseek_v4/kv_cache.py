@@ -3,10 +3,10 @@
 For ``--block-size`` bs (tokens of one prefix unit), in tokens per block:
 
     cache             layers            block            rows      one row holds
-    .window           all, and MTP      bs               bs        roped kv            [head_dim]
-    .mla              csa (rate r)      r * bs           bs        roped entry         [head_dim]
-    .mla              hca (rate r)      r * bs           bs        roped entry         [head_dim]
-    .indexer          csa               r * bs           bs        roped index entry   [index_head_dim]
+    .window           all, and MTP      bs               bs        roped kv         [head_dim]
+    .mla              csa (rate r)      r * bs           bs        roped entry      [head_dim]
+    .mla              hca (rate r)      r * bs           bs        roped entry      [head_dim]
+    .indexer          csa               r * bs           bs        roped index key  [index_head_dim]
     .state            csa               gcd(bs/16, 2r)   = block   c and s, each 2 * head_dim
     .indexer_state    csa               gcd(bs/16, 2r)   = block   c and s, each 2 * index_head_dim
     .state            hca               gcd(bs/4, r)     = block   c and s, each head_dim

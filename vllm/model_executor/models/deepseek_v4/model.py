@@ -42,7 +42,7 @@ class DeepseekV4ForCausalLM(nn.Module):
         group: TensorParallelGroup | None = None,
     ) -> None:
         super().__init__()
-        make = TensorFactory(dtype, torch.device(device), group or SingleProcessGroup())
+        make = TensorFactory(dtype, torch.device(device), group or SingleProcessGroup(), ops)
         parts = ModelParts(config, ops, make)
         self.config = config
         self.embed = VocabParallelEmbedding(config.vocab_size, config.hidden_size, make)
@@ -85,7 +85,8 @@ class DeepseekV4ForCausalLM(nn.Module):
         Mutates:
             kv_caches.
         """
-        streams = self.embed(token_ids).unsqueeze(1).expand(-1, self.config.hc_mult, -1)
+        embedded: torch.Tensor = self.embed(token_ids)
+        streams = embedded.unsqueeze(1).expand(-1, self.config.hc_mult, -1)
         if not meta.num_tokens:
             return streams
         step = self._make_step(token_ids, positions, meta, kv_caches)

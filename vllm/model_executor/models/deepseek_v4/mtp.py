@@ -47,7 +47,8 @@ class DeepseekV4MTP(nn.Module):
             The block's streams [T, n, D].
         """
         embedded = self.e_proj(self._rms_norm(next_embeddings, self.enorm, self._eps))
-        hidden = self.h_proj(self._rms_norm(streams, self.hnorm, self._eps))
+        normed = self._rms_norm(streams, self.hnorm, self._eps)
+        hidden = self.h_proj(normed.flatten(0, 1)).view_as(streams)
         mixed: torch.Tensor = self.block(hidden + embedded.unsqueeze(1), step)
         return mixed
 

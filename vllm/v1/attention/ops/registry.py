@@ -18,6 +18,8 @@ REFERENCE_OPS: Mapping[str, Op] = MappingProxyType(
     {
         op.__name__: op
         for op in (
+            reference.linear,
+            reference.grouped_linear,
             reference.rms_norm,
             reference.rotate_,
             reference.hc_project,

@@ -104,11 +104,10 @@ class AdmissionPass:
         if lookup is None:
             return Outcome.SKIP
         outcome = self._admit(queue, request, lookup)
-        if outcome is Outcome.STOP and self._is_idle() and lookup.num_local_tokens > 0:
+        if outcome is Outcome.STOP and self._is_idle() and self._may_drop_hit(lookup):
             # Nothing will free a block: the hit itself must be what does not fit.
-            if lookup.num_external_tokens == 0:
-                lookup = PrefixLookup(self.scheduler.kv_cache_manager.empty_kv_cache_blocks)
-                outcome = self._admit(queue, request, lookup)
+            lookup = PrefixLookup(self.scheduler.kv_cache_manager.empty_kv_cache_blocks)
+            outcome = self._admit(queue, request, lookup)
         if outcome is Outcome.STOP and self._can_never_run(request):
             queue.pop_request()
             self.scheduler._refuse(request)
@@ -118,13 +117,20 @@ class AdmissionPass:
     def _is_idle(self) -> bool:
         return not self.scheduler.running and not self.plan.num_scheduled_tokens
 
+    @staticmethod
+    def _may_drop_hit(lookup: PrefixLookup) -> bool:
+        # What the connector promised beyond the hit cannot be taken without it.
+        return lookup.num_local_tokens > 0 and lookup.num_external_tokens == 0
+
     def _can_never_run(self, request: Request) -> bool:
         """Whether waiting would not help the request that just found no room."""
+        if not self._is_idle():
+            # Nobody passes it, so the running requests drain and it is asked again.
+            return False
         manager = self.scheduler.kv_cache_manager
-        if not manager.can_ever_fit(request):
-            return True
-        # With every block free and the whole budget left, nothing better can come.
-        return self._is_idle() and manager.usage == 0
+        # With every block free and the whole budget left, nothing better can come. Blocks in use
+        # belong to transfers, which will free them.
+        return manager.usage == 0 or not manager.can_ever_fit(request)
 
     # ------------------------------------------------------------------ lookup
 
@@ -212,8 +218,7 @@ class AdmissionPass:
             delay_cache_blocks=lookup.load_async,
             num_encoder_tokens=num_encoder_tokens,
             # A preempted request that did not fit would begin, fail and begin again for ever.
-            full_sequence_must_fit=scheduler.limits.reserve_full_isl
-            or request.num_preemptions > 0,
+            full_sequence_must_fit=scheduler.limits.reserve_full_isl or request.num_preemptions > 0,
             reserved_blocks=reserved_blocks,
         )
 

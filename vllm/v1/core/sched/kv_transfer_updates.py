@@ -69,7 +69,7 @@ def apply_failed_loads(scheduler: Scheduler, block_ids: set[int]) -> set[str]:
     )
     void = {request.request_id for request in bad_running}
     # What a bad block was thought to hold must not serve another request.
-    scheduler.kv_cache_manager.evict_blocks(block_ids)
+    scheduler.kv_cache_manager.block_pool.evict_blocks(block_ids)
     if not scheduler.recompute_kv_load_failures:
         ids = [request.request_id for request in affected]
         for request in bad_waiting:

@@ -27,6 +27,7 @@ from vllm.v1.core.encoder_cache_manager import (
     compute_mm_encoder_budget,
 )
 from vllm.v1.core.kv_cache_manager import make_kv_cache_manager
+from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.sched.admission import AdmissionPass
 from vllm.v1.core.sched.encoder_inputs import EncoderPlanner, free_passed_encoder_inputs
 from vllm.v1.core.sched.interface import KVManager, SchedulerInterface
@@ -131,17 +132,36 @@ class Scheduler(SchedulerInterface):
         # Admitted requests whose prompt is not computed yet, loading ones included.
         self._inflight_prefills: set[Request] = set()
 
-        self.kv_cache_manager: KVManager = make_kv_cache_manager(
-            kv_cache_config=kv_cache_config,
-            vllm_config=vllm_config,
-            scheduler_block_size=block_size,
-            hash_block_size=hash_block_size or block_size,
-            log_stats=log_stats,
-        )
+        self.kv_cache_manager = self._make_kv_cache_manager(hash_block_size or block_size)
         self._init_encoder(mm_registry)
         self._init_connectors()
         self.kv_event_publisher = EventPublisherFactory.create(
             vllm_config.kv_events_config, vllm_config.parallel_config.data_parallel_index
+        )
+
+    def _make_kv_cache_manager(self, hash_block_size: int) -> KVManager:
+        config = self.vllm_config
+        observability = config.observability_config
+        events_config = config.kv_events_config
+        collector = None
+        if observability.kv_cache_metrics:
+            collector = KVCacheMetricsCollector(observability.kv_cache_metrics_sample)
+        return make_kv_cache_manager(
+            kv_cache_config=self.kv_cache_config,
+            max_model_len=self.max_model_len,
+            scheduler_block_size=self.block_size,
+            hash_block_size=hash_block_size,
+            max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+            enable_caching=config.cache_config.enable_prefix_caching,
+            use_eagle=self.limits.use_eagle,
+            log_stats=self.log_stats,
+            enable_kv_cache_events=(
+                events_config is not None and events_config.enable_kv_cache_events
+            ),
+            dcp_world_size=config.parallel_config.decode_context_parallel_size,
+            pcp_world_size=config.parallel_config.prefill_context_parallel_size,
+            metrics_collector=collector,
+            num_lookahead_tokens=self.limits.num_lookahead_tokens,
         )
 
     def _init_encoder(self, mm_registry: Any) -> None:
@@ -363,7 +383,9 @@ class Scheduler(SchedulerInterface):
             free_encoder_mm_hashes=self.encoder_cache_manager.get_freed_mm_hashes(),
             preempted_req_ids={request.request_id for request in plan.preempted},
             new_block_ids_to_zero=(
-                manager.take_new_block_ids() if self.kv_cache_config.needs_kv_cache_zeroing else None
+                manager.take_new_block_ids()
+                if self.kv_cache_config.needs_kv_cache_zeroing
+                else None
             ),
             kv_cache_block_copies=manager.take_block_copies(),
             window_tables=manager.take_window_tables(),
@@ -588,9 +610,7 @@ class Scheduler(SchedulerInterface):
         assert structured is not None
         if structured.grammar.accept_tokens(request.request_id, tokens):
             return False
-        logger.error(
-            "Request %s ends: its grammar refuses tokens %s.", request.request_id, tokens
-        )
+        logger.error("Request %s ends: its grammar refuses tokens %s.", request.request_id, tokens)
         request.finish(RequestStatus.FINISHED_ERROR)
         request.resumable = False
         return True
@@ -704,7 +724,9 @@ class Scheduler(SchedulerInterface):
         """Forget all encoder outputs."""
         self.encoder_cache_manager.reset()
 
-    def make_stats(self, spec_decoding_stats: SpecDecodingStats | None = None) -> SchedulerStats | None:
+    def make_stats(
+        self, spec_decoding_stats: SpecDecodingStats | None = None
+    ) -> SchedulerStats | None:
         """Return the state after a step; None when statistics are off."""
         if not self.log_stats:
             return None

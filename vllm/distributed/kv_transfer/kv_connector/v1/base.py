@@ -66,7 +66,7 @@ def supports_hma(connector: Any) -> bool:
     return isinstance(connector, SupportsHMA)
 
 
-class KVConnectorBase_V1(ABC):  # noqa: N801 - the name outsiders subclass
+class KVConnectorBase_V1(ABC):
     """Base class of KV connectors.
 
     Args:

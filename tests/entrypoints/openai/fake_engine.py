@@ -1,0 +1,118 @@
+"""An engine without a model: it answers with the tokens it was told to."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from vllm.exceptions import EngineDeadError
+from vllm.inputs import TokensPrompt
+from vllm.outputs import CompletionOutput, Logprob, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tokenizers import Tokenizer
+
+
+class FakeEngine:
+    """Answers every prompt with ``answer``, one token a turn of the event loop.
+
+    Attributes:
+        jobs: What it was asked, in order.
+        num_left: Generators that were left before their end.
+        refuse: Raised when a request comes.
+        fail_at: Tokens after which ``failure`` is raised.
+        hold: Cleared: tokens wait.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, answer: str = "One two, three.") -> None:
+        self._tokenizer = tokenizer
+        self.answer = tokenizer.encode(answer, add_special_tokens=False)
+        self.jobs: list[tuple[list[int], SamplingParams, str, int, str | None]] = []
+        self.num_left = 0
+        self.refuse: Exception | None = None
+        self.fail_at: int | None = None
+        self.failure: Exception = EngineDeadError("it stopped")
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.num_cached_tokens = 0
+        self.errored = False
+
+    async def generate(
+        self,
+        prompt: TokensPrompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield the scripted answer."""
+        token_ids = prompt["prompt_token_ids"]
+        self.jobs.append((token_ids, sampling_params, request_id, priority, cache_salt))
+        if self.refuse is not None:
+            raise self.refuse
+        ended = False
+        try:
+            async for output in self._answer(token_ids, sampling_params, request_id):
+                ended = output.finished
+                yield output
+        finally:
+            self.num_left += not ended
+
+    async def _answer(
+        self, prompt_ids: list[int], params: SamplingParams, request_id: str
+    ) -> AsyncIterator[RequestOutput]:
+        assert params.max_tokens is not None
+        answer = self.answer[: params.max_tokens]
+        reason = "stop" if len(answer) == len(self.answer) else "length"
+        stream = params.output_kind == RequestOutputKind.DELTA
+        for i in range(len(answer)):
+            await asyncio.sleep(0)
+            await self.hold.wait()
+            if self.fail_at == i:
+                raise self.failure
+            is_last = i == len(answer) - 1
+            if not stream and not is_last:
+                continue
+            ids = [answer[i]] if stream else answer
+            outputs = [
+                self._output(k, ids, params, reason if is_last else None) for k in range(params.n)
+            ]
+            yield RequestOutput(
+                request_id=request_id,
+                prompt=None,
+                prompt_token_ids=prompt_ids,
+                prompt_logprobs=self._prompt_logprobs(prompt_ids, params),
+                outputs=outputs,
+                finished=is_last,
+                num_cached_tokens=self.num_cached_tokens,
+            )
+
+    def _output(
+        self, index: int, ids: Sequence[int], params: SamplingParams, reason: str | None
+    ) -> CompletionOutput:
+        rows = None if params.logprobs is None else [self._row(i, params.logprobs) for i in ids]
+        return CompletionOutput(
+            index=index,
+            text=self._tokenizer.decode(ids),
+            token_ids=list(ids),
+            logprobs=rows,
+            finish_reason=reason,
+        )
+
+    def _prompt_logprobs(
+        self, prompt_ids: list[int], params: SamplingParams
+    ) -> list[dict[int, Logprob] | None] | None:
+        num_top = params.prompt_logprobs
+        if num_top is None:
+            return None
+        return [None, *(self._row(token_id, num_top) for token_id in prompt_ids[1:])]
+
+    def _row(self, token_id: int, num_top: int) -> dict[int, Logprob]:
+        """The token itself, third most likely, and the most likely ones."""
+        others = [i for i in range(40, 40 + max(num_top, 0)) if i != token_id]
+        row = {token_id: self._logprob(token_id, -2.5, 3)}
+        for rank, other in enumerate(others[:num_top], start=1):
+            row[other] = self._logprob(other, -0.5 * rank, rank)
+        return row
+
+    def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
+        piece = self._tokenizer.token_bytes(token_id)
+        return Logprob(logprob, rank, piece.decode(errors="replace"), piece)

@@ -1,0 +1,68 @@
+"""The CPU's memory, threads and pool."""
+
+import pytest
+import torch
+
+from vllm.config import CacheConfig, VllmConfig
+from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.host_memory import read_host_memory
+
+GIB = 1 << 30
+
+
+class HostWith(CpuPlatform):
+    def __init__(self, free_bytes: int) -> None:
+        self._free = free_bytes
+
+    def free_memory_bytes(self) -> int:
+        return self._free
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"), [(8 * GIB, 2 * GIB), (16 * GIB, 4 * GIB), (500 * GIB, 4 * GIB)]
+)
+def test_kv_pool_is_a_quarter_of_free_memory_up_to_4_gib(
+    free: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    assert HostWith(free).default_kv_cache_bytes(VllmConfig()) == expected
+
+
+def test_kv_pool_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0.5")
+    assert HostWith(8 * GIB).default_kv_cache_bytes(VllmConfig()) == GIB // 2
+    exact = VllmConfig(cache_config=CacheConfig(kv_cache_memory_bytes=77))
+    assert HostWith(8 * GIB).default_kv_cache_bytes(exact) == 77
+
+
+def test_host_memory_is_plausible() -> None:
+    total, available = read_host_memory()
+    assert 0 < available <= total
+    assert total > 1 << 26
+
+
+def test_threads_are_left_alone_when_the_user_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert CpuPlatform().default_num_threads() is None
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    threads = CpuPlatform().default_num_threads()
+    assert threads is not None
+    assert threads >= 1
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def test_pool_is_zero_aligned_and_costs_nothing_until_written() -> None:
+    before = resident_bytes()
+    pool = CpuPlatform().allocate_kv_pool(1024, 1 << 20, torch.device("cpu"))
+    assert pool.shape == (1024, 1 << 20)
+    assert pool.dtype == torch.uint8
+    assert pool.data_ptr() % 64 == 0
+    assert pool.is_contiguous()
+    assert resident_bytes() - before < 64 << 20
+    assert not pool[5].any()
+    pool[5] = 1
+    assert int(pool[5].sum()) == 1 << 20

@@ -1,0 +1,76 @@
+"""Defaults that hold on any platform."""
+
+import pytest
+
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, VllmConfig
+from vllm.exceptions import ConfigError
+from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.interface import Platform
+
+GIB = 1 << 30
+
+
+class SizedPlatform(Platform):
+    """A device of 80 GiB with 70 free."""
+
+    device_type = "sized"
+    device_name = "sized"
+    dispatch_key = "PrivateUse1"
+
+    def make_device(self, local_rank: int):
+        raise AssertionError("not asked for here")
+
+    def total_memory_bytes(self) -> int:
+        return 80 * GIB
+
+    def free_memory_bytes(self) -> int:
+        return 70 * GIB
+
+
+def test_ops_come_from_the_reference_and_unknown_ones_are_named() -> None:
+    platform = CpuPlatform()
+    assert platform.get_op("rms_norm").__name__ == "rms_norm"
+    with pytest.raises(ConfigError, match="flash_everything"):
+        platform.get_op("flash_everything")
+
+
+def test_config_is_filled_in_without_touching_the_argument() -> None:
+    config = VllmConfig(model_config=ModelConfig("m", dtype="auto", max_model_len=-1))
+    updated = CpuPlatform().check_and_update_config(config)
+    assert updated.model_config.dtype == "float32"
+    assert updated.device_config.device == "cpu"
+    assert updated.model_config.original_max_model_len == -1
+    assert config.model_config.dtype == "auto"
+    assert config.device_config.device == "auto"
+    assert updated.cache_config is config.cache_config
+    again = CpuPlatform().check_and_update_config(updated)
+    assert again.model_config is updated.model_config
+
+
+def test_an_explicit_dtype_stays() -> None:
+    config = VllmConfig(model_config=ModelConfig("m", dtype="bfloat16"))
+    assert CpuPlatform().check_and_update_config(config).model_config.dtype == "bfloat16"
+
+
+def test_another_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'cuda' was asked for.*'cpu'"):
+        CpuPlatform().check_and_update_config(VllmConfig(device_config=DeviceConfig("cuda")))
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [("bfloat16", "bfloat16"), ("float16", "float16"), (None, "bfloat16"), ("fp8", "bfloat16")],
+)
+def test_auto_dtype_off_the_cpu_follows_the_checkpoint(declared, expected) -> None:
+    model = ModelConfig("m", hf_config={"torch_dtype": declared})
+    assert SizedPlatform().default_dtype(VllmConfig(model_config=model)) == expected
+
+
+def test_kv_memory_is_the_share_less_what_is_used() -> None:
+    platform = SizedPlatform()
+    half = VllmConfig(cache_config=CacheConfig(gpu_memory_utilization=0.5))
+    assert platform.default_kv_cache_bytes(half) == 30 * GIB
+    tiny = VllmConfig(cache_config=CacheConfig(gpu_memory_utilization=0.1))
+    assert platform.default_kv_cache_bytes(tiny) == 0
+    exact = VllmConfig(cache_config=CacheConfig(kv_cache_memory_bytes=123))
+    assert platform.default_kv_cache_bytes(exact) == 123

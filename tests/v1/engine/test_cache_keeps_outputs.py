@@ -1,0 +1,184 @@
+"""Real model, real engine: hits, chunking, batching and preemption do not change what is said.
+
+Multi-turn, fan-out and edited prompts run on the embedded checkpoint in a pool so small that
+everything is evicted, copied and preempted all the time, with I1..I5 checked after every step. The
+reference computes each request alone, in one engine without a prefix cache. fp32 sums depend on the
+batch in their last bits, and a random model has near-ties, so a sequence is compared up to the
+first token whose two best candidates lie closer than ``MARGIN``; nearly all must be compared.
+"""
+
+import random
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.retention import CacheGeometry, max_request_blocks
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.messages import EngineCoreRequest, PrefillStats
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+pytestmark = pytest.mark.slow
+
+MARGIN = 1e-3
+MIN_SHARE = 0.95
+
+
+@dataclass
+class Answer:
+    """What one request produced."""
+
+    tokens: list[int] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
+    stats: PrefillStats | None = None
+
+
+def make_core(
+    unit: int, *, num_blocks: int, budget: int, caching: bool = True, max_len: int = 1024
+) -> EngineCore:
+    checkpoint = resolve_checkpoint("deepseek-v4")
+    model = ModelConfig(
+        "deepseek-v4",
+        path=str(checkpoint.path),
+        is_embedded=True,
+        hf_config=read_hf_config(checkpoint.path),
+        max_model_len=max_len,
+    )
+    config = VllmConfig(
+        model_config=model,
+        cache_config=CacheConfig(
+            block_size=unit, num_gpu_blocks_override=num_blocks, enable_prefix_caching=caching
+        ),
+        scheduler_config=SchedulerConfig(
+            max_model_len=max_len, max_num_batched_tokens=budget, max_num_seqs=16
+        ),
+    )
+    return EngineCore(config, UniProcExecutor)
+
+
+class Session:
+    """Feeds a core and gathers what comes out."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.answers: dict[str, Answer] = {}
+        self.prompts: dict[str, tuple[list[int], int]] = {}
+
+    def add(self, prompt: list[int], max_tokens: int) -> str:
+        request_id = f"q{len(self.prompts)}"
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=2)
+        message = EngineCoreRequest(request_id, prompt, params, time.time())
+        self.prompts[request_id] = (prompt, max_tokens)
+        self.answers[request_id] = Answer()
+        self.core.add_request(self.core.make_request(message))
+        return request_id
+
+    def step(self) -> None:
+        outputs, _ = self.core.step()
+        for batch in outputs.values():
+            for output in batch.outputs:
+                answer = self.answers[output.request_id]
+                answer.tokens += output.new_token_ids
+                if output.new_logprobs is not None:
+                    # Column 0 is the sampled token, columns 1 and 2 the two best.
+                    rows = output.new_logprobs.logprobs
+                    answer.margins += [row[1] - row[2] for row in rows]
+                if output.prefill_stats is not None:
+                    answer.stats = output.prefill_stats
+
+    def run(self) -> None:
+        while self.core.has_work():
+            self.step()
+
+
+def count_compared(expected: Answer, actual: Answer) -> int:
+    """Check two answers up to the first near-tie; return how many tokens that were."""
+    for i, (want, margin) in enumerate(zip(expected.tokens, expected.margins, strict=True)):
+        if margin < MARGIN:
+            return i
+        assert actual.tokens[i] == want, f"token {i}: {actual.tokens[i]} != {want}, {margin=}"
+    assert len(actual.tokens) == len(expected.tokens)
+    return len(expected.tokens)
+
+
+def random_tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(10, 3000) for _ in range(count)]
+
+
+def drive(session: Session, rng: random.Random, num_requests: int, max_len: int) -> None:
+    """Multi-turn, fan-out and edited prompts, arriving while others run."""
+    histories = [random_tokens(rng, rng.randrange(1, 400)) for _ in range(3)]
+    for _ in range(num_requests):
+        base = list(rng.choice(histories))
+        kind = rng.random()
+        if kind < 0.25:
+            base[rng.randrange(len(base))] = 5
+        elif kind < 0.5:
+            base = base[: rng.randrange(1, len(base) + 1)]
+        prompt = (base + random_tokens(rng, rng.randrange(60)))[: max_len - 60]
+        session.add(prompt, rng.randrange(1, 30))
+        for _ in range(rng.randrange(12)):
+            session.step()
+        done = [k for k, a in session.answers.items() if len(a.tokens) == session.prompts[k][1]]
+        if done and rng.random() < 0.5:
+            request_id = rng.choice(done)
+            histories.append(session.prompts[request_id][0] + session.answers[request_id].tokens)
+    session.run()
+
+
+@pytest.mark.parametrize("unit", [32, 64, 128])
+def test_same_tokens_under_a_pool_that_is_always_full(
+    unit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+    max_len = 700
+    probe = make_core(unit, num_blocks=2000, budget=2048, caching=False, max_len=max_len)
+    geometry = CacheGeometry.from_config(probe.scheduler.kv_cache_config)
+    smallest = max_request_blocks(geometry, max_len) + 1
+    core = make_core(unit, num_blocks=smallest + 20, budget=256, max_len=max_len)
+    session = Session(core)
+    drive(session, random.Random(unit), num_requests=16, max_len=max_len)
+
+    total = compared = cached = 0
+    reference = Session(probe)
+    for request_id, (prompt, max_tokens) in session.prompts.items():
+        alone = reference.add(prompt, max_tokens)
+        reference.run()
+        actual = session.answers[request_id]
+        assert len(actual.tokens) == max_tokens
+        compared += count_compared(reference.answers[alone], actual)
+        total += max_tokens
+        assert actual.stats is not None
+        assert actual.stats.num_cached_tokens + sum(actual.stats.miss_tokens.values()) == len(
+            prompt
+        )
+        cached += actual.stats.num_cached_tokens
+    assert cached > 0, "the traffic must hit, or the test shows nothing"
+    assert compared / total >= MIN_SHARE, f"only {compared} of {total} tokens were comparable"
+    assert core.scheduler.kv_cache_manager.usage == 0
+
+
+def test_preemption_really_happens_and_changes_nothing() -> None:
+    max_len = 300
+    alone_core = make_core(32, num_blocks=2000, budget=2048, caching=False, max_len=max_len)
+    geometry = CacheGeometry.from_config(alone_core.scheduler.kv_cache_config)
+    core = make_core(
+        32, num_blocks=max_request_blocks(geometry, max_len) + 1, budget=512, max_len=max_len
+    )
+    rng = random.Random(3)
+    session, alone = Session(core), Session(alone_core)
+    ids = [session.add(random_tokens(rng, 20), 60) for _ in range(8)]
+    preempted = 0
+    while core.has_work():
+        session.step()
+        preempted = max(
+            preempted, *(r.num_preemptions for r in core.scheduler.requests.values()), 0
+        )
+    assert preempted > 0
+    for request_id in ids:
+        expected = alone.add(*session.prompts[request_id])
+        alone.run()
+        count_compared(alone.answers[expected], session.answers[request_id])

@@ -1,0 +1,296 @@
+"""Flags of the engine, and the one place where they become a resolved ``VllmConfig``.
+
+Everything wrong is told here, before weights load and without torch.
+"""
+
+import argparse
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.config.cache import HASH_ALGOS, CacheConfig
+from vllm.config.load import LOAD_FORMATS, LoadConfig
+from vllm.config.model import DTYPES, ModelConfig
+from vllm.config.observability import ObservabilityConfig
+from vllm.config.parallel import ParallelConfig
+from vllm.config.scheduler import POLICIES, SchedulerConfig
+from vllm.config.vllm import VllmConfig
+from vllm.exceptions import ConfigError
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader.resolve import (
+    ResolvedCheckpoint,
+    read_generation_config,
+    read_hf_config,
+    resolve_checkpoint,
+)
+from vllm.model_executor.models.registry import resolve_model
+from vllm.utils.argparse_utils import human_int, human_int_or_auto
+
+logger = init_logger(__name__)
+
+TOKENIZER_MODES = ("auto", "deepseek_v4")
+# The unit of prefix hits; the table of block sizes per cache is built on these three.
+DEEPSEEK_V4_BLOCK_SIZES = (32, 64, 128)
+_DEFAULT_BLOCK_SIZE = 16
+_DEFAULT_MAX_NUM_SEQS = 128
+
+
+@dataclass
+class EngineArgs:
+    """Everything a user can say about an engine; None means "derive it".
+
+    Attributes:
+        model: A folder, a hub id, or "deepseek-v4" for the embedded checkpoint.
+        served_model_name: Names clients may use; the first is canonical.
+        tokenizer: Folder or hub id of the tokenizer, where it is not the model's.
+        max_model_len: Longest prompt + answer in tokens; -1: what fits in memory.
+        block_size: Tokens of a KV block; for DeepSeek-V4 32 (default), 64 or 128.
+        kv_cache_memory_bytes: Exact size of the KV pool.
+        num_gpu_blocks_override: Exact number of KV blocks; wins over memory.
+        max_num_batched_tokens: Tokens of one step over all requests.
+        max_num_seqs: Requests running at a time.
+        max_num_queued_reqs: Waiting requests before new ones are refused.
+        kv_events_config: Where KV events go, as a KVEventsConfig.
+    """
+
+    model: str = "deepseek-v4"
+    served_model_name: str | list[str] | None = None
+    tokenizer: str | None = None
+    tokenizer_mode: str = "auto"
+    skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
+    dtype: str = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+    max_logprobs: int = 20
+    enforce_eager: bool = False
+    load_format: str = "auto"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    block_size: int | None = None
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool | None = None
+    prefix_caching_hash_algo: str = "sha256"
+    enable_chunked_prefill: bool | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    scheduling_policy: str = "fcfs"
+    max_num_queued_reqs: int | None = None
+    disable_log_stats: bool = False
+    use_tqdm_on_load: bool = True
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> None:
+        """Add the engine's flags."""
+        _add_model_args(parser.add_argument_group("model"))
+        _add_cache_args(parser.add_argument_group("KV cache"))
+        _add_scheduler_args(parser.add_argument_group("scheduling"))
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":
+        """Take the engine's flags out of parsed arguments."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in vars(args).items() if name in names})
+
+    def create_vllm_config(self) -> VllmConfig:
+        """Resolve the checkpoint and every derived default.
+
+        Raises:
+            ConfigError: A value, the checkpoint or its config.json is wrong.
+            UnsupportedModelError: Its architecture is not served.
+        """
+        self._check_values()
+        load_config = LoadConfig(load_format=self.load_format, use_tqdm=self.use_tqdm_on_load)
+        checkpoint = resolve_checkpoint(self.model, with_weights=self.load_format != "dummy")
+        model_config = self._make_model_config(checkpoint)
+        return VllmConfig(
+            model_config=model_config,
+            cache_config=self._make_cache_config(model_config),
+            parallel_config=ParallelConfig(),
+            scheduler_config=self._make_scheduler_config(model_config),
+            load_config=load_config,
+            observability_config=ObservabilityConfig(log_stats=not self.disable_log_stats),
+        )
+
+    def _check_values(self) -> None:
+        """Refuse what no config class looks at."""
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if getattr(self, name) != 1:
+                raise ConfigError(f"{name}={getattr(self, name)} is not supported yet: use 1.")
+        if self.trust_remote_code:
+            raise ConfigError("trust_remote_code is not supported: no code of a model is ever run.")
+        if self.tokenizer_mode not in TOKENIZER_MODES:
+            raise ConfigError(
+                f"tokenizer_mode={self.tokenizer_mode!r} is unknown: use one of "
+                f"{', '.join(TOKENIZER_MODES)}."
+            )
+        if self.max_logprobs < -1:
+            raise ConfigError(
+                f"max_logprobs={self.max_logprobs} must be at least 0, or -1 for no limit."
+            )
+
+    def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
+        hf_config = read_hf_config(checkpoint.path)
+        # Parsed for its errors only: the engine core parses it again where it is used.
+        resolve_model(list(hf_config.get("architectures") or ())).parse_config(hf_config)
+        if self.tokenizer_mode != "auto" and hf_config.get("model_type") != self.tokenizer_mode:
+            raise ConfigError(
+                f"tokenizer_mode={self.tokenizer_mode!r} does not fit a model of type "
+                f"{hf_config.get('model_type')!r}: use auto."
+            )
+        names = self.served_model_name or [self.model]
+        tokenizer = self.tokenizer
+        if tokenizer is not None:
+            tokenizer = resolve_checkpoint(tokenizer, with_weights=False).path
+        return ModelConfig(
+            self.model,
+            tokenizer=tokenizer,
+            dtype=self.dtype,
+            seed=self.seed,
+            max_model_len=self.max_model_len,  # type: ignore[arg-type]  # None: derived
+            skip_tokenizer_init=self.skip_tokenizer_init,
+            path=checkpoint.path,
+            is_embedded=checkpoint.is_embedded,
+            served_model_names=(names,) if isinstance(names, str) else tuple(names),
+            hf_config=hf_config,
+            generation_config=read_generation_config(checkpoint.path),
+            max_logprobs=self.max_logprobs,
+            enforce_eager=self.enforce_eager,
+        )
+
+    def _make_cache_config(self, model_config: ModelConfig) -> CacheConfig:
+        return CacheConfig(
+            block_size=_resolve_block_size(self.block_size, model_config),
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            num_gpu_blocks_override=self.num_gpu_blocks_override,
+            enable_prefix_caching=self.enable_prefix_caching is not False,
+            prefix_caching_hash_algo=self.prefix_caching_hash_algo,
+        )
+
+    def _make_scheduler_config(self, model_config: ModelConfig) -> SchedulerConfig:
+        chunked = self.enable_chunked_prefill is not False
+        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if tokens is None:
+            tokens = max(SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS, seqs or 0)
+            if not chunked:
+                tokens = max(tokens, model_config.max_model_len)
+        if seqs is None:
+            seqs = max(1, min(_DEFAULT_MAX_NUM_SEQS, tokens))
+        return SchedulerConfig(
+            max_model_len=model_config.max_model_len,
+            max_num_batched_tokens=tokens,
+            max_num_seqs=seqs,
+            enable_chunked_prefill=chunked,
+            policy=self.scheduling_policy,
+            max_num_queued_reqs=self.max_num_queued_reqs,
+        )
+
+    def describe_derived(self, config: VllmConfig) -> dict[str, Any]:
+        """Return what was left open here, as ``create_vllm_config`` resolved it."""
+        resolved = {
+            "max_model_len": config.model_config.max_model_len,
+            "block_size": config.cache_config.block_size,
+            "enable_prefix_caching": config.cache_config.enable_prefix_caching,
+            "enable_chunked_prefill": config.scheduler_config.enable_chunked_prefill,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+        }
+        return {name: value for name, value in resolved.items() if getattr(self, name) is None}
+
+
+# One class serves both: nothing about the flags differs for an asynchronous engine.
+AsyncEngineArgs = EngineArgs
+
+
+def _resolve_block_size(block_size: int | None, model_config: ModelConfig) -> int:
+    if model_config.hf_config.get("model_type") != "deepseek_v4":
+        return _DEFAULT_BLOCK_SIZE if block_size is None else block_size
+    if block_size is None:
+        return DEEPSEEK_V4_BLOCK_SIZES[0]
+    if block_size not in DEEPSEEK_V4_BLOCK_SIZES:
+        allowed = ", ".join(map(str, DEEPSEEK_V4_BLOCK_SIZES))
+        raise ConfigError(
+            f"block_size={block_size} is not supported for DeepSeek-V4: use one of {allowed}."
+        )
+    return block_size
+
+
+def _add_model_args(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--served-model-name",
+        nargs="+",
+        help="Names that clients may use; the first stands in responses. Default: the model.",
+    )
+    group.add_argument("--tokenizer", help="Folder or hub id of the tokenizer, if not the model's.")
+    group.add_argument("--tokenizer-mode", choices=TOKENIZER_MODES, default="auto")
+    group.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="auto: float32 on a CPU, else the model's."
+    )
+    group.add_argument("--load-format", choices=LOAD_FORMATS, default="auto")
+    group.add_argument("--seed", type=human_int, default=0)
+    group.add_argument(
+        "--max-model-len",
+        type=human_int_or_auto,
+        help="Longest prompt + answer in tokens (1k, 2M); -1 or auto: what fits in memory. "
+        "Default: the model's context.",
+    )
+    group.add_argument(
+        "--max-logprobs", type=human_int, default=20, help="Most a request may ask for; -1: all."
+    )
+    group.add_argument(
+        "--enforce-eager",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="Never capture graphs. There are none to capture yet.",
+    )
+
+
+def _add_cache_args(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--block-size",
+        type=human_int,
+        help="Tokens of a KV block: for DeepSeek-V4 32 (default), 64 or 128.",
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.92,
+        help="Share of the device's memory to use (GPU; on a CPU see --kv-cache-memory-bytes).",
+    )
+    group.add_argument(
+        "--kv-cache-memory-bytes", type=human_int, help="Exact size of the KV pool (2G)."
+    )
+    group.add_argument("--num-gpu-blocks-override", type=human_int, help="Exact number of blocks.")
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        help="Reuse the KV cache of equal prefixes. Default: on.",
+    )
+    group.add_argument("--prefix-caching-hash-algo", choices=HASH_ALGOS, default="sha256")
+
+
+def _add_scheduler_args(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--max-num-seqs", type=human_int, help="Requests running at a time.")
+    group.add_argument(
+        "--max-num-batched-tokens", type=human_int, help="Tokens of one step over all requests."
+    )
+    group.add_argument(
+        "--enable-chunked-prefill",
+        action=argparse.BooleanOptionalAction,
+        help="Compute long prompts in several steps. Default: on.",
+    )
+    group.add_argument("--scheduling-policy", choices=POLICIES, default="fcfs")
+    group.add_argument(
+        "--max-num-queued-reqs",
+        type=human_int,
+        help="Waiting requests before new ones get 503. Default: no limit.",
+    )
+    group.add_argument(
+        "--disable-log-stats",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="Do not log throughput and cache use.",
+    )

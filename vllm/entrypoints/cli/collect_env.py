@@ -1,0 +1,68 @@
+"""``vllm collect-env``: what to put into a bug report."""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import sys
+from typing import Any
+
+from vllm.version import BANNER
+
+_PACKAGES = (
+    *("torch", "torch-npu", "transformers", "tokenizers", "safetensors", "numpy", "fastapi"),
+    *("uvicorn", "pydantic", "msgspec", "pyzmq", "prometheus_client", "jinja2", "openai"),
+)
+_PREFIXES = ("VLLM_", "CUDA_", "ASCEND_", "OMP_", "MKL_", "TORCH_")
+_SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser("collect-env", help="Describe this machine for a bug report.")
+    parser.set_defaults(run=run)
+
+
+def run(_args: argparse.Namespace) -> int:
+    """Print the report."""
+    print(make_report())
+    return 0
+
+
+def make_report() -> str:
+    """Return the report; values of secrets are hidden."""
+    lines = [
+        BANNER,
+        f"Python   {sys.version.split()[0]} at {sys.executable}",
+        f"OS       {platform.platform()}",
+        f"CPU      {_cpu_name()}, {os.cpu_count()} logical cores",
+        "",
+        *(f"{name:<18} {_version_of(name)}" for name in _PACKAGES),
+        "",
+        *(
+            f"{name}={_shown(name, value)}"
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_PREFIXES)
+        ),
+    ]
+    return "\n".join(lines).rstrip()
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if "model name" in line]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _shown(name: str, value: str) -> str:
+    return "(set)" if any(word in name for word in _SECRETS) else value

@@ -1,0 +1,173 @@
+"""``vllm serve``: flags of the server, and the way to it."""
+
+import argparse
+import dataclasses
+from typing import Any
+
+from vllm import envs
+from vllm.config.engine_args import EngineArgs
+from vllm.entrypoints.cli.refused_flags import REFUSED_SERVE_FLAGS
+from vllm.entrypoints.openai.server_args import GENERATION_CONFIGS, ServerArgs
+from vllm.exceptions import ConfigError
+from vllm.logger import init_logger, setup_logging
+from vllm.utils.argparse_utils import human_int, json_object, json_string_list
+from vllm.version import BANNER
+
+logger = init_logger(__name__)
+
+_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "serve",
+        usage="vllm serve [model] [flags]",
+        help="Serve a model over HTTP, as OpenAI's API.",
+        description="Serve a model over HTTP, as OpenAI's API.",
+        epilog="Flags may be written with _ for -. Other flags of vLLM are refused by name.",
+    )
+    parser.add_argument(
+        "model_positional",
+        metavar="model",
+        nargs="?",
+        help="A folder, a hub id, or deepseek-v4: the small untrained checkpoint inside this "
+        "package (the default).",
+    )
+    parser.add_argument("--model", help="The same, as a flag.")
+    _add_server_args(parser.add_argument_group("server"))
+    EngineArgs.add_cli_args(parser)
+    parser.add_refused_flags(REFUSED_SERVE_FLAGS)
+    parser.set_defaults(run=run)
+
+
+def _add_server_args(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", help="Address to listen on. Default: all.")
+    group.add_argument("--port", type=int, default=8000, help="0: any free one. Default: 8000.")
+    group.add_argument(
+        "--api-key",
+        nargs="+",
+        metavar="KEY",
+        help="Keys that open everything but health, readiness, version and metrics. "
+        "Default: VLLM_API_KEY, if set.",
+    )
+    group.add_argument("--chat-template", help="A Jinja file, or the template itself.")
+    group.add_argument(
+        "--default-chat-template-kwargs",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="Used where a request does not set them: '{\"thinking\": false}'.",
+    )
+    group.add_argument(
+        "--generation-config",
+        choices=GENERATION_CONFIGS,
+        default="auto",
+        help="auto: the checkpoint's sampling defaults; vllm: neutral ones.",
+    )
+    group.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="How long running requests may finish after SIGTERM or Ctrl-C. Default: 30.",
+    )
+    _add_switch(group, "--enable-log-requests", "Log every request.")
+    group.add_argument(
+        "--max-log-len", type=human_int, help="Characters of a prompt to log. Default: all."
+    )
+    _add_switch(
+        group,
+        "--enable-prompt-tokens-details",
+        "Accepted: usage.prompt_tokens_details is always there.",
+    )
+    _add_switch(group, "--enable-request-id-headers", "Send X-Request-Id with every response.")
+    _add_switch(group, "--enable-force-include-usage", "Send the usage in every chunk of a stream.")
+    for name, default in (("origins", []), ("methods", ["*"]), ("headers", ["*"])):
+        group.add_argument(
+            f"--allowed-{name}",
+            type=json_string_list,
+            default=default,
+            metavar="JSON",
+            help=f"CORS: {name}, as a JSON list. Default: {default or 'none'}.",
+        )
+    _add_switch(group, "--allow-credentials", "CORS: allow credentials.")
+    group.add_argument("--uvicorn-log-level", choices=_LOG_LEVELS, default="info")
+
+
+def _add_switch(group: argparse._ArgumentGroup, name: str, text: str) -> None:
+    group.add_argument(name, action=argparse.BooleanOptionalAction, default=False, help=text)
+
+
+def make_server_args(args: argparse.Namespace) -> ServerArgs:
+    """Take the server's flags out of parsed arguments.
+
+    Raises:
+        ConfigError: A value is wrong.
+    """
+    keys = args.api_key
+    if keys is None:
+        keys = [envs.VLLM_API_KEY] if envs.VLLM_API_KEY else []
+    return ServerArgs(
+        host=args.host,
+        port=args.port,
+        api_keys=tuple(keys),
+        chat_template=args.chat_template,
+        default_chat_template_kwargs=args.default_chat_template_kwargs,
+        generation_config=args.generation_config,
+        enable_log_requests=args.enable_log_requests,
+        max_log_len=args.max_log_len,
+        enable_request_id_headers=args.enable_request_id_headers,
+        enable_force_include_usage=args.enable_force_include_usage,
+        shutdown_timeout_s=args.shutdown_timeout,
+        allowed_origins=tuple(args.allowed_origins),
+        allowed_methods=tuple(args.allowed_methods),
+        allowed_headers=tuple(args.allowed_headers),
+        allow_credentials=args.allow_credentials,
+        uvicorn_log_level=args.uvicorn_log_level,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check everything, then serve until told to stop; return the exit code.
+
+    Raises:
+        ConfigError: A flag or the model is wrong.
+    """
+    setup_logging()
+    args.model = _choose_model(args.model_positional, args.model)
+    server_args = make_server_args(args)
+    engine_args = EngineArgs.from_cli_args(args)
+    logger.info(BANNER)
+    _log_non_defaults(engine_args, server_args)
+    config = engine_args.create_vllm_config()
+    derived = engine_args.describe_derived(config)
+    if derived:
+        logger.info("derived defaults: %s", _shown(derived))
+    # Late: the flags are checked by now, and --help must not wait for this.
+    from vllm.entrypoints.openai.api_server import run_server  # noqa: PLC0415
+
+    return run_server(config, server_args)
+
+
+def _choose_model(positional: str | None, flag: str | None) -> str:
+    if positional is not None and flag is not None and positional != flag:
+        raise ConfigError(
+            f"the model is given twice, as {positional!r} and as --model {flag!r}: give it once."
+        )
+    return positional or flag or EngineArgs.model
+
+
+def _log_non_defaults(engine_args: EngineArgs, server_args: ServerArgs) -> None:
+    changed: dict[str, Any] = {}
+    for given in (engine_args, server_args):
+        default = type(given)()
+        for field in dataclasses.fields(given):
+            value = getattr(given, field.name)
+            if value != getattr(default, field.name):
+                changed[field.name] = "(hidden)" if field.name == "api_keys" else value
+    logger.info("non-default args: %s", _shown(changed) or "none")
+
+
+def _shown(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())

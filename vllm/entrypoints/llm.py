@@ -1,0 +1,229 @@
+"""``LLM``: offline inference in a few lines."""
+
+import itertools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+import msgspec
+import tqdm
+
+from vllm.config.engine_args import EngineArgs
+from vllm.exceptions import UserInputError
+from vllm.inputs import PromptType, TokensPrompt
+from vllm.logger import setup_logging
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tokenizers import ChatOptions, Tokenizer, make_chat_encoder
+from vllm.v1.engine.llm_engine import LLMEngine
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model and its engine, for programs that have their prompts at hand.
+
+        with LLM("deepseek-v4", block_size=32) as llm:
+            for output in llm.generate(["Hello"], SamplingParams(max_tokens=20)):
+                print(output.outputs[0].text)
+
+    The engine runs in a process of its own (``VLLM_ENABLE_V1_MULTIPROCESSING=0``: in this one) and
+    stops with :meth:`shutdown`, at the end of the ``with`` block, when the object is collected or
+    when Python ends.
+
+    Owns: the engine.
+
+    Args:
+        model: A folder, a hub id, or "deepseek-v4" for the embedded checkpoint.
+        chat_template: A Jinja template, or its file, instead of the model's own chat format.
+        **engine_args: As in ``EngineArgs``: ``max_model_len``, ``block_size``, ``dtype``, ...
+
+    Raises:
+        ConfigError: An argument or the checkpoint's configuration is wrong.
+        CheckpointError: The weights do not fit the model.
+    """
+
+    def __init__(
+        self, model: str = "deepseek-v4", *, chat_template: str | None = None, **engine_args: Any
+    ) -> None:
+        if not logging.getLogger("vllm").handlers:
+            setup_logging()
+        self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model=model, **engine_args))
+        self._chat_template = chat_template
+        self._request_ids = itertools.count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    # ---- generation --------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer every prompt; the engine batches them.
+
+        Args:
+            prompts: One prompt or several: texts, lists of token ids, TextPrompt, TokensPrompt.
+            sampling_params: For all, or one each; None: the checkpoint's defaults.
+            use_tqdm: Whether to show a progress bar.
+            priority: One value each, with ``scheduling_policy="priority"``.
+
+        Returns:
+            One output for each prompt, in order.
+
+        Raises:
+            UserInputError: A prompt or parameter is wrong; then none is answered.
+        """
+        items = _as_prompts(prompts)
+        params = self._params_for(items, sampling_params)
+        if priority is not None and len(priority) != len(items):
+            raise UserInputError(
+                f"priority has {len(priority)} values for {len(items)} prompts: give one each.",
+                "priority",
+            )
+        ids = [str(next(self._request_ids)) for _ in items]
+        try:
+            for i, (request_id, prompt) in enumerate(zip(ids, items, strict=True)):
+                self.llm_engine.add_request(
+                    request_id, prompt, params[i], priority=priority[i] if priority else 0
+                )
+            return self._run(ids, use_tqdm)
+        except BaseException:
+            # Nobody will read the others; the next call must not meet them.
+            self._abandon(ids)
+            raise
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        reasoning_effort: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one chat or several, in the model's own chat format.
+
+        Args:
+            messages: A list of ``{"role", "content"}``, or a list of such lists.
+            add_generation_prompt: Whether to open the assistant's turn.
+            continue_final_message: Whether to go on with the last (assistant) message instead.
+            reasoning_effort: "none" turns thinking off.
+            chat_template_kwargs: Further variables of the template.
+
+        Raises:
+            UserInputError: A message or parameter is wrong; then none is answered.
+        """
+        tokenizer = self._require_tokenizer()
+        encoder = make_chat_encoder(
+            self.llm_engine.vllm_config.model_config.hf_config, tokenizer, self._chat_template
+        )
+        options = ChatOptions(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            reasoning_effort=reasoning_effort,
+            template_kwargs=chat_template_kwargs or {},
+        )
+        prompts: list[PromptType] = []
+        for chat in _as_chats(messages):
+            encoded = encoder.encode_chat(chat, options)
+            prompts.append(TokensPrompt(prompt_token_ids=encoded.token_ids, prompt=encoded.text))
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def _params_for(
+        self,
+        prompts: Sequence[PromptType],
+        given: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [_final_only(given)] * len(prompts)
+        if len(given) != len(prompts):
+            raise UserInputError(
+                f"There are {len(prompts)} prompts but {len(given)} sampling_params: give one for "
+                "all, or one each.",
+                "sampling_params",
+            )
+        return [_final_only(params) for params in given]
+
+    def _run(self, ids: list[str], use_tqdm: bool) -> list[RequestOutput]:
+        done: dict[str, RequestOutput] = {}
+        with tqdm.tqdm(total=len(ids), desc="Prompts", disable=not use_tqdm, unit="req") as bar:
+            while len(done) < len(ids):
+                for output in self.llm_engine.step():
+                    if output.finished:
+                        done[output.request_id] = output
+                        bar.update()
+        return [done[request_id] for request_id in ids]
+
+    def _abandon(self, ids: list[str]) -> None:
+        self.llm_engine.abort_request(ids)
+        if self.llm_engine.has_unfinished_requests():
+            self.llm_engine.step()
+
+    # ---- the rest ----------------------------------------------------------------------------
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer; None with ``skip_tokenizer_init``."""
+        return self.llm_engine.get_tokenizer()
+
+    def _require_tokenizer(self) -> Tokenizer:
+        tokenizer = self.llm_engine.get_tokenizer()
+        if tokenizer is None:
+            raise UserInputError(
+                "A chat needs the tokenizer, which skip_tokenizer_init leaves out.", "messages"
+            )
+        return tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the sampling parameters that the checkpoint recommends."""
+        return SamplingParams(**self.llm_engine.input_processor.get_default_sampling_params())
+
+    def get_metrics(self) -> dict[str, float]:
+        """Return counters since the start and current gauges, under the names of ``/metrics``."""
+        return self.llm_engine.get_metrics()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False while requests use it."""
+        return self.llm_engine.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Stop the engine. Idempotent."""
+        self.llm_engine.shutdown()
+
+
+def _final_only(params: SamplingParams) -> SamplingParams:
+    """Only whole answers are returned here, so nothing else need be made."""
+    return msgspec.structs.replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def _as_prompts(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
+    """Tell one prompt from several; a list of ints is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [cast(PromptType, prompts)]
+    items = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [cast(list[int], items)]
+    return cast(list[PromptType], items)
+
+
+def _as_chats(messages: Messages | Sequence[Messages]) -> Iterable[Messages]:
+    if messages and isinstance(messages[0], Mapping):
+        return [cast(Messages, messages)]
+    return cast(Sequence[Messages], messages)

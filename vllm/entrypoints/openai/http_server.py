@@ -1,0 +1,292 @@
+"""The web server's life: start, serve, drain, stop.
+
+STARTING  everything but the probes answers 503, until the engine core is ready
+READY     requests are served
+DRAINING  SIGTERM or Ctrl-C: new requests get 503, running ones may finish; a second signal
+          ends them
+DEAD      the engine core died: every stream ends with an error, and the server exits with 1
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from vllm.config import VllmConfig
+from vllm.entrypoints.openai.api_server import url_of
+from vllm.entrypoints.openai.app import build_app
+from vllm.entrypoints.openai.context import ServingContext, make_model_facts
+from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.entrypoints.openai.state import ServerState
+from vllm.exceptions import ShuttingDownError
+from vllm.logger import init_logger
+from vllm.tokenizers import Tokenizer, make_chat_encoder
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.client import AsyncEngineCoreHandle
+from vllm.v1.engine.wire import KVCacheInfo
+from vllm.v1.metrics.prometheus import PrometheusStatLogger, add_process_metrics
+
+logger = init_logger(__name__)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# How often the engine core's health is looked at.
+_WATCH_INTERVAL_S = 0.25
+# For streams to carry their error to the client after they were ended.
+_END_GRACE_S = 2.0
+# A dead server answers 503 for this long, so that probes see why it goes.
+_DEAD_GRACE_S = 1.0
+_CLOSE_TIMEOUT_S = 3
+
+T = TypeVar("T")
+
+
+class _UvicornServer(uvicorn.Server):
+    """uvicorn without its signal handlers: a drain must begin while it still accepts."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to HttpServer."""
+        yield
+
+
+class HttpServer:
+    """One server over one engine core.
+
+    Owns: the application, uvicorn and the signal handlers, while it runs.
+
+    Args:
+        config: The engine's.
+        args: The server's.
+        core: A launched engine core, ready or not.
+        listener: A listening socket.
+    """
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        args: ServerArgs,
+        core: AsyncEngineCoreHandle,
+        listener: socket.socket,
+    ) -> None:
+        self._config = config
+        self._args = args
+        self._core = core
+        self._listener = listener
+        self._registry = CollectorRegistry()
+        add_process_metrics(self._registry)
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+
+    def run(self) -> int:
+        """Serve until told to stop; return the exit code.
+
+        Raises:
+            VllmError: The engine core or the tokenizer cannot start.
+        """
+        uvicorn_config = uvicorn.Config(
+            app=_app_placeholder,
+            log_level=self._args.uvicorn_log_level,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        )
+        with asyncio.Runner(loop_factory=uvicorn_config.get_loop_factory()) as runner:
+            return runner.run(self._main(uvicorn_config))
+
+    async def _main(self, uvicorn_config: uvicorn.Config) -> int:
+        state = ServerState()
+        app = build_app(state, self._args, self._registry)
+        uvicorn_config.app = app
+        server = _UvicornServer(uvicorn_config)
+        self._install_signal_handlers()
+        serving = asyncio.create_task(server.serve([self._listener]))
+        engine: AsyncLLM | None = None
+        try:
+            engine = await self._start(app, state)
+            if engine is None:
+                return 0
+            return await self._serve(state, engine)
+        finally:
+            if engine is not None:
+                engine.shutdown()
+            server.should_exit = True
+            server.force_exit = self._force.is_set()
+            await serving
+
+    def _install_signal_handlers(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self._stop.is_set():
+            logger.warning("[shutdown] second signal (%s): ending everything now", name)
+            self._force.set()
+        else:
+            logger.info("[shutdown] %s received", name)
+            self._stop.set()
+
+    async def _start(self, app: FastAPI, state: ServerState) -> AsyncLLM | None:
+        """Wait for the engine core and open the server; None when stopped before."""
+        url = url_of(self._listener, self._args.host)
+        _log_routes(app)
+        logger.info("Starting vLLM server on %s", url)
+        model = self._config.model_config
+        tokenizer = Tokenizer.from_folder(model.tokenizer or model.path or model.model)
+        encoder = make_chat_encoder(model.hf_config, tokenizer, self._args.chat_template)
+        ready = await _unless(self._stop, in_daemon_thread(self._core.wait_ready))
+        if ready is None:
+            return None
+        stats = PrometheusStatLogger(
+            self._registry, model.served_model_name, ready.kv_cache.max_model_len
+        )
+        stats.set_cache_config(cache_facts(self._config, ready.kv_cache))
+        engine = AsyncLLM(self._config, self._core, stat_loggers=[stats])
+        app.state.context = ServingContext(
+            facts=make_model_facts(
+                self._config, ready.kv_cache.max_model_len, self._args.generation_config
+            ),
+            tokenizer=tokenizer,
+            chat_encoder=encoder,
+            args=self._args,
+            state=state,
+            engine=engine,
+        )
+        state.set_ready()
+        logger.info("Application startup complete.")
+        logger.info("Try it: %s", curl_line(url, bool(self._args.api_keys)))
+        return engine
+
+    async def _serve(self, state: ServerState, engine: AsyncLLM) -> int:
+        died = await _unless(self._stop, asyncio.ensure_future(_until_dead(engine)))
+        if died is None:
+            died = await self._drain(state, engine)
+        if died is None:
+            return 0
+        logger.error("The engine is dead (%s): ending every stream and exiting", died)
+        state.set_dead(f"The engine died while it answered this request: {died}")
+        await state.wait_idle(_END_GRACE_S)
+        await asyncio.sleep(_DEAD_GRACE_S)
+        return 1
+
+    async def _drain(self, state: ServerState, engine: AsyncLLM) -> str | None:
+        """Let running requests finish; return why the engine died, if it does meanwhile."""
+        timeout_s = self._args.shutdown_timeout_s
+        state.start_drain()
+        logger.info(
+            "[shutdown] draining: %d open requests may finish within %g s",
+            state.num_open_requests,
+            timeout_s,
+        )
+        idle = asyncio.ensure_future(state.wait_idle(timeout_s))
+        dead = asyncio.ensure_future(_until_dead(engine))
+        forced = asyncio.ensure_future(self._force.wait())
+        waiting: tuple[asyncio.Task[Any], ...] = (idle, dead, forced)
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        died = dead.result() if dead.done() else None
+        is_idle = idle.done() and idle.result()
+        for task in waiting:
+            task.cancel()
+        if died is None and not is_idle:
+            logger.warning("[shutdown] ending %d open requests", state.num_open_requests)
+            state.end_all(
+                ShuttingDownError("The server shut down before this answer was complete.")
+            )
+            await state.wait_idle(_END_GRACE_S)
+        logger.info("[shutdown] done")
+        return died
+
+
+async def _app_placeholder(*_: object) -> None:
+    """Replaced by the application, which needs a running loop to be built."""
+
+
+async def _until_dead(engine: AsyncLLM) -> str:
+    """Wait until the engine is dead and return why."""
+    while not engine.errored:
+        await asyncio.sleep(_WATCH_INTERVAL_S)
+    return str(engine.dead_error)
+
+
+async def _unless(stop: asyncio.Event, work: "asyncio.Future[T]") -> T | None:
+    """Return the result of ``work``, or None when ``stop`` is set first."""
+    stopped = asyncio.ensure_future(stop.wait())
+    both: tuple[asyncio.Future[Any], ...] = (stopped, work)
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if work.done():
+        return work.result()
+    work.cancel()
+    return None
+
+
+def in_daemon_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
+    """Run blocking work that may never end: unlike an executor's, this thread holds up no exit."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # no error: there is a result
+
+    def run() -> None:
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except Exception as raised:  # handed to whoever waits
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(deliver, result, error)
+
+    threading.Thread(target=run, name="wait-for-engine", daemon=True).start()
+    return future
+
+
+def cache_facts(config: VllmConfig, kv_cache: KVCacheInfo) -> dict[str, object]:
+    """Return the labels of ``vllm:cache_config_info``."""
+    cache = config.cache_config
+    return {
+        "block_size": kv_cache.block_size,
+        "num_gpu_blocks": kv_cache.num_blocks,
+        "kv_cache_size_tokens": kv_cache.capacity_tokens,
+        "kv_cache_memory_bytes": kv_cache.capacity_bytes,
+        "hash_block_size": kv_cache.hash_block_size,
+        "cache_hit_alignment_tokens": kv_cache.scheduler_block_size,
+        "smallest_reusable_prefix_tokens": kv_cache.smallest_reusable_prefix,
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
+        "gpu_memory_utilization": cache.gpu_memory_utilization,
+        "cache_dtype": cache.cache_dtype,
+        "num_gpu_blocks_override": cache.num_gpu_blocks_override,
+        "retention": kv_cache.retention,
+    }
+
+
+def curl_line(url: str, needs_key: bool) -> str:
+    """Return a command that asks the server something, ready to be pasted."""
+    key = "-H 'Authorization: Bearer YOUR_KEY' " if needs_key else ""
+    return (
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' {key}"
+        '-d \'{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32}\''
+    )
+
+
+def _log_routes(app: FastAPI) -> None:
+    paths: dict[str, list[str]] = {}
+    for path, operations in app.openapi()["paths"].items():
+        paths[path] = sorted(method.upper() for method in operations)
+    listed = ", ".join(f"{'/'.join(methods)} {path}" for path, methods in paths.items())
+    logger.info("Available routes: %s, GET /docs, GET /openapi.json", listed)

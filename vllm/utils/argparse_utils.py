@@ -1,0 +1,170 @@
+"""argparse with the habits of vLLM's command line.
+
+``--max_model_len`` is ``--max-model-len``; numbers may be written 1k or 2M; an unknown flag is
+refused with the nearest name; a flag that vLLM has and we do not yet is refused by name.
+"""
+
+import argparse
+import difflib
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+_HUMAN_NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKmMgGtT]?)")
+# Small letters are decimal, capitals binary.
+_FACTORS = {
+    "": 1,
+    **{letter: 1000**power for power, letter in enumerate("kmgt", start=1)},
+    **{letter: 1024**power for power, letter in enumerate("KMGT", start=1)},
+}
+
+
+def human_int(text: str) -> int:
+    """Parse a whole number: 4096, 4k (4,000), 4K (4,096), 1.5M.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    match = _HUMAN_NUMBER.fullmatch(text.strip().replace(",", ""))
+    value = float(match[1]) * _FACTORS[match[2]] if match else 0.5
+    if value != int(value):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number: write 4096, 4k (4,000) or 4K (4,096)"
+        )
+    # Floats are exact up to 2**53; a number without a suffix needs none.
+    return (
+        int(match[1]) if match and match[1].lstrip("+-").isdigit() and not match[2] else int(value)
+    )
+
+
+def human_int_or_auto(text: str) -> int:
+    """Parse a whole number, or "auto" as -1."""
+    return -1 if text.strip().lower() == "auto" else human_int(text)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a JSON object such as '{{\"k\": 1}}'")
+    return value
+
+
+def json_string_list(text: str) -> list[str]:
+    """Parse a JSON list of strings, or one bare string.
+
+    Raises:
+        argparse.ArgumentTypeError: It starts like a list and is none.
+    """
+    if not text.lstrip().startswith("["):
+        return [text]
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid JSON: {error}") from error
+    if not all(isinstance(item, str) for item in value):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a JSON list of strings")
+    return list(value)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedFlag:
+    """A flag known from vLLM that is not supported yet.
+
+    Attributes:
+        names: Its spellings, the long one first.
+        harmless: Values that change nothing and are therefore accepted; compared as text.
+        is_switch: Whether it takes no value; its ``--no-`` form is then harmless.
+        advice: What to do instead.
+    """
+
+    names: tuple[str, ...]
+    harmless: tuple[str, ...] = ()
+    is_switch: bool = False
+    advice: str = "leave it out"
+
+
+class _RefuseAction(argparse.Action):
+    """Refuses a flag unless its value is harmless."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, flag: RefusedFlag) -> None:
+        super().__init__(
+            option_strings,
+            argparse.SUPPRESS,
+            nargs=0 if flag.is_switch else "?",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+        self._flag = flag
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Refuse, or do nothing."""
+        if str(values).lower() in self._flag.harmless or (option_string or "").startswith("--no-"):
+            return
+        harmless = [value for value in self._flag.harmless if value]
+        accepted = f" (only the value {' or '.join(harmless)} is)" if harmless else ""
+        given = f" {values}" if isinstance(values, str) else ""
+        parser.error(
+            f"{self._flag.names[0]}{given} is known but not supported yet{accepted}: "
+            f"{self._flag.advice}"
+        )
+
+
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    """An ArgumentParser with vLLM's spellings and errors that say what to do."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+
+    def add_refused_flags(self, flags: Sequence[RefusedFlag]) -> None:
+        """Know flags well enough to refuse them by name."""
+        for flag in flags:
+            names = list(flag.names)
+            if flag.is_switch:
+                names += [f"--no-{name[2:]}" for name in names if name.startswith("--")]
+            self.add_argument(*names, action=_RefuseAction, flag=flag)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse; an argument nobody knows ends the program."""
+        given = list(sys.argv[1:] if args is None else args)
+        known, unknown = super().parse_known_args([_normalize(arg) for arg in given], namespace)
+        if unknown:
+            self._refuse_unknown(unknown[0])
+        return known, unknown
+
+    def _refuse_unknown(self, argument: str) -> NoReturn:
+        if not argument.startswith("-"):
+            self.error(f"unexpected argument {argument!r}: see --help")
+        name = argument.partition("=")[0]
+        near = difflib.get_close_matches(name, self._option_string_actions, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see --help"
+        self.error(f"unknown flag {name}: {hint}")
+
+
+def _normalize(argument: str) -> str:
+    """Spell a long flag with dashes; its value stays as it is."""
+    if not argument.startswith("--") or argument == "--":
+        return argument
+    name, equals, value = argument.partition("=")
+    if name == "--help":
+        return name  # --help=all and --help=Group: there is one help
+    return name.replace("_", "-") + equals + value

@@ -1,0 +1,448 @@
+"""The asynchronous engine that servers use."""
+
+import asyncio
+import contextlib
+import itertools
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Self
+
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.exceptions import EngineDeadError, ShuttingDownError
+from vllm.inputs import PromptType
+from vllm.logger import init_logger
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tokenizers import Tokenizer
+from vllm.v1.engine.client import AsyncEngineCoreHandle
+from vllm.v1.engine.engine_setup import adopt_ready, load_tokenizer
+from vllm.v1.engine.input_processor import InputProcessor, ParsedPrompt
+from vllm.v1.engine.launch import launch_engine_core
+from vllm.v1.engine.output_processor import OutputProcessor, ProcessedOutputs
+from vllm.v1.engine.output_queue import OutputQueue
+from vllm.v1.engine.queue_limit import QueueLimit
+from vllm.v1.engine.wire import (
+    AbortRequests,
+    AddRequest,
+    Dead,
+    FromCore,
+    KVCacheInfo,
+    PrefixCacheReset,
+    RequestRejected,
+    ResetPrefixCache,
+    StepOutputs,
+)
+from vllm.v1.metrics.iteration_stats import IterationStats
+from vllm.v1.metrics.loggers import LoggingStatLogger, StatLogger
+
+if TYPE_CHECKING:
+    from vllm.config.engine_args import AsyncEngineArgs
+    from vllm.v1.metrics.stats import SchedulerStats
+
+logger = init_logger(__name__)
+
+# Texts longer than this are tokenized in a thread: 100,000 characters take about 50 ms.
+_LONG_TEXT_CHARS = 8192
+
+
+class RequestStream:
+    """The outputs of one submitted request, as an async iterator.
+
+    Closing it, cancelling a wait in it or dropping it aborts the request unless it has finished.
+    """
+
+    def __init__(self, request_id: str, queue: OutputQueue, on_leave: Callable[[], None]) -> None:
+        self.request_id = request_id
+        self._queue = queue
+        # Aborts what is left; called at most once.
+        self._on_leave: Callable[[], None] | None = on_leave
+        self._done = False
+
+    def __aiter__(self) -> "RequestStream":
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._done:
+            raise StopAsyncIteration
+        try:
+            output = await self._queue.get()
+        except BaseException:
+            self._leave()
+            raise
+        if output.finished:
+            self._done = True
+            self._on_leave = None
+        return output
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has finished. Idempotent."""
+        self._leave()
+
+    def _leave(self) -> None:
+        self._done = True
+        on_leave, self._on_leave = self._on_leave, None
+        if on_leave is not None:
+            on_leave()
+
+    def __del__(self) -> None:
+        self._leave()
+
+
+class AsyncLLM:
+    """Serves requests of one event loop from one engine core.
+
+    Everything but the constructor, :attr:`errored`, :attr:`dead_error` and :meth:`shutdown` must be
+    called in the event loop's thread.
+
+    Owns: the handle, the requests in progress, the loop that messages are handed to.
+
+    Args:
+        vllm_config: What to run.
+        handle: A core that :func:`launch_engine_core` started; None: one is started here.
+        stat_loggers: Sinks of statistics besides the log line.
+
+    Raises:
+        VllmError: The core cannot start.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        handle: AsyncEngineCoreHandle | None = None,
+        *,
+        stat_loggers: Sequence[StatLogger] = (),
+    ) -> None:
+        self.vllm_config = vllm_config
+        self._core = handle if handle is not None else launch_engine_core(vllm_config)
+        self._finalizer = weakref.finalize(self, self._core.shutdown)
+        try:
+            # While the core loads its weights.
+            self.tokenizer = load_tokenizer(vllm_config)
+            self.kv_cache_info: KVCacheInfo = adopt_ready(vllm_config, self._core.wait_ready())
+        except BaseException:
+            self._finalizer()
+            raise
+        self.input_processor = InputProcessor(vllm_config, self.tokenizer)
+        self._output_processor = OutputProcessor(self.tokenizer)
+        self._queue_limit = QueueLimit.from_config(vllm_config.scheduler_config)
+        self._stat_loggers = list(stat_loggers)
+        if vllm_config.observability_config.log_stats:
+            self._stat_loggers.append(LoggingStatLogger())
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._log_timer: asyncio.TimerHandle | None = None
+        self._calls: dict[int, asyncio.Future[bool]] = {}
+        self._call_ids = itertools.count()
+        self._idle = asyncio.Event()
+        self._draining = False
+
+    @classmethod
+    def from_engine_args(
+        cls, engine_args: "AsyncEngineArgs", *, stat_loggers: Sequence[StatLogger] = ()
+    ) -> Self:
+        """Build the engine that command-line style arguments describe."""
+        return cls(engine_args.create_vllm_config(), stat_loggers=stat_loggers)
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Submit a request and yield its outputs as they come.
+
+        Cancelling or closing the iterator aborts the request and frees its blocks.
+
+        Raises:
+            UserInputError: The request is wrong.
+            QueueFullError: Too many requests wait.
+            ShuttingDownError: The engine drains.
+            EngineDeadError: The core is dead, or died meanwhile.
+        """
+        stream = await self.add_request(
+            request_id,
+            prompt,
+            sampling_params,
+            priority=priority,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+        )
+        async with contextlib.aclosing(stream):
+            async for output in stream:
+                yield output
+
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> RequestStream:
+        """Check and submit a request; return its stream. For callers that answer errors at once.
+
+        Raises:
+            As :meth:`generate`.
+        """
+        arrival_time = time.monotonic()
+        self._check_open()
+        parsed = await self._parse(prompt)
+        request = self.input_processor.process(
+            request_id,
+            parsed,
+            params,
+            arrival_time=arrival_time,
+            priority=priority,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+        )
+        # Again: tokenizing may have taken a while.
+        self._check_open()
+        self._queue_limit.admit(params.n, self._output_processor.num_unfinished)
+        self._bind_loop()
+        queue = OutputQueue(deltas=params.output_kind == RequestOutputKind.DELTA)
+        self._idle.clear()
+        children = self._output_processor.add_request(request, parsed.text, queue)
+        for child in children:
+            self._core.send(AddRequest(child))
+        child_ids = [child.request_id for child in children]
+        return RequestStream(request_id, queue, _make_leaver(weakref.ref(self), child_ids))
+
+    async def _parse(self, prompt: PromptType) -> ParsedPrompt:
+        if isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARS:
+            return await asyncio.to_thread(self.input_processor.parse_prompt, prompt)
+        return self.input_processor.parse_prompt(prompt)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests by the ids that were given to them; unknown ones are ignored.
+
+        Their streams get a last output with the reason "abort".
+        """
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        self._end(lambda stats: self._output_processor.abort_requests(ids, stats))
+
+    def _abort_internal(self, child_ids: list[str]) -> None:
+        """End answers whose reader has left."""
+        self._end(lambda stats: self._output_processor.abort_answers(child_ids, stats))
+
+    def _end(self, end: Callable[[IterationStats], ProcessedOutputs]) -> None:
+        stats = IterationStats()
+        result = end(stats)
+        if result.aborts:
+            self._core.send(AbortRequests(result.aborts))
+            logger.debug("Aborted: %s", ", ".join(result.aborts))
+            self._record(None, stats)
+        self._note_if_idle()
+
+    # ---- messages from the core --------------------------------------------------------------
+
+    def _bind_loop(self) -> None:
+        """Hand the core's messages to the running event loop from now on."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        is_first = self._loop is None
+        self._loop = loop
+        if is_first:
+            # The handle's thread must not keep the engine alive.
+            self._core.subscribe(_make_dispatcher(weakref.ref(self)))
+        if any(isinstance(sink, LoggingStatLogger) for sink in self._stat_loggers):
+            self._schedule_log()
+
+    def _on_message(self, message: FromCore) -> None:
+        """Take in a message, in the event loop."""
+        if isinstance(message, StepOutputs):
+            self._on_step(message)
+        elif isinstance(message, RequestRejected):
+            error = message.error.to_exception()
+            siblings = self._output_processor.reject(message.request_id, error)
+            if siblings:
+                self._core.send(AbortRequests(siblings))
+        elif isinstance(message, PrefixCacheReset):
+            call = self._calls.pop(message.call_id, None)
+            if call is not None and not call.done():
+                call.set_result(message.success)
+        elif isinstance(message, Dead):
+            self._on_dead(EngineDeadError(message.message))
+        self._note_if_idle()
+
+    def _on_step(self, message: StepOutputs) -> None:
+        stats = IterationStats()
+        result = self._output_processor.process_outputs(message.outputs, stats)
+        if result.aborts:
+            self._core.send(AbortRequests(result.aborts))
+        self._queue_limit.observe(message.outputs.scheduler_stats)
+        self._record(message.outputs.scheduler_stats, stats)
+
+    def _on_dead(self, error: EngineDeadError) -> None:
+        self._output_processor.fail_all(error)
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(error)
+        self._calls.clear()
+
+    def _record(self, scheduler_stats: "SchedulerStats | None", stats: IterationStats) -> None:
+        for stat_logger in self._stat_loggers:
+            stat_logger.record(scheduler_stats, stats)
+
+    # ---- health ------------------------------------------------------------------------------
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the core is dead; None while it lives."""
+        return self._core.dead_error
+
+    @property
+    def errored(self) -> bool:
+        """Whether the core is dead."""
+        return self._core.dead_error is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine serves: neither dead nor shut down."""
+        return self._finalizer.alive and not self.errored
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._draining
+
+    async def check_health(self) -> None:
+        """Return while the core lives.
+
+        Raises:
+            EngineDeadError: It does not.
+        """
+        if self._core.dead_error is not None:
+            raise self._core.dead_error
+
+    def _check_open(self) -> None:
+        if self._core.dead_error is not None:
+            raise self._core.dead_error
+        if self._draining or not self._finalizer.alive:
+            raise ShuttingDownError("The server shuts down and takes no new requests: retry later.")
+
+    # ---- the rest ----------------------------------------------------------------------------
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer; None with ``skip_tokenizer_init``."""
+        return self.tokenizer
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Answers in progress."""
+        return self._output_processor.num_unfinished
+
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget every cached prefix; False while requests use it.
+
+        Raises:
+            EngineDeadError: The core is dead.
+        """
+        await self.check_health()
+        self._bind_loop()
+        call: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        call_id = next(self._call_ids)
+        self._calls[call_id] = call
+        self._core.send(ResetPrefixCache(call_id, reset_running_requests, reset_connector))
+        return await call
+
+    def do_log_stats(self) -> None:
+        """Have every statistics sink report; happens by itself at an interval."""
+        for stat_logger in self._stat_loggers:
+            stat_logger.log()
+
+    def _schedule_log(self) -> None:
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        self._log_timer = loop.call_later(
+            envs.VLLM_LOG_STATS_INTERVAL, _log_and_reschedule, weakref.ref(self)
+        )
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def _note_if_idle(self) -> None:
+        if not self._output_processor.has_unfinished():
+            self._idle.set()
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Take no new requests and wait for the running ones.
+
+        Args:
+            timeout: Seconds after which what still runs is aborted; None: no limit.
+
+        Returns:
+            Whether all finished by themselves. Every stream has its last output, or an error, in
+            either case.
+        """
+        self._draining = True
+        self._note_if_idle()
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            ids = self._output_processor.unfinished_ids()
+            logger.warning("%d requests did not finish in time and are aborted.", len(ids))
+            await self.abort(ids)
+            return False
+        return True
+
+    def shutdown(self, timeout: float = 5.0) -> None:
+        """Stop the core at once. Requests in progress end with the reason "abort".
+
+        Idempotent; also happens when the engine is collected or Python ends.
+        """
+        self._draining = True
+        if self._log_timer is not None:
+            self._log_timer.cancel()
+        if self._finalizer.detach() is None:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            ids = self._output_processor.unfinished_ids()
+            self._output_processor.abort_requests(ids, None)
+            self._note_if_idle()
+        self._core.shutdown(timeout)
+
+
+def _make_dispatcher(engine_ref: "weakref.ref[AsyncLLM]") -> Callable[[FromCore], None]:
+    """Return what the handle's thread calls with each message."""
+
+    def dispatch(message: FromCore) -> None:
+        engine = engine_ref()
+        loop = engine._loop if engine is not None else None
+        if engine is None or loop is None:
+            return
+        # RuntimeError: the loop was closed, so nobody waits for this.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(engine._on_message, message)
+
+    return dispatch
+
+
+def _make_leaver(engine_ref: "weakref.ref[AsyncLLM]", child_ids: list[str]) -> Callable[[], None]:
+    """Return what a stream calls when its reader leaves; a stream does not keep the engine."""
+
+    def leave() -> None:
+        engine = engine_ref()
+        if engine is not None:
+            engine._abort_internal(child_ids)
+
+    return leave
+
+
+def _log_and_reschedule(engine_ref: "weakref.ref[AsyncLLM]") -> None:
+    engine = engine_ref()
+    if engine is not None and engine.is_running:
+        engine.do_log_stats()
+        engine._schedule_log()

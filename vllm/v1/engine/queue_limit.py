@@ -1,0 +1,54 @@
+"""How many requests may wait before new ones are sent away."""
+
+from vllm.config import SchedulerConfig
+from vllm.exceptions import QueueFullError
+from vllm.v1.metrics.stats import SchedulerStats
+
+
+class QueueLimit:
+    """Estimates how many requests wait and refuses more than the limit.
+
+    The front end does not see the scheduler's queue. It knows that at most ``max_num_seqs``
+    requests run, so that all others wait, and how many waited after the last step (more, when
+    memory is what lacks). The larger number counts.
+
+    Args:
+        max_num_queued: The limit; None: none.
+        max_num_running: Requests that run at a time at most.
+    """
+
+    def __init__(self, max_num_queued: int | None, max_num_running: int) -> None:
+        self._max_num_queued = max_num_queued
+        self._max_num_running = max_num_running
+        self._num_waiting = 0
+
+    @classmethod
+    def from_config(cls, config: SchedulerConfig) -> "QueueLimit":
+        """Take the limits of a configuration."""
+        return cls(config.max_num_queued_reqs, config.max_num_seqs)
+
+    def observe(self, stats: SchedulerStats | None) -> None:
+        """Note how many waited after a step."""
+        if stats is not None:
+            self._num_waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
+
+    def admit(self, num_new: int, num_unfinished: int) -> None:
+        """Let ``num_new`` requests in.
+
+        Raises:
+            QueueFullError: Too many would wait.
+        """
+        limit = self._max_num_queued
+        if limit is None:
+            return
+        by_slots = num_unfinished + num_new - self._max_num_running
+        by_report = self._num_waiting + num_new if self._num_waiting else 0
+        # What has finished since the last report cannot wait any more.
+        num_waiting = max(by_slots, min(by_report, num_unfinished + num_new))
+        if num_waiting > limit:
+            raise QueueFullError(
+                f"The queue is full: {num_waiting} requests would wait, at most {limit} may "
+                "(--max-num-queued-reqs). Retry later."
+            )
+        if self._num_waiting:
+            self._num_waiting += num_new
