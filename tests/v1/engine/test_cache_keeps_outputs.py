@@ -23,7 +23,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 pytestmark = pytest.mark.slow
 
-MARGIN = 1e-3
+MARGIN = 1e-4
 MIN_SHARE = 0.95
 
 

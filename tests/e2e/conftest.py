@@ -1,0 +1,44 @@
+"""One server for the whole session, and clients of it."""
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.e2e.server_process import ServerProcess
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here starts real processes."""
+    for item in items:
+        if "tests/e2e/" in str(item.path):
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def session_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The shared server."""
+    with ServerProcess(tmp_path_factory.mktemp("server") / "log.txt") as server:
+        yield server
+
+
+@pytest.fixture
+def server(
+    session_server: ServerProcess, request: pytest.FixtureRequest
+) -> Iterator[ServerProcess]:
+    """The shared server; alive and idle after every test, its log shown otherwise."""
+    yield session_server
+    assert session_server.process.poll() is None, session_server.log
+    try:
+        session_server.wait_idle()
+    except AssertionError:
+        print(session_server.log[-20_000:])
+        raise
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client."""
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        yield client

@@ -1,0 +1,108 @@
+"""A real ``vllm serve`` process."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+_START_TIMEOUT_S = 90.0
+_READY_LINE = re.compile(r"Engine core ready \(process (\d+)\)")
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerProcess:
+    """A server on the embedded checkpoint; stops with the ``with`` block."""
+
+    def __init__(self, log_path: Path, *flags: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_path = log_path
+        command = [sys.executable, "-m", "vllm", "serve", "deepseek-v4", "--block-size", "32"]
+        command += ["--port", str(self.port), *flags]
+        with log_path.open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CHECK_INVARIANTS": "1"},
+            )
+
+    def __enter__(self) -> "ServerProcess":
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        try:
+            while not self._is_healthy():
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the server did not start:\n{self.log}")
+                time.sleep(0.05)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def _is_healthy(self) -> bool:
+        try:
+            return self.get("/health").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def stop(self) -> int:
+        """End the process if it runs; return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        return self.process.wait(10)
+
+    @property
+    def log(self) -> str:
+        """What the server wrote."""
+        return self.log_path.read_text()
+
+    @property
+    def engine_pid(self) -> int:
+        """The engine core's process id."""
+        match = _READY_LINE.search(self.log)
+        assert match is not None, self.log
+        return int(match[1])
+
+    def get(self, path: str) -> httpx.Response:
+        """GET a path."""
+        return httpx.get(self.url + path, timeout=10)
+
+    def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
+        """POST JSON to a path."""
+        return httpx.post(self.url + path, json=body, timeout=60, **kwargs)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's series that carry ``labels``."""
+        total = 0.0
+        for line in self.get("/metrics").text.splitlines():
+            if line.startswith(name + "{") and all(f'{k}="{v}"' in line for k, v in labels.items()):
+                total += float(line.rsplit(" ", 1)[1])
+        return total
+
+    def wait_idle(self, timeout_s: float = 3.0) -> None:
+        """Wait until nothing runs and no block is held; fails when that takes too long."""
+        deadline = time.monotonic() + timeout_s
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        while any(values := [self.metric(f"vllm:{name}") for name in names]):
+            assert time.monotonic() < deadline, dict(zip(names, values, strict=True))
+            time.sleep(0.05)

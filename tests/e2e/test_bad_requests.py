@@ -1,0 +1,148 @@
+"""Bad requests: a clean 4xx with the one body shape, a server that lives, no block leaked."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.server_process import ServerProcess
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+USER: Any = [{"role": "user", "content": "hi"}]
+
+# path, body, status, param
+BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
+    (COMPLETIONS, {}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": "x", "model": "gpt-9"}, 404, "model"),
+    (COMPLETIONS, {"prompt": ""}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": []}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": None}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [[]]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [1, "x"]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": {"a": 1}}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [-1]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [10**9]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [10**30]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [7] * 16384}, 400, "input_tokens"),
+    (COMPLETIONS, {"prompt": [7] * 16384, "stream": True}, 400, "input_tokens"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": 16385}, 400, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": 10**40}, 400, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": "many"}, 400, "max_tokens"),
+    (COMPLETIONS, {"prompt": "x", "n": 0}, 400, "n"),
+    (COMPLETIONS, {"prompt": "x", "n": 16385}, 400, "n"),
+    (COMPLETIONS, {"prompt": "x", "n": 2, "temperature": 0}, 400, "n"),
+    (COMPLETIONS, {"prompt": "x", "temperature": -0.1}, 400, "temperature"),
+    (COMPLETIONS, {"prompt": "x", "temperature": 2.1}, 400, "temperature"),
+    (COMPLETIONS, {"prompt": "x", "top_p": 0}, 400, "top_p"),
+    (COMPLETIONS, {"prompt": "x", "top_k": -5}, 400, "top_k"),
+    (COMPLETIONS, {"prompt": "x", "min_p": 1.5}, 400, "min_p"),
+    (COMPLETIONS, {"prompt": "x", "seed": 2**63}, 400, "seed"),
+    (COMPLETIONS, {"prompt": "x", "stop": ""}, 400, "stop"),
+    (COMPLETIONS, {"prompt": "x", "stop": ["a", "b", "c", "d", "e"]}, 400, "stop"),
+    (COMPLETIONS, {"prompt": "x", "stop": 5}, 400, "stop"),
+    (COMPLETIONS, {"prompt": "x", "stop_token_ids": [-3]}, 400, "stop_token_ids"),
+    (COMPLETIONS, {"prompt": "x", "logprobs": 21}, 400, "logprobs"),
+    (COMPLETIONS, {"prompt": "x", "min_tokens": 40}, 400, "min_tokens"),
+    (COMPLETIONS, {"prompt": "x", "stream_options": {}}, 400, "stream_options"),
+    (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 1}}, 400, "logit_bias"),
+    (COMPLETIONS, {"prompt": "x", "presence_penalty": 0.5}, 400, "presence_penalty"),
+    (COMPLETIONS, {"prompt": "x", "repetition_penalty": 1.1}, 400, "repetition_penalty"),
+    (COMPLETIONS, {"prompt": "x", "best_of": 3}, 400, "best_of"),
+    (COMPLETIONS, {"prompt": "x", "suffix": "y"}, 400, "suffix"),
+    (COMPLETIONS, {"prompt": "x", "use_beam_search": True}, 400, "use_beam_search"),
+    (COMPLETIONS, {"prompt": "x", "priority": 1}, 400, "priority"),
+    (COMPLETIONS, {"prompt": "x", "cache_salt": ""}, 400, "cache_salt"),
+    (COMPLETIONS, {"prompt": "x", "cache_salt": "a/b"}, 400, "cache_salt"),
+    (CHAT, {}, 400, "messages"),
+    (CHAT, {"messages": []}, 400, "messages"),
+    (CHAT, {"messages": "hi"}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "pope", "content": "x"}]}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user"}]}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
+    (CHAT, {"messages": USER, "tools": []}, 400, "tools"),
+    (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, 400, "tools"),
+    (CHAT, {"messages": USER, "tool_choice": "auto"}, 400, "tool_choice"),
+    (CHAT, {"messages": USER, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    (CHAT, {"messages": USER, "structured_outputs": {"regex": "a"}}, 400, "structured_outputs"),
+    (CHAT, {"messages": USER, "top_logprobs": 3}, 400, "top_logprobs"),
+    (CHAT, {"messages": USER, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
+    (CHAT, {"messages": USER, "reasoning_effort": "huge"}, 400, "reasoning_effort"),
+    (CHAT, {"messages": USER, "chat_template_kwargs": {"a": 1}}, 400, "chat_template_kwargs"),
+    (CHAT, {"messages": USER, "continue_final_message": True}, 400, "continue_final_message"),
+    ("/tokenize", {}, 400, "prompt"),
+    ("/detokenize", {"tokens": ["a"]}, 400, "tokens"),
+    ("/detokenize", {"tokens": [10**9]}, 400, "tokens"),
+]
+
+JSON_TYPE = {"Content-Type": "application/json"}
+RAW_BODIES: list[tuple[str, bytes, dict[str, str]]] = [
+    ("cut off", b'{"prompt": "x"', JSON_TYPE),
+    ("a list", b"[1, 2]", JSON_TYPE),
+    ("a text", b'"x"', JSON_TYPE),
+    ("nothing", b"", JSON_TYPE),
+    ("bad UTF-8", b'{"prompt": "\xff\xfe"}', JSON_TYPE),
+    ("lone surrogate", b'{"prompt": "\\ud800"}', JSON_TYPE),
+    ("surrogate in a name", b'{"prompt": "x", "model": "\\udfff"}', JSON_TYPE),
+    ("too deep", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", JSON_TYPE),
+    ("endless number", b'{"prompt": "x", "seed": ' + b"9" * 10_000 + b"}", JSON_TYPE),
+    ("NaN", b'{"prompt": "x", "temperature": NaN}', JSON_TYPE),
+    ("no type", b'{"prompt": "x"}', {}),
+    ("wrong type", b'{"prompt": "x"}', {"Content-Type": "text/plain"}),
+]
+
+
+def check_error(response: httpx.Response, status: int, param: str | None = None) -> None:
+    """Check the one shape of an error."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert sorted(error) == ["code", "message", "param", "type"]
+    assert error["code"] == status
+    assert error["message"]
+    assert error["type"].endswith("Error")
+    if param is not None:
+        assert error["param"] == param, error
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param"), BAD_BODIES)
+def test_bad_field(
+    server: ServerProcess, path: str, body: Any, status: int, param: str | None
+) -> None:
+    check_error(server.post(path, body), status, param)
+
+
+@pytest.mark.parametrize(("name", "content", "headers"), RAW_BODIES)
+def test_bad_body(
+    server: ServerProcess, name: str, content: bytes, headers: dict[str, str]
+) -> None:
+    url = server.url + COMPLETIONS
+    check_error(httpx.post(url, content=content, headers=headers, timeout=10), 400)
+
+
+def test_unknown_route_and_method(server: ServerProcess) -> None:
+    check_error(server.get("/v1/nothing"), 404)
+    response = server.get(COMPLETIONS)
+    check_error(response, 405)
+    assert response.headers["allow"] == "POST"
+    check_error(server.get("/v1/models/other"), 404, "model")
+
+
+def test_too_large_a_body(server: ServerProcess) -> None:
+    def chunks() -> Any:
+        for _ in range(65):
+            yield b" " * 1024 * 1024
+
+    url = server.url + COMPLETIONS
+    headers = {**JSON_TYPE, "Content-Length": str(65 * 1024 * 1024)}
+    check_error(httpx.post(url, content=b"{}", headers=headers, timeout=10), 413)
+    check_error(httpx.post(url, content=chunks(), headers=JSON_TYPE, timeout=30), 413)
+
+
+def test_it_still_serves(server: ServerProcess) -> None:
+    response = server.post(COMPLETIONS, {"prompt": "x", "max_tokens": 2, "ignore_eos": True})
+    assert response.status_code == 200
+    assert json.loads(response.text)["usage"]["completion_tokens"] == 2
+    assert "Traceback" not in server.log
