@@ -13,6 +13,12 @@ from typing import Any
 import httpx
 
 _START_TIMEOUT_S = 90.0
+# Every step checks the cache's invariants, whose cost grows with the pool: so it is small here.
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CHECK_INVARIANTS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "0.03",
+}
 _READY_LINE = re.compile(r"Engine core ready \(process (\d+)\)")
 
 
@@ -37,7 +43,7 @@ class ServerProcess:
                 command,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CHECK_INVARIANTS": "1"},
+                env={**os.environ, **_ENVIRONMENT},
             )
 
     def __enter__(self) -> "ServerProcess":

@@ -87,6 +87,8 @@ RAW_BODIES: list[tuple[str, bytes, dict[str, str]]] = [
     ("bad UTF-8", b'{"prompt": "\xff\xfe"}', JSON_TYPE),
     ("lone surrogate", b'{"prompt": "\\ud800"}', JSON_TYPE),
     ("surrogate in a name", b'{"prompt": "x", "model": "\\udfff"}', JSON_TYPE),
+    ("surrogate in stop", b'{"prompt": "x", "stop": ["a", "\\ud800"]}', JSON_TYPE),
+    ("surrogate in a salt", b'{"prompt": "x", "cache_salt": "\\ud800"}', JSON_TYPE),
     ("too deep", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", JSON_TYPE),
     ("endless number", b'{"prompt": "x", "seed": ' + b"9" * 10_000 + b"}", JSON_TYPE),
     ("NaN", b'{"prompt": "x", "temperature": NaN}', JSON_TYPE),
@@ -136,8 +138,6 @@ def test_too_large_a_body(server: ServerProcess) -> None:
             yield b" " * 1024 * 1024
 
     url = server.url + COMPLETIONS
-    headers = {**JSON_TYPE, "Content-Length": str(65 * 1024 * 1024)}
-    check_error(httpx.post(url, content=b"{}", headers=headers, timeout=10), 413)
     check_error(httpx.post(url, content=chunks(), headers=JSON_TYPE, timeout=30), 413)
 
 

@@ -5,7 +5,6 @@ import torch
 
 from vllm.config import CacheConfig, VllmConfig
 from vllm.platforms.cpu import CpuPlatform
-from vllm.platforms.host_memory import read_host_memory
 
 GIB = 1 << 30
 
@@ -33,12 +32,6 @@ def test_kv_pool_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert HostWith(8 * GIB).default_kv_cache_bytes(VllmConfig()) == GIB // 2
     exact = VllmConfig(cache_config=CacheConfig(kv_cache_memory_bytes=77))
     assert HostWith(8 * GIB).default_kv_cache_bytes(exact) == 77
-
-
-def test_host_memory_is_plausible() -> None:
-    total, available = read_host_memory()
-    assert 0 < available <= total
-    assert total > 1 << 26
 
 
 def test_threads_are_left_alone_when_the_user_set_them(monkeypatch: pytest.MonkeyPatch) -> None:

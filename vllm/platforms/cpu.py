@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm import envs
 from vllm.logger import init_logger
+from vllm.platforms.host_cpus import count_usable_cores
 from vllm.platforms.host_memory import read_host_memory
 from vllm.platforms.interface import Platform
 
@@ -75,16 +75,8 @@ class CpuPlatform(Platform):
         return derived
 
     def default_num_threads(self) -> int | None:
-        """Return the physical cores this process may run on; None when OMP_NUM_THREADS is set.
-
-        Two hyper-threads of a core share its vector units: a second thread there only gets in the
-        first one's way.
-        """
-        if os.environ.get("OMP_NUM_THREADS"):
-            return None
-        usable = os.sched_getaffinity(0)
-        cores = {_core_of(cpu) for cpu in usable}
-        return max(1, len(cores))
+        """Return the cores this process may use; None when the user set OMP_NUM_THREADS."""
+        return None if os.environ.get("OMP_NUM_THREADS") else count_usable_cores()
 
     def allocate_kv_pool(
         self, num_blocks: int, stride_bytes: int, device: torch.device
@@ -100,12 +92,3 @@ class CpuPlatform(Platform):
         memory = np.zeros(num_bytes + _POOL_ALIGNMENT, dtype=np.uint8)
         skip = -memory.ctypes.data % _POOL_ALIGNMENT
         return torch.from_numpy(memory[skip : skip + num_bytes]).view(num_blocks, stride_bytes)
-
-
-def _core_of(cpu: int) -> str:
-    """Return the siblings of a logical CPU as the kernel lists them: one text per physical core."""
-    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return str(cpu)  # no topology to see: count every logical CPU

@@ -233,9 +233,7 @@ async def test_unknown_fields_are_listed(served: Served) -> None:
     assert response.headers["x-ignored-fields"] == "foo, b\\xe4r??"
 
 
-async def test_requests_are_logged_when_asked(
-    serve: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_requests_are_logged_when_asked(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "vllm")
     served = serve(enable_log_requests=True, max_log_len=4)
     await served.client.post("/v1/completions", json={"prompt": "Hello there"})

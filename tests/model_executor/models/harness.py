@@ -54,12 +54,17 @@ def build_kv_cache_config(specs: dict[str, KVCacheSpec]) -> KVCacheConfig:
 
 
 @dataclass
-class Sequence_:
+class Request:
     """One request: its tokens, how many are computed, its blocks by group."""
 
     token_ids: list[int]
     num_computed: int = 0
     blocks: list[dict[int, int]] = field(default_factory=list)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens not computed yet."""
+        return len(self.token_ids) - self.num_computed
 
 
 class PagedHarness:
@@ -101,17 +106,20 @@ class PagedHarness:
         pages = pool[:, gap // 2 : gap // 2 + shape[1] * width]
         return pages.unflatten(1, shape[1:])
 
-    def add(self, token_ids: list[int]) -> Sequence_:
+    def add(self, token_ids: list[int]) -> Request:
         """Adds a request."""
-        return Sequence_(token_ids, 0, [{} for _ in self.layout.groups])
+        return Request(token_ids, 0, [{} for _ in self.layout.groups])
 
-    def step(self, work: Sequence[tuple[Sequence_, int]]) -> list[torch.Tensor]:
+    def step(self, work: Sequence[tuple[Request, int]]) -> list[torch.Tensor]:
         """Runs (request, tokens) pairs in one batch.
 
         Returns:
             fp32 logits [tokens, V] of each request.
         """
-        slices = [self._allocate(sequence, count) for sequence, count in work]
+        # What the last step left dead goes now, not then: an MTP block may have run in between.
+        for sequence, _ in work:
+            self._free_dead(sequence)
+        slices = [self.find_slice(sequence, count) for sequence, count in work]
         meta = build_step_metadata(slices, self.layout, "cpu")
         token_ids, positions = [], []
         for sequence, count in work:
@@ -129,7 +137,6 @@ class PagedHarness:
             logits = self.model.compute_logits(streams)
         for sequence, count in work:
             sequence.num_computed += count
-            self._free_dead(sequence)
         self.last_streams, self.last_meta = streams, meta
         assert all(pages[0].isnan().all() for pages in self.kv_caches.values())
         return list(logits.split([count for _, count in work]))
@@ -141,13 +148,14 @@ class PagedHarness:
         self.release(sequence)
         return torch.cat(logits)
 
-    def release(self, sequence: Sequence_) -> None:
+    def release(self, sequence: Request) -> None:
         """Frees all blocks of a request."""
         for group_id in range(len(self.layout.groups)):
             for index in list(sequence.blocks[group_id]):
                 self._free_block(sequence, group_id, index)
 
-    def _allocate(self, sequence: Sequence_, count: int) -> RequestSlice:
+    def find_slice(self, sequence: Request, count: int) -> RequestSlice:
+        """Takes the blocks of the next ``count`` tokens; returns the request's slice."""
         start, end = sequence.num_computed, sequence.num_computed + count
         tables = []
         for group_id, group in enumerate(self.layout.groups):
@@ -158,14 +166,14 @@ class PagedHarness:
             tables.append(_to_table(held))
         return RequestSlice(start, count, tuple(tables))
 
-    def _free_dead(self, sequence: Sequence_) -> None:
+    def _free_dead(self, sequence: Request) -> None:
         for group_id, group in enumerate(self.layout.groups):
             kept = set(_blocks_kept(group, sequence.num_computed))
             for index in list(sequence.blocks[group_id]):
                 if index not in kept:
                     self._free_block(sequence, group_id, index)
 
-    def _free_block(self, sequence: Sequence_, group_id: int, index: int) -> None:
+    def _free_block(self, sequence: Request, group_id: int, index: int) -> None:
         block = sequence.blocks[group_id].pop(index)
         for name, owner in self.layout.group_of.items():
             if owner == group_id:

@@ -10,12 +10,11 @@ from vllm.utils.mem_constants import GiB_bytes
 from vllm.v1.core import kv_cache_config_builder as builder
 from vllm.v1.core.kv_cache_config_builder import (
     _project_kv_cache_groups_to_worker,
-    estimate_max_model_len,
     generate_scheduler_kv_cache_config,
     get_kv_cache_configs,
-    get_max_concurrency_for_kv_cache_config,
     resolve_kv_cache_block_sizes,
 )
+from vllm.v1.core.kv_cache_sizing import get_max_concurrency_for_kv_cache_config
 from vllm.v1.core.retention import CacheGeometry, max_request_blocks
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
@@ -198,53 +197,6 @@ class TestProjection:
         [mine] = _project_kv_cache_groups_to_worker(groups, {"b": inner["b"], "z": full()})
         assert mine.kv_cache_spec == UniformTypeKVCacheSpecs(16, {"b": inner["b"]})
         assert groups[0].kv_cache_spec.kv_cache_specs == inner
-
-
-class TestEstimate:
-    def test_published_number(self):
-        """32 layers of 32 heads of 128 half-precision values: 512 KiB a token."""
-        config = make_vllm_config(1 << 20)
-        specs = named("l", full(num_kv_heads=32, head_size=128), 32)
-        assert estimate_max_model_len(config, specs, 8 * GiB_bytes) == 16384
-        assert config.model_config.max_model_len == 1 << 20
-
-    @pytest.mark.parametrize("blocks", [0, 1, 5, 63, 64, 65])
-    def test_against_counting(self, blocks):
-        config = make_vllm_config(1024)
-        specs = named("l", full(), 3)
-        memory = blocks * 3 * PAGE
-        assert estimate_max_model_len(config, specs, memory) == min(16 * blocks, 1024)
-        if memory:
-            assert estimate_max_model_len(config, specs, memory - 1) == min(16 * (blocks - 1), 1024)
-
-    def test_restored_after_an_error(self):
-        config = make_vllm_config(1024)
-        with pytest.raises(NotImplementedError):
-            estimate_max_model_len(config, {"a": KVCacheSpec(16)}, 1)
-        assert config.model_config.max_model_len == 1024
-
-
-class TestConcurrency:
-    def config(self):
-        return make_vllm_config(16384, max_num_batched_tokens=1024)
-
-    @pytest.mark.parametrize(
-        ("specs", "num_blocks", "expected"),
-        [
-            ([full()], int(1024 * 1.5), 1.5),
-            ([swa(sliding_window=1024)], 129 * 3, 3),
-            ([full(), swa(sliding_window=1024)], (1024 + 129) * 3, 3),
-        ],
-    )
-    def test_published_numbers(self, specs, num_blocks, expected):
-        groups = [KVCacheGroupSpec([f"{i}{j}" for j in range(4)], s) for i, s in enumerate(specs)]
-        kv_cache_config = KVCacheConfig(num_blocks, [], groups)
-        assert get_max_concurrency_for_kv_cache_config(self.config(), kv_cache_config) == expected
-
-    def test_nothing_needed(self):
-        assert get_max_concurrency_for_kv_cache_config(
-            self.config(), KVCacheConfig(1, [], [])
-        ) == float("inf")
 
 
 class TestPackedPool:

@@ -16,10 +16,8 @@ from tests.v1.core.cache_helpers import (
 from tests.v1.core.specs import full, mamba, swa
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.v1.core import kv_cache_manager
-from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager, make_kv_cache_manager
-from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 
 COMMON = [i for i in range(3) for _ in range(16)]
 
@@ -379,23 +377,6 @@ def test_an_unknown_group_is_passed_through(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # ---- the rest ----------------------------------------------------------------------------------
-
-
-def test_blocks() -> None:
-    null = KVCacheBlock(0, is_null=True)
-    hashed = KVCacheBlock(4)
-    hashed.block_hash = BlockHashWithGroupId(b"h")
-    blocks = KVCacheBlocks(([KVCacheBlock(1), hashed], [null, KVCacheBlock(2)]))
-    more = KVCacheBlocks(((), [KVCacheBlock(3)]))
-    assert (blocks + more).get_block_ids() == ([1, 4], [0, 2, 3])
-    assert blocks.get_unhashed_block_ids_all_groups() == [[1], [2]]
-    with pytest.raises(AssertionError):
-        blocks.get_unhashed_block_ids()
-    assert KVCacheBlocks(([KVCacheBlock(1), hashed],)).get_unhashed_block_ids() == [1]
-    empty = blocks.new_empty()
-    assert empty.get_block_ids() == ([], [])
-    assert empty.get_block_ids(allow_none=True) is None
-    assert blocks.get_block_ids(allow_none=True) == ([1, 4], [0, 2])
 
 
 def test_edges_of_a_step_do_nothing() -> None:

@@ -130,9 +130,7 @@ def test_interval_survives_recycling(monkeypatch: pytest.MonkeyPatch) -> None:
         swa_mla(block_size=8, sliding_window=128),
         swa_mla(block_size=4, sliding_window=8),
     ]
-    manager = make_manager(
-        make_config(800, specs), max_model_len=4096, max_num_batched_tokens=512
-    )
+    manager = make_manager(make_config(800, specs), max_model_len=4096, max_num_batched_tokens=512)
 
     def probe(name: str) -> None:
         hit, num_hit = manager.get_computed_blocks(make_request(name, range(1800), 4))
@@ -226,9 +224,7 @@ def test_a_moving_window_frees_scratch_to_the_front() -> None:
 
 def test_admission_counts_a_window_once() -> None:
     # 64 full blocks, and of the window what a step of 64 tokens holds: ceil((32-1+64)/8)+1 = 13.
-    config = make_config(
-        64 + 13 + 1, [full(block_size=8), swa(block_size=8, sliding_window=32)]
-    )
+    config = make_config(64 + 13 + 1, [full(block_size=8), swa(block_size=8, sliding_window=32)])
     manager = make_manager(config, max_model_len=512, max_num_batched_tokens=64)
     request = make_request("0", range(512), 8)
     assert manager.allocate_slots(request, 64, full_sequence_must_fit=True) is not None

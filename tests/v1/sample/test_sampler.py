@@ -10,7 +10,7 @@ from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
 from vllm.v1.sample.sampler import SamplerOutput, invert_cdf, sample
 
 VOCAB = 12
-DRAWS = 20_000
+DRAWS = 10_000
 # 99.9% quantiles of chi-square by degrees of freedom.
 CHI_SQUARE = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 11: 31.3}
 

@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowMLASpec,
     UniformTypeKVCacheSpecs,
 )
-from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache, collect_layer_specs
+from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache, collect_layer_specs, view_layer
 
 CPU = torch.device("cpu")
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -150,3 +150,11 @@ def test_groups_of_unequal_layers_are_unpacked() -> None:
     assert specs["main"] == dense(32)
     assert specs["index"] == dense(8)
     assert list(specs) == ["main", "index", "window", "state"]
+
+
+def test_a_view_of_part_of_a_tensor_starts_where_the_part_does() -> None:
+    whole = torch.zeros(6, 128, dtype=torch.uint8)
+    view = view_layer(whole[2:], "w", window(), 64)
+    view[1, 0, 0] = 1.0
+    assert whole[3, 64:66].any()
+    assert int(whole.count_nonzero()) == int(whole[3, 64:66].count_nonzero())

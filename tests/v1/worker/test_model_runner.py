@@ -199,6 +199,21 @@ def test_logprobs_of_rejected_drafts_are_dropped() -> None:
     assert result.logprobs.cu_num_generated_tokens == [0, 2]
 
 
+def test_min_tokens_counts_the_tokens_of_the_answer() -> None:
+    runner, _, _ = make_runner()
+    prompt = [5, 6, 7]
+    first, second = greedy_oracle(prompt, 2)
+    assert first != second
+    params = {"temperature": 0.0, "min_tokens": 1, "stop_token_ids": [second]}
+    assert runner.execute_model(first_step(new_request("a", prompt, **params), 3)) is not None
+    out = SchedulerOutput.make_empty()
+    next_step(out, "a", 3, 1, 1)
+    assert runner.execute_model(out).sampled_token_ids == [[second]]
+    params = {"temperature": 0.0, "min_tokens": 1, "stop_token_ids": [first]}
+    result = make_runner()[0].execute_model(first_step(new_request("a", prompt, **params), 3))
+    assert result.sampled_token_ids[0] != [first]
+
+
 @pytest.mark.parametrize("chunks", [[9], [4, 5], [1, 1, 7], [8, 1]])
 @pytest.mark.parametrize("count", [0, 2, -1])
 def test_prompt_logprobs_cover_the_prompt_once(chunks: list[int], count: int) -> None:

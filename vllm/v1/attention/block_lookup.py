@@ -80,4 +80,4 @@ class BlockLookup:
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Copies an array to a tensor on ``device``."""
     # A broadcast index is read-only, which torch does not take: require() copies it.
-    return torch.from_numpy(np.require(array, requirements="CW")).to(device)
+    return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)

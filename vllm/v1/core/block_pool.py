@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import (
@@ -172,13 +173,10 @@ class BlockPool:
         """
         if num_cached_blocks >= num_full_blocks:
             return
-        stored = [
-            index
-            for index in range(num_cached_blocks, num_full_blocks)
-            if not blocks[index].is_null
-        ]
+        candidates: Iterable[int] = range(num_cached_blocks, num_full_blocks)
         if block_mask is not None:
-            stored = [index for index in stored if block_mask[index - num_cached_blocks]]
+            candidates = compress(candidates, block_mask)
+        stored = [index for index in candidates if not blocks[index].is_null]
         if not stored:
             return
         block_hashes = self._hashes_at(request, block_size)

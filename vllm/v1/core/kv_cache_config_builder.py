@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.utils.mem_constants import GiB_bytes
-from vllm.v1.core.hybrid_layout import build_packed_tensors, packed_block_stride
-from vllm.v1.core.kv_cache_grouping import get_kv_cache_groups, holds_window_mla
-from vllm.v1.core.retention import CacheGeometry, max_request_blocks
+from vllm.v1.core.kv_cache_grouping import get_kv_cache_groups
+from vllm.v1.core.kv_cache_sizing import (
+    build_tensors,
+    bytes_per_block,
+    get_max_concurrency_for_kv_cache_config,
+    largest_model_len,
+    needed_bytes,
+)
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
-    KVCacheTensor,
     UniformTypeKVCacheSpecs,
 )
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
@@ -30,164 +34,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 logger = init_logger(__name__)
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-# -------------------------------------------------------------------- layout of one worker's memory
-
-
-def _is_packed(groups: Sequence[KVCacheGroupSpec]) -> bool:
-    return any(holds_window_mla(group.kv_cache_spec) for group in groups)
-
-
-def _uniform_spec(groups: Sequence[KVCacheGroupSpec]) -> UniformTypeKVCacheSpecs | None:
-    """Return the spec of a lone group of layers with unequal pages."""
-    if len(groups) == 1 and isinstance(groups[0].kv_cache_spec, UniformTypeKVCacheSpecs):
-        return groups[0].kv_cache_spec
-    return None
-
-
-def _page_size_bytes(groups: Sequence[KVCacheGroupSpec]) -> int:
-    pages = {group.kv_cache_spec.page_size_bytes for group in groups}
-    assert len(pages) == 1, f"KV cache groups must have one page size, got {sorted(pages)} bytes."
-    return pages.pop()
-
-
-def _num_tensors(groups: Sequence[KVCacheGroupSpec]) -> int:
-    """Return how many layers of one group a worker holds at most."""
-    return max((len(group.layer_names) for group in groups), default=0)
-
-
-def _bytes_per_block(groups: Sequence[KVCacheGroupSpec]) -> int:
-    """Return the bytes one block id costs in a worker; 0 if the worker holds no layer."""
-    if _num_tensors(groups) == 0:
-        return 0
-    if _is_packed(groups):
-        return packed_block_stride(groups)
-    uniform = _uniform_spec(groups)
-    if uniform is not None:
-        return uniform.page_size_bytes
-    return _num_tensors(groups) * _page_size_bytes(groups)
-
-
-def _build_tensors(
-    groups: Sequence[KVCacheGroupSpec], available_memory: int
-) -> tuple[int | None, list[KVCacheTensor]]:
-    """Fill a worker's memory; None blocks: it holds no layer and does not care."""
-    block_bytes = _bytes_per_block(groups)
-    if block_bytes == 0:
-        return None, []
-    if _is_packed(groups):
-        return build_packed_tensors(groups, available_memory, None)
-    num_blocks = max(available_memory, 0) // block_bytes
-    uniform = _uniform_spec(groups)
-    if uniform is not None:
-        return num_blocks, [
-            KVCacheTensor(uniform.kv_cache_specs[name].page_size_bytes * num_blocks, [name])
-            for name in groups[0].layer_names
-        ]
-    # Tensor j serves the j-th layer of every group: a block id belongs to one group at a time.
-    size = _page_size_bytes(groups) * num_blocks
-    return num_blocks, [
-        KVCacheTensor(size, [g.layer_names[j] for g in groups if j < len(g.layer_names)])
-        for j in range(_num_tensors(groups))
-    ]
-
-
-# ----------------------------------------------------------------------------- what a request needs
-
-
-def _unit_geometry(
-    vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec]
-) -> CacheGeometry | None:
-    """Return the geometry of unit hits if these groups can have them."""
-    config = KVCacheConfig(1, [], list(groups), hit_unit=vllm_config.cache_config.block_size)
-    try:
-        return CacheGeometry.from_config(config)
-    except ConfigError:
-        return None
-
-
-def _blocks_per_request(vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec]) -> int:
-    """Return the blocks that one request of the longest length holds, over all groups."""
-    if _is_packed(groups):
-        geometry = _unit_geometry(vllm_config, groups)
-        if geometry is not None:
-            # The admission gate's own number: window groups hold tails, never a chunk.
-            return max_request_blocks(
-                geometry, vllm_config.model_config.max_model_len, vllm_config.num_speculative_tokens
-            )
-    return sum(
-        _cdiv(
-            group.kv_cache_spec.max_memory_usage_bytes(vllm_config),
-            group.kv_cache_spec.page_size_bytes,
-        )
-        for group in groups
-    )
-
-
-def _needed_bytes(
-    vllm_config: VllmConfig,
-    global_groups: Sequence[KVCacheGroupSpec],
-    worker_groups: Sequence[KVCacheGroupSpec],
-) -> int:
-    """Return the bytes a worker must have for one request of the longest length."""
-    num_blocks = _blocks_per_request(vllm_config, global_groups)
-    if _is_packed(global_groups):
-        num_blocks += 1  # the null block is never given out
-    return num_blocks * _bytes_per_block(worker_groups)
-
-
-def _largest_model_len(vllm_config: VllmConfig, fits: Callable[[], bool]) -> int:
-    """Return the largest model length up to the current one for which ``fits()``; 0 if none.
-
-    ``fits`` reads ``vllm_config.model_config.max_model_len``, which is restored afterwards.
-    """
-    model_config = vllm_config.model_config
-    original = model_config.max_model_len
-    low, high = 0, original
-    try:
-        while low < high:
-            # The upper middle, so that a fitting `original` is found and the loop ends.
-            model_config.max_model_len = middle = (low + high + 1) // 2
-            if fits():
-                low = middle
-            else:
-                high = middle - 1
-    finally:
-        model_config.max_model_len = original
-    return low
-
-
-def estimate_max_model_len(
-    vllm_config: VllmConfig, kv_cache_spec: dict[str, KVCacheSpec], available_memory: int
-) -> int:
-    """Return the largest model length, up to the configured one, whose KV cache fits.
-
-    Args:
-        vllm_config: The configuration; unchanged afterwards.
-        kv_cache_spec: Spec by layer.
-        available_memory: Bytes.
-
-    Returns:
-        Tokens; 0 if not even one token fits.
-    """
-    specs = list(kv_cache_spec.values())
-    return _largest_model_len(
-        vllm_config,
-        lambda: sum(spec.max_memory_usage_bytes(vllm_config) for spec in specs) <= available_memory,
-    )
-
-
-def get_max_concurrency_for_kv_cache_config(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
-) -> float:
-    """Return how many requests of the longest length the pool holds at once."""
-    needed = _blocks_per_request(vllm_config, kv_cache_config.kv_cache_groups)
-    return kv_cache_config.num_blocks / needed if needed else math.inf
 
 
 # ------------------------------------------------------------------------------------------ workers
@@ -233,10 +79,10 @@ def _fit_model_len(
     """Shrink ``model_config.max_model_len`` to what every worker can hold."""
 
     def fits() -> bool:
-        return all(_needed_bytes(vllm_config, groups, own) <= memory for own, memory in workers)
+        return all(needed_bytes(vllm_config, groups, own) <= memory for own, memory in workers)
 
     model_config = vllm_config.model_config
-    longest = _largest_model_len(vllm_config, fits)
+    longest = largest_model_len(vllm_config, fits)
     if longest == 0:
         raise ConfigError(
             "max_model_len cannot be fitted: the KV cache memory "
@@ -260,13 +106,13 @@ def _check_memory(
     """Refuse a pool that cannot hold one request of the longest length."""
     max_model_len = vllm_config.model_config.max_model_len
     for own, memory in workers:
-        needed = _needed_bytes(vllm_config, groups, own)
+        needed = needed_bytes(vllm_config, groups, own)
         if needed <= memory:
             continue
-        longest = _largest_model_len(
+        longest = largest_model_len(
             vllm_config,
             lambda own=own, memory=memory: (  # type: ignore[misc]
-                _needed_bytes(vllm_config, groups, own) <= memory
+                needed_bytes(vllm_config, groups, own) <= memory
             ),
         )
         raise ConfigError(
@@ -286,7 +132,7 @@ def _plan_memory(
     override = vllm_config.cache_config.num_gpu_blocks_override
     workers = []
     for own, memory in zip(projected, available_memory, strict=True):
-        block_bytes = _bytes_per_block(own)
+        block_bytes = bytes_per_block(own)
         if block_bytes == 0:
             continue
         if override is not None:
@@ -335,7 +181,7 @@ def get_kv_cache_configs(
     _check_memory(vllm_config, groups, workers)
     planned = iter(workers)
     layouts = [
-        _build_tensors(*next(planned)) if _bytes_per_block(own) else (None, []) for own in projected
+        build_tensors(*next(planned)) if bytes_per_block(own) else (None, []) for own in projected
     ]
     num_blocks = min(n for n, _ in layouts if n is not None)
     configs = []

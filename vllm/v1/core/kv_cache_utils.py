@@ -24,16 +24,18 @@ from vllm.v1.core.free_block_queue import (
 )
 from vllm.v1.core.kv_cache_config_builder import (
     _project_kv_cache_groups_to_worker,
-    estimate_max_model_len,
     generate_scheduler_kv_cache_config,
     get_kv_cache_configs,
-    get_max_concurrency_for_kv_cache_config,
     resolve_kv_cache_block_sizes,
 )
 from vllm.v1.core.kv_cache_grouping import (
     get_kv_cache_groups,
     is_kv_cache_spec_uniform,
     unify_hybrid_kv_cache_specs,
+)
+from vllm.v1.core.kv_cache_sizing import (
+    estimate_max_model_len,
+    get_max_concurrency_for_kv_cache_config,
 )
 from vllm.v1.utils import tensor_data
 

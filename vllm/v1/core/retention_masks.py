@@ -67,16 +67,21 @@ def sliding_window_block_mask(
     assert alignment_tokens % block_size == 0
     need = num_window_tail_blocks(window, block_size, use_eagle)
     shift = int(use_eagle)
-    mask = [False] * max(end_block - start_block, 0)
+    num_blocks = max(end_block - start_block, 0)
+    mask = [False] * num_blocks
 
     segment_tokens = alignment_tokens if retention_interval is None else retention_interval
     if segment_tokens > 0:
         per_segment = segment_tokens // block_size
         if need >= per_segment:
             return None
-        first_kept = per_segment - need
-        for block in range(max(start_block, shift), end_block):
-            mask[block - start_block] = (block - shift) % per_segment >= first_kept
+        # Slices instead of a loop over blocks: a mask is made for every chunk of every window group.
+        segment = [False] * (per_segment - need) + [True] * need
+        phase = (start_block - shift) % per_segment
+        mask = (segment * (num_blocks // per_segment + 2))[phase : phase + num_blocks]
+        # The tail of boundary 0, which nobody resumes at, reaches into the first blocks.
+        for block in range(start_block, min(shift, end_block)):
+            mask[block - start_block] = False
 
     if retention_interval is not None and num_prompt_tokens is not None:
         replay_tokens = (num_prompt_tokens - 1) // alignment_tokens * alignment_tokens

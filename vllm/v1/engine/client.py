@@ -219,6 +219,8 @@ class ThreadCore:
         """Stop the thread after its current step."""
         if self._loop is not None:
             self._loop.submit(Shutdown())
+        if threading.current_thread() is self._thread:
+            return  # the engine was collected while its message was handed over
         self._thread.join(timeout)
         if self._thread.is_alive():
             logger.warning("The engine core's thread did not stop within %g s.", timeout)

@@ -191,6 +191,7 @@ def _spawn(order: LaunchOrder) -> "subprocess.Popen[bytes]":
         [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
         stdin=subprocess.PIPE,
         start_new_session=True,
+        env=envs.engine_process_environment(),
     )
     assert process.stdin is not None
     try:

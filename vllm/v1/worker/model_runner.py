@@ -4,19 +4,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from vllm.platforms.interface import Platform
 from vllm.v1.attention.metadata import RequestSlice, StepMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
 from vllm.v1.sample.sampler import SamplerOutput, sample
+from vllm.v1.worker.connector_steps import ConnectorSteps
 from vllm.v1.worker.kv_cache_tensors import KVCachePool
 from vllm.v1.worker.prompt_logprobs import gather_prompt_logprobs
 from vllm.v1.worker.request_states import RequestStates
 from vllm.v1.worker.step_input import StepInput, StepInputBuilder
+from vllm.v1.worker.step_output import accept_tokens
 
 MetadataBuilder = Callable[[Sequence[RequestSlice]], StepMetadata]
 
@@ -87,6 +88,7 @@ class ModelRunner:
         limits: RunnerLimits,
         platform: Platform,
         device: torch.device,
+        connector: ConnectorSteps | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -94,6 +96,7 @@ class ModelRunner:
         self._limits = limits
         self._platform = platform
         self._device = device
+        self._connector = connector
         self._states = RequestStates(limits.num_groups, limits.seed)
         self._builder = StepInputBuilder(limits.max_num_tokens, limits.max_model_len)
         self._sampled: list[RowSampling] = []
@@ -109,19 +112,16 @@ class ModelRunner:
     def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step.
 
-        The order is that of SchedulerOutput: zeroing, copies, forward pass; a step without tokens
-        runs the first two.
+        The order is that of SchedulerOutput: zeroing, copies, loads, forward pass; a step without
+        tokens runs the first three.
 
         Raises:
             InvariantError: The step asks for rows or tokens that this worker does not have.
         """
         self._states.update(output)
-        if output.new_block_ids_to_zero:
-            self._platform.zero_blocks(self._pool.tensors, output.new_block_ids_to_zero)
-        if output.kv_cache_block_copies:
-            self._platform.copy_blocks(self._pool.tensors, output.kv_cache_block_copies)
+        self._prepare_blocks(output)
         if output.total_num_scheduled_tokens == 0:
-            return ModelRunnerOutput(req_ids=[], req_id_to_index={})
+            return ModelRunnerOutput([], {}, kv_connector_output=self._save_blocks(output))
         step = self._builder.build(
             [self._states.get(req_id) for req_id in output.num_scheduled_tokens],
             list(output.num_scheduled_tokens.values()),
@@ -129,13 +129,30 @@ class ModelRunner:
         )
         streams = self._forward(step)
         sampled = self._sample(step, streams)
-        result = _accept(step, sampled)
+        result = accept_tokens(step, sampled)
         result.prompt_logprobs_dict = gather_prompt_logprobs(
             step, streams, self._model.compute_logits, self._limits.vocab_size
         )
         if self._limits.keep_streams:
             self.last_streams = _keep(step, streams, result.sampled_token_ids)
+        result.kv_connector_output = self._save_blocks(output)
         return result
+
+    def shutdown(self) -> None:
+        """Release what the connector holds."""
+        if self._connector is not None:
+            self._connector.shutdown()
+
+    def _prepare_blocks(self, output: SchedulerOutput) -> None:
+        if output.new_block_ids_to_zero:
+            self._platform.zero_blocks(self._pool.tensors, output.new_block_ids_to_zero)
+        if output.kv_cache_block_copies:
+            self._platform.copy_blocks(self._pool.tensors, output.kv_cache_block_copies)
+        if self._connector is not None:
+            self._connector.load(output)
+
+    def _save_blocks(self, output: SchedulerOutput) -> KVConnectorOutput | None:
+        return None if self._connector is None else self._connector.save(output)
 
     def _forward(self, step: StepInput) -> torch.Tensor:
         meta = self._build_metadata(step.slices)
@@ -171,61 +188,6 @@ class ModelRunner:
                 rows, self._limits.vocab_size, self._device
             )
         return self._sampling_metadata
-
-
-def _accept(step: StepInput, sampled: SamplerOutput | None) -> ModelRunnerOutput:
-    """Give each request its tokens.
-
-    A draft stands while it equals the token sampled at its position; the first sampled token that
-    differs ends the request's step. Every token emitted is thus one the target model sampled.
-
-    Mutates: the requests' known tokens.
-    """
-    req_ids = [state.req_id for state in step.requests]
-    token_ids = [] if sampled is None else sampled.token_ids.tolist()
-    accepted: list[list[int]] = []
-    kept_rows: list[int] = []
-    row = 0
-    for state, count, drafts in zip(step.requests, step.sampled_counts, step.drafts, strict=True):
-        if count == 1:
-            tokens = [token_ids[row]]
-            state.append_token(token_ids[row])
-        else:
-            tokens = token_ids[row : row + _count_accepted(token_ids, row, count, drafts)]
-            state.append_tokens(tokens)
-        accepted.append(tokens)
-        kept_rows += range(row, row + len(tokens))
-        row += count
-    return ModelRunnerOutput(
-        req_ids=req_ids,
-        req_id_to_index={req_id: i for i, req_id in enumerate(req_ids)},
-        sampled_token_ids=accepted,
-        logprobs=_keep_logprobs(sampled, kept_rows, accepted),
-    )
-
-
-def _count_accepted(
-    token_ids: Sequence[int], first_row: int, count: int, drafts: Sequence[int]
-) -> int:
-    """Return how many of a request's sampled tokens count: the matching drafts' and one more."""
-    if count == 0:
-        return 0
-    for i, draft in enumerate(drafts):
-        if token_ids[first_row + i] != draft:
-            return i + 1
-    return count
-
-
-def _keep_logprobs(
-    sampled: SamplerOutput | None, kept_rows: list[int], accepted: list[list[int]]
-) -> LogprobsLists | None:
-    if sampled is None or sampled.logprobs is None:
-        return None
-    ids, values, ranks, _ = sampled.logprobs
-    if len(kept_rows) < len(ranks):
-        ids, values, ranks = ids[kept_rows], values[kept_rows], ranks[kept_rows]
-    bounds = np.cumsum([0, *(len(tokens) for tokens in accepted)]).tolist()
-    return LogprobsLists(ids, values, ranks, bounds)
 
 
 def _keep(

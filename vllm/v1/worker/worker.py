@@ -16,6 +16,7 @@ from vllm.v1.attention.metadata import CacheLayout, build_step_metadata
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.connector_steps import make_connector_steps
 from vllm.v1.worker.dtypes import resolve_cache_dtype, resolve_dtype
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm.v1.worker.model_runner import ModelRunner, RunnerLimits
@@ -126,6 +127,7 @@ class Worker:
             ),
             self._platform,
             self._device,
+            make_connector_steps(self._config, kv_cache_config, pool.layers),
         )
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
@@ -140,6 +142,8 @@ class Worker:
 
     def shutdown(self) -> None:
         """Drop the model and the KV cache; idempotent."""
+        if self._runner is not None:
+            self._runner.shutdown()
         self._runner = None
         self._model = None
 

@@ -16,9 +16,7 @@ from vllm.v1.core.single_type_kv_cache_manager import (
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 
-def make_manager(
-    spec: KVCacheSpec, num_blocks: int = 100, **kw: Any
-) -> tuple[Any, BlockPool]:
+def make_manager(spec: KVCacheSpec, num_blocks: int = 100, **kw: Any) -> tuple[Any, BlockPool]:
     """Return the registered manager of a spec and its pool."""
     pool = BlockPool(num_blocks, True, spec.block_size)
     manager: SingleTypeKVCacheManager = get_manager_for_kv_cache_spec(

@@ -95,9 +95,7 @@ def test_no_caching_adopts_nothing() -> None:
 
 
 def test_cache_blocks_judges_each_block_once() -> None:
-    manager, _ = make_manager(
-        swa(block_size=4, sliding_window=4), scheduler_block_size=16
-    )
+    manager, _ = make_manager(swa(block_size=4, sliding_window=4), scheduler_block_size=16)
     request = make_request("0", range(40), 4)
     manager.allocate_new_blocks("0", num_tokens=40, num_tokens_main_model=40)
     manager.cache_blocks(request, 13)

@@ -1,17 +1,20 @@
 """State-space layers: one state per table, two steps of them in "align" mode."""
 
+from typing import Any
+
 import pytest
 
 from tests.v1.core.cache_helpers import make_request
 from tests.v1.core.managers.lookup_table import find, make_manager
 from tests.v1.core.specs import mamba
+from vllm.v1.core.block_pool import BlockPool
 
 T, F = True, False
 
 
-def held(manager: object, request_id: str = "0") -> dict[int, int]:
+def held(manager: Any, request_id: str = "0") -> dict[int, int]:
     """Return block id by index, nulls left out."""
-    table = manager.req_to_blocks[request_id]  # type: ignore[attr-defined]
+    table = manager.req_to_blocks[request_id]
     return {i: block.block_id for i, block in enumerate(table) if not block.is_null}
 
 
@@ -56,7 +59,7 @@ def test_a_state_of_this_step_makes_its_reader_wait() -> None:
     assert manager.get_num_blocks_to_allocate("1", 9, hit, 8, 9) == 1
 
 
-def aligned(num_speculative_blocks: int = 0) -> tuple[object, object]:
+def aligned(num_speculative_blocks: int = 0) -> tuple[Any, BlockPool]:
     return make_manager(
         mamba(
             block_size=4,
@@ -66,15 +69,15 @@ def aligned(num_speculative_blocks: int = 0) -> tuple[object, object]:
     )
 
 
-def step(manager: object, num_computed: int, num_tokens: int, lookahead: int = 0) -> int:
+def step(manager: Any, num_computed: int, num_tokens: int, lookahead: int = 0) -> int:
     """Run one step's bookkeeping; return the blocks it took, checked against its sizing."""
-    pool = manager.block_pool  # type: ignore[attr-defined]
-    manager.remove_skipped_blocks("0", num_computed)  # type: ignore[attr-defined]
+    pool = manager.block_pool
+    manager.remove_skipped_blocks("0", num_computed)
     before = pool.get_num_free_blocks()
-    sized = manager.get_num_blocks_to_allocate(  # type: ignore[attr-defined]
+    sized = manager.get_num_blocks_to_allocate(
         "0", num_tokens + lookahead, [], num_computed, num_tokens
     )
-    manager.allocate_new_blocks(  # type: ignore[attr-defined]
+    manager.allocate_new_blocks(
         "0", num_tokens=num_tokens + lookahead, num_tokens_main_model=num_tokens
     )
     taken = before - pool.get_num_free_blocks()
@@ -146,3 +149,14 @@ def test_rejected_drafts_keep_the_state() -> None:
     manager.remove_skipped_blocks("0", 4)
     # Four computed, one of them perhaps rejected: the state after token 3 may be the last.
     assert list(held(manager)) == [1, 2, 3]
+
+
+def test_align_keeps_the_state_before_a_rejected_draft() -> None:
+    manager, _ = aligned(num_speculative_blocks=1)
+    step(manager, 0, 8)
+    # One token and one draft; the draft is rejected, so token 9 is computed and token 10 is not.
+    step(manager, 8, 10)
+    manager.remove_skipped_blocks("0", 9)
+    assert next(iter(held(manager))) == 1
+    manager.remove_skipped_blocks("0", 10)
+    assert next(iter(held(manager))) == 2

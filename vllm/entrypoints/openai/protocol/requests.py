@@ -2,7 +2,21 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+
+
+
+def _check_text(text: str) -> str:
+    """Refuse lone surrogates: JSON can spell them, but nothing behind this edge can carry them."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("holds a lone surrogate, which is no valid Unicode") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
 
 # Checked by hand: a union's four error messages help nobody, and lists can be long.
 PromptField = Annotated[
@@ -35,14 +49,14 @@ class StreamOptions(_Body):
 class SamplingRequest(_Body):
     """Fields that completions and chats share; null means the default everywhere."""
 
-    model: str | None = Field(None, description="A served name; the default when absent.")
+    model: Text | None = Field(None, description="A served name; the default when absent.")
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: Text | list[Text] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -54,8 +68,8 @@ class SamplingRequest(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = Field(None, description="Lower runs earlier, with priority scheduling.")
-    request_id: str | None = None
-    cache_salt: str | None = Field(None, description="Prefixes are reused only under equal salts.")
+    request_id: Text | None = None
+    cache_salt: Text | None = Field(None, description="Prefixes are reused only under equal salts.")
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -76,7 +90,7 @@ class ChatCompletionRequest(SamplingRequest):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Text | None = None
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -86,19 +100,19 @@ class ChatCompletionRequest(SamplingRequest):
 class TokenizeRequest(_Body):
     """``POST /tokenize``: either ``prompt`` or ``messages``."""
 
-    model: str | None = None
+    model: Text | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Text | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(_Body):
     """``POST /detokenize``."""
 
-    model: str | None = None
+    model: Text | None = None
     tokens: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer"}})]

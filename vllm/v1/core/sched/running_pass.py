@@ -36,8 +36,11 @@ def fit_chunk(
     end = base + scheduler.kv_cache_manager.chunk_end(request, start - base + num_new_tokens)
     if end > start:
         return min(end - start, num_new_tokens)
-    # No good end lies in the budget. Alone in the step, waiting would not bring a larger one.
-    return 0 if plan.num_scheduled_tokens else num_new_tokens
+    if end == base and plan.num_scheduled_tokens:
+        return 0
+    # Alone in the step, waiting would not bring a larger budget; and an end inside the hit says
+    # nothing about the rest.
+    return num_new_tokens
 
 
 class RunningPass:

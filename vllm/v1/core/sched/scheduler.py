@@ -705,7 +705,7 @@ class Scheduler(SchedulerInterface):
                 request = self.running.pop()
                 self._preempt_request(request, timestamp)
                 # Tokens of steps in flight rest on the cache that goes away now.
-                request.async_tokens_to_discard = request.num_output_placeholders
+                request.async_tokens_to_discard += request.num_output_placeholders
                 request.num_output_placeholders = 0
             self._previous_step = set()
         done = self.kv_cache_manager.reset_prefix_cache()

@@ -123,10 +123,11 @@ class StepPlan:
         """
         resumed = [] if resumed_as_new else self.resumed
         data = CachedRequestData.make_empty()
-        for request in (*self.running, *resumed):
+        first_resumed = len(self.running)
+        for index, request in enumerate((*self.running, *resumed)):
             request_id = request.request_id
             data.req_ids.append(request_id)
-            data.new_block_ids.append(self.new_blocks[request_id].get_block_ids(allow_none=True))
+            data.new_block_ids.append(self._new_block_ids(request_id, is_resumed=index >= first_resumed))
             data.num_computed_tokens.append(request.num_computed_tokens)
             data.num_output_tokens.append(
                 request.num_output_tokens + request.num_output_placeholders
@@ -136,6 +137,11 @@ class StepPlan:
                 data.all_token_ids[request_id] = request.all_token_ids.copy()
         data.resumed_req_ids.update(request.request_id for request in resumed)
         return data
+
+    def _new_block_ids(self, request_id: str, *, is_resumed: bool) -> tuple[list[int], ...] | None:
+        """Return the blocks to append; for a resumed request all blocks, even if there are none."""
+        blocks = self.new_blocks[request_id]
+        return blocks.get_block_ids() if is_resumed else blocks.get_block_ids(allow_none=True)
 
     def _new_tokens(self, request: Request) -> list[int]:
         """Return the known tokens that the step computes, drafts left out."""

@@ -1,0 +1,36 @@
+"""Architectures by name; resolving one must not load torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+from vllm.exceptions import UnsupportedModelError
+from vllm.model_executor.models.registry import resolve_model, resolve_model_class
+
+
+def test_the_first_known_architecture_wins() -> None:
+    entry = resolve_model(["Unknown", "DeepseekV4ForCausalLM"])
+    assert entry.load_model_class().__name__ == "DeepseekV4ForCausalLM"
+    assert resolve_model_class(["DeepseekV4ForCausalLM"]) is entry.load_model_class()
+
+
+@pytest.mark.parametrize("names", [["LlamaForCausalLM"], []])
+def test_others_are_refused_by_name(names: list[str]) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        resolve_model(names)
+    assert "DeepseekV4ForCausalLM" in str(caught.value)
+    assert (names or ["none"])[0] in str(caught.value)
+
+
+@pytest.mark.slow
+def test_config_and_specs_need_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from vllm.model_executor.models.registry import resolve_model\n"
+        "entry = resolve_model(['DeepseekV4ForCausalLM'])\n"
+        "entry.load_kv_cache_specs()\n"
+        "import vllm.model_executor.models.deepseek_v4.config\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

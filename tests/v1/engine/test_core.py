@@ -1,0 +1,152 @@
+import pytest
+
+from tests.v1.engine.fakes import FakeExecutor, build_fake_core, scripted_token
+from vllm.exceptions import CheckpointError, ConfigError, InvariantError
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest, FinishReason
+from vllm.v1.engine.core import EngineCore
+
+
+def request(request_id="r", prompt=(1, 2, 3), **params) -> EngineCoreRequest:
+    params.setdefault("max_tokens", 4)
+    return EngineCoreRequest(request_id, list(prompt), SamplingParams(**params), arrival_time=0.0)
+
+
+def add(core: EngineCore, *requests: EngineCoreRequest) -> None:
+    for r in requests:
+        core.add_request(core.make_request(r))
+
+
+def run(core: EngineCore, max_steps: int = 100):
+    """Step until nothing is left; return tokens and finish reason by request."""
+    tokens: dict[str, list[int]] = {}
+    reasons: dict[str, FinishReason] = {}
+    for _ in range(max_steps):
+        if not core.has_work():
+            return tokens, reasons
+        outputs, _ = core.step()
+        for output in (o for client in outputs.values() for o in client.outputs):
+            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+            if output.finish_reason is not None:
+                reasons[output.request_id] = output.finish_reason
+    raise AssertionError("the core never becomes idle")
+
+
+def test_a_request_runs_to_its_length(config):
+    core = build_fake_core(config())
+    add(core, request())
+    vocab = core.executor._vocab_size
+    expected = [scripted_token([1, 2, 3], i, None, vocab) for i in range(4)]
+    assert run(core) == ({"r": expected}, {"r": FinishReason.LENGTH})
+
+
+def test_workers_hear_of_a_finished_request_in_a_step_without_tokens(config):
+    core = build_fake_core(config())
+    add(core, request())
+    run(core)
+    assert core.executor.finished == ["r"]
+    assert not core.has_work()
+    assert core.step() == ({}, False)
+
+
+def test_prompts_longer_than_a_step_are_chunked(config):
+    core = build_fake_core(config(max_num_batched_tokens=32))
+    prompt = list(range(100))
+    add(core, request(prompt=prompt, max_tokens=1))
+    assert run(core)[0]["r"] == [scripted_token(prompt, 0, None, core.executor._vocab_size)]
+    # Four chunks, and the step that tells the worker of the end.
+    assert core.executor.num_steps == 5
+
+
+def test_an_abort_frees_the_blocks_at_once(config):
+    core = build_fake_core(config())
+    add(core, request(max_tokens=100), request("other", prompt=(9, 9), max_tokens=2))
+    core.step()
+    pool = core.scheduler.kv_cache_manager.block_pool
+    before = pool.get_num_free_blocks()
+    core.abort_requests(["r", "unknown"])
+    assert pool.get_num_free_blocks() > before
+    tokens, _ = run(core)
+    assert list(tokens) == ["other"]
+    assert "r" in core.executor.finished
+
+
+def test_a_resend_is_served_from_the_cache_and_a_reset_forgets_it(config):
+    core = build_fake_core(config())
+    prompt = [5] * 40
+
+    def cached() -> int:
+        add(core, request(prompt=prompt))
+        outputs, _ = core.step()
+        (output,) = outputs[0].outputs
+        run(core)
+        assert output.prefill_stats is not None
+        return output.prefill_stats.num_cached_tokens
+
+    assert [cached(), cached()] == [0, 32]
+    assert core.reset_prefix_cache()
+    assert cached() == 0
+
+
+def test_the_description_of_the_kv_cache(config):
+    vllm_config = config(num_blocks=33)
+    core = build_fake_core(vllm_config)
+    info = core.get_kv_cache_info()
+    assert vllm_config.cache_config.num_gpu_blocks == info.num_blocks == 33
+    assert (info.block_size, info.hash_block_size, info.smallest_reusable_prefix) == (16, 16, 16)
+    assert info.hit_unit is None
+    assert info.max_model_len == 256
+    assert info.max_concurrency == pytest.approx(33 * 16 / 256, rel=0.1)
+    assert info.capacity_tokens == int(info.max_concurrency * 256)
+    assert info.capacity_bytes == 33 * info.groups[0].page_size_bytes
+    assert [(g.block_size, g.num_layers, g.sliding_window) for g in info.groups] == [(16, 1, None)]
+
+
+def test_invariants_are_checked_after_every_step(config):
+    core = build_fake_core(config())
+    checks = []
+
+    def check():
+        checks.append(core.executor.num_steps)
+        if len(checks) == 3:
+            raise InvariantError("I1: blocks do not add up")
+
+    core._check_invariants = check
+    add(core, request())
+    with pytest.raises(InvariantError, match="I1"):
+        run(core)
+    assert checks == [1, 2, 3]
+
+
+def test_invariants_are_not_checked_unless_asked(config, monkeypatch):
+    monkeypatch.delenv("VLLM_CHECK_INVARIANTS")
+    assert build_fake_core(config())._check_invariants is None
+
+
+def test_too_little_memory_is_a_config_error_that_releases_the_device(config, monkeypatch):
+    released = []
+    monkeypatch.setattr(FakeExecutor, "shutdown", lambda self: released.append(self))
+    with pytest.raises(ConfigError, match="max seq len"):
+        build_fake_core(config(num_blocks=3))
+    assert len(released) == 1
+
+
+def test_start_errors_pass_through(config):
+    with pytest.raises(CheckpointError, match=r"embed\.weight"):
+        build_fake_core(config(start_error="checkpoint"))
+
+
+def test_the_log_says_what_was_started(config, caplog):
+    caplog.set_level("INFO", logger="vllm")
+    vllm_config = config()
+    vllm_config.model_config.is_embedded = True
+    build_fake_core(vllm_config)
+    text = caplog.text
+    for part in (
+        "UNTRAINED",
+        "KV cache size:",
+        "Maximum concurrency for 256 tokens per request:",
+        "Smallest reusable prefix: 16 tokens",
+        "max_num_seqs=8",
+    ):
+        assert part in text

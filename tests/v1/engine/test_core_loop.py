@@ -1,0 +1,105 @@
+import threading
+import time
+
+import pytest
+
+from tests.v1.engine.fakes import build_fake_core
+from tests.v1.engine.test_core import request
+from vllm.exceptions import InvariantError, UserInputError
+from vllm.v1.engine.core_loop import CoreLoop, Progress
+from vllm.v1.engine.wire import (
+    AbortRequests,
+    AddRequest,
+    GetKVCacheInfo,
+    KVCacheInfoReply,
+    PrefixCacheReset,
+    RequestRejected,
+    ResetPrefixCache,
+    Shutdown,
+    StepOutputs,
+)
+
+
+@pytest.fixture
+def loop(config):
+    core = build_fake_core(config())
+    sent: list[object] = []
+    made = CoreLoop(core, sent.append, Progress())
+    made.sent = sent
+    made.core = core
+    return made
+
+
+def finished(sent) -> set[str]:
+    steps = [m for m in sent if isinstance(m, StepOutputs)]
+    return {o.request_id for m in steps for o in m.outputs.outputs if o.finished}
+
+
+def test_the_loop_serves_until_it_is_told_to_stop(loop):
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    loop.submit(AddRequest(request("a")))
+    loop.submit(AddRequest(request("b", max_tokens=2)))
+    while finished(loop.sent) != {"a", "b"}:
+        time.sleep(0.001)
+    loop.submit(Shutdown())
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_messages_are_handled_between_steps(loop):
+    loop.submit(AddRequest(request("a", max_tokens=50)))
+    loop.run_once()
+    loop.submit(AbortRequests(["a"]))
+    loop.submit(ResetPrefixCache(7))
+    loop.submit(GetKVCacheInfo(8))
+    loop.run_once()
+    replies = [m for m in loop.sent if not isinstance(m, StepOutputs)]
+    assert replies[0] == PrefixCacheReset(7, True)
+    assert replies[1] == KVCacheInfoReply(8, loop.core.get_kv_cache_info())
+    assert not loop.core.has_work()
+
+
+def test_a_refused_request_harms_no_other(loop, monkeypatch):
+    real = loop.core.add_request
+
+    def add(request):
+        if request.request_id == "bad":
+            raise UserInputError("too big", "prompt")
+        real(request)
+
+    monkeypatch.setattr(loop.core, "add_request", add)
+    loop.submit(AddRequest(request("bad")))
+    loop.submit(AddRequest(request("good", max_tokens=1)))
+    loop.run_once()
+    (rejected,) = [m for m in loop.sent if isinstance(m, RequestRejected)]
+    assert rejected.request_id == "bad"
+    error = rejected.error.to_exception()
+    assert (type(error), str(error), error.param) == (UserInputError, "too big", "prompt")
+    assert finished(loop.sent) == {"good"}
+
+
+def test_a_broken_invariant_is_not_a_refusal(loop, monkeypatch):
+    def add(request):
+        raise InvariantError("I2")
+
+    monkeypatch.setattr(loop.core, "add_request", add)
+    loop.submit(AddRequest(request()))
+    with pytest.raises(InvariantError):
+        loop.run_once()
+
+
+def test_progress_tells_work_from_rest(config):
+    progress = Progress()
+    core = build_fake_core(config())
+    loop = CoreLoop(core, lambda message: None, progress)
+    loop.submit(AddRequest(request(max_tokens=1)))
+    loop.run_once()
+    assert progress.busy
+    assert progress.count == 1
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    while progress.busy:
+        time.sleep(0.001)
+    loop.submit(Shutdown())
+    thread.join(5)

@@ -1,0 +1,155 @@
+import pytest
+
+from tests.v1.engine.fakes import make_tokenizer
+from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.input_processor import InputProcessor
+
+TOKENIZER = make_tokenizer()
+VOCAB_SIZE = TOKENIZER.vocab_size
+
+
+@pytest.fixture
+def processor(config):
+    return InputProcessor(config(), TOKENIZER)
+
+
+def process(processor, prompt="hello", request_params=None, **kwargs):
+    params = request_params or SamplingParams()
+    return processor.process("r", processor.parse_prompt(prompt), params, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids", "text"),
+    [
+        ("hello", TOKENIZER.encode("hello"), "hello"),
+        ([1, 2], [1, 2], None),
+        ({"prompt": "hello"}, TOKENIZER.encode("hello"), "hello"),
+        ({"prompt_token_ids": [1, 2]}, [1, 2], None),
+        ({"prompt_token_ids": [1, 2], "prompt": "shown"}, [1, 2], "shown"),
+    ],
+)
+def test_every_form_of_a_prompt(processor, prompt, ids, text):
+    parsed = processor.parse_prompt(prompt)
+    assert (parsed.token_ids, parsed.text) == (ids, text)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "match"),
+    [
+        ("", "empty"),
+        ([], "empty"),
+        ({"prompt": ""}, "empty"),
+        ({"prompt_token_ids": []}, "empty"),
+        ({}, "neither prompt nor prompt_token_ids"),
+        ({"prompt": 3}, "must be a text, not int"),
+        (5, "not int"),
+        ([1, "a"], "whole numbers"),
+        ([1.0], "whole numbers"),
+        ([True], "whole numbers"),
+        ([0, VOCAB_SIZE], f"token id {VOCAB_SIZE}, which is out of the vocabulary"),
+        ([0, -1], "token id -1"),
+        ("a\ud800", "valid Unicode"),
+    ],
+)
+def test_bad_prompts_are_refused(processor, prompt, match):
+    with pytest.raises(UserInputError, match=match):
+        process(processor, prompt)
+
+
+def test_a_prompt_must_leave_room_for_a_token(processor):
+    assert len(process(processor, [1] * 255).prompt_token_ids) == 255
+    with pytest.raises(UserInputError, match="256 tokens.*shorten it to 255") as error:
+        process(processor, [1] * 256)
+    assert error.value.param == "input_tokens"
+
+
+def test_max_tokens_is_the_rest_of_the_context_at_most(processor):
+    def max_tokens(wanted):
+        return process(
+            processor, [1] * 200, SamplingParams(max_tokens=wanted)
+        ).sampling_params.max_tokens
+
+    assert [max_tokens(w) for w in (None, 256, 56, 5)] == [56, 56, 56, 5]
+
+
+@pytest.mark.parametrize(
+    ("params", "param", "match"),
+    [
+        (SamplingParams(max_tokens=257), "max_tokens", "max_tokens=257.*256"),
+        (SamplingParams(max_tokens=None, min_tokens=300), "min_tokens", "min_tokens=300"),
+        (SamplingParams(logprobs=21), "logprobs", "at most 20"),
+        (SamplingParams(logprobs=-1), "logprobs", f"asks for {VOCAB_SIZE}"),
+        (SamplingParams(prompt_logprobs=21), "prompt_logprobs", "at most 20"),
+        (SamplingParams(stop_token_ids=[VOCAB_SIZE]), "stop_token_ids", "out of the vocabulary"),
+        (SamplingParams(stop="x", detokenize=False), "stop", "stop_token_ids"),
+    ],
+)
+def test_bad_parameters_name_their_field(processor, params, param, match):
+    with pytest.raises(UserInputError, match=match) as error:
+        process(processor, request_params=params)
+    assert error.value.param == param
+
+
+def test_what_is_not_served_yet_is_refused_by_name(processor):
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+    with pytest.raises(UnsupportedFeatureError, match="structured_outputs"):
+        process(processor, request_params=params)
+
+
+def test_all_logprobs_need_an_open_limit(config):
+    vllm_config = config()
+    vllm_config.model_config.max_logprobs = -1
+    processor = InputProcessor(vllm_config, TOKENIZER)
+    assert process(processor, request_params=SamplingParams(logprobs=-1)).sampling_params
+
+
+def test_end_ids_come_from_tokenizer_and_generation_config(config):
+    eos = TOKENIZER.eos_token_id
+    processor = InputProcessor(config(generation_config={"eos_token_id": [eos, 5]}), TOKENIZER)
+    given = SamplingParams(stop_token_ids=[9])
+    params = process(processor, request_params=given).sampling_params
+    assert (params.eos_token_id, params.stop_token_ids) == (eos, [9, 5])
+    assert (given.eos_token_id, given.stop_token_ids) == (None, [9])  # the caller's is untouched
+    ignoring = process(processor, request_params=SamplingParams(ignore_eos=True)).sampling_params
+    assert (ignoring.eos_token_id, ignoring.stop_token_ids) == (None, [])
+
+
+def test_without_a_tokenizer_only_ids_are_taken(config):
+    vllm_config = config()
+    vllm_config.model_config.hf_config["eos_token_id"] = [4, 5]
+    processor = InputProcessor(vllm_config, None)
+    assert process(processor, [1]).sampling_params.eos_token_id == 4
+    for prompt in ("hello", {"prompt": "hello"}):
+        with pytest.raises(UserInputError, match="skip_tokenizer_init"):
+            process(processor, prompt)
+    with pytest.raises(UserInputError, match="stop_token_ids"):
+        process(processor, [1], SamplingParams(stop="x"))
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 129, "a/b", "a@b", "a\\b", "a\0b", 5])
+def test_bad_salts_are_refused(processor, salt):
+    with pytest.raises(UserInputError) as error:
+        process(processor, cache_salt=salt)
+    assert error.value.param == "cache_salt"
+
+
+def test_a_salt_comes_from_the_call_or_the_prompt(processor):
+    assert process(processor, cache_salt="s").cache_salt == "s"
+    assert process(processor, {"prompt": "hello", "cache_salt": "p"}).cache_salt == "p"
+
+
+def test_priority_needs_its_policy(processor, config):
+    with pytest.raises(UserInputError, match="--scheduling-policy priority"):
+        process(processor, priority=1)
+    assert process(InputProcessor(config(policy="priority"), TOKENIZER), priority=1).priority == 1
+
+
+def test_sampling_defaults_of_the_checkpoint(config):
+    generation = {"temperature": 0.6, "top_p": 0.95, "max_new_tokens": 7, "top_k": None}
+    processor = InputProcessor(config(generation_config=generation), TOKENIZER)
+    assert processor.get_default_sampling_params() == {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "max_tokens": 7,
+    }

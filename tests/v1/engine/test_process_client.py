@@ -1,0 +1,214 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.v1.engine.fakes import FAKE_CORE
+from tests.v1.engine.test_core import request
+from vllm.exceptions import CheckpointError, ConfigError, EngineDeadError, EngineError
+from vllm.v1.engine.process_client import ProcessCore
+from vllm.v1.engine.wire import (
+    AddRequest,
+    Dead,
+    PrefixCacheReset,
+    ResetPrefixCache,
+    StepOutputs,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def launch(config, monkeypatch):
+    """Launch fake cores in processes; all are stopped at the end."""
+    cores = []
+
+    def start(timeout_s=30.0, use_tcp=False, **fake):
+        monkeypatch.setenv("VLLM_ENGINE_HEARTBEAT_TIMEOUT", str(timeout_s))
+        cores.append(ProcessCore(config(**fake), FAKE_CORE, use_tcp=use_tcp))
+        return cores[-1]
+
+    yield start
+    for core in cores:
+        core.shutdown()
+
+
+def outputs_until_finished(core):
+    tokens = []
+    while True:
+        message = core.next_message()
+        assert isinstance(message, StepOutputs), message
+        for output in message.outputs.outputs:
+            tokens.extend(output.new_token_ids)
+            if output.finished:
+                return tokens
+
+
+@pytest.mark.parametrize("use_tcp", [False, True])
+def test_a_core_in_a_process_serves_and_stops(launch, use_tcp):
+    core = launch(use_tcp=use_tcp)
+    ready = core.wait_ready()
+    assert ready.pid == core.pid != os.getpid()
+    assert ready.kv_cache.num_blocks == 64
+    core.send(AddRequest(request(max_tokens=5)))
+    assert len(outputs_until_finished(core)) == 5
+    core.send(ResetPrefixCache(3))
+    while not isinstance(message := core.next_message(), PrefixCacheReset):
+        pass
+    assert message == PrefixCacheReset(3, True)
+    assert core.dead_error is None
+    core.shutdown()
+    assert not psutil.pid_exists(core.pid)
+    assert core.dead_error is None
+    core.shutdown()
+
+
+def test_the_channel_folder_is_private_and_removed(launch):
+    core = launch()
+    folder = Path(core._channel._folder)
+    core.wait_ready()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    core.shutdown()
+    assert not folder.exists()
+
+
+def test_launching_returns_before_the_core_is_ready(launch):
+    began = time.monotonic()
+    core = launch(start_s=1.0)
+    assert time.monotonic() - began < 0.9
+    assert core.wait_ready().start_s > 1.0
+
+
+@pytest.mark.parametrize(
+    ("fake", "error", "match"),
+    [
+        ({"start_error": "checkpoint"}, CheckpointError, "embed.weight is missing"),
+        ({"num_blocks": 2}, ConfigError, "max seq len"),
+        ({"start_error": "bug"}, EngineError, "RuntimeError: a bug"),
+    ],
+)
+def test_start_errors_arrive_as_they_were(launch, capfd, fake, error, match):
+    core = launch(**fake)
+    with pytest.raises(error, match=match) as raised:
+        core.wait_ready()
+    assert type(raised.value) is error
+    assert not psutil.pid_exists(core.pid)
+    # Errors that users can act on come without the traceback of another process.
+    assert ("Traceback" in capfd.readouterr().err) == (error is EngineError)
+
+
+def test_a_core_killed_while_starting_is_noticed(launch):
+    core = launch(start_s=30)
+    os.kill(core.pid, signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="signal 9"):
+        core.wait_ready()
+
+
+def test_a_killed_core_is_noticed_at_once(launch):
+    core = launch(step_s=0.01)
+    core.wait_ready()
+    core.send(AddRequest(request(max_tokens=200)))
+    assert isinstance(core.next_message(), StepOutputs)
+    os.kill(core.pid, signal.SIGKILL)
+    began = time.monotonic()
+    while not isinstance(message := core.next_message(), Dead):
+        pass
+    assert time.monotonic() - began < 2
+    assert "signal 9" in message.message
+    assert "signal 9" in str(core.dead_error)
+
+
+def test_a_step_that_raises_ends_the_core_with_its_reason(launch):
+    core = launch(crash_at=2)
+    core.wait_ready()
+    core.send(AddRequest(request(max_tokens=9)))
+    while not isinstance(message := core.next_message(), Dead):
+        pass
+    assert "the device is on fire" in message.message
+    core.shutdown()
+    assert not psutil.pid_exists(core.pid)
+
+
+def test_a_process_that_exits_by_itself_is_noticed(launch):
+    core = launch(exit_at=1)
+    core.wait_ready()
+    core.send(AddRequest(request()))
+    assert "status 7" in core.next_message().message
+
+
+def test_a_step_loop_that_hangs_is_noticed_and_killed(launch):
+    core = launch(timeout_s=1.0, hang_at=2)
+    core.wait_ready()
+    core.send(AddRequest(request(max_tokens=9)))
+    while not isinstance(message := core.next_message(), Dead):
+        pass
+    assert "made no progress for 1 s" in message.message
+    core.shutdown()
+    assert not psutil.pid_exists(core.pid)
+
+
+def test_a_frozen_process_is_noticed(launch):
+    core = launch(timeout_s=1.0)
+    core.wait_ready()
+    os.kill(core.pid, signal.SIGSTOP)
+    assert "no heartbeat" in core.next_message().message
+
+
+def test_an_idle_core_lives_on(launch):
+    core = launch(timeout_s=0.5)
+    core.wait_ready()
+    time.sleep(1.5)
+    assert core.dead_error is None
+    core.send(AddRequest(request(max_tokens=2)))
+    assert len(outputs_until_finished(core)) == 2
+
+
+def test_signals_of_a_whole_process_group_do_not_end_the_core(launch):
+    core = launch()
+    core.wait_ready()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(core.pid, number)
+    core.send(AddRequest(request(max_tokens=2)))
+    assert len(outputs_until_finished(core)) == 2
+
+
+ORPHAN_MAKER = """
+import os, sys, pathlib
+from tests.v1.engine.fakes import FAKE_CORE, make_config
+from vllm.v1.engine.process_client import ProcessCore
+core = ProcessCore(make_config(pathlib.Path(sys.argv[1]), hang_at=1), FAKE_CORE)
+core.wait_ready()
+print(core.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_core_does_not_outlive_its_front_end(tmp_path):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHAN_MAKER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env=env,
+        check=False,
+        timeout=60,
+    )
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_front_end_loads_no_torch(tmp_path):
+    code = (
+        "import sys, vllm.v1.engine.async_llm, vllm.v1.engine.launch, vllm.v1.engine.llm_engine;"
+        "print([m for m in ('torch', 'pydantic', 'transformers') if m in sys.modules])"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, check=True)
+    assert out.stdout.strip() == b"[]"
