@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from vllm import envs
@@ -76,7 +75,7 @@ class CpuPlatform(Platform):
 
     def default_num_threads(self) -> int | None:
         """Return the cores this process may use; None when the user set OMP_NUM_THREADS."""
-        return None if os.environ.get("OMP_NUM_THREADS") else count_usable_cores()
+        return None if envs.OMP_NUM_THREADS else count_usable_cores()
 
     def allocate_kv_pool(
         self, num_blocks: int, stride_bytes: int, device: torch.device

@@ -24,6 +24,7 @@ from tests.model_executor.models.hf_reference import (
     tiny_config,
 )
 from vllm.exceptions import InvariantError
+from vllm.model_executor.models.deepseek_v4 import attention, entries
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.v1.attention.metadata import RequestSlice, build_step_metadata
@@ -280,3 +281,19 @@ def test_a_narrow_cache_rounds_alike_in_chunks_and_pages() -> None:
         for chunks in ([64], [1, 30, 1, 32])
     )
     torch.testing.assert_close(whole, parts, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_listing_chosen_entries_equals_masking_the_others(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token_ids = case.long_sequence[:700]
+    listed = PagedHarness(case.model).run(token_ids, [350, 350])
+    monkeypatch.setattr(attention, "_MAX_KEY_VALUES", 1)
+    one_by_one = PagedHarness(case.model).run(token_ids, [350, 350])
+    monkeypatch.setattr(entries, "_LISTED_ENTRIES_FACTOR", 1 << 30)
+    masked = PagedHarness(case.model).run(token_ids, [350, 350])
+    torch.testing.assert_close(listed, masked, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(one_by_one, masked, atol=TOLERANCE, rtol=0)
+    # Other sums in another order: bit-equal results would mean that one path never ran.
+    assert not torch.equal(listed, masked)

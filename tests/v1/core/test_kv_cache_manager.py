@@ -14,10 +14,13 @@ from tests.v1.core.cache_helpers import (
     start,
 )
 from tests.v1.core.specs import full, mamba, swa
+from tests.v1.core.v4_geometry import v4_config
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.v1.core import kv_cache_manager
 from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager, make_kv_cache_manager
+from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
+from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
 
 COMMON = [i for i in range(3) for _ in range(16)]
 
@@ -409,3 +412,27 @@ def test_make_kv_cache_manager() -> None:
     assert isinstance(manager, KVCacheManager)
     assert isinstance(manager.coordinator, UnitaryKVCacheCoordinator)
     assert manager.prefix_cache_stats is not None
+
+
+def test_hit_unit_chooses_the_unit_manager() -> None:
+    config = v4_config(32, 4000)
+    assert config.hit_unit == 32
+    manager = make_kv_cache_manager(config, 2048, 32, 32)
+    assert isinstance(manager, UnitKVCacheManager)
+    assert isinstance(manager.coordinator, UnitKVCacheCoordinator)
+    request = make_request("0", range(100), 32)
+    hit, num_hit = manager.get_computed_blocks(request)
+    assert num_hit == 0
+    assert manager.allocate_slots(request, 100, 0, hit) is not None
+
+
+def test_no_groups_at_all() -> None:
+    manager = KVCacheManager(make_config(1, []), 64, 16, 16, enable_caching=False)
+    request = make_request("0", range(20))
+    hit, num_hit = manager.get_computed_blocks(request)
+    assert num_hit == 0
+    blocks = manager.allocate_slots(request, 20, 0, hit)
+    assert blocks is not None
+    assert blocks.get_block_ids() == ()
+    assert manager.can_ever_fit(request)
+    manager.free(request)

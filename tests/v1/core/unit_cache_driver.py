@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.retention import AUTO, RetentionPolicy
 from vllm.v1.core.sched.output import WindowTable
+from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
@@ -115,15 +117,24 @@ class Driver:
     """A small scheduler with random decisions over the real manager."""
 
     def __init__(
-        self, config: KVCacheConfig, max_model_len: int, seed: int, *, lookahead: int = 0
+        self,
+        config: KVCacheConfig,
+        max_model_len: int,
+        seed: int,
+        *,
+        policy: RetentionPolicy = AUTO,
+        waits: bool = True,
     ) -> None:
         assert config.hit_unit is not None
         self.unit = config.hit_unit
         self.rng = random.Random(seed)
-        self.manager = UnitKVCacheManager(config, max_model_len, log_stats=True)
+        coordinator = UnitKVCacheCoordinator(config, True, policy)
+        self.manager = UnitKVCacheManager(
+            config, max_model_len, log_stats=True, coordinator=coordinator
+        )
         self.memory = RowMemory(self.manager)
         self.max_model_len = max_model_len
-        self.lookahead = lookahead
+        self.waits = waits
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.tags: dict[str, list[Tag]] = {}
@@ -189,6 +200,8 @@ class Driver:
         while self.waiting and budget > 0 and len(self.running) < 8:
             request = self.waiting[0]
             blocks, hit = manager.get_computed_blocks(request)
+            if self.waits and self.running and manager.should_wait(request, blocks):
+                break
             num_new = min(request.num_tokens - hit, budget)
             admitted = manager.allocate_slots(
                 request, num_new, hit, blocks, full_sequence_must_fit=True

@@ -1,5 +1,6 @@
 """A scripted executor under the real scheduler, and a tiny byte-level tokenizer."""
 
+import json
 import os
 import threading
 import time
@@ -55,7 +56,7 @@ def make_config(folder: Path, **fake: Any) -> VllmConfig:
             max_num_queued_reqs, policy, num_blocks.
     """
     make_backend().save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text('{"eos_token": "%s"}' % EOS)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS}))
     max_model_len = fake.pop("max_model_len", 256)
     scheduler = SchedulerConfig(
         max_model_len=max_model_len,

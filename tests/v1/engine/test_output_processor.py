@@ -75,9 +75,7 @@ def test_a_stop_string_in_the_last_token_wins_and_needs_no_abort():
 def test_the_text_of_a_stop_token_is_left_out_unless_asked(include, text):
     processor = OutputProcessor(TOKENIZER)
     (core_id,) = add(processor, stop_token_ids=[ABC[1]], include_stop_str_in_output=include)
-    output = EngineCoreOutput(
-        core_id, ABC[:2], finish_reason=FinishReason.STOP, stop_reason=ABC[1]
-    )
+    output = EngineCoreOutput(core_id, ABC[:2], finish_reason=FinishReason.STOP, stop_reason=ABC[1])
     (answer,) = step(processor, output).outputs[0].outputs
     assert (answer.text, list(answer.token_ids)) == (text, ABC[:2])
     assert answer.stop_reason == ABC[1]

@@ -97,6 +97,8 @@ def test_start_errors_arrive_as_they_were(launch, capfd, fake, error, match):
     with pytest.raises(error, match=match) as raised:
         core.wait_ready()
     assert type(raised.value) is error
+    with pytest.raises(error, match=match):
+        core.wait_ready()
     assert not psutil.pid_exists(core.pid)
     # Errors that users can act on come without the traceback of another process.
     assert ("Traceback" in capfd.readouterr().err) == (error is EngineError)

@@ -27,7 +27,7 @@ def test_top_k(seed: int, ties: bool) -> None:
 
 
 @pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("candidates", [4, 50])
+@pytest.mark.parametrize("candidates", [1, 3, 50, 128])
 @pytest.mark.parametrize("seed", range(5))
 def test_top_p(seed: int, candidates: int, ties: bool) -> None:
     probs = random_logits(seed, 8, 50, ties=ties).softmax(-1)

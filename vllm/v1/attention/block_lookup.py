@@ -55,7 +55,9 @@ class BlockLookup:
         blocks = self.find_blocks(requests, positions)
         if not blocks.all():
             self._raise_missing(requests, positions, blocks)
-        rows = np.broadcast_to(self.find_rows(positions), blocks.shape)
+        rows = self.find_rows(positions)
+        if rows.shape != blocks.shape:
+            rows = np.broadcast_to(rows, blocks.shape).copy()
         return self.to_page_rows(blocks, rows)
 
     def to_page_rows(self, blocks: np.ndarray, rows: np.ndarray) -> PageRows:
@@ -78,6 +80,6 @@ class BlockLookup:
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Copies an array to a tensor on ``device``."""
-    # A broadcast index is read-only, which torch does not take: require() copies it.
-    return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)
+    """Returns a writable array as a tensor on ``device``; on a CPU they share memory."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device)

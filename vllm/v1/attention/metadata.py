@@ -17,6 +17,7 @@ from vllm.v1.attention.step_tables import (
     BlockTableView,
     DenseMetadata,
     PaddedRows,
+    PageRows,
     RequestSlice,
     RowWrites,
     StateMetadata,
@@ -135,9 +136,17 @@ def _build_state(batch: StepBatch, group: GroupLayout, lookup: BlockLookup) -> S
         | o - ratio .. o - 1 (overlap) | o .. s - 1 | s .. end - 1 |
     """
     ratio, device = group.ratio, lookup.device
+    requests, first_positions = batch.find_completed(ratio)
+    writes = _build_writes(batch, lookup)
+    phases = to_device(batch.position_of_row % ratio, device)
+    if not len(requests):
+        # Most decode steps: three in four at ratio 4.
+        nothing = torch.zeros(0, dtype=torch.int64, device=device)
+        return StateMetadata(
+            writes, phases, PageRows(nothing, nothing), nothing, None, None, nothing
+        )
     opened = batch.starts // ratio * ratio
     first_needed = np.maximum(opened - ratio, 0) if group.has_overlap else opened
-    requests, first_positions = batch.find_completed(ratio)
     num_prior = np.where(
         batch.ends // ratio > batch.starts // ratio, batch.starts - first_needed, 0
     )
@@ -158,8 +167,8 @@ def _build_state(batch: StepBatch, group: GroupLayout, lookup: BlockLookup) -> S
         if lacks_previous.any():
             no_previous = to_device(lacks_previous[:, None, None], device)
     return StateMetadata(
-        writes=_build_writes(batch, lookup),
-        phases=to_device(batch.position_of_row % ratio, device),
+        writes=writes,
+        phases=phases,
         prior=lookup.locate(
             np.repeat(np.arange(len(num_prior)), num_prior), ragged_arange(first_needed, num_prior)
         ),

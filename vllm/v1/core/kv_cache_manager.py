@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import BlockStored, KVCacheEvent
 from vllm.logger import init_logger
+from vllm.v1.core.admission_record import whole_block_prefill_stats
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator, get_kv_cache_coordinator
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.pool_invariants import check_pool
-from vllm.v1.core.prefix_lookup import ABOVE_LAST_BOUNDARY, BYPASSED, FIRST_SEEN
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.engine.messages import PrefillStats
 from vllm.v1.kv_cache_interface import (
@@ -209,7 +209,12 @@ class KVCacheManager:
             return None
 
         if not coordinator.has_request(request_id):
-            self._record_admission(request, num_computed)
+            self._prefill_stats[request_id] = whole_block_prefill_stats(
+                num_tokens=request.num_tokens,
+                num_cached_tokens=min(num_computed, request.num_tokens),
+                granularity=coordinator.scheduler_block_size,
+                is_bypassed=not self.enable_caching or request.skip_reading_prefix_cache,
+            )
         if any(hit.blocks) or num_external_computed_tokens > 0:
             coordinator.allocate_new_computed_blocks(
                 request_id, hit.blocks, num_local, num_computed - num_local
@@ -357,29 +362,6 @@ class KVCacheManager:
         if stats is not None:
             self.prefix_cache_stats = PrefixCacheStats()
         return stats
-
-    def _record_admission(self, request: Request, num_cached_tokens: int) -> None:
-        """Record where an admitted request's tokens come from: ``hits + misses = tokens``.
-
-        Without a memory of what was evicted, every missing prefix counts as first seen.
-        """
-        num_tokens = request.num_tokens
-        num_cached_tokens = min(num_cached_tokens, num_tokens)
-        misses: dict[str, int] = {}
-        if not self.enable_caching or request.skip_reading_prefix_cache:
-            misses[BYPASSED] = num_tokens - num_cached_tokens
-        else:
-            granularity = self.coordinator.scheduler_block_size
-            boundary = max(num_tokens - 1, 0) // granularity * granularity
-            boundary = max(boundary, num_cached_tokens)
-            misses[FIRST_SEEN] = boundary - num_cached_tokens
-            misses[ABOVE_LAST_BOUNDARY] = num_tokens - boundary
-        self._prefill_stats[request.request_id] = PrefillStats(
-            num_prompt_tokens=num_tokens,
-            num_cached_tokens=num_cached_tokens,
-            dense_match_tokens=num_cached_tokens,
-            miss_tokens={reason: count for reason, count in misses.items() if count},
-        )
 
     def take_prefill_stats(self, request_id: str) -> PrefillStats | None:
         """Drain the record of a request's last admission."""

@@ -13,9 +13,10 @@ where a request can resume. *Dense* groups keep every row; *window* groups need 
     C128 state rows floor(P/128)*128 .. P-1: none when 128 divides P    align 128, keep 0
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import lcm
 
 from vllm.exceptions import ConfigError
 from vllm.v1.kv_cache_interface import (
@@ -195,17 +196,75 @@ class CacheGeometry:
         return lean if lean > start else end
 
 
-def replay_boundaries(geometry: CacheGeometry, num_prompt_tokens: int) -> tuple[int, ...]:
+@dataclass(frozen=True, slots=True)
+class RetentionPolicy:
+    """Which checkpoints are kept, and in which order free ones are given up.
+
+    Attributes:
+        name: As operators write it: "auto", "none", "0" or the interval.
+        interval: Also keep a checkpoint every so many tokens; 0: none.
+        keeps_lean: A wanted boundary also keeps its lean one, and what only the other needs is
+            given up first.
+        keeps_junctions: Keep a checkpoint where prompts were seen to part.
+        supersedes: A conversation's older checkpoint is given up before its newer ones.
+        private_window: Window groups take no blocks for rows that die within the step.
+    """
+
+    name: str = "auto"
+    interval: int = 0
+    keeps_lean: bool = True
+    keeps_junctions: bool = True
+    supersedes: bool = True
+    private_window: bool = True
+
+
+AUTO = RetentionPolicy()
+
+
+def parse_retention(value: str | int | None, geometry: "CacheGeometry") -> RetentionPolicy:
+    """Turn what an operator wrote into a policy.
+
+    Args:
+        value: None or "auto": the best policy we have; "none": a checkpoint at every multiple of
+            all block sizes; 0: where prompts and answers end and part; N: also every N tokens.
+        geometry: The model's groups.
+
+    Raises:
+        ConfigError: The value is none of those, or N does not fit the blocks.
+    """
+    text = "auto" if value is None else str(value).strip().lower()
+    if text == "auto":
+        return AUTO
+    if text == "none":
+        sizes = (group.block_size for group in geometry.groups)
+        return RetentionPolicy("none", interval=lcm(geometry.unit, *sizes), supersedes=False)
+    step = max(geometry.unit, geometry.lean)
+    try:
+        interval = int(text)
+    except ValueError:
+        interval = -1
+    if interval < 0 or interval % step:
+        raise ConfigError(
+            f"prefix cache retention interval {value!r} is not valid here: use auto, none, 0, or a "
+            f"positive multiple of {step} tokens."
+        )
+    return RetentionPolicy(text, interval=interval, supersedes=False)
+
+
+def replay_boundaries(
+    geometry: CacheGeometry, num_prompt_tokens: int, *, keeps_lean: bool = True
+) -> tuple[int, ...]:
     """Return the boundaries where a resend of the prompt, or a longer sibling, resumes.
 
     The largest boundary <= n - 1 (a resend computes at least its last token), n itself where it is
     a boundary (a longer sibling resumes there), and the lean boundaries of both. Ascending.
     """
     unit, n = geometry.unit, num_prompt_tokens
-    wanted = {geometry.floor_unit(n - 1), geometry.floor_lean(n - 1)}
+    wanted = {geometry.floor_unit(n - 1)}
     if n % unit == 0:
-        wanted |= {n, geometry.floor_lean(n)}
-    wanted.discard(0)
+        wanted.add(n)
+    if keeps_lean:
+        wanted |= {geometry.floor_lean(p) for p in tuple(wanted)}
     return tuple(sorted(p for p in wanted if p > 0))
 
 
@@ -221,7 +280,7 @@ def trailing_boundaries(geometry: CacheGeometry, position: int) -> tuple[int, ..
 
 
 def step_boundaries(
-    geometry: CacheGeometry, start: int, end: int, replay: Sequence[int]
+    geometry: CacheGeometry, start: int, end: int, kept: Iterable[int], interval: int = 0
 ) -> tuple[int, ...]:
     """Return the boundaries in ``(start, end]`` whose checkpoints the step must leave behind.
 
@@ -229,10 +288,13 @@ def step_boundaries(
         geometry: The model's groups.
         start: Tokens computed before the step.
         end: Tokens computed after it, drafts not counted.
-        replay: The request's replay boundaries, ascending.
+        kept: The boundaries the request wants kept: replay boundaries and junctions.
+        interval: Also every multiple of this many tokens; 0: none.
     """
-    wanted = {p for p in replay if start < p <= end}
+    wanted = {p for p in kept if start < p <= end}
     wanted.update(p for p in trailing_boundaries(geometry, end) if start < p)
+    if interval:
+        wanted.update(range((start // interval + 1) * interval, end + 1, interval))
     return tuple(sorted(wanted))
 
 

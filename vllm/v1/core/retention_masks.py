@@ -75,7 +75,7 @@ def sliding_window_block_mask(
         per_segment = segment_tokens // block_size
         if need >= per_segment:
             return None
-        # Slices instead of a loop over blocks: a mask is made for every chunk of every window group.
+        # Slices, not a loop over blocks: every chunk of every window group asks for a mask.
         segment = [False] * (per_segment - need) + [True] * need
         phase = (start_block - shift) % per_segment
         mask = (segment * (num_blocks // per_segment + 2))[phase : phase + num_blocks]

@@ -11,7 +11,7 @@ checkpoint records that need it. A record is atomic: losing one block dissolves 
 served nothing else fall to SCRATCH. The null block (id 0) is in no tier and its count is not kept.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -42,7 +42,10 @@ class Checkpoint:
             ``[first_needed(position), position)``; empty where nothing is needed.
         next_token: The token that followed, if it was known: a drafter's last row depends on it.
         num_hits: Requests admitted here.
+        num_live: Of those, requests that still run.
         is_kept: Whether it outlives the advance of the request that made it.
+        is_junction: Whether continuations were seen to part here.
+        is_cold: Whether it is given up before others.
     """
 
     prefix_hash: BlockHash
@@ -50,7 +53,10 @@ class Checkpoint:
     blocks: tuple[tuple[KVCacheBlock, ...], ...]
     next_token: int | None = None
     num_hits: int = 0
+    num_live: int = 0
     is_kept: bool = False
+    is_junction: bool = False
+    is_cold: bool = False
 
     def all_blocks(self) -> Iterable[KVCacheBlock]:
         """Iterate over the blocks of all groups."""
@@ -116,6 +122,11 @@ class UnitBlockPool:
         self.index = {group_id: BlockHashToBlockMap() for group_id in dense_group_ids}
         # Keys of a dense block in ascending order of position, and its group.
         self._keys: dict[int, tuple[int, list[BlockHash]]] = {}
+        # Which prefix a cached unit continues, and how many cached units continue a prefix; of the
+        # first dense group, which has a key at every unit.
+        self._lineage_group = dense_group_ids[0] if dense_group_ids else -1
+        self._parents: dict[BlockHash, BlockHash | None] = {}
+        self._num_children: Counter[BlockHash | None] = Counter()
         self.checkpoints: dict[BlockHash, Checkpoint] = {}
         self._records: dict[int, list[Checkpoint]] = {}
         # A quarter of a million hashes of 32 bytes: a bound on memory, not on usefulness.
@@ -183,9 +194,19 @@ class UnitBlockPool:
             for prefix_hash in hashes:
                 self.index[group_id].pop(prefix_hash, block.block_id)  # type: ignore[arg-type]
                 self.ghosts.add(prefix_hash)
+                if group_id == self._lineage_group:
+                    self._forget_lineage(prefix_hash)
         for record in list(self._records.get(block.block_id, ())):
             self.checkpoint_ghosts.add(record.prefix_hash)
             self.dissolve(record)
+
+    def _forget_lineage(self, prefix_hash: BlockHash) -> None:
+        if self.get_cached_block(prefix_hash, self._lineage_group) is not None:
+            return  # another block still holds it
+        parent = self._parents.pop(prefix_hash)
+        self._num_children[parent] -= 1
+        if not self._num_children[parent]:
+            del self._num_children[parent]
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Hold cached blocks for one more user; free ones leave their tier."""
@@ -209,8 +230,16 @@ class UnitBlockPool:
             block.ref_cnt -= 1
             assert block.ref_cnt >= 0, f"block {block.block_id} freed too often"
             if block.ref_cnt == 0:
-                cached = block.block_id in self._keys or block.block_id in self._records
-                self._enqueue(block, Tier.REGULAR if cached else Tier.SCRATCH)
+                self._enqueue(block, self._tier_for(block))
+
+    def _tier_for(self, block: KVCacheBlock) -> Tier:
+        """Return where a free block belongs: with the best of what it serves."""
+        if block.block_id in self._keys:
+            return Tier.REGULAR
+        records = self._records.get(block.block_id)
+        if not records:
+            return Tier.SCRATCH
+        return Tier.COLD if all(record.is_cold for record in records) else Tier.REGULAR
 
     def _enqueue(self, block: KVCacheBlock, tier: Tier) -> None:
         self._tier_of[block.block_id] = int(tier)
@@ -231,10 +260,22 @@ class UnitBlockPool:
         """Return a block that holds the group's rows up to a prefix's end, or None."""
         return self.index[group_id].get_one_block(prefix_hash)  # type: ignore[arg-type]
 
-    def add_key(self, block: KVCacheBlock, group_id: int, prefix_hash: BlockHash) -> None:
+    def add_key(
+        self,
+        block: KVCacheBlock,
+        group_id: int,
+        prefix_hash: BlockHash,
+        parent: BlockHash | None = None,
+    ) -> None:
         """Publish that a held block has all its group's rows up to a prefix's end.
 
         Keys of one block are added in ascending order of position.
+
+        Args:
+            block: The block.
+            group_id: Its dense group.
+            prefix_hash: Hash of the prefix.
+            parent: Hash of the prefix one unit shorter; None for the first unit.
         """
         assert not block.is_null
         entry = self._keys.get(block.block_id)
@@ -242,8 +283,20 @@ class UnitBlockPool:
             entry = self._keys[block.block_id] = (group_id, [])
         assert entry[0] == group_id
         entry[1].append(prefix_hash)
+        if group_id == self._lineage_group and prefix_hash not in self._parents:
+            self._parents[prefix_hash] = parent
+            self._num_children[parent] += 1
         self.index[group_id].insert(prefix_hash, block)  # type: ignore[arg-type]
         self.ghosts.discard(prefix_hash)
+
+    def has_other_continuation(self, prefix_hash: BlockHash, next_hash: BlockHash | None) -> bool:
+        """Whether a cached prefix goes on with other tokens than those of ``next_hash``."""
+        others = self._num_children[prefix_hash]
+        return others > (1 if next_hash is not None and next_hash in self._parents else 0)
+
+    def parent_of(self, prefix_hash: BlockHash) -> BlockHash | None:
+        """Return the prefix one unit shorter of a cached one; None for a first unit."""
+        return self._parents.get(prefix_hash)
 
     def holds_key(self, group_id: int, prefix_hash: BlockHash, block: KVCacheBlock) -> bool:
         """Whether the index leads from a prefix to this very block, perhaps among others."""
@@ -268,6 +321,8 @@ class UnitBlockPool:
         existing = self.checkpoints.get(record.prefix_hash)
         if existing is not None:
             existing.is_kept = existing.is_kept or record.is_kept
+            existing.is_junction = existing.is_junction or record.is_junction
+            self.set_cold(existing, existing.is_cold and record.is_cold)
             return False
         self.checkpoints[record.prefix_hash] = record
         self.checkpoint_ghosts.discard(record.prefix_hash)
@@ -286,8 +341,31 @@ class UnitBlockPool:
             records.remove(record)
             if not records:
                 del self._records[block.block_id]
-                if self._tier_of[block.block_id] != _HELD:
-                    self._move(block, Tier.SCRATCH)
+            if self._tier_of[block.block_id] != _HELD:
+                tier = self._tier_for(block)
+                if tier != self._tier_of[block.block_id]:
+                    self._move(block, tier)
+
+    def set_cold(self, record: Checkpoint, is_cold: bool) -> None:
+        """Give a checkpoint up before others, or not; its free blocks change tiers."""
+        if record.is_cold == is_cold:
+            return
+        record.is_cold = is_cold
+        self._place_free_blocks(record, even_if_unchanged=False)
+
+    def refresh(self, record: Checkpoint) -> None:
+        """Let a checkpoint's free blocks age from now."""
+        if self.checkpoints.get(record.prefix_hash) is record:
+            self._place_free_blocks(record, even_if_unchanged=True)
+
+    def _place_free_blocks(self, record: Checkpoint, *, even_if_unchanged: bool) -> None:
+        for block in record.all_blocks():
+            current = self._tier_of[block.block_id]
+            if current == _HELD:
+                continue
+            tier = self._tier_for(block)
+            if even_if_unchanged or tier != current:
+                self._move(block, tier)
 
     # ---- reset -------------------------------------------------------------------------------
 

@@ -5,12 +5,19 @@ A step of one request goes through ``plan_step`` (what to take; changes nothing)
 ``publish``, when ``schedule()`` ends, from what was really allocated in it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix_lookup import PrefixHit, find_prefix
-from vllm.v1.core.retention import CacheGeometry, needed_window_blocks, trailing_boundaries
+from vllm.v1.core.retention import (
+    AUTO,
+    CacheGeometry,
+    GroupGeometry,
+    RetentionPolicy,
+    needed_window_blocks,
+    trailing_boundaries,
+)
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.unit_block_pool import Checkpoint, UnitBlockPool
 from vllm.v1.core.unit_groups import DenseGroup, WindowGroup
@@ -80,10 +87,18 @@ class RequestCacheState:
     Attributes:
         num_units: Units whose keys are out, those of its hit included.
         trailing: Checkpoints it carries along and replaces as it advances.
+        wanted: Boundaries it wants kept: replay boundaries and junctions.
+        junctions: Those of them where prompts part.
+        origin: The checkpoint it resumed at.
+        kept: Checkpoints it made that outlive its advance.
     """
 
     num_units: int = 0
     trailing: list[Checkpoint] = field(default_factory=list)
+    wanted: set[int] = field(default_factory=set)
+    junctions: set[int] = field(default_factory=set)
+    origin: Checkpoint | None = None
+    kept: list[Checkpoint] = field(default_factory=list)
 
 
 class UnitKVCacheCoordinator:
@@ -94,10 +109,17 @@ class UnitKVCacheCoordinator:
     Args:
         kv_cache_config: Groups and number of blocks; ``hit_unit`` is set.
         enable_caching: Whether anything is kept for later requests.
+        policy: Which checkpoints are kept.
     """
 
-    def __init__(self, kv_cache_config: KVCacheConfig, enable_caching: bool) -> None:
+    def __init__(
+        self,
+        kv_cache_config: KVCacheConfig,
+        enable_caching: bool,
+        policy: RetentionPolicy = AUTO,
+    ) -> None:
         self.geometry = CacheGeometry.from_config(kv_cache_config)
+        self.policy = policy
         self.block_pool = UnitBlockPool(
             kv_cache_config.num_blocks,
             [group.group_id for group in self.geometry.dense],
@@ -161,7 +183,7 @@ class UnitKVCacheCoordinator:
         window_indices = []
         for group in self.windows:
             geometry = group.geometry
-            needed = needed_window_blocks(geometry, end, alloc_end, boundaries)
+            needed = self._needed_blocks(geometry, start, end, alloc_end, boundaries)
             adopted = range(0)
             if hit is not None and hit.position:
                 adopted = geometry.block_range(geometry.first_needed(hit.position), hit.position)
@@ -178,6 +200,19 @@ class UnitKVCacheCoordinator:
             num_new_blocks=sum(num_dense_new) + sum(map(len, window_indices)) + num_copies,
             num_blocks_touched=self._num_touched(hit),
         )
+
+    def _needed_blocks(
+        self,
+        group: GroupGeometry,
+        start: int,
+        end: int,
+        alloc_end: int,
+        boundaries: tuple[int, ...],
+    ) -> Sequence[int]:
+        if self.policy.private_window:
+            return needed_window_blocks(group, end, alloc_end, boundaries)
+        # As engines do that write every row of a chunk to pages: for comparison only.
+        return group.block_range(min(start, group.first_needed(end)), alloc_end)
 
     def _plan_partials(self, hit: PrefixHit) -> tuple[PartialAdoption, ...]:
         plans = []
@@ -210,7 +245,10 @@ class UnitKVCacheCoordinator:
         if hit is not None and hit.position:
             self._adopt(request_id, hit, plan.partials)
         if request_id not in self._states:
-            self._states[request_id] = RequestCacheState(plan.start // self.geometry.unit)
+            origin = hit.checkpoint if hit is not None else None
+            self._states[request_id] = RequestCacheState(
+                plan.start // self.geometry.unit, origin=origin
+            )
         taken = iter(self.block_pool.get_new_blocks(plan.num_new_blocks))
         for partial in plan.partials:
             if partial.is_copy:
@@ -239,6 +277,7 @@ class UnitKVCacheCoordinator:
             pool.touch(blocks_of)
             window.adopt(request_id, hit.position, blocks_of)
         hit.checkpoint.num_hits += 1
+        hit.checkpoint.num_live += 1
 
     def _add_copy(self, request_id: str, partial: PartialAdoption, block: KVCacheBlock) -> None:
         group = self.dense[partial.dense_index]
@@ -250,13 +289,29 @@ class UnitKVCacheCoordinator:
 
     # ---- end of schedule() -------------------------------------------------------------------
 
+    def want_boundaries(
+        self, request_id: str, boundaries: Iterable[int], *, are_junctions: bool
+    ) -> None:
+        """Keep checkpoints of boundaries that the request has yet to pass."""
+        state = self._states[request_id]
+        state.wanted.update(boundaries)
+        if are_junctions:
+            state.junctions.update(boundaries)
+
+    def wanted_boundaries(self, request_id: str) -> set[int]:
+        """Return the boundaries a request wants kept."""
+        return self._states[request_id].wanted
+
+    def num_published_units(self, request_id: str) -> int:
+        """Return the units whose keys a request has published, those of its hit included."""
+        return self._states[request_id].num_units
+
     def publish(
         self,
         request_id: str,
         block_hashes: Sequence[BlockHash],
         end: int,
         boundaries: Sequence[int],
-        kept: Sequence[int],
         next_tokens: Sequence[int | None],
     ) -> None:
         """Make the prefixes a step completes visible to later lookups.
@@ -266,30 +321,56 @@ class UnitKVCacheCoordinator:
             block_hashes: Its chained hashes, one per unit, covering at least ``end``.
             end: Tokens computed after the step, drafts not counted.
             boundaries: Boundaries the step completes, to keep a checkpoint of.
-            kept: Those boundaries that outlive the request's advance (replay boundaries).
             next_tokens: Per boundary the token that follows, where known.
         """
-        unit = self.geometry.unit
-        pool = self.block_pool
         state = self._states[request_id]
+        self._publish_keys(request_id, state, block_hashes, end)
+        for position, token in zip(boundaries, next_tokens, strict=True):
+            prefix_hash = block_hashes[position // self.geometry.unit - 1]
+            self._publish_checkpoint(request_id, state, prefix_hash, position, token)
+        self._drop_passed_records(state, end)
+
+    def _publish_keys(
+        self,
+        request_id: str,
+        state: RequestCacheState,
+        block_hashes: Sequence[BlockHash],
+        end: int,
+    ) -> None:
+        unit = self.geometry.unit
         for i in range(state.num_units, end // unit):
             position = (i + 1) * unit
+            parent = block_hashes[i - 1] if i else None
             for group in self.dense:
                 if position % group.geometry.ratio == 0:
                     block = group.block_below(request_id, position)
-                    pool.add_key(block, group.geometry.group_id, block_hashes[i])
+                    group_id = group.geometry.group_id
+                    self.block_pool.add_key(block, group_id, block_hashes[i], parent)
         state.num_units = max(state.num_units, end // unit)
-        for position, token in zip(boundaries, next_tokens, strict=True):
-            record = Checkpoint(
-                block_hashes[position // unit - 1],
-                position,
-                tuple(group.blocks_for(request_id, position) for group in self.windows),
-                token,
-                is_kept=position in kept,
-            )
-            if pool.add_checkpoint(record) and not record.is_kept:
-                state.trailing.append(record)
-        self._drop_passed_records(state, end)
+
+    def _publish_checkpoint(
+        self,
+        request_id: str,
+        state: RequestCacheState,
+        prefix_hash: BlockHash,
+        position: int,
+        next_token: int | None,
+    ) -> None:
+        policy = self.policy
+        is_junction = position in state.junctions
+        on_grid = policy.interval > 0 and position % policy.interval == 0
+        record = Checkpoint(
+            prefix_hash,
+            position,
+            tuple(group.blocks_for(request_id, position) for group in self.windows),
+            next_token,
+            is_kept=position in state.wanted or on_grid,
+            is_junction=is_junction,
+            # Its lean boundary is close below and needs no state of long compressors.
+            is_cold=policy.keeps_lean and position % self.geometry.lean != 0 and not is_junction,
+        )
+        if self.block_pool.add_checkpoint(record):
+            (state.kept if record.is_kept else state.trailing).append(record)
 
     def _drop_passed_records(self, state: RequestCacheState, end: int) -> None:
         """Withdraw trailing checkpoints that newer ones replace, unless somebody resumed there."""
@@ -302,11 +383,32 @@ class UnitKVCacheCoordinator:
                 self.block_pool.dissolve(record)
         state.trailing = remaining
 
+    def _age_checkpoints(self, state: RequestCacheState) -> None:
+        """Order a leaving request's checkpoints for eviction.
+
+        Its newest one supersedes those it began at and made on the way, except junctions and those
+        another running request began at: a conversation resumes at its end. Without that rule they
+        all age from now.
+        """
+        made = [*state.kept, *state.trailing]
+        newest = max((record.position for record in made), default=0)
+        pair = trailing_boundaries(self.geometry, newest)
+        if state.origin is not None:
+            state.origin.num_live -= 1
+            made.append(state.origin)
+        for record in made:
+            in_use = record.is_junction or record.num_live > 0 or record.position in pair
+            if self.policy.supersedes and record.position < newest and not in_use:
+                self.block_pool.set_cold(record, True)
+            else:
+                self.block_pool.refresh(record)
+
     def publish_copies(self) -> None:
         """Let copies carry their source's keys below the boundary."""
         for copy in self.copies:
             for prefix_hash in copy.keys:
-                self.block_pool.add_key(copy.destination, copy.group_id, prefix_hash)
+                parent = self.block_pool.parent_of(prefix_hash)
+                self.block_pool.add_key(copy.destination, copy.group_id, prefix_hash, parent)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Drain the copies the step must run; their ends stay held until ``release_copies``."""
@@ -342,7 +444,9 @@ class UnitKVCacheCoordinator:
             group.free(request_id)
         for window in self.windows:
             window.free(request_id)
-        self._states.pop(request_id, None)
+        state = self._states.pop(request_id, None)
+        if state is not None:
+            self._age_checkpoints(state)
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """Return per group the dense block ids; window groups have tables of their own."""

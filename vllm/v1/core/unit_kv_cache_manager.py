@@ -23,6 +23,12 @@ from vllm.v1.request import Request
 
 logger = init_logger(__name__)
 
+# Waiting costs a step, so it must save more than a step of a short prompt would take.
+_MIN_DONOR_GAIN_TOKENS = 128
+# A wait is given up after this many steps, and one more for each so many tokens to come.
+_DONOR_STEPS = 4
+_DONOR_TOKENS_PER_STEP = 256
+
 
 class HitBlocks(KVCacheBlocks):
     """A prefix hit on its way from the lookup to the allocation. Holds no block yet."""
@@ -68,6 +74,7 @@ class UnitKVCacheManager:
         coordinator: UnitKVCacheCoordinator | None = None,
     ) -> None:
         self.coordinator = coordinator or UnitKVCacheCoordinator(kv_cache_config, enable_caching)
+        self.policy = self.coordinator.policy
         self.geometry = self.coordinator.geometry
         self.block_pool = self.coordinator.block_pool
         self.kv_cache_config = kv_cache_config
@@ -79,6 +86,10 @@ class UnitKVCacheManager:
         self._max_lookahead = max_lookahead
         self._pending: dict[str, PendingPublication] = {}
         self._prefill_stats: dict[str, PrefillStats] = {}
+        # Requests whose prompt is not published yet: others may wait for them.
+        self._prefilling: dict[str, Request] = {}
+        self._wait_deadlines: dict[str, int] = {}
+        self._step = 0
         needed = max_request_blocks(self.geometry, max_model_len, max_lookahead)
         if kv_cache_config.num_blocks - 1 < needed:
             raise ConfigError(
@@ -180,12 +191,13 @@ class UnitKVCacheManager:
         # Drafts are not known to be accepted: only tokens the request has may be published.
         end = min(step_end, request.num_tokens)
         alloc_end = min(step_end + num_lookahead_tokens, self.max_model_len)
-        boundaries: tuple[int, ...] = ()
         unit = self.geometry.unit
+        wanted, junctions = self._wanted_boundaries(request, new_computed_blocks, is_new=is_new)
+        boundaries: tuple[int, ...] = ()
         publishes = self.enable_caching and not delay_cache_blocks and end // unit > start // unit
         if publishes:
-            replay = replay_boundaries(self.geometry, request.num_prompt_tokens)
-            boundaries = step_boundaries(self.geometry, start, end, replay)
+            interval = self.policy.interval
+            boundaries = step_boundaries(self.geometry, start, end, wanted, interval)
         if not is_new:
             self.coordinator.release_passed(request_id, request.num_computed_tokens)
         plan = self.coordinator.plan_step(request_id, start, end, alloc_end, boundaries, hit)
@@ -196,11 +208,92 @@ class UnitKVCacheManager:
         if needed > available:
             return None
         new_blocks = self.coordinator.commit(request_id, plan)
+        if is_new:
+            self.coordinator.want_boundaries(request_id, wanted, are_junctions=False)
+            self.coordinator.want_boundaries(request_id, junctions, are_junctions=True)
+            self._prefilling[request_id] = request
         if publishes:
             self._pending[request_id] = PendingPublication(request, end, boundaries)
         if is_new:
             self._record_admission(request, hit, new_computed_blocks)
         return KVCacheBlocks(new_blocks)
+
+    def _wanted_boundaries(
+        self, request: Request, looked_up: KVCacheBlocks | None, *, is_new: bool
+    ) -> tuple[set[int], set[int]]:
+        """Return the boundaries whose checkpoints a request keeps, and which are junctions."""
+        if not is_new:
+            return self.coordinator.wanted_boundaries(request.request_id), set()
+        lean = self.policy.keeps_lean
+        wanted = set(replay_boundaries(self.geometry, request.num_prompt_tokens, keeps_lean=lean))
+        junctions: set[int] = set()
+        if self.policy.keeps_junctions and isinstance(looked_up, HitBlocks):
+            position = self._find_junction(request, looked_up.hit)
+            junctions = {p for p in (position, self.geometry.floor_lean(position)) if p > 0}
+            if not lean:
+                junctions &= {position}
+        return wanted | junctions, junctions
+
+    def _find_junction(self, request: Request, hit: PrefixHit) -> int:
+        """Return where a cached continuation parts from a prompt without a checkpoint; 0: nowhere.
+
+        A checkpoint that stands there already becomes a junction: it is not superseded any more.
+        """
+        num_units = hit.dense_match // self.geometry.unit
+        if num_units == 0:
+            return 0
+        hashes = request.block_hashes
+        following = hashes[num_units] if num_units < len(hashes) else None
+        if not self.block_pool.has_other_continuation(hashes[num_units - 1], following):
+            return 0
+        if hit.checkpoint is not None and hit.position == hit.dense_match:
+            hit.checkpoint.is_junction = True
+            self.block_pool.set_cold(hit.checkpoint, False)
+            return 0
+        return hit.dense_match
+
+    # ---- waiting for a running donor ---------------------------------------------------------
+
+    def should_wait(self, request: Request, looked_up: KVCacheBlocks) -> bool:
+        """Whether a running prefill is about to publish more of a waiting request's prefix.
+
+        The donor is asked to leave a checkpoint where the two part. Waiting is bounded in steps, so
+        a donor that does not get on holds nobody up for long.
+        """
+        if not self.enable_caching or not isinstance(looked_up, HitBlocks):
+            return False
+        if request.skip_reading_prefix_cache:
+            return False
+        first = looked_up.hit.dense_match // self.geometry.unit
+        donor, shared_units = self._find_donor(request, first)
+        gain = shared_units * self.geometry.unit - looked_up.hit.position
+        if donor is None or gain < _MIN_DONOR_GAIN_TOKENS:
+            self._wait_deadlines.pop(request.request_id, None)
+            return False
+        limit = self._step + _DONOR_STEPS + gain // _DONOR_TOKENS_PER_STEP
+        if self._step >= self._wait_deadlines.setdefault(request.request_id, limit):
+            return False
+        position = shared_units * self.geometry.unit
+        boundaries = {p for p in (position, self.geometry.floor_lean(position)) if p > 0}
+        self.coordinator.want_boundaries(donor.request_id, boundaries, are_junctions=True)
+        return True
+
+    def _find_donor(self, request: Request, first: int) -> tuple[Request | None, int]:
+        """Return the prefill that shares most beyond what is published, and the units shared."""
+        best, best_units = None, 0
+        hashes = request.block_hashes
+        limit = (request.num_tokens - 1) // self.geometry.unit
+        for donor in self._prefilling.values():
+            theirs = donor.block_hashes
+            if self.coordinator.num_published_units(donor.request_id) != first:
+                continue
+            units = first
+            end = min(limit, donor.num_prompt_tokens // self.geometry.unit)
+            while units < end and theirs[units] == hashes[units]:
+                units += 1
+            if units > first and units > best_units:
+                best, best_units = donor, units
+        return best, best_units
 
     @staticmethod
     def _hit_of(blocks: KVCacheBlocks | None, num_tokens: int) -> PrefixHit | None:
@@ -257,6 +350,7 @@ class UnitKVCacheManager:
 
     def new_step_starts(self) -> None:
         """Begin a ``schedule()``: the previous step's copies have run."""
+        self._step += 1
         self.coordinator.release_copies()
 
     def commit_step(self) -> None:
@@ -271,9 +365,10 @@ class UnitKVCacheManager:
                 request.block_hashes,
                 pending.end,
                 pending.boundaries,
-                replay_boundaries(self.geometry, request.num_prompt_tokens),
                 [tokens[p] if p < num_tokens else None for p in pending.boundaries],
             )
+            if pending.end >= self.geometry.floor_unit(request.num_prompt_tokens):
+                self._prefilling.pop(request_id, None)
         self._pending.clear()
 
     def take_block_copies(self) -> list[tuple[int, int]]:
@@ -294,6 +389,8 @@ class UnitKVCacheManager:
     def free(self, request: Request) -> None:
         """Give back everything a request holds; what it published stays cached."""
         self._pending.pop(request.request_id, None)
+        self._prefilling.pop(request.request_id, None)
+        self._wait_deadlines.pop(request.request_id, None)
         self.coordinator.free(request.request_id)
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:

@@ -103,6 +103,13 @@ class Channel:
         channel.receive_socket.connect(endpoints.to_core)
         return channel
 
+    def wait_connected(self, timeout_s: float) -> bool:
+        """Wait until the other end can be sent to; the side that bound needs this once."""
+        with self._lock:
+            return not self._closed and bool(
+                self._send_socket.poll(round(timeout_s * 1000), zmq.POLLOUT)
+            )
+
     def send(self, data: bytes) -> bool:
         """Send without waiting; return False when nobody is there to receive, or after close."""
         with self._lock:

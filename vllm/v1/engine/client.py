@@ -38,7 +38,7 @@ class EngineCoreHandle(Protocol):
         """Why the core is dead; None while it lives. Any thread may ask."""
 
     def wait_ready(self) -> Ready:
-        """Block until the core serves; further calls return the same message.
+        """Block until the core serves; further calls give the same answer.
 
         Raises:
             VllmError: The core cannot start; the same error that it met.
@@ -185,6 +185,7 @@ class ThreadCore:
         self._mailbox = Mailbox()
         self._dead_error: EngineDeadError | None = None
         self._ready: Ready | None = None
+        self._start_error: VllmError | None = None
         self._loop: CoreLoop | None = None
         self._thread = threading.Thread(
             target=self._run, args=(build,), name="engine-core", daemon=True
@@ -198,8 +199,14 @@ class ThreadCore:
 
     def wait_ready(self) -> Ready:
         """Block until the core serves."""
+        if self._start_error is not None:
+            raise self._start_error
         if self._ready is None:
-            self._ready = expect_ready(self._mailbox.get())
+            try:
+                self._ready = expect_ready(self._mailbox.get())
+            except VllmError as error:
+                self._start_error = error
+                raise
         return self._ready
 
     def send(self, message: ToCore) -> None:

@@ -33,6 +33,7 @@ _BOOT = (
 _EXIT_POLL_S = 0.25
 # The last words of a core that exited may still be in ZMQ's thread.
 _LAST_WORDS_S = 0.2
+_CONNECT_S = 5.0
 
 
 class ProcessCore:
@@ -53,6 +54,7 @@ class ProcessCore:
         self._codec = Codec()
         self._mailbox = Mailbox()
         self._ready: Ready | None = None
+        self._start_error: BaseException | None = None
         self._dead_error: EngineDeadError | None = None
         self._closing = False
         self._channel, endpoints = Channel.bind(use_tcp=use_tcp)
@@ -81,12 +83,18 @@ class ProcessCore:
 
     def wait_ready(self) -> Ready:
         """Block until the core serves."""
+        if self._start_error is not None:
+            raise self._start_error
         if self._ready is None:
             try:
-                self._ready = expect_ready(self._mailbox.get())
-            except BaseException:
+                ready = expect_ready(self._mailbox.get())
+            except BaseException as error:
+                self._start_error = error
                 self.shutdown()
                 raise
+            # Both directions connect independently; this one may be a moment later.
+            self._channel.wait_connected(_CONNECT_S)
+            self._ready = ready
         return self._ready
 
     def send(self, message: ToCore) -> None:

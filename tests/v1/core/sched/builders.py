@@ -34,9 +34,7 @@ init_none_hash(sha256)
 
 def full_config(num_blocks: int, block_size: int = BLOCK_SIZE) -> KVCacheConfig:
     """One full-attention group."""
-    return KVCacheConfig(
-        num_blocks, [], [KVCacheGroupSpec(["layer"], full(block_size=block_size))]
-    )
+    return KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], full(block_size=block_size))])
 
 
 def hybrid_config(num_blocks: int, block_size: int = BLOCK_SIZE) -> KVCacheConfig:
@@ -46,9 +44,7 @@ def hybrid_config(num_blocks: int, block_size: int = BLOCK_SIZE) -> KVCacheConfi
         [],
         [
             KVCacheGroupSpec(["full"], full(block_size=block_size)),
-            KVCacheGroupSpec(
-                ["window"], swa(block_size=block_size, sliding_window=2 * block_size)
-            ),
+            KVCacheGroupSpec(["window"], swa(block_size=block_size, sliding_window=2 * block_size)),
         ],
     )
 

@@ -150,7 +150,9 @@ class FakeExecutor:
                 assert cached.all_token_ids[req_id] == state.tokens
             else:
                 assert not state.preempted, f"{req_id} goes on after a preemption"
-                for table, new in zip(state.tables, blocks or [[]] * len(state.tables), strict=True):
+                for table, new in zip(
+                    state.tables, blocks or [[]] * len(state.tables), strict=True
+                ):
                     table.extend(new)
         for req_id in output.preempted_req_ids or ():
             if req_id in self.requests:
@@ -185,7 +187,7 @@ class FakeExecutor:
 
     def _sample(self, req_id: str, output: SchedulerOutput) -> list[int]:
         """Sample where the step reaches the last known token; verify drafts before it."""
-        start, end, drafts = self._span(req_id, output)
+        _, end, drafts = self._span(req_id, output)
         state = self.requests[req_id]
         if end - len(drafts) < len(state.tokens):
             state.num_computed = end

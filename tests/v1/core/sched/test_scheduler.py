@@ -365,7 +365,11 @@ def test_a_hit_that_does_not_fit_is_dropped() -> None:
 
     def picky(request: Request, num_new_tokens: int, **kwargs: Any) -> Any:
         calls.append((num_new_tokens, kwargs["num_new_computed_tokens"]))
-        return None if kwargs["num_new_computed_tokens"] else allocate(request, num_new_tokens, **kwargs)
+        return (
+            None
+            if kwargs["num_new_computed_tokens"]
+            else allocate(request, num_new_tokens, **kwargs)
+        )
 
     manager.allocate_slots = picky  # type: ignore[method-assign]
     scheduler.add_request(make_request("1", list(range(64)), max_tokens=1))
@@ -619,7 +623,9 @@ def test_draft_accounting(
 
 
 def test_drafts_are_cut_to_the_budget_and_to_the_model_length() -> None:
-    scheduler = make_scheduler(num_speculative_tokens=4, max_model_len=14, max_num_batched_tokens=64)
+    scheduler = make_scheduler(
+        num_speculative_tokens=4, max_model_len=14, max_num_batched_tokens=64
+    )
     scheduler.add_request(make_request("0", 10))
     output = scheduler.schedule()
     scheduler.update_from_output(output, answer(output, {"0": [0]}))

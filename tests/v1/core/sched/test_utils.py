@@ -57,7 +57,10 @@ def test_min_tokens_cannot_outgrow_the_model() -> None:
 
 
 def test_lengths() -> None:
-    for request, max_model_len in ((request_with([1, 2], max_tokens=2), 99), (request_with([1]), 5)):
+    for request, max_model_len in (
+        (request_with([1, 2], max_tokens=2), 99),
+        (request_with([1]), 5),
+    ):
         assert check_stop(request, max_model_len)
         assert request.status is RequestStatus.FINISHED_LENGTH_CAPPED
 

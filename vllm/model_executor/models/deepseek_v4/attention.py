@@ -14,11 +14,15 @@ from vllm.model_executor.models.deepseek_v4.config import LayerPlan
 from vllm.model_executor.models.deepseek_v4.entries import (
     EntrySource,
     IndexQueries,
+    TileEntries,
     build_entry_source,
 )
 from vllm.model_executor.models.deepseek_v4.kv_cache import LayerCacheNames
 from vllm.model_executor.models.deepseek_v4.page_reader import PageReader
 from vllm.model_executor.models.deepseek_v4.step import ModelParts, Step
+
+# Keys copied per query stay below this many values (64 MiB of fp32).
+_MAX_KEY_VALUES = 1 << 24
 
 
 class DeepseekV4Attention(nn.Module):
@@ -168,14 +172,46 @@ class DeepseekV4Attention(nn.Module):
         prior = self._window.find_group(step.meta.windows, step).chunk_reads[index]
         local_keys = torch.cat([self._window.read(prior, step), kv])
         for tile in plan.chunk_tiles[index]:
-            entries, mask = self.entries.pick_for_tile(chunk, tile)
+            picked = self.entries.pick_for_tile(chunk, tile)
+            tile_queries, window_keys = queries[tile.queries], local_keys[tile.window_keys]
+            if picked.chosen is not None:
+                self._attend_chosen(tile_queries, picked, window_keys, output[tile.queries])
+                continue
             keys = [self._zero_key[0]]
-            if entries is not None:
-                keys.append(entries)
-            keys.append(local_keys[tile.window_keys])
-            tile_keys = torch.cat(keys).unsqueeze(0)
-            tile_queries = queries[tile.queries].unsqueeze(0)
-            output[tile.queries] = self._attend(tile_queries, tile_keys, mask, self.sinks)[0]
+            if picked.entries is not None:
+                keys.append(picked.entries)
+            tile_keys = torch.cat([*keys, window_keys]).unsqueeze(0)
+            output[tile.queries] = self._attend(
+                tile_queries.unsqueeze(0), tile_keys, picked.mask, self.sinks
+            )[0]
+
+    def _attend_chosen(
+        self,
+        queries: torch.Tensor,
+        picked: TileEntries,
+        window_keys: torch.Tensor,
+        output: torch.Tensor,
+    ) -> None:
+        """Attends queries [Q, H, head_dim] with keys of their own.
+
+        Mutates:
+            output [Q, H, head_dim].
+        """
+        assert picked.chosen is not None
+        assert picked.entries is not None
+        window, _ = self._plan_key
+        num_queries, top_k = picked.chosen.shape
+        # Window w of query i is local key i + w.
+        windows = window_keys.unfold(0, window, 1).transpose(1, 2)
+        step = max(1, _MAX_KEY_VALUES // ((1 + top_k + window) * self._head_dim))
+        for first in range(0, num_queries, step):
+            part = slice(first, first + step)
+            chosen = picked.chosen[part]
+            entries = picked.entries.index_select(0, chosen.flatten()).view(*chosen.shape, -1)
+            zero_keys = self._zero_key.expand(chosen.shape[0], -1, -1)
+            keys = torch.cat([zero_keys, entries, windows[part]], 1)
+            attended = self._attend(queries[part].unsqueeze(1), keys, None, self.sinks)
+            output[part] = attended.squeeze(1)
 
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns published tensor name -> destination."""

@@ -19,6 +19,10 @@ from vllm.model_executor.models.deepseek_v4.page_reader import PageReader
 from vllm.model_executor.models.deepseek_v4.step import ModelParts, Step
 from vllm.v1.attention.step_tables import AttentionPlan, PageRows, QueryTile
 
+# Masking entries that were not chosen shares one key matrix between queries; listing the chosen
+# ones copies rows per query. On a CPU listing wins from about 4 * top-k entries (5 times at 16).
+_LISTED_ENTRIES_FACTOR = 4
+
 
 @dataclass(frozen=True, slots=True)
 class IndexQueries:
@@ -46,6 +50,22 @@ class ChunkEntries:
     entries: torch.Tensor
     index_keys: torch.Tensor | None = None
     queries: IndexQueries | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TileEntries:
+    """What the queries of a tile attend to besides the window, in one of two forms.
+
+    Attributes:
+        entries: [K, head_dim].
+        mask: fp32 [1, Q, 1, M], 0 or -inf, of the last M keys (entries, then window rows).
+        chosen: int64 [Q, top_k]: each query attends these entries only and its whole window, and
+            ``mask`` does not apply. None: all entries that the mask lets through.
+    """
+
+    entries: torch.Tensor | None
+    mask: torch.Tensor
+    chosen: torch.Tensor | None = None
 
 
 class EntrySource(Protocol):
@@ -76,10 +96,8 @@ class EntrySource(Protocol):
     ) -> ChunkEntries | None:
         """Reads what ``pick_for_tile`` needs for every tile of chunk ``index``."""
 
-    def pick_for_tile(
-        self, chunk: ChunkEntries | None, tile: QueryTile
-    ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Returns a tile's entries [K, head_dim], and the mask of its last keys."""
+    def pick_for_tile(self, chunk: ChunkEntries | None, tile: QueryTile) -> TileEntries:
+        """Returns what a tile's queries attend to."""
 
     def weight_slots(
         self, prefix: str, projections: tuple[torch.Tensor, ...]
@@ -118,12 +136,10 @@ class NoEntries(nn.Module):
         del index, queries, step
         return None
 
-    def pick_for_tile(
-        self, chunk: ChunkEntries | None, tile: QueryTile
-    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+    def pick_for_tile(self, chunk: ChunkEntries | None, tile: QueryTile) -> TileEntries:
         """Returns no entries and the window's mask."""
         del chunk
-        return None, tile.tail_mask
+        return TileEntries(None, tile.tail_mask)
 
     def weight_slots(
         self, prefix: str, projections: tuple[torch.Tensor, ...]
@@ -166,12 +182,10 @@ class AllEntries(nn.Module):
         reads = self._entries.find_group(step.meta.entries, step).chunk_reads[index]
         return ChunkEntries(self._entries.read(reads, step))
 
-    def pick_for_tile(
-        self, chunk: ChunkEntries | None, tile: QueryTile
-    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+    def pick_for_tile(self, chunk: ChunkEntries | None, tile: QueryTile) -> TileEntries:
         """See ``EntrySource``."""
         assert chunk is not None
-        return chunk.entries[: tile.num_entries], tile.tail_mask
+        return TileEntries(chunk.entries[: tile.num_entries], tile.tail_mask)
 
     def weight_slots(
         self, prefix: str, projections: tuple[torch.Tensor, ...]
@@ -192,6 +206,7 @@ class ChosenEntries(nn.Module):
         super().__init__()
         config = parts.config
         self._top_k = config.index_topk
+        self._window = config.sliding_window
         self._num_heads, self._width = config.index_n_heads, config.index_head_dim
         self.all_entries = AllEntries(plan, names, parts)
         self.index_compressor = Compressor(
@@ -269,10 +284,8 @@ class ChosenEntries(nn.Module):
             IndexQueries(queries.queries[rows], queries.head_weights[rows]),
         )
 
-    def pick_for_tile(
-        self, chunk: ChunkEntries | None, tile: QueryTile
-    ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """See ``EntrySource``; entries that were not chosen are masked."""
+    def pick_for_tile(self, chunk: ChunkEntries | None, tile: QueryTile) -> TileEntries:
+        """See ``EntrySource``; with many entries they are listed, else the others are masked."""
         assert chunk is not None
         if tile.num_entries <= self._top_k:
             return self.all_entries.pick_for_tile(chunk, tile)
@@ -287,11 +300,25 @@ class ChosenEntries(nn.Module):
         visible = tile.tail_mask[..., 0, :num_tail]
         scores[..., tile.num_common :] += visible
         chosen = self._select(scores, self._top_k)
+        if self._should_list(tile):
+            # Every query sees at least top-k entries, so what was chosen is visible.
+            listed = chosen[0].nonzero()[:, 1].view(-1, self._top_k)
+            return TileEntries(chunk.entries, tile.tail_mask, listed)
         mask = torch.zeros_like(scores).masked_fill_(chosen.logical_not_(), float("-inf"))
         # A query with fewer visible entries than top-k had invisible ones chosen as fill.
         mask[..., tile.num_common :] += visible
         mask = torch.cat([mask.unsqueeze(2), tile.tail_mask[..., num_tail:]], -1)
-        return chunk.entries[: tile.num_entries], mask
+        return TileEntries(chunk.entries[: tile.num_entries], mask)
+
+    def _should_list(self, tile: QueryTile) -> bool:
+        """Whether per-query keys pay off; they also need full windows and no padding."""
+        num_queries = tile.queries.stop - tile.queries.start
+        num_window_keys = tile.window_keys.stop - tile.window_keys.start
+        return (
+            tile.num_entries > _LISTED_ENTRIES_FACTOR * self._top_k
+            and tile.num_common >= self._top_k
+            and num_window_keys == num_queries + self._window - 1
+        )
 
     def _must_choose(self, step: Step) -> bool:
         entries = self._entries.find_group(step.meta.entries, step)

@@ -49,8 +49,12 @@ class FullAttentionManager(SingleTypeKVCacheManager):
     def get_num_common_prefix_blocks(self, request_id: str) -> int:
         """Return how many leading blocks are held by every request that has blocks."""
         num_requests = len(self.req_to_blocks)
+        table = self.req_to_blocks.get(request_id, ())
+        if num_requests == 1:
+            # Asked in every step: a request that runs alone must not pay for its whole context.
+            return len(table)
         num_common = 0
-        for block in self.req_to_blocks.get(request_id, ()):
+        for block in table:
             if block.ref_cnt != num_requests:
                 break
             num_common += 1

@@ -68,8 +68,11 @@ def apply_failed_loads(scheduler: Scheduler, block_ids: set[int]) -> set[str]:
         "%d KV blocks failed to load; %d requests are affected.", len(block_ids), len(affected)
     )
     void = {request.request_id for request in bad_running}
-    # What a bad block was thought to hold must not serve another request.
-    scheduler.kv_cache_manager.block_pool.evict_blocks(block_ids)
+    # Neither a bad block nor what was computed from it may serve another request.
+    tainted = set(block_ids)
+    for request, first_bad in (*bad_waiting.items(), *bad_running.items()):
+        tainted.update(_blocks_from(scheduler, request, first_bad))
+    scheduler.kv_cache_manager.block_pool.evict_blocks(tainted)
     if not scheduler.recompute_kv_load_failures:
         ids = [request.request_id for request in affected]
         for request in bad_waiting:
@@ -90,14 +93,30 @@ def _first_bad_tokens(
 ) -> dict[Request, int]:
     """Return, for each request that uses a bad block, the tokens before the first of them."""
     bad: dict[Request, int] = {}
-    block_size = scheduler.block_size
+    block_sizes = _block_sizes(scheduler)
     for request in requests:
-        for group in scheduler.kv_cache_manager.get_block_ids(request.request_id):
-            index = next((i for i, block_id in enumerate(group) if block_id in block_ids), None)
+        tables = scheduler.kv_cache_manager.get_block_ids(request.request_id)
+        for block_size, table in zip(block_sizes, tables, strict=True):
+            index = next((i for i, block_id in enumerate(table) if block_id in block_ids), None)
             if index is not None:
                 first = min(index * block_size, request.num_computed_tokens)
                 bad[request] = min(first, bad.get(request, first))
     return bad
+
+
+def _blocks_from(scheduler: Scheduler, request: Request, num_tokens: int) -> set[int]:
+    """Return the blocks of a request that hold tokens from ``num_tokens`` on."""
+    tables = scheduler.kv_cache_manager.get_block_ids(request.request_id)
+    return {
+        block_id
+        for block_size, table in zip(_block_sizes(scheduler), tables, strict=True)
+        for block_id in table[num_tokens // block_size :]
+    }
+
+
+def _block_sizes(scheduler: Scheduler) -> list[int]:
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    return [group.kv_cache_spec.block_size for group in groups]
 
 
 def finish_loading(scheduler: Scheduler, request: Request) -> None:

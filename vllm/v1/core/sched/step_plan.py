@@ -127,7 +127,9 @@ class StepPlan:
         for index, request in enumerate((*self.running, *resumed)):
             request_id = request.request_id
             data.req_ids.append(request_id)
-            data.new_block_ids.append(self._new_block_ids(request_id, is_resumed=index >= first_resumed))
+            data.new_block_ids.append(
+                self._new_block_ids(request_id, is_resumed=index >= first_resumed)
+            )
             data.num_computed_tokens.append(request.num_computed_tokens)
             data.num_output_tokens.append(
                 request.num_output_tokens + request.num_output_placeholders

@@ -1,0 +1,73 @@
+"""Several jobs, one stream."""
+
+import asyncio
+
+import pytest
+
+from tests.entrypoints.openai.fake_engine import FakeEngine
+from vllm.entrypoints.openai.engine_stream import EngineStream, Job
+from vllm.entrypoints.openai.state import ServerState
+from vllm.exceptions import EngineDeadError, EngineError, QueueFullError, ShuttingDownError
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tokenizers import Tokenizer
+
+
+@pytest.fixture
+def engine(tokenizer: Tokenizer) -> FakeEngine:
+    return FakeEngine(tokenizer)
+
+
+def _jobs(n: int) -> list[Job]:
+    params = SamplingParams(max_tokens=3, output_kind=RequestOutputKind.DELTA)
+    return [Job(f"r{i}", [5, 6], params) for i in range(n)]
+
+
+async def test_outputs_of_all_jobs(engine: FakeEngine) -> None:
+    stream = EngineStream(engine, _jobs(3), ServerState())
+    await stream.start()
+    indices = [item.job_index async for item in stream.outputs()]
+    assert sorted(indices) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    await stream.close()
+    assert engine.num_left == 0
+
+
+async def test_a_refused_job_ends_the_others(engine: FakeEngine) -> None:
+    engine.refuse = QueueFullError("full")
+    with pytest.raises(QueueFullError):
+        await EngineStream(engine, _jobs(2), ServerState()).start()
+
+
+async def test_closing_leaves_every_job(engine: FakeEngine) -> None:
+    stream = EngineStream(engine, _jobs(2), ServerState())
+    await stream.start()
+    engine.hold.clear()
+    await stream.close()
+    await stream.close()
+    assert engine.num_left == 2
+
+
+async def test_the_server_can_end_it(engine: FakeEngine) -> None:
+    state = ServerState()
+    stream = EngineStream(engine, _jobs(1), state)
+    await stream.start()
+    engine.hold.clear()
+    outputs = stream.outputs()
+    await anext(outputs)
+    waiting = asyncio.ensure_future(anext(outputs))
+    await asyncio.sleep(0)
+    state.end_all(ShuttingDownError("over"))
+    with pytest.raises(ShuttingDownError):
+        await waiting
+    await stream.close()
+    with pytest.raises(ShuttingDownError):
+        await EngineStream(engine, _jobs(1), state).start()
+
+
+async def test_death_in_a_request_is_a_failure_and_no_refusal(engine: FakeEngine) -> None:
+    engine.fail_at = 1
+    stream = EngineStream(engine, _jobs(1), ServerState())
+    await stream.start()
+    with pytest.raises(EngineError) as caught:
+        [item async for item in stream.outputs()]
+    assert not isinstance(caught.value, EngineDeadError)
+    await stream.close()

@@ -1,0 +1,111 @@
+"""The edge: keys, phases, sizes, CORS, metrics."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from vllm.entrypoints.openai import middleware
+
+COMPLETIONS = "/v1/completions"
+BODY = {"prompt": "x", "max_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("Bearer k1", 200),
+        ("bearer k2", 200),
+        ("Bearer k", 401),
+        ("Bearer k1x", 401),
+        ("k1", 401),
+        ("Basic k1", 401),
+        ("Bearer ", 401),
+        (None, 401),
+    ],
+)
+async def test_keys(serve: Any, header: str | None, status: int) -> None:
+    served = serve(api_keys=("k1", "k2"))
+    headers = {} if header is None else {"Authorization": header}
+    response = await served.client.post(COMPLETIONS, json=BODY, headers=headers)
+    assert response.status_code == status
+    if status == 401:
+        assert response.json()["error"]["type"] == "AuthenticationError"
+        assert response.headers["www-authenticate"] == "Bearer"
+
+
+async def test_keys_guard_everything_but_probes(serve: Any) -> None:
+    served = serve(api_keys=("k1",))
+    for path in ("/health", "/ready", "/ping", "/version", "/metrics"):
+        assert (await served.client.get(path)).status_code == 200
+    for path in ("/v1/models", "/docs", "/openapi.json", "/load", "/nothing"):
+        assert (await served.client.get(path)).status_code == 401
+    assert (await served.client.post("/tokenize", json={"prompt": "x"})).status_code == 401
+
+
+async def test_phases_close_the_server(serve: Any) -> None:
+    served = serve(ready=False)
+
+    async def statuses() -> list[int]:
+        paths = ("/health", "/ready", "/v1/models")
+        return [(await served.client.get(path)).status_code for path in paths]
+
+    assert await statuses() == [503, 503, 503]
+    served.state.set_ready()
+    assert await statuses() == [200, 200, 200]
+    served.state.start_drain()
+    assert await statuses() == [200, 503, 503]
+    response = await served.client.post(COMPLETIONS, json=BODY)
+    assert response.headers["retry-after"]
+    served.state.set_dead("x")
+    assert await statuses() == [503, 503, 503]
+
+
+async def test_size(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "MAX_BODY_BYTES", 1000)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b" " * 100
+
+    headers = {"Content-Type": "application/json"}
+    for content in (b" " * 1001, chunks()):
+        response = await served.client.post(COMPLETIONS, content=content, headers=headers)
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == 413
+
+
+async def test_cors(serve: Any) -> None:
+    headers = {"Origin": "http://a", "Access-Control-Request-Method": "POST"}
+    served = serve(allowed_origins=("http://a",), api_keys=("k",))
+    preflight = await served.client.options(COMPLETIONS, headers=headers)
+    assert preflight.status_code == 200
+    refused = await served.client.post(COMPLETIONS, json=BODY, headers=headers)
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "http://a"
+    assert (await serve().client.options(COMPLETIONS, headers=headers)).status_code == 405
+
+
+async def test_requests_are_counted_by_route(served: Any) -> None:
+    await served.client.post(COMPLETIONS, json=BODY)
+    await served.client.post(COMPLETIONS, json={})
+    await served.client.get("/v1/models/tiny")
+    await served.client.get("/secret/path")
+    text = (await served.client.get("/metrics")).text
+    for handler, method, status in (
+        ("/v1/completions", "POST", "2xx"),
+        ("/v1/completions", "POST", "4xx"),
+        ("/v1/models/{model_id:path}", "GET", "2xx"),
+        ("none", "GET", "4xx"),
+    ):
+        labels = f'{{handler="{handler}",method="{method}",status="{status}"}}'
+        assert f"http_requests_total{labels} 1.0" in text
+    assert "secret" not in text
+    assert 'handler="/metrics"' not in text
+
+
+async def test_no_request_stays_open(served: Any) -> None:
+    for body in (BODY, {}, {**BODY, "stream": True}):
+        await served.client.post(COMPLETIONS, json=body)
+    assert served.state.num_open_requests == 0
+    assert (await served.client.get("/load")).json() == {"server_load": 0}

@@ -1,0 +1,90 @@
+"""From fields to sampling parameters."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.entrypoints.openai.conftest import FACTS
+from vllm.entrypoints.openai.protocol.requests import CompletionRequest
+from vllm.entrypoints.openai.sampling import (
+    LogprobsWish,
+    check_logprobs,
+    check_request,
+    check_token_id,
+    make_sampling_params,
+    resolve_max_tokens,
+)
+from vllm.exceptions import UserInputError
+from vllm.sampling_params import RequestOutputKind
+
+
+def _request(**fields: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate({"prompt": "x", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop": list("abcde")}, "stop"),
+        ({"stop_token_ids": [2048]}, "stop_token_ids"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"priority": 1}, "priority"),
+        ({"cache_salt": "x" * 129}, "cache_salt"),
+        ({"cache_salt": "a\0"}, "cache_salt"),
+        ({"request_id": "x" * 257}, "request_id"),
+    ],
+)
+def test_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(UserInputError) as caught:
+        check_request(_request(**fields), FACTS)
+    assert caught.value.param == param
+
+
+def test_priority_needs_the_policy_and_32_bits() -> None:
+    facts = replace(FACTS, has_priority=True)
+    check_request(_request(priority=-3), facts)
+    check_request(_request(priority=0), FACTS)
+    with pytest.raises(UserInputError):
+        check_request(_request(priority=2**31), facts)
+
+
+def test_max_tokens() -> None:
+    assert resolve_max_tokens(None, 16, 10, FACTS) == 16
+    assert resolve_max_tokens(None, 16, 60, FACTS) == 4
+    assert resolve_max_tokens(None, None, 10, FACTS) == 54
+    assert resolve_max_tokens(64, 16, 10, FACTS) == 54
+    for num_prompt, asked, param in ((0, 1, "prompt"), (64, 1, "input_tokens"), (1, 65, "max_tok")):
+        with pytest.raises(UserInputError) as caught:
+            resolve_max_tokens(asked, 16, num_prompt, FACTS)
+        assert (caught.value.param or "").startswith(param)
+
+
+def test_logprobs_limit() -> None:
+    unlimited = replace(FACTS, max_logprobs=-1)
+    assert check_logprobs(None, FACTS, "logprobs") is None
+    assert check_logprobs(20, FACTS, "logprobs") == 20
+    assert check_logprobs(-1, unlimited, "logprobs") == -1
+    assert check_logprobs(10**9, unlimited, "logprobs") == 2048
+    for value, facts in ((21, FACTS), (-1, FACTS), (-2, unlimited)):
+        with pytest.raises(UserInputError):
+            check_logprobs(value, facts, "logprobs")
+
+
+@pytest.mark.parametrize("token_id", [-1, 10, True, 1.0, "3", 10**30])
+def test_token_ids(token_id: Any) -> None:
+    check_token_id(9, 10, "prompt")
+    with pytest.raises(UserInputError, match="0 to 9"):
+        check_token_id(token_id, 10, "prompt")
+
+
+def test_parameters() -> None:
+    request = _request(stream=True, temperature=0, stop="a", stop_token_ids=[3], top_k=2047)
+    params = make_sampling_params(request, FACTS, 9, LogprobsWish(2, None))
+    assert params.output_kind == RequestOutputKind.DELTA
+    assert (params.max_tokens, params.logprobs, params.prompt_logprobs) == (9, 2, None)
+    assert params.stop == ["a"]
+    assert request.stop_token_ids is not params.stop_token_ids
+    whole = make_sampling_params(_request(), FACTS, 9, LogprobsWish())
+    assert whole.output_kind == RequestOutputKind.FINAL_ONLY

@@ -1,0 +1,243 @@
+"""Loads and stores of a KV connector, seen by the scheduler."""
+
+from typing import Any
+
+import pytest
+
+from tests.v1.core.sched.builders import (
+    all_blocks_free,
+    answer,
+    make_request,
+    make_scheduler,
+    outputs_by_request,
+)
+from vllm.config import KVTransferConfig
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import FinishReason
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import RequestStatus
+
+
+def connected(policy: str = "fail", num_blocks: int = 100, **extra: Any) -> Scheduler:
+    """A scheduler with a ScriptedConnector."""
+    return make_scheduler(
+        num_blocks=num_blocks,
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="ScriptedConnector",
+            kv_role="kv_both",
+            kv_connector_module_path="tests.v1.core.sched.scripted_connector",
+            kv_connector_extra_config=extra,
+            kv_load_failure_policy=policy,
+        ),
+    )
+
+
+def report(scheduler: Scheduler, output: Any, tokens: Any = None, **fields: Any) -> dict[str, Any]:
+    """Return the step's result with a connector output."""
+    result = answer(output, tokens or {})
+    result.kv_connector_output = KVConnectorOutput(**fields)
+    return outputs_by_request(scheduler.update_from_output(output, result))
+
+
+def test_sync_load_starts_behind_the_external_tokens() -> None:
+    scheduler = connected(matched=32)
+    scheduler.add_request(make_request("0", 50))
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {"0": 18}
+    assert output.scheduled_new_reqs[0].num_computed_tokens == 32
+    assert len(output.scheduled_new_reqs[0].block_ids[0]) == 4
+    assert output.kv_connector_metadata is not None
+    assert scheduler.connector.allocated == [("0", 32)]
+    bundles = scheduler.update_from_output(output, answer(output, {"0": [1]}))
+    stats = bundles[0].scheduler_stats
+    assert stats is not None
+    assert stats.connector_prefix_cache_stats is not None
+    assert stats.connector_prefix_cache_stats.queries == 50
+    assert stats.connector_prefix_cache_stats.hits == 32
+    prefill = bundles[0].outputs[0].prefill_stats
+    assert prefill is not None
+    assert prefill.num_cached_tokens == 32
+
+
+def test_unknown_match_is_asked_again() -> None:
+    scheduler = connected(matched=None)
+    scheduler.add_request(make_request("0", 50))
+    assert scheduler.schedule().num_scheduled_tokens == {}
+    assert len(scheduler.skipped_waiting) == 1
+    scheduler.connector.matched = 0
+    assert scheduler.schedule().num_scheduled_tokens == {"0": 50}
+
+
+def load(scheduler: Scheduler, name: str = "0", num_tokens: int = 50) -> Any:
+    """Begin an asynchronous load."""
+    scheduler.add_request(make_request(name, num_tokens, max_tokens=2))
+    output = scheduler.schedule()
+    assert scheduler.requests[name].status is RequestStatus.WAITING_FOR_REMOTE_KVS
+    return output
+
+
+def test_async_load_waits_and_goes_on() -> None:
+    scheduler = connected(matched=32, is_async=True)
+    output = load(scheduler)
+    request = scheduler.requests["0"]
+    assert output.num_scheduled_tokens == {}
+    assert request.num_computed_tokens == 32
+    assert request in scheduler._inflight_prefills
+    report(scheduler, output)
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {}
+    report(scheduler, output, finished_recving={"0"})
+    assert scheduler.finished_recving_kv_req_ids == {"0"}
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {"0": 18}
+    assert scheduler.finished_recving_kv_req_ids == set()
+    assert request not in scheduler._inflight_prefills
+    assert scheduler.connector.allocated == [("0", 32), ("0", 0)]
+    # What was loaded serves others now.
+    scheduler.connector.matched = 0
+    scheduler.add_request(make_request("twin", list(request.all_token_ids)))
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens["twin"] == 2
+
+
+def test_a_fully_loaded_prompt_computes_its_last_token() -> None:
+    scheduler = connected(matched=64, is_async=True)
+    output = load(scheduler, num_tokens=48)
+    assert scheduler.requests["0"].num_computed_tokens == 48
+    report(scheduler, output, finished_recving=["0"])
+    assert scheduler.schedule().num_scheduled_tokens == {"0": 1}
+
+
+def test_abort_while_loading_keeps_the_blocks_until_the_writer_is_done() -> None:
+    scheduler = connected(matched=32, is_async=True)
+    output = load(scheduler)
+    assert scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED) == [("0", 0)]
+    assert "0" in scheduler.requests
+    assert not all_blocks_free(scheduler)
+    report(scheduler, output)
+    scheduler.schedule()
+    assert scheduler.has_finished_requests()
+    output = scheduler.schedule()
+    report(scheduler, output, finished_recving={"0"})
+    assert all_blocks_free(scheduler)
+    assert not scheduler.requests
+    scheduler.schedule()
+    assert not scheduler.has_requests()
+
+
+def test_abort_after_loading_frees_at_once() -> None:
+    scheduler = connected(matched=32, is_async=True)
+    output = load(scheduler)
+    report(scheduler, output, finished_recving={"0"})
+    scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED)
+    assert all_blocks_free(scheduler)
+    assert not scheduler.finished_recving_kv_req_ids
+
+
+def test_a_connector_keeps_blocks_until_they_are_sent() -> None:
+    scheduler = connected(keeps_blocks=True)
+    scheduler.add_request(make_request("0", 20, max_tokens=1))
+    output = scheduler.schedule()
+    items = report(scheduler, output, {"0": [1]})
+    assert items["0"].kv_transfer_params == {"blocks": 2}
+    assert scheduler.connector.finished == ["0"]
+    assert not all_blocks_free(scheduler)
+    assert scheduler.has_finished_requests()
+    output = scheduler.schedule()
+    report(scheduler, output, finished_sending=["0"])
+    assert all_blocks_free(scheduler)
+    assert not scheduler.has_requests()
+
+
+def test_loads_leave_room_for_what_began_before() -> None:
+    # 10 blocks; each request needs 5 and loads 2 of them.
+    scheduler = connected(matched=32, is_async=True, num_blocks=12)
+    for name in "abc":
+        scheduler.add_request(make_request(name, 80, max_tokens=1))
+    output = scheduler.schedule()
+    states = {name: r.status for name, r in scheduler.requests.items()}
+    loading = RequestStatus.WAITING_FOR_REMOTE_KVS
+    # 11 - 5 - 5 leaves one block: c would wait for a and b for ever if it took two of theirs.
+    assert states == {"a": loading, "b": loading, "c": RequestStatus.WAITING}
+    done: dict[str, list[int]] = {}
+    for _ in range(20):
+        ready = {n for n, r in scheduler.requests.items() if r.status is loading}
+        tokens = {name: [1] for name in output.num_scheduled_tokens}
+        for name, item in report(scheduler, output, tokens, finished_recving=ready).items():
+            done.setdefault(name, []).extend(item.new_token_ids)
+        output = scheduler.schedule()
+    assert done == {"a": [1], "b": [1], "c": [1]}
+    assert all_blocks_free(scheduler)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_failed_loads_end_the_request_by_default(is_async: bool) -> None:
+    scheduler = connected(matched=32, is_async=is_async)
+    scheduler.add_request(make_request("0", 50))
+    output = scheduler.schedule()
+    bad = scheduler.kv_cache_manager.get_block_ids("0")[0][1]
+    tokens = {"0": [1]} if not is_async else {}
+    items = report(scheduler, output, tokens, invalid_block_ids={bad})
+    assert items["0"].finish_reason is FinishReason.ERROR
+    assert items["0"].new_token_ids == []
+    assert "failed to load" in items["0"].stop_reason
+    assert all_blocks_free(scheduler)
+    assert scheduler.get_num_unfinished_requests() == 0
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_nothing_computed_from_a_bad_block_serves_others(policy: str) -> None:
+    scheduler = connected(policy, matched=32)
+    prompt = list(range(70))
+    scheduler.add_request(make_request("0", prompt))
+    output = scheduler.schedule()
+    bad = scheduler.kv_cache_manager.get_block_ids("0")[0][1]
+    report(scheduler, output, {"0": [1]}, invalid_block_ids={bad})
+    if policy == "recompute":
+        scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED)
+    scheduler.connector.matched = 0
+    scheduler.add_request(make_request("1", prompt))
+    # The first block arrived well; the third and fourth were computed from the bad second.
+    assert scheduler.schedule().num_scheduled_tokens == {"1": 54}
+
+
+def test_failed_sync_load_is_computed_again() -> None:
+    scheduler = connected("recompute", matched=32)
+    scheduler.add_request(make_request("0", 50))
+    output = scheduler.schedule()
+    bad = scheduler.kv_cache_manager.get_block_ids("0")[0][1]
+    assert report(scheduler, output, {"0": [1]}, invalid_block_ids={bad}) == {}
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {"0": 34}
+    assert output.scheduled_cached_reqs.num_computed_tokens == [16]
+
+
+@pytest.mark.parametrize(("index", "start"), [(0, 0), (1, 16)])
+def test_failed_async_load_keeps_what_arrived(index: int, start: int) -> None:
+    scheduler = connected("recompute", matched=32, is_async=True)
+    output = load(scheduler)
+    bad = scheduler.kv_cache_manager.get_block_ids("0")[0][index]
+    report(scheduler, output, invalid_block_ids={bad}, finished_recving={"0"})
+    scheduler.connector.matched = 0
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {"0": 50 - start}
+    assert not scheduler.failed_recving_kv_req_ids
+
+
+def test_strangers_are_ignored() -> None:
+    scheduler = connected()
+    output = scheduler.schedule()
+    result = ModelRunnerOutput([], {})
+    result.kv_connector_output = KVConnectorOutput(
+        finished_sending={"x"}, finished_recving={"y"}, invalid_block_ids={5}
+    )
+    scheduler.update_from_output(output, result)
+    assert not scheduler.requests
+
+
+def test_reset_connector_cache() -> None:
+    scheduler = connected()
+    assert scheduler.reset_connector_cache()
+    scheduler.connector.reset_cache = lambda: False
+    assert not scheduler.reset_connector_cache()
+    assert not scheduler.reset_prefix_cache(reset_connector=True)

@@ -1,0 +1,181 @@
+"""What the policies keep: junctions, superseded checkpoints, intervals, donors worth waiting for."""
+
+import random
+
+import pytest
+
+from tests.v1.core.unit_cache_driver import Driver
+from tests.v1.core.v4_geometry import v4_config
+from vllm.exceptions import ConfigError
+from vllm.v1.core.retention import AUTO, CacheGeometry, RetentionPolicy, parse_retention
+from vllm.v1.core.unit_block_pool import Tier
+from vllm.v1.request import Request
+
+
+def tokens_of(seed: int, n: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1000) for _ in range(n)]
+
+
+def serve(driver: Driver, tokens: list[int], max_tokens: int = 2) -> int:
+    """Run one request alone and return its hit."""
+    request = driver.add(tokens, max_tokens)
+    driver.run_all(budget=2048)
+    return driver.hits[request.request_id]
+
+
+def make_driver(unit: int = 32, policy: RetentionPolicy = AUTO, blocks: int = 3000) -> Driver:
+    return Driver(v4_config(unit, blocks), 8192, seed=0, policy=policy)
+
+
+@pytest.mark.parametrize("unit", [32, 64, 128])
+@pytest.mark.parametrize("shared", [200, 256, 640, 1000, 1535])
+def test_a_junction_is_discovered_at_the_second_sighting(unit: int, shared: int) -> None:
+    driver = make_driver(unit)
+    system = tokens_of(1, shared)
+    hits = [serve(driver, system + tokens_of(10 + i, 300)) for i in range(5)]
+    assert hits[0] == 0
+    assert hits[2:] == [shared // unit * unit] * 3
+
+
+def test_no_junction_where_a_shorter_prompt_merely_ends() -> None:
+    driver = make_driver()
+    prompt = tokens_of(1, 500)
+    serve(driver, prompt)
+    longer = driver.add([*prompt, *tokens_of(2, 500)], 1)
+    driver.run_all(budget=2048)
+    assert driver.hits[longer.request_id] == 480
+    assert not any(r.is_junction for r in driver.manager.block_pool.checkpoints.values())
+
+
+def test_a_conversation_supersedes_its_older_checkpoints() -> None:
+    driver = make_driver()
+    history = tokens_of(1, 600)
+    for turn in range(3):
+        request = driver.add(history, 40)
+        driver.run_all(budget=2048)
+        history = [*driver.finished[request.request_id], *tokens_of(50 + turn, 200)]
+    records = sorted(driver.manager.block_pool.checkpoints.values(), key=lambda r: r.position)
+    warm = [r.position for r in records if not r.is_cold]
+    end = len(driver.finished[request.request_id]) - 1
+    assert warm == [end // 128 * 128], "only the newest lean boundary is worth keeping"
+    assert records[-1].position == end // 32 * 32
+
+
+def test_a_second_continuation_makes_a_superseded_checkpoint_a_junction() -> None:
+    driver = make_driver()
+    system = tokens_of(1, 640)
+    serve(driver, system)
+    serve(driver, [*system, *tokens_of(2, 300)])
+    pool = driver.manager.block_pool
+    at_640 = next(r for r in pool.checkpoints.values() if r.position == 640)
+    assert at_640.is_cold
+    assert serve(driver, [*system, *tokens_of(3, 300)]) == 640
+    assert at_640.is_junction
+    assert not at_640.is_cold
+    blocks = [b for b in at_640.all_blocks() if b.ref_cnt == 0]
+    assert {pool.tier_of(b) for b in blocks} == {Tier.REGULAR}
+
+
+def test_what_only_the_unaligned_boundary_needs_goes_first() -> None:
+    driver = make_driver()
+    serve(driver, tokens_of(1, 1000))
+    pool = driver.manager.block_pool
+    by_position = {r.position: r for r in pool.checkpoints.values()}
+    assert set(by_position) == {896, 992}
+    assert by_position[992].is_cold
+    assert not by_position[896].is_cold
+    c128_state = by_position[992].blocks[-1]
+    assert len(c128_state) == 96 // 8
+    assert {pool.tier_of(block) for block in c128_state} == {Tier.COLD}
+
+
+@pytest.mark.parametrize("shared", [300, 1000])
+def test_siblings_that_arrive_together_wait_for_the_first(shared: int) -> None:
+    driver = make_driver()
+    system = tokens_of(1, shared)
+    requests = [driver.add(system + tokens_of(10 + i, 100), 3) for i in range(4)]
+    driver.run_all(budget=2048)
+    hits = [driver.hits[r.request_id] for r in requests]
+    assert hits == [0, *[shared // 32 * 32] * 3]
+
+
+def test_waiting_is_bounded_when_the_donor_does_not_get_on() -> None:
+    driver = make_driver()
+    system = tokens_of(1, 3000)
+    donor = driver.add(system, 1)
+    driver.step(128)
+    manager = driver.manager
+    follower = Request(
+        request_id="follower",
+        prompt_token_ids=system + [1],
+        sampling_params=donor.sampling_params,
+        pooling_params=None,
+        block_hasher=None,
+    )
+    follower.block_hashes = list(donor.block_hashes)
+    waited = 0
+    for _ in range(1000):
+        manager.new_step_starts()
+        blocks, _ = manager.get_computed_blocks(follower)
+        if not manager.should_wait(follower, blocks):
+            break
+        waited += 1
+    assert 0 < waited < 30
+
+
+def test_a_short_shared_prefix_is_not_worth_a_wait() -> None:
+    driver = make_driver()
+    system = tokens_of(1, 64)
+    first, second = (driver.add(system + tokens_of(10 + i, 100), 3) for i in range(2))
+    driver.step(2048)
+    assert {r.request_id for r in driver.running} == {first.request_id, second.request_id}
+
+
+def test_an_interval_keeps_a_grid_and_none_keeps_the_common_multiple() -> None:
+    geometry = CacheGeometry.from_config(v4_config(32, 10))
+    for value, expected in (("1024", [1024, 2048, 3072, 4096]), ("none", [4096])):
+        driver = make_driver(policy=parse_retention(value, geometry))
+        serve(driver, tokens_of(1, 5000))
+        positions = {r.position for r in driver.manager.block_pool.checkpoints.values()}
+        assert set(expected) <= positions
+        assert {4864, 4992} <= positions
+        for p in expected:
+            assert serve(driver, [*tokens_of(1, 5000)[:p], *tokens_of(p, 20)]) == p
+
+
+def test_interval_zero_keeps_ends_but_ages_them_equally() -> None:
+    geometry = CacheGeometry.from_config(v4_config(32, 10))
+    driver = make_driver(policy=parse_retention(0, geometry))
+    serve(driver, tokens_of(1, 640))
+    serve(driver, [*tokens_of(1, 640), *tokens_of(2, 300)])
+    records = {r.position: r for r in driver.manager.block_pool.checkpoints.values()}
+    assert not records[640].is_cold
+
+
+@pytest.mark.parametrize("value", ["33", "-128", "96", "often", "1.5"])
+def test_bad_intervals_are_refused_with_what_is_allowed(value: str) -> None:
+    geometry = CacheGeometry.from_config(v4_config(32, 10))
+    with pytest.raises(ConfigError, match="auto, none, 0, or a positive multiple of 128"):
+        parse_retention(value, geometry)
+
+
+def test_spellings_of_the_policies() -> None:
+    geometry = CacheGeometry.from_config(v4_config(64, 10))
+    assert parse_retention(None, geometry) is AUTO
+    assert parse_retention("AUTO", geometry) is AUTO
+    assert parse_retention("none", geometry).interval == 8192
+    assert parse_retention(256, geometry).interval == 256
+    assert parse_retention("0", geometry).interval == 0
+
+
+def test_without_private_windows_a_chunk_takes_blocks_for_every_row() -> None:
+    policy = RetentionPolicy("as others do", keeps_lean=False, private_window=False)
+    driver = make_driver(policy=policy)
+    driver.add(tokens_of(1, 2048), 1)
+    manager = driver.manager
+    free = manager.block_pool.get_num_free_blocks()
+    driver.step(1024)
+    taken = free - manager.block_pool.get_num_free_blocks()
+    assert taken > 1024 // 2
+    driver.run_all(budget=1024)

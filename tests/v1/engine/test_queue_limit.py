@@ -1,0 +1,43 @@
+import pytest
+
+from vllm.exceptions import QueueFullError
+from vllm.v1.engine.queue_limit import QueueLimit
+from vllm.v1.metrics.stats import SchedulerStats
+
+
+def test_without_a_limit_all_are_let_in():
+    QueueLimit(None, 1).admit(100, 10_000)
+
+
+def test_only_what_cannot_run_counts():
+    limit = QueueLimit(2, 4)
+    limit.admit(1, 5)
+    with pytest.raises(QueueFullError, match="3 requests would wait, at most 2"):
+        limit.admit(1, 6)
+    limit.admit(6, 0)
+    with pytest.raises(QueueFullError):
+        limit.admit(7, 0)
+
+
+def test_nobody_waits_with_a_limit_of_zero():
+    limit = QueueLimit(0, 1)
+    limit.admit(1, 0)
+    with pytest.raises(QueueFullError):
+        limit.admit(1, 1)
+
+
+def test_requests_that_wait_for_memory_count():
+    limit = QueueLimit(3, 100)
+    limit.observe(SchedulerStats(num_running_reqs=2, num_waiting_reqs=2))
+    limit.admit(1, 4)
+    with pytest.raises(QueueFullError, match="4 requests would wait"):
+        limit.admit(1, 5)
+    limit.observe(SchedulerStats(num_running_reqs=5))
+    limit.observe(None)
+    limit.admit(1, 5)
+
+
+def test_what_finished_since_the_report_does_not_wait():
+    limit = QueueLimit(2, 100)
+    limit.observe(SchedulerStats(num_waiting_reqs=2))
+    limit.admit(1, 1)

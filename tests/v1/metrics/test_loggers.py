@@ -1,0 +1,87 @@
+import logging
+
+import pytest
+
+from vllm.v1.engine import FinishReason
+from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
+from vllm.v1.metrics.loggers import LoggingStatLogger, TotalsStatLogger
+from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.DEBUG, logger="vllm")
+    return caplog
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_line(log):
+    clock = Clock()
+    sink = LoggingStatLogger(clock=clock)
+    stats = IterationStats(
+        num_prompt_tokens=300, num_cached_prompt_tokens=100, num_generation_tokens=55
+    )
+    cache = PrefixCacheStats(requests=1, queries=300, hits=100)
+    sink.record(SchedulerStats(3, 1, 1, 0.256, cache), stats)
+    clock.now += 10
+    sink.log()
+    assert log.records[-1].getMessage() == (
+        "Engine 000: Avg prompt throughput: 20.0 tokens/s, "
+        "Avg generation throughput: 5.5 tokens/s, Running: 3 reqs, "
+        "Waiting: 2 reqs, KV cache usage: 25.6%, Prefix cache hit rate: 33.3%"
+    )
+    assert log.records[-1].levelno == logging.INFO
+
+
+def test_rates_are_those_of_the_interval(log):
+    clock = Clock()
+    sink = LoggingStatLogger(clock=clock)
+    sink.record(None, IterationStats(num_generation_tokens=100))
+    clock.now += 10
+    sink.log()
+    clock.now += 10
+    sink.log()
+    assert "generation throughput: 10.0" in log.records[-2].getMessage()
+    assert "generation throughput: 0.0" in log.records[-1].getMessage()
+
+
+def test_idle_lines_are_for_debugging_after_the_first(log):
+    clock = Clock()
+    sink = LoggingStatLogger(clock=clock)
+    for work in (0, 9, 0, 0):
+        sink.record(SchedulerStats(), IterationStats(num_generation_tokens=work))
+        clock.now += 10
+        sink.log()
+    levels = [r.levelno for r in log.records]
+    assert levels == [logging.DEBUG, logging.INFO, logging.INFO, logging.DEBUG]
+
+
+def test_preemptions_show_when_there_are_any(log):
+    sink = LoggingStatLogger(clock=Clock())
+    sink.record(None, IterationStats(num_preemptions=2, num_generation_tokens=1))
+    sink.log()
+    assert "reqs, Preemptions: 2, KV cache usage" in log.records[-1].getMessage()
+
+
+def test_totals():
+    totals = TotalsStatLogger()
+    stats = IterationStats(num_prompt_tokens=5, num_cached_prompt_tokens=2, num_generation_tokens=1)
+    stats.finished_requests.append(FinishedRequestStats(FinishReason.STOP))
+    cache = PrefixCacheStats(requests=1, queries=5, hits=2)
+    for _ in range(2):
+        totals.record(SchedulerStats(1, 2, 3, 0.5, cache), stats)
+    totals.record(None, None)
+    totals.log()
+    metrics = totals.get_metrics()
+    assert metrics["vllm:prompt_tokens"] == 10
+    assert metrics["vllm:prompt_tokens_cached"] == 4
+    assert metrics["vllm:prefix_cache_hits"] == 4
+    assert metrics["vllm:request_success:stop"] == 2
+    assert metrics["vllm:num_requests_waiting"] == 5
+    assert metrics["vllm:kv_cache_usage_perc"] == 0.5

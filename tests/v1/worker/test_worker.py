@@ -1,0 +1,78 @@
+"""The worker's own decisions; a whole life is in the executor's tests."""
+
+import pytest
+import torch
+
+from vllm.config import (
+    CacheConfig,
+    ModelConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
+from vllm.exceptions import CheckpointError, ConfigError
+from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.worker.worker import Worker, _drafts_from_streams
+
+
+class OneThread(CpuPlatform):
+    """Asks for a number of threads that no default would be."""
+
+    def default_num_threads(self) -> int | None:
+        return 1
+
+
+def make_config(dtype: str = "float32") -> VllmConfig:
+    checkpoint = resolve_checkpoint("deepseek-v4")
+    model = ModelConfig(
+        "deepseek-v4", path=checkpoint.path, hf_config=read_hf_config(checkpoint.path), dtype=dtype
+    )
+    return VllmConfig(model_config=model, cache_config=CacheConfig(block_size=32))
+
+
+def test_specs_are_known_before_the_model_is_loaded() -> None:
+    config = make_config("bfloat16")
+    specs = Worker(config, CpuPlatform()).get_kv_cache_specs()
+    assert specs["layers.0.attn.window"].dtype is torch.bfloat16
+    states = [spec for name, spec in specs.items() if name.endswith("state")]
+    assert states
+    assert all(spec.dtype is torch.float32 for spec in states)
+    config.cache_config.cache_dtype = "float16"
+    specs = Worker(config, CpuPlatform()).get_kv_cache_specs()
+    assert specs["layers.0.attn.window"].dtype is torch.float16
+
+
+def test_an_unresolved_dtype_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'auto'"):
+        Worker(make_config("auto"), CpuPlatform())
+
+
+def test_threads_follow_the_platform() -> None:
+    before = torch.get_num_threads()
+    try:
+        Worker(make_config(), OneThread()).init_device()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_weights_that_are_not_there_are_named(tmp_path) -> None:
+    config = make_config()
+    config.model_config.path = str(tmp_path)
+    worker = Worker(config, OneThread())
+    before = torch.get_num_threads()
+    try:
+        worker.init_device()
+        with pytest.raises(CheckpointError, match=str(tmp_path)):
+            worker.load_model()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_streams_are_kept_for_drafters_that_read_them() -> None:
+    config = make_config()
+    assert not _drafts_from_streams(config)
+    config.speculative_config = SpeculativeConfig("ngram")
+    assert not _drafts_from_streams(config)
+    config.speculative_config = SpeculativeConfig("mtp", method="mtp")
+    assert _drafts_from_streams(config)
