@@ -32,7 +32,9 @@ def free_port() -> int:
 class ServerProcess:
     """A server on the embedded checkpoint; stops with the ``with`` block."""
 
-    def __init__(self, log_path: Path, *flags: str) -> None:
+    def __init__(
+        self, log_path: Path, *flags: str, environment: dict[str, str] | None = None
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_path
@@ -43,7 +45,8 @@ class ServerProcess:
                 command,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **_ENVIRONMENT},
+                start_new_session=True,  # a group of its own: tests signal all of it
+                env={**os.environ, **_ENVIRONMENT, **(environment or {})},
             )
 
     def __enter__(self) -> "ServerProcess":

@@ -52,10 +52,11 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     """Start servers of one's own; a failed test shows their logs."""
     servers: list[ServerProcess] = []
 
-    def start(*flags: str) -> ServerProcess:
-        server = ServerProcess(tmp_path / f"log{len(servers)}.txt", *flags)
+    def start(*flags: str, wait: bool = True, **environment: str) -> ServerProcess:
+        log_path = tmp_path / f"log{len(servers)}.txt"
+        server = ServerProcess(log_path, *flags, environment=environment)
         servers.append(server)
-        return server.__enter__()
+        return server.__enter__() if wait else server
 
     yield start
     for server in servers:
@@ -150,6 +151,65 @@ def test_a_dead_engine_core_ends_everything(launch: Callable[..., ServerProcess]
         assert json.loads(last)["error"]["code"] == 500
     assert server.process.wait(15) == 1
     assert 503 in statuses
+
+
+def test_a_hung_engine_core_counts_as_dead(launch: Callable[..., ServerProcess]) -> None:
+    server = launch(VLLM_ENGINE_HEARTBEAT_TIMEOUT="1")
+    reader = StreamReader(server, LONG)
+    os.kill(server.engine_pid, signal.SIGSTOP)
+    *_, last, done = reader.end(10)
+    assert done == "[DONE]"
+    assert json.loads(last)["error"]["code"] == 500
+    assert server.process.wait(15) == 1
+
+
+def test_ctrl_c_drains_although_every_process_gets_it(
+    launch: Callable[..., ServerProcess],
+) -> None:
+    server = launch()
+    reader = StreamReader(server, {**LONG, "max_tokens": 100})
+    os.killpg(server.process.pid, signal.SIGINT)
+    *_, last, done = reader.end(30)
+    assert done == "[DONE]"
+    assert json.loads(last)["choices"][0]["finish_reason"] == "length"
+    assert server.process.wait(10) == 0
+
+
+def test_a_signal_while_starting_ends_at_once(launch: Callable[..., ServerProcess]) -> None:
+    server = launch(wait=False)
+    _wait_for(lambda: "Starting vLLM server" in server.log, 30)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(10) == 0
+
+
+def test_an_engine_core_that_cannot_start_is_told_once(
+    launch: Callable[..., ServerProcess],
+) -> None:
+    server = launch("--num-gpu-blocks-override", "3", wait=False)
+    assert server.process.wait(60) != 0
+    errors = [line for line in server.log.splitlines() if "vllm serve: error:" in line]
+    assert len(errors) == 1
+    assert "Traceback" not in server.log
+
+
+def test_one_process_will_do(launch: Callable[..., ServerProcess]) -> None:
+    server = launch(VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    response = server.post(COMPLETIONS, {"prompt": "x", "max_tokens": 3, "ignore_eos": True})
+    assert response.json()["usage"]["completion_tokens"] == 3
+    server.wait_idle()
+    assert server.stop() == 0
+
+
+def test_a_full_queue_is_503(launch: Callable[..., ServerProcess]) -> None:
+    server = launch("--max-num-seqs", "1", "--max-num-queued-reqs", "0")
+    reader = StreamReader(server, LONG)
+    refused = server.post(COMPLETIONS, {"prompt": "x", "stream": True})
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) > 0
+    assert refused.json()["error"]["type"] == "ServiceUnavailableError"
+    server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(signal.SIGTERM)
+    reader.end(15)
 
 
 def test_the_server_dying_ends_the_engine_core(launch: Callable[..., ServerProcess]) -> None:

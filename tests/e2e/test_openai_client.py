@@ -59,20 +59,16 @@ def test_chat_and_its_stream(client: openai.OpenAI) -> None:
     message = whole.choices[0].message
     assert message.role == "assistant"
     assert message.content
-    chunks = list(
-        client.chat.completions.create(
-            stream=True,
-            stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
-            **body,
-        )
-    )
+    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    chunks: Any = list(client.chat.completions.create(stream=True, **body))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[0].choices[0].delta.content == ""
     texts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
     assert "".join(texts) == message.content
     assert chunks[-1].choices == []
     assert all(chunk.usage is not None for chunk in chunks)
-    assert chunks[-1].usage == whole.usage or chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
 
 
 def test_content_parts_equal_plain_text(client: openai.OpenAI) -> None:
@@ -139,11 +135,9 @@ def test_n_and_seed(client: openai.OpenAI) -> None:
     assert texts[0] == texts[1] != texts[2]
     assert len(set(texts[0])) == 3
     assert first.usage is not None
-    assert (
-        first.usage.completion_tokens
-        == sum(len(_tokens_of(client, choice.text)) or 12 for choice in first.choices)
-        or first.usage.completion_tokens <= 36
-    )
+    assert again.usage is not None
+    assert first.usage.prompt_tokens == len(_tokens_of(client, "Once")) + 1  # bos; once for all n
+    assert first.usage.completion_tokens == again.usage.completion_tokens
 
 
 def _tokens_of(client: openai.OpenAI, text: str) -> list[int]:
@@ -165,7 +159,7 @@ def test_several_prompts(client: openai.OpenAI) -> None:
     assert together.usage is not None
     assert together.usage.prompt_tokens == sum(a.usage.prompt_tokens for a in alone if a.usage)
     ids = [_tokens_of(client, prompt) for prompt in prompts]
-    by_ids = client.completions.create(prompt=ids, extra_query={}, **body)
+    by_ids = client.completions.create(prompt=ids, **body)
     assert len(by_ids.choices) == 3
 
 

@@ -637,12 +637,15 @@ class KVCacheConfig:
         num_blocks: Blocks in the pool, the null block included.
         kv_cache_tensors: Their memory.
         kv_cache_groups: Groups, in the order block tables are given.
+        prefix_cache_retention_interval: How often window state is kept: "auto", "none", 0 or a
+            number of tokens; None: as the environment says.
         hit_unit: Tokens of the smallest reusable prefix; None: hits follow the block sizes.
     """
 
     num_blocks: int
     kv_cache_tensors: list[KVCacheTensor]
     kv_cache_groups: list[KVCacheGroupSpec]
+    prefix_cache_retention_interval: int | str | None = None
     hit_unit: int | None = None
 
     @property

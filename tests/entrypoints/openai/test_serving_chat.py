@@ -24,7 +24,7 @@ async def test_an_answer(served: Served) -> None:
     content = choice["logprobs"]["content"]
     assert [entry["logprob"] for entry in content] == [-2.5] * 3
     assert [len(entry["top_logprobs"]) for entry in content] == [2] * 3
-    assert bytes(sum((entry["bytes"] for entry in content), [])) == b"One two,"
+    assert b"".join(bytes(entry["bytes"]) for entry in content) == b"One two,"
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
 
 

@@ -22,12 +22,13 @@ async def test_phases() -> None:
     state.check_open()
     state.start_drain()
     state.set_ready()  # the engine came up in a drain: too late
-    assert state.phase is Phase.DRAINING
+    phases = [state.phase]
     with pytest.raises(ShuttingDownError):
         state.check_open()
     state.set_dead("why")
     state.start_drain()
-    assert state.phase is Phase.DEAD
+    phases.append(state.phase)
+    assert phases == [Phase.DRAINING, Phase.DEAD]
     with pytest.raises(EngineDeadError):
         state.check_open()
 

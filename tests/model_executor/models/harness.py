@@ -104,7 +104,7 @@ class PagedHarness:
         gap = 24 if packed else 0
         pool = torch.full((num_blocks, shape[1] * width + gap), float("nan"), dtype=spec.dtype)  # type: ignore[attr-defined]
         pages = pool[:, gap // 2 : gap // 2 + shape[1] * width]
-        return pages.unflatten(1, shape[1:])
+        return pages.view(shape)
 
     def add(self, token_ids: list[int]) -> Request:
         """Adds a request."""
@@ -121,7 +121,8 @@ class PagedHarness:
             self._free_dead(sequence)
         slices = [self.find_slice(sequence, count) for sequence, count in work]
         meta = build_step_metadata(slices, self.layout, "cpu")
-        token_ids, positions = [], []
+        token_ids: list[int] = []
+        positions: list[int] = []
         for sequence, count in work:
             start = sequence.num_computed
             token_ids += sequence.token_ids[start : start + count]
@@ -139,7 +140,7 @@ class PagedHarness:
             sequence.num_computed += count
         self.last_streams, self.last_meta = streams, meta
         assert all(pages[0].isnan().all() for pages in self.kv_caches.values())
-        return list(logits.split([count for _, count in work]))
+        return list(torch.split(logits, [count for _, count in work]))
 
     def run(self, token_ids: list[int], chunks: Sequence[int]) -> torch.Tensor:
         """Runs one request chunk by chunk; returns all its logits."""

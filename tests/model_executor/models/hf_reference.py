@@ -140,7 +140,10 @@ def randomize_(tensors: dict[str, torch.Tensor], vocab_experts: int, seed: int) 
 def build_hf_model(raw: dict[str, Any], seed: int) -> HfModel:
     """Builds the reference with random weights from either config spelling."""
     raw = {key: value for key, value in raw.items() if key not in ("architectures",)}
-    model = HfModel(HfConfig(**raw, attn_implementation="eager")).eval().float()
+    config = HfConfig(**raw)
+    config._attn_implementation = "eager"
+    model: HfModel = HfModel(config).float()
+    model.train(False)
     with torch.no_grad():
         randomize_(published_tensors(model.state_dict()), raw["n_routed_experts"], seed)
     return model
@@ -212,7 +215,9 @@ def _watch_routers(model: HfModel, margins: _Margins) -> None:
 
 def _watch_indexers(model: HfModel, margins: _Margins) -> None:
     top_k = model.config.index_topk
-    rate = model.config.compress_rates["compressed_sparse_attention"]
+    rates = model.config.compress_rates
+    assert rates is not None
+    rate = rates["compressed_sparse_attention"]
     for name, module in model.named_modules():
         if not name.endswith("indexer.scorer"):
             continue

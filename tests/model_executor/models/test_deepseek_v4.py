@@ -15,12 +15,14 @@ import torch
 from tests.model_executor.models.harness import PagedHarness, build_model
 from tests.model_executor.models.hf_reference import (
     PARITY_CONFIGS,
+    YARN,
     ReferenceRun,
     build_hf_model,
     published_tensors,
     random_tokens,
     randomize_,
     run_reference,
+    sixteen_rate,
     tiny_config,
 )
 from vllm.exceptions import InvariantError
@@ -118,7 +120,7 @@ def test_every_first_chunk_length(case: Case) -> None:
     # Prefill n tokens, then one more: resuming at n must find everything it needs, for each n.
     harness = PagedHarness(case.model, num_blocks=600)
     token_ids, reference = case.sequences[1], case.references[1].logits
-    lengths = range(1, LENGTH) if case.name == "hc4-yarn-4-128" else range(1, 150)
+    lengths = range(1, LENGTH)
     for first in range(lengths.start, lengths.stop, 16):
         group = range(first, min(first + 16, lengths.stop))
         live = [harness.add(token_ids) for _ in group]
@@ -297,3 +299,33 @@ def test_listing_chosen_entries_equals_masking_the_others(
     torch.testing.assert_close(one_by_one, masked, atol=TOLERANCE, rtol=0)
     # Other sums in another order: bit-equal results would mean that one path never ran.
     assert not torch.equal(listed, masked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block_size", [32, 128])
+@pytest.mark.parametrize("shape", ["one stream, rates 8 and 32", "three streams, window of 5"])
+def test_unusual_shapes(shape: str, block_size: int) -> None:
+    if shape.startswith("one"):
+        raw = sixteen_rate(tiny_config(hc_mult=1))
+        raw["compress_rates"] = {
+            "compressed_sparse_attention": 8,
+            "heavily_compressed_attention": 32,
+        }
+    else:
+        raw = tiny_config(
+            hc_mult=3,
+            compress_ratios=[4, 128, 4, 0],
+            sliding_window=5,
+            index_topk=4,
+            rope_scaling=YARN,
+            swiglu_limit=0.5,
+            hc_sinkhorn_iters=3,
+        )
+    reference = build_hf_model(raw, seed=7)
+    token_ids = random_tokens(190, 4)
+    expected = run_reference(reference, token_ids)
+    assert expected.margins.min() > MIN_MARGIN
+    model = build_model(DeepseekV4Config.from_dict(raw), published_tensors(reference.state_dict()))
+    for chunks in ([190], [40, 1, 1, 60, 88], [129, *[1] * 61]):
+        logits = PagedHarness(model, block_size, num_blocks=300).run(token_ids, chunks)
+        torch.testing.assert_close(logits, expected.logits, atol=TOLERANCE, rtol=0)

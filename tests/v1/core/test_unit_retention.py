@@ -139,7 +139,7 @@ def test_an_interval_keeps_a_grid_and_none_keeps_the_common_multiple() -> None:
         serve(driver, tokens_of(1, 5000))
         positions = {r.position for r in driver.manager.block_pool.checkpoints.values()}
         assert set(expected) <= positions
-        assert {4864, 4992} <= positions
+        assert 4992 in positions
         for p in expected:
             assert serve(driver, [*tokens_of(1, 5000)[:p], *tokens_of(p, 20)]) == p
 

@@ -111,7 +111,7 @@ def test_invariants_are_checked_after_every_step(config):
         if len(checks) == 3:
             raise InvariantError("I1: blocks do not add up")
 
-    core._check_invariants = check
+    core.scheduler.kv_cache_manager.check_invariants = check
     add(core, request())
     with pytest.raises(InvariantError, match="I1"):
         run(core)
@@ -120,7 +120,25 @@ def test_invariants_are_checked_after_every_step(config):
 
 def test_invariants_are_not_checked_unless_asked(config, monkeypatch):
     monkeypatch.delenv("VLLM_CHECK_INVARIANTS")
-    assert build_fake_core(config())._check_invariants is None
+    core = build_fake_core(config())
+    checks = []
+    core.scheduler.kv_cache_manager.check_invariants = lambda: checks.append(1)
+    add(core, request())
+    run(core)
+    assert checks == []
+
+
+def test_the_state_at_death_names_a_broken_invariant(config):
+    core = build_fake_core(config())
+    add(core, request(max_tokens=9), request("b"))
+    core.step()
+    assert core.describe_state().startswith("2 requests ran, 0 waited, KV cache usage 3.")
+
+    def check():
+        raise InvariantError("I1: blocks do not add up")
+
+    core.scheduler.kv_cache_manager.check_invariants = check
+    assert core.describe_state().endswith("broken invariant: I1: blocks do not add up")
 
 
 def test_too_little_memory_is_a_config_error_that_releases_the_device(config, monkeypatch):

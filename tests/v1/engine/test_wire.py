@@ -26,11 +26,9 @@ from vllm.v1.engine.wire import (
     Codec,
     Dead,
     ErrorInfo,
-    GetKVCacheInfo,
     GroupGeometry,
     Heartbeat,
     KVCacheInfo,
-    KVCacheInfoReply,
     PrefixCacheReset,
     Ready,
     RequestRejected,
@@ -70,7 +68,6 @@ TO_CORE = [
     AddRequest(EngineCoreRequest("r", [1, 2], PARAMS, 1.5, priority=-1, cache_salt="s")),
     AbortRequests(["a"]),
     ResetPrefixCache(3, True, True),
-    GetKVCacheInfo(4),
     Shutdown(),
 ]
 FROM_CORE = [
@@ -97,7 +94,6 @@ FROM_CORE = [
     ),
     RequestRejected("r", ErrorInfo("UserInputError", "bad", "n")),
     PrefixCacheReset(3, False),
-    KVCacheInfoReply(4, INFO),
     Heartbeat(5, True),
     Dead("gone"),
 ]

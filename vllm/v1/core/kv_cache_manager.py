@@ -227,6 +227,13 @@ class KVCacheManager:
             coordinator.cache_blocks(request, min(num_main_model, request.num_tokens))
         return self.create_kv_cache_blocks(new_blocks)
 
+    def should_wait(self, request: Request, looked_up: KVCacheBlocks) -> bool:
+        """Whether a running prefill will soon publish more of a waiting request's prefix: never.
+
+        Prefixes of a step are published while it is scheduled, so nothing is worth waiting for.
+        """
+        return False
+
     def can_ever_fit(self, request: Request) -> bool:
         """Whether the pool could run the request alone, at its full length."""
         num_tokens = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)

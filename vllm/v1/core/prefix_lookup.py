@@ -35,6 +35,7 @@ class PrefixHit:
             and ``position``, with its key of the last of them; None where there are no such rows.
         checkpoint: The window rows; None when ``position`` is 0.
         dense_match: How far the dense groups alone matched, in tokens.
+        lean_checkpoint: That of the lean boundary below ``position``, if it is another one.
     """
 
     position: int
@@ -42,6 +43,7 @@ class PrefixHit:
     partial_blocks: tuple[tuple[KVCacheBlock, BlockHash] | None, ...]
     checkpoint: Checkpoint | None
     dense_match: int
+    lean_checkpoint: Checkpoint | None = None
 
     @classmethod
     def nothing(cls, num_dense_groups: int, dense_match: int = 0) -> "PrefixHit":
@@ -94,7 +96,11 @@ def find_prefix(
         blocks, tail = _blocks_below(pool, group, block_hashes, best.position, unit)
         full.append(blocks)
         partial.append(tail)
-    return PrefixHit(best.position, tuple(full), tuple(partial), best, matched)
+    lean = geometry.floor_lean(best.position)
+    partner = checkpoints.get(block_hashes[lean // unit - 1]) if lean else None
+    if partner is best:
+        partner = None
+    return PrefixHit(best.position, tuple(full), tuple(partial), best, matched, partner)
 
 
 def _blocks_below(

@@ -8,14 +8,15 @@ A step of one request goes through ``plan_step`` (what to take; changes nothing)
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from vllm import envs
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix_lookup import PrefixHit, find_prefix
 from vllm.v1.core.retention import (
-    AUTO,
     CacheGeometry,
     GroupGeometry,
     RetentionPolicy,
     needed_window_blocks,
+    parse_retention,
     trailing_boundaries,
 )
 from vllm.v1.core.sched.output import WindowTable
@@ -90,6 +91,7 @@ class RequestCacheState:
         wanted: Boundaries it wants kept: replay boundaries and junctions.
         junctions: Those of them where prompts part.
         origin: The checkpoint it resumed at.
+        lean_origin: The lean one below that.
         kept: Checkpoints it made that outlive its advance.
     """
 
@@ -98,6 +100,7 @@ class RequestCacheState:
     wanted: set[int] = field(default_factory=set)
     junctions: set[int] = field(default_factory=set)
     origin: Checkpoint | None = None
+    lean_origin: Checkpoint | None = None
     kept: list[Checkpoint] = field(default_factory=list)
 
 
@@ -109,16 +112,24 @@ class UnitKVCacheCoordinator:
     Args:
         kv_cache_config: Groups and number of blocks; ``hit_unit`` is set.
         enable_caching: Whether anything is kept for later requests.
-        policy: Which checkpoints are kept.
+        policy: Which checkpoints are kept; None: as the config or the environment says.
+
+    Raises:
+        ConfigError: Block sizes or the retention interval do not fit the model.
     """
 
     def __init__(
         self,
         kv_cache_config: KVCacheConfig,
         enable_caching: bool,
-        policy: RetentionPolicy = AUTO,
+        policy: RetentionPolicy | None = None,
     ) -> None:
         self.geometry = CacheGeometry.from_config(kv_cache_config)
+        if policy is None:
+            wanted = kv_cache_config.prefix_cache_retention_interval
+            if wanted is None:
+                wanted = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
+            policy = parse_retention(wanted, self.geometry)
         self.policy = policy
         self.block_pool = UnitBlockPool(
             kv_cache_config.num_blocks,
@@ -245,10 +256,10 @@ class UnitKVCacheCoordinator:
         if hit is not None and hit.position:
             self._adopt(request_id, hit, plan.partials)
         if request_id not in self._states:
-            origin = hit.checkpoint if hit is not None else None
-            self._states[request_id] = RequestCacheState(
-                plan.start // self.geometry.unit, origin=origin
-            )
+            state = RequestCacheState(plan.start // self.geometry.unit)
+            if hit is not None:
+                state.origin, state.lean_origin = hit.checkpoint, hit.lean_checkpoint
+            self._states[request_id] = state
         taken = iter(self.block_pool.get_new_blocks(plan.num_new_blocks))
         for partial in plan.partials:
             if partial.is_copy:
@@ -261,6 +272,29 @@ class UnitKVCacheCoordinator:
         for window, indices in zip(self.windows, plan.window_indices, strict=True):
             window.insert(request_id, indices, [next(taken) for _ in indices])
         return new_blocks
+
+    def try_add_boundary(self, request_id: str, position: int) -> bool:
+        """Take the blocks of one more checkpoint inside a chunk that is not computed yet.
+
+        Args:
+            request_id: A request whose step was committed in this ``schedule()``.
+            position: A boundary inside the step.
+
+        Returns:
+            Whether there was room.
+        """
+        missing = []
+        for group in self.windows:
+            geometry = group.geometry
+            needed = geometry.block_range(geometry.first_needed(position), position)
+            missing.append(group.find_missing(request_id, needed, range(0)))
+        count = sum(map(len, missing))
+        if count > self.block_pool.get_num_free_blocks():
+            return False
+        taken = iter(self.block_pool.get_new_blocks(count))
+        for group, indices in zip(self.windows, missing, strict=True):
+            group.insert(request_id, indices, [next(taken) for _ in indices])
+        return True
 
     def _adopt(self, request_id: str, hit: PrefixHit, partials: Sequence[PartialAdoption]) -> None:
         """Hold everything the hit needs before any new block is taken."""
@@ -396,6 +430,8 @@ class UnitKVCacheCoordinator:
         if state.origin is not None:
             state.origin.num_live -= 1
             made.append(state.origin)
+        if state.lean_origin is not None:
+            made.append(state.lean_origin)
         for record in made:
             in_use = record.is_junction or record.num_live > 0 or record.position in pair
             if self.policy.supersedes and record.position < newest and not in_use:

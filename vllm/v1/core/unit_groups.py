@@ -99,13 +99,16 @@ class WindowGroup:
         self, request_id: str, indices: Sequence[int], blocks: Sequence[KVCacheBlock]
     ) -> None:
         """Place new blocks at ascending block indices, null blocks in between."""
-        if not indices:
-            self.tables.setdefault(request_id, WindowBlocks())
-            return
         table = self.tables.setdefault(request_id, WindowBlocks())
+        if not indices:
+            return
         if not table.blocks:
             table.base = indices[0]
-        assert indices[0] >= table.base, "a window's range only moves up"
+        below = table.base - indices[0]
+        if below > 0:
+            # Another boundary inside a chunk that is not computed yet.
+            table.blocks[:0] = [self._pool.null_block] * below
+            table.base = indices[0]
         gap = indices[-1] + 1 - table.base - len(table.blocks)
         if gap > 0:
             table.blocks.extend([self._pool.null_block] * gap)

@@ -1,7 +1,7 @@
 """What the scheduler talks to when a hybrid model hits at one unit (``KVCacheConfig.hit_unit``)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.exceptions import ConfigError
@@ -43,6 +43,7 @@ class PendingPublication:
     """What a request's step will have computed, published when ``schedule()`` ends."""
 
     request: Request
+    start: int
     end: int
     boundaries: tuple[int, ...]
 
@@ -213,7 +214,7 @@ class UnitKVCacheManager:
             self.coordinator.want_boundaries(request_id, junctions, are_junctions=True)
             self._prefilling[request_id] = request
         if publishes:
-            self._pending[request_id] = PendingPublication(request, end, boundaries)
+            self._pending[request_id] = PendingPublication(request, start, end, boundaries)
         if is_new:
             self._record_admission(request, hit, new_computed_blocks)
         return KVCacheBlocks(new_blocks)
@@ -273,10 +274,24 @@ class UnitKVCacheManager:
         limit = self._step + _DONOR_STEPS + gain // _DONOR_TOKENS_PER_STEP
         if self._step >= self._wait_deadlines.setdefault(request.request_id, limit):
             return False
-        position = shared_units * self.geometry.unit
-        boundaries = {p for p in (position, self.geometry.floor_lean(position)) if p > 0}
-        self.coordinator.want_boundaries(donor.request_id, boundaries, are_junctions=True)
+        self._ask_donor(donor, shared_units * self.geometry.unit)
         return True
+
+    def _ask_donor(self, donor: Request, position: int) -> None:
+        """Let a running prefill leave checkpoints where a waiting request parts from it."""
+        request_id = donor.request_id
+        asked = {p for p in (position, self.geometry.floor_lean(position)) if p > 0}
+        new = asked - self.coordinator.wanted_boundaries(request_id)
+        self.coordinator.want_boundaries(request_id, asked, are_junctions=True)
+        pending = self._pending.get(request_id)
+        if pending is None:
+            return
+        # The donor's chunk of this very schedule() is allocated already, but not computed.
+        inside = {p for p in new if pending.start < p <= pending.end} - set(pending.boundaries)
+        added = [p for p in sorted(inside) if self.coordinator.try_add_boundary(request_id, p)]
+        if added:
+            boundaries = tuple(sorted({*pending.boundaries, *added}))
+            self._pending[request_id] = replace(pending, boundaries=boundaries)
 
     def _find_donor(self, request: Request, first: int) -> tuple[Request | None, int]:
         """Return the prefill that shares most beyond what is published, and the units shared."""

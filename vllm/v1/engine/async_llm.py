@@ -230,6 +230,14 @@ class AsyncLLM:
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         self._end(lambda stats: self._output_processor.abort_requests(ids, stats))
 
+    def _run_in_loop(self, call: Callable[[], None]) -> None:
+        """Run a call in the event loop's thread: the collector may drop a stream in any other."""
+        loop = self._loop
+        if loop is None or loop.is_closed() or loop is asyncio._get_running_loop():
+            call()
+        else:
+            loop.call_soon_threadsafe(call)
+
     def _abort_internal(self, child_ids: list[str]) -> None:
         """End answers whose reader has left."""
         self._end(lambda stats: self._output_processor.abort_answers(child_ids, stats))
@@ -239,7 +247,7 @@ class AsyncLLM:
         result = end(stats)
         if result.aborts:
             self._core.send(AbortRequests(result.aborts))
-            logger.debug("Aborted: %s", ", ".join(result.aborts))
+            logger.info("Aborted: %s.", ", ".join(result.aborts))
             self._record(None, stats)
         self._note_if_idle()
 
@@ -436,7 +444,7 @@ def _make_leaver(engine_ref: "weakref.ref[AsyncLLM]", child_ids: list[str]) -> C
     def leave() -> None:
         engine = engine_ref()
         if engine is not None:
-            engine._abort_internal(child_ids)
+            engine._run_in_loop(lambda: engine._abort_internal(child_ids))
 
     return leave
 

@@ -246,7 +246,7 @@ class ThreadCore:
         try:
             self._loop.run()
         except Exception as error:  # a process edge
-            logger.exception("The engine core died.")
+            logger.exception("The engine core died: %s.", core.describe_state())
             message = f"The engine core died: {error!r}"
             self._dead_error = EngineDeadError(message)
             self._mailbox.put(Dead(message))

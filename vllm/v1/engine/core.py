@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm import envs
 from vllm.config import VllmConfig
-from vllm.exceptions import ConfigError, VllmError
+from vllm.exceptions import ConfigError, InvariantError, VllmError
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -58,7 +58,7 @@ class EngineCore:
             self.executor.shutdown()
             raise
         self._block_hasher = _make_block_hasher(vllm_config, plan.hash_block_size)
-        self._check_invariants = self._find_invariants_check()
+        self._checks_invariants = envs.VLLM_CHECK_INVARIANTS
         report_start(vllm_config, self.kv_cache_info, self.load_s)
 
     def _set_up_kv_cache(self, vllm_config: VllmConfig) -> KVCachePlan:
@@ -75,14 +75,11 @@ class EngineCore:
         self.executor.initialize_from_config(plan.worker_configs)
         return plan
 
-    def _find_invariants_check(self) -> Callable[[], None] | None:
-        """Return the KV cache manager's check when it is wanted and there is one."""
-        if not envs.VLLM_CHECK_INVARIANTS:
-            return None
-        check: Callable[[], None] | None = getattr(
-            self.scheduler.kv_cache_manager, "check_invariants", None
-        )
-        return check
+    def _check_cache(self) -> None:
+        """Check the KV cache's invariants, where its manager can."""
+        check = getattr(self.scheduler.kv_cache_manager, "check_invariants", None)
+        if check is not None:
+            check()
 
     # ---- requests ----------------------------------------------------------------------------
 
@@ -134,8 +131,8 @@ class EngineCore:
         Raises:
             InvariantError: An invariant does not hold.
         """
-        if self._check_invariants is not None:
-            self._check_invariants()
+        if self._checks_invariants:
+            self._check_cache()
 
     # ---- the rest ----------------------------------------------------------------------------
 
@@ -150,6 +147,17 @@ class EngineCore:
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Return the size and geometry of the KV cache."""
         return self.kv_cache_info
+
+    def describe_state(self) -> str:
+        """Say what the core was at, for the log of its death."""
+        num_running, num_waiting = self.scheduler.get_request_counts()
+        usage = self.scheduler.kv_cache_manager.usage
+        state = f"{num_running} requests ran, {num_waiting} waited, KV cache usage {usage:.1%}"
+        try:
+            self._check_cache()
+        except InvariantError as error:
+            return f"{state}; broken invariant: {error}"
+        return state
 
     def shutdown(self) -> None:
         """Stop the scheduler's helpers and release the device."""

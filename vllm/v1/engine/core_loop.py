@@ -12,9 +12,7 @@ from vllm.v1.engine.wire import (
     AddRequest,
     ErrorInfo,
     FromCore,
-    GetKVCacheInfo,
     KVCacheInfo,
-    KVCacheInfoReply,
     PrefixCacheReset,
     RequestRejected,
     ResetPrefixCache,
@@ -64,6 +62,9 @@ class SteppedCore(Protocol):
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Describe the KV cache."""
 
+    def describe_state(self) -> str:
+        """Say what the core was at, for the log of its death."""
+
     def shutdown(self) -> None:
         """Release the device."""
 
@@ -108,7 +109,6 @@ class CoreLoop:
         self._handlers: dict[type, Callable[[Any], None]] = {
             AbortRequests: self._abort,
             ResetPrefixCache: self._reset,
-            GetKVCacheInfo: self._reply_kv_cache_info,
             Shutdown: self._stop,
         }
 
@@ -195,9 +195,6 @@ class CoreLoop:
             message.reset_running_requests, message.reset_connector
         )
         self._emit(PrefixCacheReset(message.call_id, success))
-
-    def _reply_kv_cache_info(self, message: GetKVCacheInfo) -> None:
-        self._emit(KVCacheInfoReply(message.call_id, self._core.get_kv_cache_info()))
 
     def _stop(self, _: Shutdown) -> None:
         self._stopped = True

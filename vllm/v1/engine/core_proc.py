@@ -117,7 +117,7 @@ class EngineCoreProc:
         try:
             loop.run()
         except Exception as error:  # a process edge: nothing can be trusted after this
-            logger.exception("The engine core died.")
+            logger.exception("The engine core died: %s.", core.describe_state())
             self._emit(Dead(f"{type(error).__name__}: {error}"))
             return 1
         core.shutdown()

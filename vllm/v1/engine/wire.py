@@ -1,8 +1,8 @@
 """Every message between the front end and the engine core, and how it becomes bytes.
 
-    front end --ToCore-->    AddRequest AbortRequests ResetPrefixCache GetKVCacheInfo Shutdown
-    front end <--FromCore--  Ready StartFailed  StepOutputs RequestRejected
-                             PrefixCacheReset KVCacheInfoReply  Heartbeat Dead
+    front end --ToCore-->    AddRequest AbortRequests ResetPrefixCache Shutdown
+    front end <--FromCore--  Ready StartFailed  StepOutputs RequestRejected PrefixCacheReset
+                             Heartbeat Dead
 
 A core first sends Ready or StartFailed, exactly once; Dead is always the last message.
 """
@@ -106,12 +106,6 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
     reset_connector: bool = False
 
 
-class GetKVCacheInfo(msgspec.Struct, frozen=True, tag="kv_info"):
-    """Ask for KVCacheInfo; answered by KVCacheInfoReply."""
-
-    call_id: int
-
-
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop at once; running requests get no further output."""
 
@@ -156,13 +150,6 @@ class PrefixCacheReset(msgspec.Struct, frozen=True, tag="reset_done"):
     success: bool
 
 
-class KVCacheInfoReply(msgspec.Struct, frozen=True, tag="kv_info_reply"):
-    """Answer to GetKVCacheInfo."""
-
-    call_id: int
-    kv_cache: KVCacheInfo
-
-
 class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
     """Sent by a thread of the core beside its step loop.
 
@@ -181,17 +168,8 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     message: str
 
 
-ToCore = AddRequest | AbortRequests | ResetPrefixCache | GetKVCacheInfo | Shutdown
-FromCore = (
-    Ready
-    | StartFailed
-    | StepOutputs
-    | RequestRejected
-    | PrefixCacheReset
-    | KVCacheInfoReply
-    | Heartbeat
-    | Dead
-)
+ToCore = AddRequest | AbortRequests | ResetPrefixCache | Shutdown
+FromCore = Ready | StartFailed | StepOutputs | RequestRejected | PrefixCacheReset | Heartbeat | Dead
 
 
 class Codec:

@@ -217,6 +217,13 @@ class UnitAsyncTraffic(Traffic):
     depths = (2,)
 
 
+class UnitSpeculativeTraffic(Traffic):
+    """Drafts over the unit manager: nothing is published beyond accepted tokens."""
+
+    kinds = ("v4",)
+    drafts = (1, 3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "examples"),
@@ -226,6 +233,7 @@ class UnitAsyncTraffic(Traffic):
         (AsyncTraffic, 60),
         (UnitTraffic, 25),
         (UnitAsyncTraffic, 15),
+        (UnitSpeculativeTraffic, 15),
     ],
 )
 def test_traffic(machine: type[Traffic], examples: int) -> None:
@@ -235,7 +243,7 @@ def test_traffic(machine: type[Traffic], examples: int) -> None:
         stateful_step_count=40,
         deadline=None,
         report_multiple_bugs=False,
-        derandomize=__import__("os").environ.get("RND") is None,
+        derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
     case.runTest()

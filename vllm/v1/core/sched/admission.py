@@ -143,6 +143,8 @@ class AdmissionPass:
             lookup = PrefixLookup(manager.empty_kv_cache_blocks)
         else:
             blocks, num_local = manager.get_computed_blocks(request)
+            if not self._is_idle() and manager.should_wait(request, blocks):
+                return None
             num_external, load_async = 0, False
             if scheduler.connector is not None:
                 found, load_async = scheduler.connector.get_num_new_matched_tokens(

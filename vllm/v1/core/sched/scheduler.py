@@ -5,7 +5,8 @@ a step moves the first toward the second, as far as the token budget and the KV 
 one rule gives chunked prefill, prefix hits, speculative decoding and preemption by recompute.
 
 ``schedule()`` has two passes over one StepPlan: running requests first (``running_pass``), then,
-if nobody was preempted, waiting ones (``admission``).
+if nobody was preempted, waiting ones (``admission``). ``update_from_output()`` has one
+(``update_pass``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vllm import envs
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch
@@ -29,19 +31,15 @@ from vllm.v1.core.encoder_cache_manager import (
 from vllm.v1.core.kv_cache_manager import make_kv_cache_manager
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.sched.admission import AdmissionPass
-from vllm.v1.core.sched.encoder_inputs import EncoderPlanner, free_passed_encoder_inputs
+from vllm.v1.core.sched.encoder_inputs import EncoderPlanner
 from vllm.v1.core.sched.interface import KVManager, SchedulerInterface
-from vllm.v1.core.sched.kv_transfer_updates import (
-    apply_failed_loads,
-    apply_finished_transfers,
-    finish_loading,
-)
+from vllm.v1.core.sched.kv_transfer_updates import finish_loading
 from vllm.v1.core.sched.limits import SchedulerLimits
-from vllm.v1.core.sched.logprob_rows import prompt_rows, slice_logprobs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, create_request_queue
 from vllm.v1.core.sched.running_pass import RunningPass
 from vllm.v1.core.sched.step_plan import StepPlan
+from vllm.v1.core.sched.update_pass import UpdatePass, make_output
 from vllm.v1.core.sched.utils import check_stop
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats
@@ -49,7 +47,6 @@ from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.engine import LogprobsRows
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.structured_output import StructuredOutputManager
@@ -129,6 +126,7 @@ class Scheduler(SchedulerInterface):
         )
         self._refused: list[tuple[int, EngineCoreOutput]] = []  # type: ignore[misc]
         self._previous_step: set[str] = set()
+        self._checks_invariants = envs.VLLM_CHECK_INVARIANTS
         # Admitted requests whose prompt is not computed yet, loading ones included.
         self._inflight_prefills: set[Request] = set()
 
@@ -328,7 +326,7 @@ class Scheduler(SchedulerInterface):
         logger.warning("Request %s is refused: %s", request.request_id, reason)
         request.finish(RequestStatus.FINISHED_ERROR, stop_reason=reason)
         self._free_request(request)
-        self._refused.append((request.client_index, self._make_output(request, [])))
+        self._refused.append((request.client_index, make_output(request, [])))
 
     def _refuse_all(self, request_ids: list[str], reason: str) -> None:
         """End requests in whatever state with an error."""
@@ -362,6 +360,10 @@ class Scheduler(SchedulerInterface):
         output = self._make_scheduler_output(plan)
         self._update_after_schedule(output)
         self._publish_kv_events()
+        if self._checks_invariants:
+            self.kv_cache_manager.check_invariants(
+                {request.request_id: request.num_computed_tokens for request in self.running}
+            )
         return output
 
     def _make_scheduler_output(self, plan: StepPlan) -> SchedulerOutput:
@@ -481,112 +483,9 @@ class Scheduler(SchedulerInterface):
         Returns:
             Outputs by client; with statistics on, at least one.
         """
-        kv_output = model_runner_output.kv_connector_output
-        void: set[str] = set()
-        if kv_output is not None and kv_output.invalid_block_ids:
-            void = apply_failed_loads(self, kv_output.invalid_block_ids)
-        outputs: dict[int, list[EngineCoreOutput]] = defaultdict(list)
-        ended_running: set[Request] = set()
-        ended_waiting: list[Request] = []
-        spec_stats: SpecDecodingStats | None = None
-        for request_id in scheduler_output.num_scheduled_tokens:
-            request = self.requests.get(request_id)
-            # Ended while the step ran, or its input was never loaded.
-            if request is None or request.is_finished() or request_id in void:
-                continue
-            was_running = request.status is RequestStatus.RUNNING
-            index = model_runner_output.req_id_to_index[request_id]
-            sampled = model_runner_output.sampled_token_ids
-            tokens = sampled[index] if sampled else []
-            drafts = scheduler_output.scheduled_spec_decode_tokens.get(request_id)
-            if drafts and tokens:
-                self._settle_drafts(request, len(drafts), len(tokens) - 1)
-                num_invalid = (scheduler_output.num_invalid_spec_tokens or {}).get(request_id, 0)
-                spec_stats = self._observe_drafts(
-                    spec_stats, len(drafts) - num_invalid, len(tokens) - 1
-                )
-            output = self._update_request(request, tokens, index, model_runner_output)
-            if output is not None:
-                outputs[request.client_index].append(output)
-            if request.is_finished():
-                if was_running:
-                    ended_running.add(request)
-                else:
-                    ended_waiting.append(request)
-        if ended_running:
-            self.running = [r for r in self.running if r not in ended_running]
-        if ended_waiting:
-            # Preempted while the step ran that ended them.
-            self.waiting.remove_requests(ended_waiting)
-            self.skipped_waiting.remove_requests(ended_waiting)
-        if kv_output is not None:
-            apply_finished_transfers(self, kv_output)
+        outputs, spec_stats = UpdatePass(self, scheduler_output, model_runner_output).run()
         self._publish_kv_events()
         return self._collect_outputs(outputs, spec_stats)
-
-    def _settle_drafts(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        """Take back rejected drafts, which were counted as computed."""
-        num_rejected = num_drafts - num_accepted
-        if request.num_computed_tokens > 0:
-            request.reject_drafts(num_rejected)
-        elif request.num_output_placeholders > 0:
-            # Preempted meanwhile: nothing is computed any more.
-            request.num_output_placeholders -= num_rejected
-
-    def _observe_drafts(
-        self, stats: SpecDecodingStats | None, num_drafts: int, num_accepted: int
-    ) -> SpecDecodingStats | None:
-        if not self.log_stats or num_drafts <= 0:
-            return stats
-        if stats is None:
-            stats = SpecDecodingStats.new(self.limits.num_spec_tokens)
-        stats.observe_draft(num_drafts, min(num_accepted, num_drafts))
-        return stats
-
-    def _update_request(
-        self,
-        request: Request,
-        tokens: list[int],
-        index: int,
-        model_runner_output: ModelRunnerOutput,
-    ) -> EngineCoreOutput | None:
-        """Give a request its tokens; returns what its client must know, if anything."""
-        stopped = False
-        if tokens:
-            tokens, stopped = self._update_request_with_output(request, tokens)
-        if tokens and request.use_structured_output:
-            stopped |= self._advance_grammar(request, tokens)
-        if request.has_encoder_inputs:
-            free_passed_encoder_inputs(
-                self.encoder_cache_manager, request, is_encoder_decoder=self.is_encoder_decoder
-            )
-        nans = model_runner_output.num_nans_in_logits
-        if nans is not None:
-            request.num_nans_in_logits = nans.get(request.request_id, 0)
-        logprobs, prompt_logprobs = self._find_logprobs(
-            request, len(tokens), index, model_runner_output
-        )
-        kv_transfer_params = self._free_request(request) if stopped else None
-        if not tokens and not stopped and prompt_logprobs is None:
-            return None
-        return self._make_output(request, tokens, logprobs, prompt_logprobs, kv_transfer_params)
-
-    @staticmethod
-    def _find_logprobs(
-        request: Request, num_tokens: int, index: int, model_runner_output: ModelRunnerOutput
-    ) -> tuple[LogprobsRows | None, LogprobsRows | None]:
-        """Return the log probabilities of new tokens and of prompt positions, where asked for."""
-        params = request.sampling_params
-        if params is None:
-            return None, None
-        logprobs = prompt_logprobs = None
-        if params.logprobs is not None and num_tokens:
-            logprobs = slice_logprobs(model_runner_output, index, num_tokens, params.logprobs)
-        if params.prompt_logprobs is not None:
-            tensors = model_runner_output.prompt_logprobs_dict.get(request.request_id)
-            if tensors is not None:
-                prompt_logprobs = prompt_rows(tensors, params.prompt_logprobs)
-        return logprobs, prompt_logprobs
 
     def _update_request_with_output(
         self, request: Request, new_token_ids: list[int]
@@ -601,40 +500,6 @@ class Scheduler(SchedulerInterface):
             if check_stop(request, self.max_model_len):
                 return new_token_ids[:count], True
         return new_token_ids, False
-
-    def _advance_grammar(self, request: Request, tokens: list[int]) -> bool:
-        """Advance a grammar; True if it refuses the tokens, which ends the request."""
-        if not self.structured_output_manager.should_advance(request):
-            return False
-        structured = request.structured_output_request
-        assert structured is not None
-        if structured.grammar.accept_tokens(request.request_id, tokens):
-            return False
-        logger.error("Request %s ends: its grammar refuses tokens %s.", request.request_id, tokens)
-        request.finish(RequestStatus.FINISHED_ERROR)
-        request.resumable = False
-        return True
-
-    @staticmethod
-    def _make_output(
-        request: Request,
-        tokens: list[int],
-        logprobs: LogprobsRows | None = None,
-        prompt_logprobs: LogprobsRows | None = None,
-        kv_transfer_params: dict[str, Any] | None = None,
-    ) -> EngineCoreOutput:
-        return EngineCoreOutput(
-            request_id=request.request_id,
-            new_token_ids=tokens,
-            new_logprobs=logprobs,
-            new_prompt_logprobs=prompt_logprobs,
-            finish_reason=request.get_finished_reason(),
-            stop_reason=request.stop_reason,
-            events=request.take_events(),
-            kv_transfer_params=kv_transfer_params,
-            prefill_stats=request.take_prefill_stats(),
-            num_preemptions=request.num_preemptions,
-        )
 
     def _collect_outputs(
         self,

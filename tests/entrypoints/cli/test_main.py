@@ -1,0 +1,31 @@
+"""The ``vllm`` command."""
+
+import pytest
+
+from vllm.entrypoints.cli.main import main
+
+
+def _exit_code(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return caught.value.code
+
+
+def test_version_says_what_this_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code("--version") == 0
+    assert "not the vllm-project's engine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argument", ["--help", "--help=all"])
+def test_help_of_serve(capsys: pytest.CaptureFixture[str], argument: str) -> None:
+    assert _exit_code("serve", argument) == 0
+    text = capsys.readouterr().out
+    for flag in ("--block-size", "--shutdown-timeout", "--api-key", "--max-model-len"):
+        assert flag in text
+    assert "--tensor-parallel-size" not in text
+
+
+def test_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code() == 2
+    assert _exit_code("srve") == 2
+    assert "serve" in capsys.readouterr().err

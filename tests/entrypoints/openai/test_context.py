@@ -1,0 +1,41 @@
+"""Facts of the model."""
+
+import pytest
+
+from tests.entrypoints.openai.conftest import FACTS
+from vllm.config.engine_args import EngineArgs
+from vllm.entrypoints.openai.context import make_model_facts
+from vllm.exceptions import ModelNotFoundError
+
+
+def test_names() -> None:
+    assert FACTS.resolve_name(None) == FACTS.resolve_name("") == "tiny"
+    assert FACTS.resolve_name("alias") == "alias"
+    with pytest.raises(ModelNotFoundError, match="tiny, alias"):
+        FACTS.resolve_name("other")
+
+
+def test_facts_of_the_embedded_checkpoint() -> None:
+    config = EngineArgs(served_model_name=["a", "b"], scheduling_policy="priority")
+    facts = make_model_facts(config.create_vllm_config(), 4096, "auto")
+    assert facts.names == ("a", "b")
+    assert (facts.root, facts.max_model_len, facts.is_embedded) == ("deepseek-v4", 4096, True)
+    assert facts.has_priority
+    card = facts.card("b")
+    assert (card.id, card.trained) == ("b", False)
+
+
+def test_generation_config_sets_defaults_unless_told_otherwise() -> None:
+    config = EngineArgs().create_vllm_config()
+    config.model_config.generation_config = {"temperature": 0.6, "top_p": None, "eos_token_id": 1}
+    assert make_model_facts(config, 1, "auto").default_sampling == {"temperature": 0.6}
+    assert make_model_facts(config, 1, "vllm").default_sampling == {}
+
+
+def test_the_fingerprint_follows_what_changes_answers() -> None:
+    prints = [
+        make_model_facts(args.create_vllm_config(), 1, "auto").fingerprint
+        for args in (EngineArgs(), EngineArgs(), EngineArgs(seed=1), EngineArgs(dtype="bfloat16"))
+    ]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3

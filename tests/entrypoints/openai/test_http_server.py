@@ -1,0 +1,52 @@
+"""Parts of the server's life that need no process; the rest is in tests/e2e."""
+
+import asyncio
+import json
+import shlex
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from vllm.entrypoints.openai.http_server import _unless, curl_line, in_daemon_thread
+
+
+def test_the_curl_line_can_be_pasted() -> None:
+    words = shlex.split(curl_line("http://localhost:8000", needs_key=True))
+    assert words[:2] == ["curl", "http://localhost:8000/v1/chat/completions"]
+    assert json.loads(words[-1])["messages"]
+    assert any("Authorization" in word for word in words)
+    assert "Authorization" not in curl_line("http://localhost:8000", needs_key=False)
+
+
+async def test_blocking_work_in_a_thread() -> None:
+    assert await in_daemon_thread(lambda: threading.current_thread().daemon)
+
+    def fail() -> None:
+        raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        await in_daemon_thread(fail)
+
+
+async def test_work_gives_way_to_a_stop() -> None:
+    stop = asyncio.Event()
+    assert await _unless(stop, asyncio.ensure_future(asyncio.sleep(0, "done"))) == "done"
+    work = asyncio.ensure_future(asyncio.Event().wait())
+    stop.set()
+    assert await _unless(stop, work) is None
+    with pytest.raises(asyncio.CancelledError):
+        await work
+
+
+@pytest.mark.slow
+def test_the_server_process_loads_no_tensor_library() -> None:
+    code = (
+        "import sys, vllm.entrypoints.openai.http_server, vllm.entrypoints.cli.main; "
+        "print([m for m in ('torch', 'transformers', 'jinja2') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,123 @@
+import pytest
+
+from vllm import LLM, SamplingParams, TokensPrompt
+from vllm.entrypoints.llm import _as_chats, _as_prompts
+from vllm.exceptions import ConfigError, UserInputError
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("text", ["text"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2]], [[1], [2]]),
+        ({"prompt": "a"}, [{"prompt": "a"}]),
+        ([{"prompt": "a"}], [{"prompt": "a"}]),
+        ([], []),
+    ],
+)
+def test_one_prompt_is_told_from_several(given, expected):
+    assert _as_prompts(given) == expected
+
+
+def test_one_chat_is_told_from_several():
+    chat = [{"role": "user", "content": "hi"}]
+    assert list(_as_chats(chat)) == [chat]
+    assert list(_as_chats([chat, chat])) == [chat, chat]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    """The embedded model in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        with LLM(
+            "deepseek-v4",
+            block_size=32,
+            max_model_len=1024,
+            kv_cache_memory_bytes=1 << 26,
+            use_tqdm_on_load=False,
+        ) as made:
+            yield made
+
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+pytestmark = pytest.mark.slow
+
+
+def test_prompts_are_answered_in_order(llm):
+    tokens = llm.get_tokenizer().encode("second")
+    outputs = llm.generate(
+        ["first", TokensPrompt(prompt_token_ids=tokens), "a third one"], GREEDY, use_tqdm=False
+    )
+    assert [o.prompt for o in outputs] == ["first", None, "a third one"]
+    assert outputs[1].prompt_token_ids == tokens
+    assert all(len(o.outputs[0].token_ids) == 6 for o in outputs)
+    assert all(o.finished for o in outputs)
+
+
+def test_a_cached_prompt_gives_the_same_answer(llm):
+    prompt = "The quick brown fox jumps over the lazy dog. " * 12
+    llm.reset_prefix_cache()
+    (first,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+    (second,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+    assert first.num_cached_tokens == 0
+    assert second.num_cached_tokens > 0
+    assert second.outputs[0].token_ids == first.outputs[0].token_ids
+    assert llm.reset_prefix_cache()
+
+
+def test_seeds_make_answers_repeatable(llm):
+    params = SamplingParams(n=2, seed=3, max_tokens=5, ignore_eos=True)
+    first, second = (llm.generate("hello", params, use_tqdm=False)[0] for _ in range(2))
+    assert [o.token_ids for o in first.outputs] == [o.token_ids for o in second.outputs]
+    assert first.outputs[0].token_ids != first.outputs[1].token_ids
+
+
+def test_each_prompt_may_have_its_own_parameters(llm):
+    lengths = [3, 5]
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
+    outputs = llm.generate(["a", "b"], params, use_tqdm=False)
+    assert [len(o.outputs[0].token_ids) for o in outputs] == lengths
+    with pytest.raises(UserInputError, match="2 prompts but 1 sampling_params"):
+        llm.generate(["a", "b"], params[:1])
+    with pytest.raises(UserInputError, match="1 values for 2 prompts"):
+        llm.generate(["a", "b"], GREEDY, priority=[1])
+
+
+def test_a_wrong_prompt_leaves_nothing_behind(llm):
+    with pytest.raises(UserInputError, match="empty"):
+        llm.generate(["fine", ""], GREEDY, use_tqdm=False)
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert len(llm.generate("fine", GREEDY, use_tqdm=False)) == 1
+
+
+def test_a_chat_is_rendered_in_the_models_format(llm):
+    (output,) = llm.chat([{"role": "user", "content": "hi"}], GREEDY, use_tqdm=False)
+    assert "hi" in output.prompt
+    assert output.prompt.startswith(llm.get_tokenizer().bos_token)
+    assert len(output.outputs[0].token_ids) == 6
+
+
+def test_prompt_logprobs_cover_the_prompt(llm):
+    params = SamplingParams(max_tokens=2, prompt_logprobs=2, logprobs=1, ignore_eos=True)
+    (output,) = llm.generate("some words here", params, use_tqdm=False)
+    ids = output.prompt_token_ids
+    assert output.prompt_logprobs[0] is None
+    assert [next(iter(p)) for p in output.prompt_logprobs[1:]] == ids[1:]
+    assert all(len(p) in (2, 3) for p in output.prompt_logprobs[1:])
+    assert len(output.outputs[0].logprobs) == 2
+    assert output.outputs[0].cumulative_logprob < 0
+
+
+def test_defaults_and_metrics(llm):
+    assert isinstance(llm.get_default_sampling_params(), SamplingParams)
+    before = llm.get_metrics().get("vllm:generation_tokens", 0)
+    llm.generate("x", GREEDY, use_tqdm=False)
+    assert llm.get_metrics()["vllm:generation_tokens"] == before + 6
+
+
+def test_a_pool_that_is_too_small_is_told_with_a_way_out():
+    with pytest.raises(ConfigError, match="max_model_len"):
+        LLM("deepseek-v4", kv_cache_memory_bytes=10_000, use_tqdm_on_load=False)

@@ -1,0 +1,120 @@
+"""The ``vllm:`` metrics."""
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from vllm.v1.engine.messages import FinishReason
+from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
+from vllm.v1.metrics.prometheus import PrometheusStatLogger, add_process_metrics, token_buckets
+from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
+
+LABELS = {"model_name": "m", "engine": "0"}
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def stats(registry: CollectorRegistry) -> PrometheusStatLogger:
+    return PrometheusStatLogger(registry, "m", 16384)
+
+
+def _value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(f"vllm:{name}", {**LABELS, **labels})
+
+
+def test_scheduler_stats(registry: CollectorRegistry, stats: PrometheusStatLogger) -> None:
+    cache = PrefixCacheStats(requests=1, queries=100, hits=64)
+    for _ in range(2):
+        stats.record(SchedulerStats(2, 3, 1, 0.25, cache), None)
+    assert _value(registry, "num_requests_running") == 2
+    assert _value(registry, "num_requests_waiting") == 4
+    assert _value(registry, "num_requests_waiting_by_reason", reason="deferred") == 1
+    assert _value(registry, "kv_cache_usage_perc") == 0.25
+    assert _value(registry, "prefix_cache_queries_total") == 200
+    assert _value(registry, "prefix_cache_hits_total") == 128
+
+
+def test_iteration_stats(registry: CollectorRegistry, stats: PrometheusStatLogger) -> None:
+    iteration = IterationStats(
+        num_generation_tokens=3,
+        num_prompt_tokens=10,
+        num_cached_prompt_tokens=8,
+        miss_tokens={"first_seen": 2},
+        num_preemptions=1,
+        time_to_first_tokens_iter=[0.02],
+        inter_token_latencies_iter=[0.01, 0.3],
+        max_num_generation_tokens_iter=[3],
+        n_params_iter=[2],
+    )
+    iteration.finished_requests.append(
+        FinishedRequestStats(
+            finish_reason=FinishReason.ABORT,
+            e2e_latency=1.0,
+            num_prompt_tokens=10,
+            num_cached_tokens=8,
+            num_generation_tokens=3,
+            max_tokens=100,
+            queued_time=0.5,
+            n=2,
+        )
+    )
+    stats.record(None, iteration)
+    expected = {
+        "prompt_tokens_total": 10,
+        "prompt_tokens_cached_total": 8,
+        "generation_tokens_total": 3,
+        "num_preemptions_total": 1,
+        "time_to_first_token_seconds_count": 1,
+        "inter_token_latency_seconds_sum": 0.31,
+        "e2e_request_latency_seconds_sum": 1.0,
+        "request_queue_time_seconds_sum": 0.5,
+        "request_prompt_tokens_sum": 10,
+        "request_generation_tokens_sum": 3,
+        "request_prefill_kv_computed_tokens_sum": 2,
+        "request_params_max_tokens_sum": 100,
+        "request_params_n_sum": 2,
+        "request_max_num_generation_tokens_sum": 3,
+        "iteration_tokens_total_sum": 5,
+    }
+    for name, value in expected.items():
+        assert _value(registry, name) == pytest.approx(value), name
+    assert _value(registry, "request_success_total", finished_reason="abort") == 1
+    assert _value(registry, "prefix_cache_miss_tokens_total", reason="first_seen") == 2
+
+
+def test_every_reason_reads_zero_from_the_start(
+    registry: CollectorRegistry, stats: PrometheusStatLogger
+) -> None:
+    for reason in ("stop", "length", "abort", "error", "repetition"):
+        assert _value(registry, "request_success_total", finished_reason=reason) == 0
+
+
+def test_an_idle_step_observes_nothing(
+    registry: CollectorRegistry, stats: PrometheusStatLogger
+) -> None:
+    stats.record(SchedulerStats(), IterationStats())
+    stats.log()
+    assert _value(registry, "iteration_tokens_total_count") == 0
+
+
+def test_cache_facts_are_labels(registry: CollectorRegistry, stats: PrometheusStatLogger) -> None:
+    stats.set_cache_config({"block_size": 32, "num_gpu_blocks": 7, "x": None})
+    labels = {"block_size": "32", "num_gpu_blocks": "7", "x": "None"}
+    assert _value(registry, "cache_config_info", **labels) == 1
+
+
+def test_process_metrics(registry: CollectorRegistry) -> None:
+    add_process_metrics(registry)
+    assert b"process_resident_memory_bytes" in generate_latest(registry)
+
+
+@pytest.mark.parametrize(
+    ("limit", "last"), [(1, 1.0), (7, 5.0), (16384, 10000.0), (1 << 20, 1e6), (131072, 1e5)]
+)
+def test_token_buckets(limit: int, last: float) -> None:
+    buckets = token_buckets(limit)
+    assert buckets[-1] == last
+    assert list(buckets) == sorted(set(buckets))
