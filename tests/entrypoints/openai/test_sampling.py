@@ -34,6 +34,7 @@ def _request(**fields: Any) -> CompletionRequest:
         ({"cache_salt": "x" * 129}, "cache_salt"),
         ({"cache_salt": "a\0"}, "cache_salt"),
         ({"request_id": "x" * 257}, "request_id"),
+        ({"request_id": "a\nINFO forged"}, "request_id"),
     ],
 )
 def test_refused(fields: dict[str, Any], param: str) -> None:

@@ -142,7 +142,7 @@ def build_hf_model(raw: dict[str, Any], seed: int) -> HfModel:
     raw = {key: value for key, value in raw.items() if key not in ("architectures",)}
     config = HfConfig(**raw)
     config._attn_implementation = "eager"
-    model: HfModel = HfModel(config).float()
+    model: HfModel = HfModel(config)
     model.train(False)
     with torch.no_grad():
         randomize_(published_tensors(model.state_dict()), raw["n_routed_experts"], seed)

@@ -1,4 +1,4 @@
-"""What the policies keep: junctions, superseded checkpoints, intervals, donors worth waiting for."""
+"""What the policies keep: junctions, superseded checkpoints, intervals; whom to wait for."""
 
 import random
 
@@ -108,7 +108,7 @@ def test_waiting_is_bounded_when_the_donor_does_not_get_on() -> None:
     manager = driver.manager
     follower = Request(
         request_id="follower",
-        prompt_token_ids=system + [1],
+        prompt_token_ids=[*system, 1],
         sampling_params=donor.sampling_params,
         pooling_params=None,
         block_hasher=None,

@@ -185,7 +185,7 @@ from tests.v1.engine.fakes import FAKE_CORE, make_config
 from vllm.v1.engine.process_client import ProcessCore
 core = ProcessCore(make_config(pathlib.Path(sys.argv[1]), hang_at=1), FAKE_CORE)
 core.wait_ready()
-print(core.pid, flush=True)
+print(core.pid, core._channel._folder, flush=True)
 os.kill(os.getpid(), 9)
 """
 
@@ -199,11 +199,12 @@ def test_a_core_does_not_outlive_its_front_end(tmp_path):
         check=False,
         timeout=60,
     )
-    pid = int(done.stdout)
+    pid, folder = int(done.stdout.split()[0]), Path(done.stdout.split()[1].decode())
     deadline = time.monotonic() + 5
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    assert not folder.exists()
 
 
 def test_the_front_end_loads_no_torch(tmp_path):

@@ -107,6 +107,8 @@ class HttpServer:
         server = _UvicornServer(uvicorn_config)
         self._install_signal_handlers()
         serving = asyncio.create_task(server.serve([self._listener]))
+        # Should the web server fail by itself, there is nothing left to serve.
+        serving.add_done_callback(lambda _: self._stop.set())
         engine: AsyncLLM | None = None
         try:
             engine = await self._start(app, state)

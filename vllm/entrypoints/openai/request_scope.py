@@ -32,8 +32,8 @@ class RequestScope:
     Attributes:
         response_id: The ``id`` of the response.
         model: The name the response carries.
-        headers: Of the response.
-        until_gone: Runs work that ends when the client leaves.
+        headers: Of the response, besides the usual ones.
+        raw_request: Tells when the client leaves.
     """
 
     response_id: str

@@ -60,10 +60,16 @@ def check_request(request: SamplingRequest, facts: ModelFacts) -> None:
         )
     _check_priority(request.priority, facts)
     _check_salt(request.cache_salt)
-    if request.request_id is not None and len(request.request_id) > _MAX_REQUEST_ID_CHARS:
+    _check_request_id(request.request_id)
+
+
+def _check_request_id(request_id: str | None) -> None:
+    if request_id is None:
+        return
+    # It is written to the log: a line break would forge lines.
+    if len(request_id) > _MAX_REQUEST_ID_CHARS or not request_id.isprintable():
         raise UserInputError(
-            f"request_id is {len(request.request_id)} characters long: at most "
-            f"{_MAX_REQUEST_ID_CHARS} are allowed.",
+            f"request_id must be at most {_MAX_REQUEST_ID_CHARS} printable characters.",
             "request_id",
         )
 

@@ -5,6 +5,7 @@ long), TCP on the loopback interface with CURVE keys, since any user of the mach
 there.
 """
 
+import os
 import shutil
 import tempfile
 import threading
@@ -16,6 +17,7 @@ from vllm.exceptions import EngineError
 
 # sun_path holds 108 bytes on Linux, 104 elsewhere, a final zero included.
 _MAX_IPC_PATH = 100
+_IPC = "ipc://"
 _LINGER_MS = 2000
 
 
@@ -32,6 +34,11 @@ class Endpoints:
     to_core: str
     from_core: str
     server_key: bytes | None = None
+
+    def remove_folder(self) -> None:
+        """Remove the private folder of Unix sockets, if there is one."""
+        if self.to_core.startswith(_IPC):
+            shutil.rmtree(os.path.dirname(self.to_core.removeprefix(_IPC)), ignore_errors=True)
 
 
 class Channel:
@@ -67,7 +74,7 @@ class Channel:
         folder = None if use_tcp else _make_private_folder()
         channel = cls(folder)
         if folder is not None:
-            endpoints = Endpoints(f"ipc://{folder}/to", f"ipc://{folder}/from")
+            endpoints = Endpoints(f"{_IPC}{folder}/to", f"{_IPC}{folder}/from")
             channel._send_socket.bind(endpoints.to_core)
             channel.receive_socket.bind(endpoints.from_core)
             return channel, endpoints

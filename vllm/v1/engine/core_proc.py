@@ -88,7 +88,7 @@ class EngineCoreProc:
 
     def run(self) -> int:
         """Build the core and serve; return the process's exit status."""
-        threading.Thread(target=_await_orphaning, name="lifeline", daemon=True).start()
+        threading.Thread(target=self._await_orphaning, name="lifeline", daemon=True).start()
         beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         beats.start()
         core = self._build()
@@ -145,15 +145,18 @@ class EngineCoreProc:
             self._emit(self._pulse.take_beat())
             # The lifeline stays open in a child that the front end forked.
             if os.getppid() != self._parent_pid:
-                os._exit(_EXIT_STATUS_ORPHANED)
+                self._exit_as_orphan()
 
+    def _await_orphaning(self) -> None:
+        # Raw reads: a buffered one would hold a lock that interpreter shutdown wants.
+        while os.read(0, 1024):
+            pass
+        self._exit_as_orphan()
 
-def _await_orphaning() -> None:
-    # Raw reads: a buffered one would hold a lock that interpreter shutdown wants.
-    while os.read(0, 1024):
-        pass
-    # Whatever the main thread is in, a step that hangs included, nobody wants it any more.
-    os._exit(_EXIT_STATUS_ORPHANED)
+    def _exit_as_orphan(self) -> None:
+        """End at once, whatever the main thread is in, a step that hangs included."""
+        self._order.endpoints.remove_folder()
+        os._exit(_EXIT_STATUS_ORPHANED)
 
 
 def _set_process_title(title: str) -> None:

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 
-
 def _check_text(text: str) -> str:
     """Refuse lone surrogates: JSON can spell them, but nothing behind this edge can carry them."""
     if not text.isascii():
