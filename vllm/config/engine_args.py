@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.config.cache import HASH_ALGOS, CacheConfig
-from vllm.config.kv_events import KVEventsConfig
 from vllm.config.load import LOAD_FORMATS, LoadConfig
 from vllm.config.model import DTYPES, ModelConfig
 from vllm.config.observability import ObservabilityConfig
@@ -25,7 +24,7 @@ from vllm.model_executor.model_loader.resolve import (
     resolve_checkpoint,
 )
 from vllm.model_executor.models.registry import resolve_model
-from vllm.utils.argparse_utils import human_int, human_int_or_auto, json_object
+from vllm.utils.argparse_utils import human_int, human_int_or_auto
 
 logger = init_logger(__name__)
 
@@ -51,7 +50,6 @@ class EngineArgs:
         max_num_batched_tokens: Tokens of one step over all requests.
         max_num_seqs: Requests running at a time.
         max_num_queued_reqs: Waiting requests before new ones are refused.
-        kv_events_config: Where KV cache events go: the fields of a KVEventsConfig.
     """
 
     model: str = "deepseek-v4"
@@ -79,7 +77,6 @@ class EngineArgs:
     max_num_seqs: int | None = None
     scheduling_policy: str = "fcfs"
     max_num_queued_reqs: int | None = None
-    kv_events_config: KVEventsConfig | dict[str, Any] | None = None
     disable_log_stats: bool = False
     use_tqdm_on_load: bool = True
 
@@ -113,7 +110,6 @@ class EngineArgs:
             parallel_config=ParallelConfig(),
             scheduler_config=self._make_scheduler_config(model_config),
             load_config=load_config,
-            kv_events_config=_make_kv_events_config(self.kv_events_config),
             observability_config=ObservabilityConfig(log_stats=not self.disable_log_stats),
         )
 
@@ -221,19 +217,6 @@ def _resolve_block_size(block_size: int | None, model_config: ModelConfig) -> in
     return block_size
 
 
-def _make_kv_events_config(given: KVEventsConfig | dict[str, Any] | None) -> KVEventsConfig | None:
-    if given is None or isinstance(given, KVEventsConfig):
-        return given
-    known = {field.name for field in dataclasses.fields(KVEventsConfig)}
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise ConfigError(
-            f"kv_events_config holds {', '.join(map(repr, unknown))}, which it does not know: use "
-            f"{', '.join(sorted(known))}."
-        )
-    return KVEventsConfig(**given)
-
-
 def _add_model_args(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--served-model-name",
@@ -286,13 +269,6 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         help="Reuse the KV cache of equal prefixes. Default: on.",
     )
     group.add_argument("--prefix-caching-hash-algo", choices=HASH_ALGOS, default="sha256")
-    group.add_argument(
-        "--kv-events-config",
-        type=json_object,
-        metavar="JSON",
-        help="Publish KV cache events on ZMQ: "
-        '\'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}\'.',
-    )
 
 
 def _add_scheduler_args(group: argparse._ArgumentGroup) -> None:

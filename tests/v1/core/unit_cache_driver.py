@@ -6,11 +6,17 @@ fails as soon as a request would read a row that was not computed from exactly i
 """
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import (
+    get_request_block_hasher,
+    init_none_hash,
+    maybe_convert_block_hash,
+)
 from vllm.v1.core.retention import AUTO, RetentionPolicy
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
@@ -128,7 +134,7 @@ class Driver:
         assert config.hit_unit is not None
         self.unit = config.hit_unit
         self.rng = random.Random(seed)
-        coordinator = UnitKVCacheCoordinator(config, True, policy)
+        coordinator = UnitKVCacheCoordinator(config, True, policy, enable_kv_cache_events=True)
         self.manager = UnitKVCacheManager(
             config, max_model_len, log_stats=True, coordinator=coordinator
         )
@@ -142,6 +148,7 @@ class Driver:
         self.finished: dict[str, list[int]] = {}
         self.num_preemptions = 0
         self._next_id = 0
+        self.announced: Counter[tuple[int | None, bytes | int]] = Counter()
 
     def add(self, tokens: Sequence[int], max_tokens: int = 8) -> Request:
         """Queue a request."""
@@ -258,9 +265,34 @@ class Driver:
                     self.finish(request)
 
     def check(self) -> None:
-        """I1..I5."""
+        """I1..I5, and I7: the events so far rebuild the index."""
+        for event in self.manager.take_events():
+            if isinstance(event, AllBlocksCleared):
+                self.announced.clear()
+            elif isinstance(event, BlockStored):
+                self.announced.update((event.group_idx, h) for h in event.block_hashes)
+                assert len(event.token_ids) in (0, len(event.block_hashes) * event.block_size)
+            else:
+                assert isinstance(event, BlockRemoved)
+                self.announced.subtract((event.group_idx, h) for h in event.block_hashes)
+        assert +self.announced == self._index_entries()
+        assert not -self.announced, "something was removed more often than stored"
         computed = {r.request_id: r.num_computed_tokens for r in self.running}
         self.manager.check_invariants(computed)
+
+    def _index_entries(self) -> Counter[tuple[int | None, bytes | int]]:
+        pool = self.manager.block_pool
+        entries: Counter[tuple[int | None, bytes | int]] = Counter()
+        for block in pool.blocks:
+            for key in pool.keys_of(block):
+                group = next(g for g in pool.index if pool.holds_key(g, key, block))
+                entries[group, maybe_convert_block_hash(key)] += 1
+        groups = [g.group_id for g in self.manager.geometry.windows]
+        for record in pool.checkpoints.values():
+            for group_id, blocks in zip(groups, record.blocks, strict=True):
+                if blocks:
+                    entries[group_id, maybe_convert_block_hash(record.prefix_hash)] += 1
+        return entries
 
     def run_all(self, max_steps: int = 10_000, budget: int = 512) -> None:
         """Step until everything has finished."""

@@ -332,13 +332,18 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
 
 
 def _make_unit_coordinator(
-    kv_cache_config: KVCacheConfig, enable_caching: bool, **kwargs: Any
+    kv_cache_config: KVCacheConfig,
+    enable_caching: bool,
+    enable_kv_cache_events: bool = False,
+    **kwargs: Any,
 ) -> Any:
     """Build the coordinator of hits at one unit, which needs none of the other arguments."""
     # Unit hits bring a pool and a lookup of their own, loaded only where they are used.
     from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator  # noqa: PLC0415
 
-    return UnitKVCacheCoordinator(kv_cache_config, enable_caching)
+    return UnitKVCacheCoordinator(
+        kv_cache_config, enable_caching, enable_kv_cache_events=enable_kv_cache_events
+    )
 
 
 # Later ones are asked first.

@@ -16,8 +16,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from vllm.distributed.kv_events import (
+    MEDIUM_GPU,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVCacheEvent,
+)
 from vllm.v1.core.block_pool import BlockHashToBlockMap
-from vllm.v1.core.kv_cache_utils import BlockHash, FreeKVCacheBlockQueue, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    FreeKVCacheBlockQueue,
+    KVCacheBlock,
+    maybe_convert_block_hash,
+)
 
 
 class Tier(IntEnum):
@@ -102,12 +114,22 @@ class UnitBlockPool:
         num_blocks: Blocks in all, the null block included.
         dense_group_ids: Groups that carry unit keys.
         enable_caching: Whether keys and checkpoints are kept at all.
+        window_group_ids: Groups that checkpoints hold blocks of, in their order.
+        enable_kv_cache_events: Whether stored and removed prefixes are recorded.
     """
 
     def __init__(
-        self, num_blocks: int, dense_group_ids: Sequence[int], enable_caching: bool = True
+        self,
+        num_blocks: int,
+        dense_group_ids: Sequence[int],
+        enable_caching: bool = True,
+        window_group_ids: Sequence[int] = (),
+        enable_kv_cache_events: bool = False,
     ) -> None:
         assert num_blocks > 0
+        self._window_group_ids = tuple(window_group_ids)
+        self.enable_kv_cache_events = enable_kv_cache_events
+        self._events: list[KVCacheEvent] = []
         self.num_gpu_blocks = num_blocks
         self.enable_caching = enable_caching
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
@@ -194,6 +216,7 @@ class UnitBlockPool:
             for prefix_hash in hashes:
                 self.index[group_id].pop(prefix_hash, block.block_id)  # type: ignore[arg-type]
                 self.ghosts.add(prefix_hash)
+                self._record_removed(prefix_hash, group_id)
                 if group_id == self._lineage_group:
                     self._forget_lineage(prefix_hash)
         for record in list(self._records.get(block.block_id, ())):
@@ -325,6 +348,8 @@ class UnitBlockPool:
             self.set_cold(existing, existing.is_cold and record.is_cold)
             return False
         self.checkpoints[record.prefix_hash] = record
+        for group_id in self._groups_of(record):
+            self.record_stored((record.prefix_hash,), None, (), 0, group_id)
         self.checkpoint_ghosts.discard(record.prefix_hash)
         for block in record.all_blocks():
             assert not block.is_null
@@ -336,6 +361,8 @@ class UnitBlockPool:
         if self.checkpoints.get(record.prefix_hash) is not record:
             return
         del self.checkpoints[record.prefix_hash]
+        for group_id in self._groups_of(record):
+            self._record_removed(record.prefix_hash, group_id)
         for block in record.all_blocks():
             records = self._records[block.block_id]
             records.remove(record)
@@ -367,6 +394,59 @@ class UnitBlockPool:
             if even_if_unchanged or tier != current:
                 self._move(block, tier)
 
+    # ---- events ------------------------------------------------------------------------------
+
+    def _groups_of(self, record: Checkpoint) -> list[int]:
+        """Return the window groups in which a checkpoint holds blocks, if events are on."""
+        if not self.enable_kv_cache_events:
+            return []
+        groups = zip(self._window_group_ids, record.blocks, strict=True)
+        return [group_id for group_id, blocks in groups if blocks]
+
+    def record_stored(
+        self,
+        prefix_hashes: Sequence[BlockHash],
+        parent: BlockHash | None,
+        token_ids: Sequence[int],
+        unit: int,
+        group_id: int,
+    ) -> None:
+        """Record that prefixes became reusable; nothing unless events are on.
+
+        Args:
+            prefix_hashes: Hashes of consecutive prefixes, ``unit`` tokens apart.
+            parent: Hash of the prefix before the first; None at a prompt's start and for
+                checkpoints.
+            token_ids: The tokens between them; none for checkpoints, whose prefix the dense
+                groups' events describe.
+            unit: Tokens between two hashes; 0 for checkpoints.
+            group_id: The group.
+        """
+        if not self.enable_kv_cache_events or not prefix_hashes:
+            return
+        self._events.append(
+            BlockStored(
+                block_hashes=[maybe_convert_block_hash(h) for h in prefix_hashes],
+                parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
+                token_ids=list(token_ids),
+                block_size=unit,
+                lora_id=None,
+                medium=MEDIUM_GPU,
+                lora_name=None,
+                group_idx=group_id,
+            )
+        )
+
+    def _record_removed(self, prefix_hash: BlockHash, group_id: int) -> None:
+        if self.enable_kv_cache_events:
+            converted = maybe_convert_block_hash(prefix_hash)
+            self._events.append(BlockRemoved([converted], medium=MEDIUM_GPU, group_idx=group_id))
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """Drain the events, in the order in which things happened."""
+        events, self._events = self._events, []
+        return events
+
     # ---- reset -------------------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> bool:
@@ -385,4 +465,6 @@ class UnitBlockPool:
             self._move(block, Tier.SCRATCH)
         self.ghosts.clear()
         self.checkpoint_ghosts.clear()
+        if self.enable_kv_cache_events:
+            self._events.append(AllBlocksCleared())
         return True

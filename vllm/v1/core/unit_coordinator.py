@@ -112,6 +112,7 @@ class UnitKVCacheCoordinator:
     Args:
         kv_cache_config: Groups and number of blocks; ``hit_unit`` is set.
         enable_caching: Whether anything is kept for later requests.
+        enable_kv_cache_events: Whether stored and removed prefixes are recorded.
         policy: Which checkpoints are kept; None: as the config or the environment says.
 
     Raises:
@@ -123,6 +124,7 @@ class UnitKVCacheCoordinator:
         kv_cache_config: KVCacheConfig,
         enable_caching: bool,
         policy: RetentionPolicy | None = None,
+        enable_kv_cache_events: bool = False,
     ) -> None:
         self.geometry = CacheGeometry.from_config(kv_cache_config)
         if policy is None:
@@ -135,6 +137,8 @@ class UnitKVCacheCoordinator:
             kv_cache_config.num_blocks,
             [group.group_id for group in self.geometry.dense],
             enable_caching,
+            [group.group_id for group in self.geometry.windows],
+            enable_kv_cache_events,
         )
         pool = self.block_pool
         self.dense = tuple(DenseGroup(g, pool) for g in self.geometry.dense)
@@ -344,22 +348,23 @@ class UnitKVCacheCoordinator:
         self,
         request_id: str,
         block_hashes: Sequence[BlockHash],
+        token_ids: Sequence[int],
         end: int,
         boundaries: Sequence[int],
-        next_tokens: Sequence[int | None],
     ) -> None:
         """Make the prefixes a step completes visible to later lookups.
 
         Args:
             request_id: The request.
             block_hashes: Its chained hashes, one per unit, covering at least ``end``.
+            token_ids: Its tokens, as far as they are known.
             end: Tokens computed after the step, drafts not counted.
             boundaries: Boundaries the step completes, to keep a checkpoint of.
-            next_tokens: Per boundary the token that follows, where known.
         """
         state = self._states[request_id]
-        self._publish_keys(request_id, state, block_hashes, end)
-        for position, token in zip(boundaries, next_tokens, strict=True):
+        self._publish_keys(request_id, state, block_hashes, token_ids, end)
+        for position in boundaries:
+            token = token_ids[position] if position < len(token_ids) else None
             prefix_hash = block_hashes[position // self.geometry.unit - 1]
             self._publish_checkpoint(request_id, state, prefix_hash, position, token)
         self._drop_passed_records(state, end)
@@ -369,17 +374,24 @@ class UnitKVCacheCoordinator:
         request_id: str,
         state: RequestCacheState,
         block_hashes: Sequence[BlockHash],
+        token_ids: Sequence[int],
         end: int,
     ) -> None:
         unit = self.geometry.unit
-        for i in range(state.num_units, end // unit):
-            position = (i + 1) * unit
-            parent = block_hashes[i - 1] if i else None
-            for group in self.dense:
-                if position % group.geometry.ratio == 0:
-                    block = group.block_below(request_id, position)
-                    group_id = group.geometry.group_id
-                    self.block_pool.add_key(block, group_id, block_hashes[i], parent)
+        for group in self.dense:
+            geometry, group_id = group.geometry, group.geometry.group_id
+            step = max(unit, geometry.ratio)
+            first = state.num_units * unit // step * step
+            keys = []
+            for position in range(first + step, end + 1, step):
+                prefix_hash = block_hashes[position // unit - 1]
+                parent = block_hashes[position // unit - 2] if position > unit else None
+                block = group.block_below(request_id, position)
+                self.block_pool.add_key(block, group_id, prefix_hash, parent)
+                keys.append(prefix_hash)
+            before = block_hashes[first // unit - 1] if first else None
+            span = token_ids[first : first + len(keys) * step] if keys else ()
+            self.block_pool.record_stored(keys, before, span, step, group_id)
         state.num_units = max(state.num_units, end // unit)
 
     def _publish_checkpoint(
@@ -441,10 +453,13 @@ class UnitKVCacheCoordinator:
 
     def publish_copies(self) -> None:
         """Let copies carry their source's keys below the boundary."""
+        unit = self.geometry.unit
         for copy in self.copies:
             for prefix_hash in copy.keys:
                 parent = self.block_pool.parent_of(prefix_hash)
                 self.block_pool.add_key(copy.destination, copy.group_id, prefix_hash, parent)
+                # Its tokens were told when the source was stored.
+                self.block_pool.record_stored((prefix_hash,), parent, (), unit, copy.group_id)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Drain the copies the step must run; their ends stay held until ``release_copies``."""

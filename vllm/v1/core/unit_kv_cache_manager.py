@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm.distributed.kv_events import BlockStored, KVCacheEvent
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.v1.core.invariants import check_unit_cache
@@ -17,7 +18,11 @@ from vllm.v1.core.retention import (
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 from vllm.v1.engine.messages import PrefillStats
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import (
+    KVCacheConfig,
+    get_kv_cache_spec_kind,
+    get_kv_cache_spec_sliding_window,
+)
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request
 
@@ -373,14 +378,12 @@ class UnitKVCacheManager:
         self.coordinator.publish_copies()
         for request_id, pending in self._pending.items():
             request = pending.request
-            tokens = request.all_token_ids
-            num_tokens = len(tokens)
             self.coordinator.publish(
                 request_id,
                 request.block_hashes,
+                request.all_token_ids,
                 pending.end,
                 pending.boundaries,
-                [tokens[p] if p < num_tokens else None for p in pending.boundaries],
             )
             if pending.end >= self.geometry.floor_unit(request.num_prompt_tokens):
                 self._prefilling.pop(request_id, None)
@@ -430,9 +433,15 @@ class UnitKVCacheManager:
         """Wrap blocks by group."""
         return KVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
 
-    def take_events(self) -> list[Any]:
-        """Return no events: this manager publishes none yet."""
-        return []
+    def take_events(self) -> list[KVCacheEvent]:
+        """Drain the KV events, with the kind and the window of each stored prefix's group."""
+        events = self.block_pool.take_events()
+        for event in events:
+            if isinstance(event, BlockStored) and event.group_idx is not None:
+                spec = self.kv_cache_config.kv_cache_groups[event.group_idx].kv_cache_spec
+                event.kv_cache_spec_kind = get_kv_cache_spec_kind(spec).value
+                event.kv_cache_spec_sliding_window = get_kv_cache_spec_sliding_window(spec)
+        return events
 
     def take_new_block_ids(self) -> list[int]:
         """Return no ids: no group needs its new blocks zeroed."""

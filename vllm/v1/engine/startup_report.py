@@ -42,11 +42,10 @@ def report_start(vllm_config: VllmConfig, kv_cache: KVCacheInfo, load_s: float) 
         kv_cache.max_concurrency,
     )
     logger.info(
-        "KV cache geometry: unit %d tokens, chunks align to %d; groups: %s.",
+        "KV cache geometry: one prefix hash covers %d tokens; groups: %s.",
         kv_cache.hash_block_size,
-        kv_cache.scheduler_block_size,
         "; ".join(
-            f"{group.kind} x{group.num_layers}, blocks of {group.block_size} tokens"
+            f"{group.kind} of {group.num_layers} caches, blocks of {group.block_size} tokens"
             + (f", window {group.sliding_window}" if group.sliding_window else "")
             for group in kv_cache.groups
         )

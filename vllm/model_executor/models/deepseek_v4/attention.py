@@ -11,11 +11,11 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 from vllm.model_executor.models.deepseek_v4.config import LayerPlan
-from vllm.model_executor.models.deepseek_v4.entries import (
+from vllm.model_executor.models.deepseek_v4.entries import build_entry_source
+from vllm.model_executor.models.deepseek_v4.entry_source import (
     EntrySource,
     IndexQueries,
     TileEntries,
-    build_entry_source,
 )
 from vllm.model_executor.models.deepseek_v4.kv_cache import LayerCacheNames
 from vllm.model_executor.models.deepseek_v4.page_reader import PageReader

@@ -4,9 +4,6 @@ Chosen once per layer at construction. All three answer the same questions: stor
 rows and entries, read the entries of a decode batch, read the entries of a query tile.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
-
 import torch
 from torch import nn
 
@@ -14,6 +11,12 @@ from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.rotary import Turns
 from vllm.model_executor.models.deepseek_v4.compressor import Compressor
 from vllm.model_executor.models.deepseek_v4.config import LayerPlan
+from vllm.model_executor.models.deepseek_v4.entry_source import (
+    ChunkEntries,
+    EntrySource,
+    IndexQueries,
+    TileEntries,
+)
 from vllm.model_executor.models.deepseek_v4.kv_cache import LayerCacheNames
 from vllm.model_executor.models.deepseek_v4.page_reader import PageReader
 from vllm.model_executor.models.deepseek_v4.step import ModelParts, Step
@@ -22,92 +25,6 @@ from vllm.v1.attention.step_tables import AttentionPlan, PageRows, QueryTile
 # Masking entries that were not chosen shares one key matrix between queries; listing the chosen
 # ones copies rows per query. On a CPU listing wins from about 4 * top-k entries (5 times at 16).
 _LISTED_ENTRIES_FACTOR = 4
-
-
-@dataclass(frozen=True, slots=True)
-class IndexQueries:
-    """The indexer's side of a step.
-
-    Attributes:
-        queries: [T, H, d].
-        head_weights: [T, H], constants folded in.
-    """
-
-    queries: torch.Tensor
-    head_weights: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkEntries:
-    """Entries that a chunk's last query sees.
-
-    Attributes:
-        entries: [K, head_dim].
-        index_keys: [K, index_head_dim], or None when nothing has to be chosen.
-        queries: The indexer's queries of the chunk, or None likewise.
-    """
-
-    entries: torch.Tensor
-    index_keys: torch.Tensor | None = None
-    queries: IndexQueries | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TileEntries:
-    """What the queries of a tile attend to besides the window, in one of two forms.
-
-    Attributes:
-        entries: [K, head_dim].
-        mask: fp32 [1, Q, 1, M], 0 or -inf, of the last M keys (entries, then window rows).
-        chosen: int64 [Q, top_k]: each query attends these entries only and its whole window, and
-            ``mask`` does not apply. None: all entries that the mask lets through.
-    """
-
-    entries: torch.Tensor | None
-    mask: torch.Tensor
-    chosen: torch.Tensor | None = None
-
-
-class EntrySource(Protocol):
-    """Where a layer's compressed entries come from; see the module docstring."""
-
-    in_sizes: tuple[int, ...]
-    """Widths of the projections of the layer's input that ``store`` takes."""
-
-    def store(
-        self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
-    ) -> IndexQueries | None:
-        """Writes this step's compressor rows and the entries they complete.
-
-        Args:
-            q_latent: Normed query latent [T, q_lora_rank].
-            inputs: Projections [T, size] of the layer's input, by ``in_sizes``.
-            turns: Rotary turns of the layer.
-            step: The step.
-        """
-
-    def read_decodes(
-        self, index: int, queries: IndexQueries | None, plan: AttentionPlan, step: Step
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Returns entries [B, K, head_dim] of decode batch ``index``, and the mask of all keys."""
-
-    def read_chunk(
-        self, index: int, queries: IndexQueries | None, step: Step
-    ) -> ChunkEntries | None:
-        """Reads what ``pick_for_tile`` needs for every tile of chunk ``index``."""
-
-    def pick_for_tile(self, chunk: ChunkEntries | None, tile: QueryTile) -> TileEntries:
-        """Returns what a tile's queries attend to."""
-
-    def weight_slots(
-        self, prefix: str, projections: tuple[torch.Tensor, ...]
-    ) -> dict[str, torch.Tensor]:
-        """Returns published tensor name -> destination.
-
-        Args:
-            prefix: The attention's prefix.
-            projections: The matrices of ``in_sizes``.
-        """
 
 
 class NoEntries(nn.Module):
@@ -339,9 +256,7 @@ class ChosenEntries(nn.Module):
         }
 
 
-def build_entry_source(
-    plan: LayerPlan, names: LayerCacheNames, parts: ModelParts
-) -> NoEntries | AllEntries | ChosenEntries:
+def build_entry_source(plan: LayerPlan, names: LayerCacheNames, parts: ModelParts) -> EntrySource:
     """Returns the entry source of a layer's kind."""
     if plan.kind == "window":
         return NoEntries()

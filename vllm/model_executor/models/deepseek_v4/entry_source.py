@@ -1,0 +1,96 @@
+"""The seam between a layer's attention and its compressed entries."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from vllm.model_executor.layers.rotary import Turns
+from vllm.model_executor.models.deepseek_v4.step import Step
+from vllm.v1.attention.step_tables import AttentionPlan, QueryTile
+
+
+@dataclass(frozen=True, slots=True)
+class IndexQueries:
+    """The indexer's side of a step.
+
+    Attributes:
+        queries: [T, H, d].
+        head_weights: [T, H], constants folded in.
+    """
+
+    queries: torch.Tensor
+    head_weights: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEntries:
+    """Entries that a chunk's last query sees.
+
+    Attributes:
+        entries: [K, head_dim].
+        index_keys: [K, index_head_dim], or None when nothing has to be chosen.
+        queries: The indexer's queries of the chunk, or None likewise.
+    """
+
+    entries: torch.Tensor
+    index_keys: torch.Tensor | None = None
+    queries: IndexQueries | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TileEntries:
+    """What the queries of a tile attend to besides the window, in one of two forms.
+
+    Attributes:
+        entries: [K, head_dim].
+        mask: fp32 [1, Q, 1, M], 0 or -inf, of the last M keys (entries, then window rows).
+        chosen: int64 [Q, top_k]: each query attends these entries only and its whole window, and
+            ``mask`` does not apply. None: all entries that the mask lets through.
+    """
+
+    entries: torch.Tensor | None
+    mask: torch.Tensor
+    chosen: torch.Tensor | None = None
+
+
+class EntrySource(Protocol):
+    """Where a layer's compressed entries come from; see ``entries`` for the three kinds."""
+
+    in_sizes: tuple[int, ...]
+    """Widths of the projections of the layer's input that ``store`` takes."""
+
+    def store(
+        self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
+    ) -> IndexQueries | None:
+        """Writes this step's compressor rows and the entries they complete.
+
+        Args:
+            q_latent: Normed query latent [T, q_lora_rank].
+            inputs: Projections [T, size] of the layer's input, by ``in_sizes``.
+            turns: Rotary turns of the layer.
+            step: The step.
+        """
+
+    def read_decodes(
+        self, index: int, queries: IndexQueries | None, plan: AttentionPlan, step: Step
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Returns entries [B, K, head_dim] of decode batch ``index``, and the mask of all keys."""
+
+    def read_chunk(
+        self, index: int, queries: IndexQueries | None, step: Step
+    ) -> ChunkEntries | None:
+        """Reads what ``pick_for_tile`` needs for every tile of chunk ``index``."""
+
+    def pick_for_tile(self, chunk: ChunkEntries | None, tile: QueryTile) -> TileEntries:
+        """Returns what a tile's queries attend to."""
+
+    def weight_slots(
+        self, prefix: str, projections: tuple[torch.Tensor, ...]
+    ) -> dict[str, torch.Tensor]:
+        """Returns published tensor name -> destination.
+
+        Args:
+            prefix: The attention's prefix.
+            projections: The matrices of ``in_sizes``.
+        """
