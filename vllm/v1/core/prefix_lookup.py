@@ -1,6 +1,6 @@
 """Looking a prompt up in the prefix cache, and saying why tokens missed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -60,8 +60,8 @@ def find_prefix(
 ) -> PrefixHit:
     """Find the deepest boundary where all groups can resume.
 
-    Walks the units left to right once: a unit counts while every dense group that stores a row at
-    its end holds the key; the deepest boundary with a checkpoint wins.
+    A unit counts while every dense group that stores a row at its end holds the key; of the units
+    that count, the deepest boundary with a checkpoint wins.
 
     Args:
         pool: Where keys and checkpoints are.
@@ -75,20 +75,15 @@ def find_prefix(
     unit = geometry.unit
     dense = geometry.dense
     checkpoints = pool.checkpoints
+    num_units = min(len(block_hashes), max_tokens // unit)
+    for group in dense:
+        num_units = _count_matched(pool.index[group.group_id], group, block_hashes, num_units, unit)
+    matched = num_units * unit
     best: Checkpoint | None = None
-    matched = 0
-    for i in range(min(len(block_hashes), max_tokens // unit)):
-        prefix_hash = block_hashes[i]
-        end = (i + 1) * unit
-        if any(
-            end % group.ratio == 0 and pool.get_cached_block(prefix_hash, group.group_id) is None
-            for group in dense
-        ):
+    for i in range(num_units - 1, -1, -1):
+        best = checkpoints.get(block_hashes[i])
+        if best is not None:
             break
-        matched = end
-        record = checkpoints.get(prefix_hash)
-        if record is not None:
-            best = record
     if best is None:
         return PrefixHit.nothing(len(dense), matched)
     full, partial = [], []
@@ -101,6 +96,21 @@ def find_prefix(
     if partner is best:
         partner = None
     return PrefixHit(best.position, tuple(full), tuple(partial), best, matched, partner)
+
+
+def _count_matched(
+    index: Mapping[BlockHash, KVCacheBlock],
+    group: GroupGeometry,
+    block_hashes: Sequence[BlockHash],
+    limit: int,
+    unit: int,
+) -> int:
+    """Return how many of the first ``limit`` units a dense group has every row of."""
+    step = max(1, group.ratio // unit)
+    for i in range(step - 1, limit, step):
+        if block_hashes[i] not in index:
+            return i
+    return limit
 
 
 def _blocks_below(

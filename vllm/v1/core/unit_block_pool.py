@@ -11,7 +11,7 @@ checkpoint records that need it. A record is atomic: losing one block dissolves 
 served nothing else fall to SCRATCH. The null block (id 0) is in no tier and its count is not kept.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -23,7 +23,6 @@ from vllm.distributed.kv_events import (
     BlockStored,
     KVCacheEvent,
 )
-from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     FreeKVCacheBlockQueue,
@@ -141,14 +140,19 @@ class UnitBlockPool:
             FreeKVCacheBlockQueue([]),
         )
         self._tier_of = [_HELD] + [int(Tier.SCRATCH)] * (num_blocks - 1)
-        self.index = {group_id: BlockHashToBlockMap() for group_id in dense_group_ids}
+        # Per dense group: prefix -> a block that holds its last rows; further blocks of the same
+        # prefix (copies, or requests that computed it side by side) stand in _duplicates.
+        self.index: dict[int, dict[BlockHash, KVCacheBlock]] = {g: {} for g in dense_group_ids}
+        self._duplicates: dict[int, dict[BlockHash, list[KVCacheBlock]]] = {
+            g: {} for g in dense_group_ids
+        }
         # Keys of a dense block in ascending order of position, and its group.
         self._keys: dict[int, tuple[int, list[BlockHash]]] = {}
         # Which prefix a cached unit continues, and how many cached units continue a prefix; of the
         # first dense group, which has a key at every unit.
         self._lineage_group = dense_group_ids[0] if dense_group_ids else -1
         self._parents: dict[BlockHash, BlockHash | None] = {}
-        self._num_children: Counter[BlockHash | None] = Counter()
+        self._num_children: dict[BlockHash | None, int] = {}
         self.checkpoints: dict[BlockHash, Checkpoint] = {}
         self._records: dict[int, list[Checkpoint]] = {}
         # A quarter of a million hashes of 32 bytes: a bound on memory, not on usefulness.
@@ -214,7 +218,7 @@ class UnitBlockPool:
         if entry is not None:
             group_id, hashes = entry
             for prefix_hash in hashes:
-                self.index[group_id].pop(prefix_hash, block.block_id)  # type: ignore[arg-type]
+                self._remove_key(group_id, prefix_hash, block)
                 self.ghosts.add(prefix_hash)
                 self._record_removed(prefix_hash, group_id)
                 if group_id == self._lineage_group:
@@ -223,8 +227,21 @@ class UnitBlockPool:
             self.checkpoint_ghosts.add(record.prefix_hash)
             self.dissolve(record)
 
+    def _remove_key(self, group_id: int, prefix_hash: BlockHash, block: KVCacheBlock) -> None:
+        index, duplicates = self.index[group_id], self._duplicates[group_id]
+        others = duplicates.get(prefix_hash)
+        if others is None:
+            del index[prefix_hash]
+            return
+        if index[prefix_hash] is block:
+            index[prefix_hash] = others.pop()
+        else:
+            others.remove(block)
+        if not others:
+            del duplicates[prefix_hash]
+
     def _forget_lineage(self, prefix_hash: BlockHash) -> None:
-        if self.get_cached_block(prefix_hash, self._lineage_group) is not None:
+        if prefix_hash in self.index[self._lineage_group]:
             return  # another block still holds it
         parent = self._parents.pop(prefix_hash)
         self._num_children[parent] -= 1
@@ -281,7 +298,40 @@ class UnitBlockPool:
 
     def get_cached_block(self, prefix_hash: BlockHash, group_id: int) -> KVCacheBlock | None:
         """Return a block that holds the group's rows up to a prefix's end, or None."""
-        return self.index[group_id].get_one_block(prefix_hash)  # type: ignore[arg-type]
+        return self.index[group_id].get(prefix_hash)
+
+    def add_keys(
+        self,
+        block: KVCacheBlock,
+        group_id: int,
+        prefix_hashes: Sequence[BlockHash],
+        parents: Sequence[BlockHash | None],
+    ) -> None:
+        """Publish that a held block has all its group's rows up to some prefixes' ends.
+
+        Args:
+            block: The block; its keys are added in ascending order of position.
+            group_id: Its dense group.
+            prefix_hashes: Hashes of the prefixes, ascending.
+            parents: For each the hash of the prefix one unit shorter; None for the first unit.
+        """
+        assert not block.is_null
+        entry = self._keys.get(block.block_id)
+        if entry is None:
+            entry = self._keys[block.block_id] = (group_id, [])
+        assert entry[0] == group_id
+        entry[1].extend(prefix_hashes)
+        index, forget_ghost = self.index[group_id], self.ghosts.discard
+        for prefix_hash in prefix_hashes:
+            if index.setdefault(prefix_hash, block) is not block:
+                self._duplicates[group_id].setdefault(prefix_hash, []).append(block)
+            forget_ghost(prefix_hash)
+        if group_id == self._lineage_group:
+            known, num_children = self._parents, self._num_children
+            for prefix_hash, parent in zip(prefix_hashes, parents, strict=True):
+                if prefix_hash not in known:
+                    known[prefix_hash] = parent
+                    num_children[parent] = num_children.get(parent, 0) + 1
 
     def add_key(
         self,
@@ -290,31 +340,12 @@ class UnitBlockPool:
         prefix_hash: BlockHash,
         parent: BlockHash | None = None,
     ) -> None:
-        """Publish that a held block has all its group's rows up to a prefix's end.
-
-        Keys of one block are added in ascending order of position.
-
-        Args:
-            block: The block.
-            group_id: Its dense group.
-            prefix_hash: Hash of the prefix.
-            parent: Hash of the prefix one unit shorter; None for the first unit.
-        """
-        assert not block.is_null
-        entry = self._keys.get(block.block_id)
-        if entry is None:
-            entry = self._keys[block.block_id] = (group_id, [])
-        assert entry[0] == group_id
-        entry[1].append(prefix_hash)
-        if group_id == self._lineage_group and prefix_hash not in self._parents:
-            self._parents[prefix_hash] = parent
-            self._num_children[parent] += 1
-        self.index[group_id].insert(prefix_hash, block)  # type: ignore[arg-type]
-        self.ghosts.discard(prefix_hash)
+        """Publish one prefix; see ``add_keys``."""
+        self.add_keys(block, group_id, (prefix_hash,), (parent,))
 
     def has_other_continuation(self, prefix_hash: BlockHash, next_hash: BlockHash | None) -> bool:
         """Whether a cached prefix goes on with other tokens than those of ``next_hash``."""
-        others = self._num_children[prefix_hash]
+        others = self._num_children.get(prefix_hash, 0)
         return others > (1 if next_hash is not None and next_hash in self._parents else 0)
 
     def parent_of(self, prefix_hash: BlockHash) -> BlockHash | None:
@@ -323,15 +354,13 @@ class UnitBlockPool:
 
     def holds_key(self, group_id: int, prefix_hash: BlockHash, block: KVCacheBlock) -> bool:
         """Whether the index leads from a prefix to this very block, perhaps among others."""
-        entry = self.index[group_id]._cache.get(prefix_hash)  # type: ignore[call-overload]
-        if isinstance(entry, dict):
-            return entry.get(block.block_id) is block
-        return entry is block
+        others = self._duplicates[group_id].get(prefix_hash, ())
+        return self.index[group_id].get(prefix_hash) is block or any(b is block for b in others)
 
     def num_index_entries(self) -> int:
         """Return how many (key, block) pairs the index of all dense groups holds."""
-        entries = [e for index in self.index.values() for e in index._cache.values()]
-        return sum(len(e) if isinstance(e, dict) else 1 for e in entries)
+        duplicates = (more for group in self._duplicates.values() for more in group.values())
+        return sum(len(index) for index in self.index.values()) + sum(map(len, duplicates))
 
     # ---- checkpoints of window groups --------------------------------------------------------
 

@@ -87,6 +87,7 @@ class RequestCacheState:
 
     Attributes:
         num_units: Units whose keys are out, those of its hit included.
+        ready_until: Position up to which its tables need no change.
         trailing: Checkpoints it carries along and replaces as it advances.
         wanted: Boundaries it wants kept: replay boundaries and junctions.
         junctions: Those of them where prompts part.
@@ -96,6 +97,7 @@ class RequestCacheState:
     """
 
     num_units: int = 0
+    ready_until: int = 0
     trailing: list[Checkpoint] = field(default_factory=list)
     wanted: set[int] = field(default_factory=set)
     junctions: set[int] = field(default_factory=set)
@@ -146,6 +148,9 @@ class UnitKVCacheCoordinator:
         self.copies: list[BlockCopy] = []
         self._sources_in_flight: list[KVCacheBlock] = []
         self._states: dict[str, RequestCacheState] = {}
+        # Requests with window tables that the worker has not seen.
+        self._dirty: set[str] = set()
+        self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
 
     # ---- lookup ------------------------------------------------------------------------------
 
@@ -165,6 +170,47 @@ class UnitKVCacheCoordinator:
         """Free the window blocks that going on at ``position`` does not need."""
         for group in self.windows:
             group.drop_below(request_id, position)
+
+    def try_advance(
+        self, request_id: str, start: int, end: int, alloc_end: int, num_available: int
+    ) -> tuple[list[KVCacheBlock], ...] | None:
+        """Take the blocks of a short step that completes no boundary, such as a decode step.
+
+        The same as planning and committing, without the parts such a step does not have.
+
+        Returns:
+            Per group the new dense blocks; None if ``num_available`` blocks are too few or the
+            step needs a plan, and then no block was taken.
+        """
+        state = self._states[request_id]
+        if alloc_end <= state.ready_until:
+            return self._no_blocks
+        self.release_passed(request_id, start)
+        appended = [group.find_appended(request_id, end, alloc_end) for group in self.windows]
+        num_dense = [group.num_missing(request_id, alloc_end, 0) for group in self.dense]
+        num_new = sum(num_dense)
+        for indices in appended:
+            if indices is None:
+                return None
+            num_new += len(indices)
+        if num_new > num_available:
+            return None
+        taken = iter(self.block_pool.get_new_blocks(num_new))
+        new_blocks = self._no_blocks
+        if any(num_dense):
+            new_blocks = tuple([] for _ in self.geometry.groups)
+            for dense, count in zip(self.dense, num_dense, strict=True):
+                blocks = [next(taken) for _ in range(count)]
+                dense.extend(request_id, blocks)
+                new_blocks[dense.geometry.group_id].extend(blocks)
+        for window, indices in zip(self.windows, appended, strict=True):
+            if indices:
+                window.insert(request_id, indices, [next(taken) for _ in indices])
+                self._dirty.add(request_id)
+        dense_end = min((group.capacity(request_id) for group in self.dense), default=alloc_end)
+        window_end = min(group.capacity(request_id) for group in self.windows)
+        state.ready_until = min(dense_end, window_end)
+        return new_blocks
 
     def plan_step(
         self,
@@ -264,6 +310,8 @@ class UnitKVCacheCoordinator:
             if hit is not None:
                 state.origin, state.lean_origin = hit.checkpoint, hit.lean_checkpoint
             self._states[request_id] = state
+        self._states[request_id].ready_until = 0
+        self._dirty.add(request_id)
         taken = iter(self.block_pool.get_new_blocks(plan.num_new_blocks))
         for partial in plan.partials:
             if partial.is_copy:
@@ -298,6 +346,7 @@ class UnitKVCacheCoordinator:
         taken = iter(self.block_pool.get_new_blocks(count))
         for group, indices in zip(self.windows, missing, strict=True):
             group.insert(request_id, indices, [next(taken) for _ in indices])
+        self._dirty.add(request_id)
         return True
 
     def _adopt(self, request_id: str, hit: PrefixHit, partials: Sequence[PartialAdoption]) -> None:
@@ -382,13 +431,21 @@ class UnitKVCacheCoordinator:
             geometry, group_id = group.geometry, group.geometry.group_id
             step = max(unit, geometry.ratio)
             first = state.num_units * unit // step * step
-            keys = []
-            for position in range(first + step, end + 1, step):
-                prefix_hash = block_hashes[position // unit - 1]
-                parent = block_hashes[position // unit - 2] if position > unit else None
+            keys = [block_hashes[p // unit - 1] for p in range(first + step, end + 1, step)]
+            parents = [
+                block_hashes[p // unit - 2] if p > unit else None
+                for p in range(first + step, end + 1, step)
+            ]
+            done = 0
+            while done < len(keys):
+                position = first + (done + 1) * step
                 block = group.block_below(request_id, position)
-                self.block_pool.add_key(block, group_id, prefix_hash, parent)
-                keys.append(prefix_hash)
+                # Keys up to the end of this block.
+                block_end = -(-position // geometry.block_size) * geometry.block_size
+                count = min(len(keys) - done, (block_end - position) // step + 1)
+                part = slice(done, done + count)
+                self.block_pool.add_keys(block, group_id, keys[part], parents[part])
+                done += count
             before = block_hashes[first // unit - 1] if first else None
             span = token_ids[first : first + len(keys) * step] if keys else ()
             self.block_pool.record_stored(keys, before, span, step, group_id)
@@ -495,6 +552,7 @@ class UnitKVCacheCoordinator:
             group.free(request_id)
         for window in self.windows:
             window.free(request_id)
+        self._dirty.discard(request_id)
         state = self._states.pop(request_id, None)
         if state is not None:
             self._age_checkpoints(state)
@@ -507,8 +565,13 @@ class UnitKVCacheCoordinator:
             ids[group.geometry.group_id].extend(block.block_id for block in blocks)
         return ids
 
-    def take_window_tables(self, request_id: str) -> tuple[WindowTable, ...]:
-        """Drain the window tables that changed since they were last taken."""
+    def take_window_tables(self) -> dict[str, tuple[WindowTable, ...]]:
+        """Drain the window tables that changed since they were last taken, by request."""
+        changed = {request_id: self._take_tables_of(request_id) for request_id in self._dirty}
+        self._dirty.clear()
+        return {request_id: tables for request_id, tables in changed.items() if tables}
+
+    def _take_tables_of(self, request_id: str) -> tuple[WindowTable, ...]:
         tables = []
         for group in self.windows:
             table = group.tables.get(request_id)

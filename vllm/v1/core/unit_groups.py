@@ -24,6 +24,11 @@ class DenseGroup:
         held = len(self.tables.get(request_id, ())) + num_adopted
         return max(0, self.geometry.num_dense_blocks(alloc_end) - held)
 
+    def capacity(self, request_id: str) -> int:
+        """Return up to which position the rows of tokens have slots."""
+        held = len(self.tables.get(request_id, ()))
+        return held * self.geometry.block_size + self.geometry.ratio - 1
+
     def adopt(self, request_id: str, blocks: Sequence[KVCacheBlock]) -> None:
         """Begin a request's table with blocks already touched for it."""
         assert request_id not in self.tables
@@ -75,16 +80,15 @@ class WindowGroup:
         table = self.tables.get(request_id)
         if table is None or not table.blocks:
             return
-        first_row = self.geometry.first_needed(position)
-        # Nothing needed below the position: the whole table is below it.
-        end = first_row // self.geometry.block_size - table.base
-        end = min(end, len(table.blocks))
+        # Where nothing is needed below the position, the whole table is below it.
+        end = self.geometry.first_needed(position) // self.geometry.block_size - table.base
         if end <= 0:
             return
+        end = min(end, len(table.blocks))
         self._pool.free_blocks(reversed(table.blocks[:end]))
         del table.blocks[:end]
         table.base += end
-        table.is_dirty = True
+        # The worker need not hear of it: it reads nothing below first_needed.
 
     def find_missing(self, request_id: str, needed: Sequence[int], adopted: range) -> list[int]:
         """Return which of the needed block indices the request does not hold yet."""
@@ -115,6 +119,31 @@ class WindowGroup:
         for index, block in zip(indices, blocks, strict=True):
             table.blocks[index - table.base] = block
         table.is_dirty = True
+
+    def find_appended(self, request_id: str, end: int, alloc_end: int) -> range | None:
+        """Return the block indices a short step appends to a request's table.
+
+        Args:
+            request_id: The request; blocks below the step's start have been dropped.
+            end: Tokens computed when the step ends, drafts not counted.
+            alloc_end: ``end`` with drafts and lookahead.
+
+        Returns:
+            None if the step would leave a hole, which ``find_missing`` can deal with.
+        """
+        table = self.tables[request_id]
+        needed = self.geometry.block_range(self.geometry.first_needed(end), alloc_end)
+        if not table.blocks or not needed:
+            return needed
+        held = table.base + len(table.blocks)
+        return range(held, max(held, needed.stop)) if needed.start <= held else None
+
+    def capacity(self, request_id: str) -> int:
+        """Return the position up to which the table has blocks; 0 for an empty table."""
+        table = self.tables[request_id]
+        if not table.blocks:
+            return 0
+        return (table.base + len(table.blocks)) * self.geometry.block_size
 
     def blocks_for(self, request_id: str, position: int) -> tuple[KVCacheBlock, ...]:
         """Return the blocks a checkpoint at ``position`` needs; all are held."""

@@ -198,9 +198,14 @@ class UnitKVCacheManager:
         end = min(step_end, request.num_tokens)
         alloc_end = min(step_end + num_lookahead_tokens, self.max_model_len)
         unit = self.geometry.unit
+        publishes = self.enable_caching and not delay_cache_blocks and end // unit > start // unit
+        if not is_new and not publishes and not full_sequence_must_fit:
+            available = self.block_pool.get_num_free_blocks() - reserved_blocks
+            advanced = self.coordinator.try_advance(request_id, start, end, alloc_end, available)
+            if advanced is not None:
+                return KVCacheBlocks(advanced)
         wanted, junctions = self._wanted_boundaries(request, new_computed_blocks, is_new=is_new)
         boundaries: tuple[int, ...] = ()
-        publishes = self.enable_caching and not delay_cache_blocks and end // unit > start // unit
         if publishes:
             interval = self.policy.interval
             boundaries = step_boundaries(self.geometry, start, end, wanted, interval)
@@ -393,14 +398,9 @@ class UnitKVCacheManager:
         """Drain the (source, destination) block ids the step must copy before its forward pass."""
         return self.coordinator.take_copies()
 
-    def take_window_tables(
-        self, request_ids: Sequence[str] | None = None
-    ) -> dict[str, tuple[WindowTable, ...]]:
+    def take_window_tables(self) -> dict[str, tuple[WindowTable, ...]]:
         """Drain the window tables that changed, by request."""
-        if request_ids is None:
-            request_ids = list(self.coordinator.windows[0].tables)
-        tables = {rid: self.coordinator.take_window_tables(rid) for rid in request_ids}
-        return {request_id: changed for request_id, changed in tables.items() if changed}
+        return self.coordinator.take_window_tables()
 
     # ---- the rest of the manager's face ------------------------------------------------------
 

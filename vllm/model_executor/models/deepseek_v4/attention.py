@@ -21,8 +21,9 @@ from vllm.model_executor.models.deepseek_v4.kv_cache import LayerCacheNames
 from vllm.model_executor.models.deepseek_v4.page_reader import PageReader
 from vllm.model_executor.models.deepseek_v4.step import ModelParts, Step
 
-# Keys copied per query stay below this many values (64 MiB of fp32).
-_MAX_KEY_VALUES = 1 << 24
+# Keys are copied for so many queries at a time that the copies (4 MiB of fp32) stay in the cache:
+# 3 to 4 times as fast as copying a whole tile's.
+_MAX_KEY_VALUES = 1 << 20
 
 
 class DeepseekV4Attention(nn.Module):
@@ -200,18 +201,22 @@ class DeepseekV4Attention(nn.Module):
         assert picked.chosen is not None
         assert picked.entries is not None
         window, _ = self._plan_key
-        num_queries, top_k = picked.chosen.shape
-        # Window w of query i is local key i + w.
-        windows = window_keys.unfold(0, window, 1).transpose(1, 2)
-        step = max(1, _MAX_KEY_VALUES // ((1 + top_k + window) * self._head_dim))
+        num_queries = picked.chosen.shape[0]
+        source = torch.cat([self._zero_key[0], picked.entries, window_keys])
+        # | zero key | chosen entries | window: keys i .. i + window - 1 of query i |
+        offsets = torch.arange(num_queries, device=source.device).unsqueeze(1)
+        windows = offsets + torch.arange(window, device=source.device)
+        first_window_key = 1 + picked.entries.shape[0]
+        index = torch.cat(
+            [torch.zeros_like(offsets), picked.chosen + 1, windows + first_window_key], 1
+        )
+        step = max(1, _MAX_KEY_VALUES // (index.shape[1] * self._head_dim))
         for first in range(0, num_queries, step):
-            part = slice(first, first + step)
-            chosen = picked.chosen[part]
-            entries = picked.entries.index_select(0, chosen.flatten()).view(*chosen.shape, -1)
-            zero_keys = self._zero_key.expand(chosen.shape[0], -1, -1)
-            keys = torch.cat([zero_keys, entries, windows[part]], 1)
-            attended = self._attend(queries[part].unsqueeze(1), keys, None, self.sinks)
-            output[part] = attended.squeeze(1)
+            part = index[first : first + step]
+            keys = source.index_select(0, part.flatten()).view(*part.shape, -1)
+            part_queries = queries[first : first + step].unsqueeze(1)
+            attended = self._attend(part_queries, keys, None, self.sinks)
+            output[first : first + step] = attended.squeeze(1)
 
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns published tensor name -> destination."""
