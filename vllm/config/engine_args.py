@@ -8,6 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from vllm import envs
 from vllm.config.cache import HASH_ALGOS, CacheConfig
 from vllm.config.load import LOAD_FORMATS, LoadConfig
 from vllm.config.model import DTYPES, ModelConfig
@@ -47,6 +48,8 @@ class EngineArgs:
         block_size: Tokens of a KV block; for DeepSeek-V4 32 (default), 64 or 128.
         kv_cache_memory_bytes: Exact size of the KV pool.
         num_gpu_blocks_override: Exact number of KV blocks; wins over memory.
+        prefix_cache_retention_interval: Which window state is kept: auto, none, 0 or a number of
+            tokens; None: as VLLM_PREFIX_CACHE_RETENTION_INTERVAL says, else auto.
         max_num_batched_tokens: Tokens of one step over all requests.
         max_num_seqs: Requests running at a time.
         max_num_queued_reqs: Waiting requests before new ones are refused.
@@ -72,6 +75,7 @@ class EngineArgs:
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool | None = None
     prefix_caching_hash_algo: str = "sha256"
+    prefix_cache_retention_interval: str | int | None = None
     enable_chunked_prefill: bool | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
@@ -160,8 +164,14 @@ class EngineArgs:
         )
 
     def _make_cache_config(self, model_config: ModelConfig) -> CacheConfig:
+        block_size = _resolve_block_size(self.block_size, model_config)
+        retention = self.prefix_cache_retention_interval
+        if retention is None:
+            retention = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
+        _check_retention(retention, block_size, model_config)
         return CacheConfig(
-            block_size=_resolve_block_size(self.block_size, model_config),
+            block_size=block_size,
+            prefix_cache_retention_interval=retention,
             gpu_memory_utilization=self.gpu_memory_utilization,
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
             num_gpu_blocks_override=self.num_gpu_blocks_override,
@@ -217,6 +227,26 @@ def _resolve_block_size(block_size: int | None, model_config: ModelConfig) -> in
     return block_size
 
 
+def _check_retention(
+    retention: str | int | None, block_size: int, model_config: ModelConfig
+) -> None:
+    """Refuse a retention interval that the model's cache cannot follow, before weights load."""
+    if retention is None or str(retention).lower() in ("auto", "none", "0"):
+        return
+    if model_config.hf_config.get("model_type") != "deepseek_v4":
+        raise ConfigError(
+            f"prefix_cache_retention_interval={retention!r} needs a model with sliding-window "
+            "layers: use auto, none or 0, or leave it out."
+        )
+    rates = [int(rate) for rate in model_config.hf_config.get("compress_ratios") or (128,)]
+    step = max(block_size, *rates)
+    if not str(retention).isdigit() or int(retention) % step:
+        raise ConfigError(
+            f"prefix_cache_retention_interval={retention!r} is not valid here: use auto, none, 0, "
+            f"or a positive multiple of {step} tokens."
+        )
+
+
 def _add_model_args(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--served-model-name",
@@ -269,6 +299,12 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         help="Reuse the KV cache of equal prefixes. Default: on.",
     )
     group.add_argument("--prefix-caching-hash-algo", choices=HASH_ALGOS, default="sha256")
+    group.add_argument(
+        "--prefix-cache-retention-interval",
+        metavar="{auto,none,0,N}",
+        help="Which window state is kept for later requests: auto (default), 0 where prompts and "
+        "answers end and part, N also every N tokens, none every common multiple of all blocks.",
+    )
 
 
 def _add_scheduler_args(group: argparse._ArgumentGroup) -> None:

@@ -10,6 +10,7 @@ from vllm.v1.core.kv_cache_utils import (
     get_max_concurrency_for_kv_cache_config,
     resolve_kv_cache_block_sizes,
 )
+from vllm.v1.core.retention import CacheGeometry, parse_retention
 from vllm.v1.engine.wire import GroupGeometry, KVCacheInfo
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
@@ -56,7 +57,11 @@ def plan_kv_cache(
     vllm_config.cache_config.num_gpu_blocks = configs[0].num_blocks
     if is_hybrid(configs[0].kv_cache_groups):
         unit = vllm_config.cache_config.block_size
-        configs = [replace(config, hit_unit=unit) for config in configs]
+        retention = vllm_config.cache_config.prefix_cache_retention_interval
+        configs = [
+            replace(config, hit_unit=unit, prefix_cache_retention_interval=retention)
+            for config in configs
+        ]
         return KVCachePlan(configs, generate_scheduler_kv_cache_config(configs), unit, unit)
     scheduler_config = generate_scheduler_kv_cache_config(configs)
     sizes = resolve_kv_cache_block_sizes(scheduler_config, vllm_config)
@@ -112,7 +117,12 @@ def _describe_retention(vllm_config: VllmConfig, config: KVCacheConfig) -> str:
     if all(window is None for window in windows):
         return "every block, until its memory is needed"
     if config.hit_unit is not None:
-        return "window state at the boundaries where prompts and answers end"
+        policy = parse_retention(
+            config.prefix_cache_retention_interval, CacheGeometry.from_config(config)
+        )
+        ends = "window state where prompts and answers end and where prompts part"
+        grid = f", and every {policy.interval} tokens" if policy.interval else ""
+        return f"{ends}{grid} (policy {policy.name})"
     interval = vllm_config.cache_config.prefix_cache_retention_interval
     if interval is None:
         interval = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
