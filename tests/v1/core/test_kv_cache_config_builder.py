@@ -267,7 +267,7 @@ class TestSchedulerConfig:
 class TestBlockSizes:
     def config(self, sizes, hit_unit=None):
         groups = [KVCacheGroupSpec([str(i)], full(block_size=s)) for i, s in enumerate(sizes)]
-        return KVCacheConfig(10, [], groups, hit_unit)
+        return KVCacheConfig(10, [], groups, hit_unit=hit_unit)
 
     @pytest.mark.parametrize(
         ("sizes", "cache", "dcp", "expected"),

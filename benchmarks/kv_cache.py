@@ -1,0 +1,217 @@
+"""What the control plane of the prefix cache costs per request, in microseconds.
+
+    python -m benchmarks.kv_cache [--repeats 20] [--only contract]
+
+Hash, look up, allocate, 64 decode steps and free of a prompt of 8,192 tokens, with DeepSeek-V4-Flash
+groups, by retention interval and manager, in a pool of 100,000 blocks that has been through
+evictions; then what must not matter: the pool's size, and a decode step's context. One JSON line.
+"""
+
+import argparse
+import gc
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.result import percentiles, print_result
+from tests.v1.core.v4_geometry import BF16, FLASH, FP32, v4_config
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import make_kv_cache_manager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import (
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+)
+from vllm.v1.request import Request
+
+NUM_BLOCKS = 100_000
+PROMPT_LEN = 8192
+DECODE_STEPS = 64
+MAX_MODEL_LEN = 20_000
+INTERVALS: tuple[int | str, ...] = ("none", 0, 4096, "auto")
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One manager to measure.
+
+    Attributes:
+        name: For the output.
+        config: Groups, pool and retention.
+        hash_block_size: Tokens under one hash.
+        scheduler_block_size: Tokens on whose multiples hits end.
+    """
+
+    name: str
+    config: KVCacheConfig
+    hash_block_size: int
+    scheduler_block_size: int
+
+
+def whole_block_config(num_blocks: int, interval: int | str) -> KVCacheConfig:
+    """DeepSeek-V4's six groups with vLLM 0.23's block sizes, hits at whole blocks."""
+
+    def window(block_size: int, tokens: int, width: int, dtype: Any) -> KVCacheSpec:
+        return SlidingWindowMLASpec(
+            block_size=block_size,
+            num_kv_heads=1,
+            head_size=width,
+            dtype=dtype,
+            sliding_window=tokens,
+        )
+
+    def entries(ratio: int) -> KVCacheSpec:
+        return MLAAttentionSpec(
+            block_size=256, num_kv_heads=1, head_size=512, dtype=BF16, compress_ratio=ratio
+        )  # type: ignore[arg-type]  # a dtype is only asked for its item size
+
+    specs = [
+        entries(4),
+        entries(128),
+        window(64, 128, 512, BF16),
+        window(64, 128, 512, BF16),
+        window(8, 128, 1024, FP32),
+        window(4, 8, 2048, FP32),
+    ]
+    groups = [KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)]
+    return KVCacheConfig(num_blocks, [], groups, prefix_cache_retention_interval=interval)
+
+
+def contract_case(num_blocks: int, interval: int | str) -> Case:
+    """Hits at whole blocks (``hit_unit`` None)."""
+    return Case(f"contract/{interval}", whole_block_config(num_blocks, interval), 4, 256)
+
+
+def unit_case(num_blocks: int, unit: int, interval: int | str) -> Case:
+    """Hits at one unit."""
+    config = replace(
+        v4_config(unit, num_blocks, FLASH), prefix_cache_retention_interval=interval
+    )
+    return Case(f"unit{unit}/{interval}", config, unit, unit)
+
+
+class Clock:
+    """Collects durations by name."""
+
+    def __init__(self) -> None:
+        self.samples: dict[str, list[float]] = {}
+
+    def run(self, name: str, call: Callable[[], Any]) -> Any:
+        """Time a call."""
+        begin = time.perf_counter_ns()
+        result = call()
+        self.samples.setdefault(name, []).append((time.perf_counter_ns() - begin) / 1000)
+        return result
+
+
+def make_request(request_id: str, tokens: list[int]) -> Request:
+    """Return a request that hashes nothing yet."""
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tokens,
+        sampling_params=SamplingParams(max_tokens=DECODE_STEPS + 1, ignore_eos=True),
+        pooling_params=None,
+    )
+
+
+def decode(manager: Any, request: Request, num_steps: int) -> None:
+    """Run decode steps as the scheduler does."""
+    for _ in range(num_steps):
+        request.append_output_token_ids(7)
+        manager.new_step_starts()
+        assert manager.allocate_slots(request, 1) is not None
+        manager.commit_step()
+        manager.take_block_copies()
+        manager.take_window_tables()
+        request.num_computed_tokens += 1
+
+
+def measure(case: Case, repeats: int, prompt_len: int = PROMPT_LEN) -> dict[str, dict[str, float]]:
+    """Measure one manager: microseconds by phase."""
+    manager = make_kv_cache_manager(
+        case.config,
+        MAX_MODEL_LEN,
+        case.scheduler_block_size,
+        case.hash_block_size,
+        max_num_batched_tokens=prompt_len,
+    )
+    hasher = get_request_block_hasher(case.hash_block_size, sha256)
+    rng = random.Random(SEED)
+    # A long-lived process freezes its start-up objects too: a full collection walks 100,000 blocks.
+    gc.collect()
+    gc.freeze()
+    clock = Clock()
+    warm_up = 3
+    for i in range(repeats + warm_up):
+        if i == warm_up:
+            clock = Clock()
+        tokens = [rng.randrange(100_000) for _ in range(prompt_len)]
+        request = make_request(str(i), tokens)
+        request._block_hasher = hasher
+        clock.run("hash", request.update_block_hashes)
+        manager.new_step_starts()
+        hit, num_hit = clock.run("lookup_miss", lambda r=request: manager.get_computed_blocks(r))
+        taken = clock.run(
+            "allocate",
+            lambda r=request, n=num_hit, h=hit: manager.allocate_slots(r, r.num_tokens - n, n, h),
+        )
+        assert taken is not None
+        clock.run("commit", manager.commit_step)
+        manager.take_block_copies()
+        manager.take_window_tables()
+        request.num_computed_tokens = request.num_tokens
+        clock.run(f"decode_{DECODE_STEPS}", lambda r=request: decode(manager, r, DECODE_STEPS))
+        clock.run("free", lambda r=request: manager.free(r))
+        again = make_request(f"{i}-again", tokens)
+        again._block_hasher = hasher
+        again.update_block_hashes()
+        clock.run("lookup_hit", lambda r=again: manager.get_computed_blocks(r))
+    gc.unfreeze()
+    return {name: percentiles(samples) for name, samples in clock.samples.items()}
+
+
+def main() -> None:
+    """Measure all and print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--only", default="", help="measure cases whose name begins with this")
+    args = parser.parse_args()
+    init_none_hash(sha256)
+    cases = [contract_case(NUM_BLOCKS, interval) for interval in INTERVALS]
+    cases += [
+        unit_case(NUM_BLOCKS, unit, interval) for unit in (32, 64, 128) for interval in INTERVALS
+    ]
+    values: dict[str, Any] = {}
+    for case in cases:
+        if case.name.startswith(args.only):
+            values[case.name] = measure(case, args.repeats)
+    for name, make in (
+        ("contract/0", lambda n: contract_case(n, 0)),
+        ("unit32/auto", lambda n: unit_case(n, 32, "auto")),
+    ):
+        if not name.startswith(args.only.split("/")[0]):
+            continue
+        for num_blocks in (20_000, NUM_BLOCKS):
+            values[f"{name}/pool_{num_blocks}"] = measure(make(num_blocks), args.repeats)
+        for context in (1024, 16_384):
+            values[f"{name}/context_{context}"] = measure(make(NUM_BLOCKS), args.repeats, context)
+    config = {
+        "num_blocks": NUM_BLOCKS,
+        "prompt_len": PROMPT_LEN,
+        "decode_steps": DECODE_STEPS,
+        "unit": "microseconds",
+        "seed": SEED,
+        "n": args.repeats,
+    }
+    print_result("kv_cache", config, values)
+
+
+if __name__ == "__main__":
+    main()

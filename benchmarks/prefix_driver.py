@@ -1,0 +1,259 @@
+"""A lean, deterministic scheduler over the real ``UnitKVCacheManager``: no model, no clock.
+
+First come, first served, chunked prefill, preemption of the youngest when the pool is full. Used by
+the prefix-cache benchmarks; decode may advance several tokens a step, because only the blocks and
+keys it leaves behind matter there.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.core.retention import AUTO, RetentionPolicy
+from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
+from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.request import Request
+
+Hasher = Callable[[Request], list[BlockHash]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the cache did for one request, at its first admission.
+
+    Attributes:
+        request_id: The request.
+        num_tokens: Tokens of its prompt.
+        hit_tokens: Of those, not computed.
+        dense_match: How far the dense groups alone matched.
+        miss_tokens: Tokens by reason.
+    """
+
+    request_id: str
+    num_tokens: int
+    hit_tokens: int
+    dense_match: int
+    miss_tokens: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixUnits:
+    """A prompt known only by ids of equal prefixes, as in published traces.
+
+    Two prompts share the tokens of a span iff they have the same id there, so a unit's hash is the
+    span's id with the unit's place in it; the answer's units are hashed by request and hit nothing.
+
+    Attributes:
+        number: Of the request, unique.
+        span_ids: One id per ``span`` tokens of the prompt.
+        unit: Tokens of a unit; divides ``span``.
+        span: Tokens under one id.
+    """
+
+    number: int
+    span_ids: Sequence[int]
+    unit: int
+    span: int = 512
+
+    def __call__(self, request: Request) -> list[BlockHash]:
+        """Return the hashes of full units that have none yet."""
+        first = len(request.block_hashes)
+        last = request.num_tokens // self.unit
+        in_prompt = min(last, request.num_prompt_tokens // self.unit)
+        per_span = self.span // self.unit
+        hashes = []
+        for i in range(first, in_prompt):
+            key = self.span_ids[i // per_span] * per_span + i % per_span
+            hashes.append(BlockHash(key.to_bytes(8, "little")))
+        for i in range(max(first, in_prompt), last):
+            hashes.append(BlockHash(b"a" + (self.number << 32 | i).to_bytes(8, "little")))
+        return hashes
+
+
+@dataclass(slots=True)
+class DriverStats:
+    """Totals over all requests that were admitted."""
+
+    num_requests: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    miss_tokens: dict[str, int] = field(default_factory=dict)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one request."""
+        self.num_requests += 1
+        self.prompt_tokens += outcome.num_tokens
+        self.hit_tokens += outcome.hit_tokens
+        for reason, tokens in outcome.miss_tokens.items():
+            self.miss_tokens[reason] = self.miss_tokens.get(reason, 0) + tokens
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of prompt tokens that hit."""
+        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+class PrefixDriver:
+    """Serves requests to their end.
+
+    Owns: the manager, waiting and running requests, totals.
+
+    Args:
+        config: With ``hit_unit`` set.
+        max_model_len: Longest request, answer included.
+        policy: Which checkpoints are kept.
+        chunk: Tokens of one step, over all requests.
+        max_running: Requests that run side by side.
+        waits: Whether a request waits for a running donor of its prefix.
+        decode_stride: Tokens a decode step appends.
+    """
+
+    def __init__(
+        self,
+        config: KVCacheConfig,
+        max_model_len: int,
+        *,
+        policy: RetentionPolicy = AUTO,
+        chunk: int = 8192,
+        max_running: int = 1,
+        waits: bool = False,
+        decode_stride: int = 1,
+    ) -> None:
+        coordinator = UnitKVCacheCoordinator(config, True, policy)
+        self.manager = UnitKVCacheManager(config, max_model_len, coordinator=coordinator)
+        self.chunk = chunk
+        self.max_running = max_running
+        self.waits = waits
+        self.decode_stride = decode_stride
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.stats = DriverStats()
+        self.outcomes: list[Outcome] = []
+        self._params: dict[int, SamplingParams] = {}
+
+    def add(
+        self, request_id: str, tokens: Sequence[int], hasher: Hasher, max_tokens: int = 1
+    ) -> Request:
+        """Queue a request of a prompt, to generate ``max_tokens`` tokens of id 0."""
+        params = self._params.get(max_tokens)
+        if params is None:
+            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+            self._params[max_tokens] = params
+        request = Request(
+            request_id, list(tokens), params, arrival_time=0.0, block_hasher=hasher
+        )
+        self.waiting.append(request)
+        return request
+
+    def serve(
+        self, request_id: str, tokens: Sequence[int], hasher: Hasher, max_tokens: int = 1
+    ) -> Outcome:
+        """Serve one request alone and return what hit."""
+        self.add(request_id, tokens, hasher, max_tokens)
+        self.run_all()
+        return self.outcomes[-1]
+
+    def run_all(self) -> None:
+        """Step until nothing waits and nothing runs."""
+        while self.waiting or self.running:
+            self.step()
+
+    def step(self) -> None:
+        """Schedule and finish one step."""
+        manager = self.manager
+        manager.new_step_starts()
+        self.stats.num_steps += 1
+        scheduled: dict[str, int] = {}
+        budget = self._schedule_running(scheduled)
+        self._admit(scheduled, budget)
+        assert scheduled, "nothing can be scheduled: the pool is too small for one request"
+        manager.commit_step()
+        manager.take_block_copies()
+        manager.take_window_tables()
+        for request in list(self.running):
+            num_new = scheduled.get(request.request_id)
+            if num_new is not None:
+                self._advance(request, num_new)
+
+    def _schedule_running(self, scheduled: dict[str, int]) -> int:
+        budget = self.chunk
+        for request in list(self.running):
+            if request not in self.running or budget <= 0:
+                continue
+            num_new = min(request.num_tokens - request.num_computed_tokens, budget)
+            num_new = self.manager.chunk_end(request, num_new)
+            while self.manager.allocate_slots(request, num_new) is None:
+                victim = self.running[-1]
+                budget += scheduled.pop(victim.request_id, 0)
+                self._preempt(victim)
+                if victim is request:
+                    break
+            else:
+                scheduled[request.request_id] = num_new
+                budget -= num_new
+        return budget
+
+    def _admit(self, scheduled: dict[str, int], budget: int) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self.max_running:
+            request = self.waiting[0]
+            blocks, hit = self.manager.get_computed_blocks(request)
+            if self.waits and self.running and self.manager.should_wait(request, blocks):
+                return
+            num_new = self._first_chunk(request, hit, budget)
+            admitted = self.manager.allocate_slots(
+                request, num_new, hit, blocks, full_sequence_must_fit=True
+            )
+            if admitted is None and not self.running and hit:
+                # Alone and still too big: what the hit holds may be what is missing.
+                hit = 0
+                num_new = self._first_chunk(request, 0, budget)
+                admitted = self.manager.allocate_slots(request, num_new)
+            if admitted is None:
+                return
+            self.waiting.popleft()
+            request.start_running(hit)
+            self.running.append(request)
+            scheduled[request.request_id] = num_new
+            budget -= num_new
+            self._record(request)
+
+    def _first_chunk(self, request: Request, hit: int, budget: int) -> int:
+        num_new = min(request.num_tokens - hit, budget)
+        end = self.manager.geometry.chunk_end(hit, hit + num_new, request.num_tokens)
+        return end - hit
+
+    def _record(self, request: Request) -> None:
+        record = self.manager.take_prefill_stats(request.request_id)
+        if record is None or request.num_preemptions:
+            return
+        outcome = Outcome(
+            request.request_id,
+            record.num_prompt_tokens,
+            record.num_cached_tokens,
+            record.dense_match_tokens,
+            record.miss_tokens,
+        )
+        self.outcomes.append(outcome)
+        self.stats.add(outcome)
+
+    def _preempt(self, request: Request) -> None:
+        self.manager.free(request)
+        self.running.remove(request)
+        request.preempt()
+        self.stats.num_preemptions += 1
+        self.waiting.appendleft(request)
+
+    def _advance(self, request: Request, num_new: int) -> None:
+        request.advance(num_new)
+        if request.num_computed_tokens < request.num_tokens:
+            return
+        left = request.max_tokens - request.num_output_tokens
+        request.append_output_token_ids([0] * min(left, self.decode_stride))
+        if request.num_output_tokens >= request.max_tokens:
+            self.manager.free(request)
+            self.running.remove(request)
