@@ -31,11 +31,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.serve: $(BIN)/python requirements/common.txt requirements/cpu.txt setup.py pyproject.toml
+	@echo "Installing pinned dependencies into $(VENV), once (a minute or two) ..."
 	$(BIN)/python -m pip install -q -r requirements/cpu.txt
 	$(BIN)/python -m pip install -q --no-deps -e .
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve requirements/dev.txt
+	@echo "Installing the test tools into $(VENV), once ..."
 	$(BIN)/python -m pip install -q -r requirements/dev.txt
 	touch $@
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import compress
+from itertools import compress, groupby
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import (
@@ -27,6 +27,7 @@ from vllm.v1.core.kv_cache_utils import (
     make_block_hash_with_group_id,
     maybe_convert_block_hash,
 )
+from vllm.v1.core.pinned_tier import PinnedTier
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
@@ -94,7 +95,8 @@ class BlockHashToBlockMap:
 class BlockPool:
     """All blocks of the KV cache.
 
-    Owns: every block's ref count and hash, the free queue, the hash index, pending KV events.
+    Owns: every block's ref count and hash, the free queue, the pinned tier (if there is one), the
+    hash index, pending KV events.
 
     The free queue is also the eviction order: a freed block keeps its hash, and serves hits, until
     it reaches the front and is handed out again. Block 0 is the null block, the placeholder for
@@ -130,6 +132,18 @@ class BlockPool:
         self.enable_kv_cache_events = enable_kv_cache_events
         self.kv_event_queue: list[KVCacheEvent] = []
         self.metrics_collector = metrics_collector
+        # Free blocks stand in the free queue or here; None: nothing is ever pinned.
+        self.pinned: PinnedTier | None = None
+
+    def enable_pinning(self, max_pinned: int, min_drop_blocks: int) -> None:
+        """Keep windows that long prompts leave behind in a tier that allocation reaches last.
+
+        Args:
+            max_pinned: Most blocks pinned at once.
+            min_drop_blocks: Blocks a window must drop at once for that.
+        """
+        assert self.pinned is None
+        self.pinned = PinnedTier(self.free_block_queue, max_pinned, min_drop_blocks)
 
     # ---- the hash index ----------------------------------------------------------------------
 
@@ -190,14 +204,15 @@ class BlockPool:
             block = blocks[index]
             block.block_hash = key
             insert(key, block)
-        if self.enable_kv_cache_events:
+        if not self.enable_kv_cache_events:
+            return
+        runs = [(num_cached_blocks, num_full_blocks, stored)]
+        if block_mask is not None and not all(block_mask):
+            # What the mask left out is not in the cache: each run gets its own parent and tokens.
+            runs = [(run[0], run[-1] + 1, run) for run in _contiguous_runs(stored)]
+        for first, end, indices in runs:
             self._record_stored(
-                request,
-                block_hashes,
-                stored,
-                (num_cached_blocks, num_full_blocks),
-                block_size,
-                kv_cache_group_id,
+                request, block_hashes, indices, (first, end), block_size, kv_cache_group_id
             )
 
     def _hashes_at(self, request: Request, block_size: int) -> BlockHashList:
@@ -250,6 +265,8 @@ class BlockPool:
         if key is None or self.cached_block_hash_to_block.pop(key, block.block_id) is None:
             return False
         block.reset_hash()
+        if self.pinned is not None:
+            self.pinned.unpin(block)
         if self.enable_kv_cache_events:
             self.kv_event_queue.append(
                 BlockRemoved(
@@ -287,6 +304,8 @@ class BlockPool:
             )
             return False
         self.cached_block_hash_to_block = BlockHashToBlockMap()
+        if self.pinned is not None:
+            self.pinned.clear()
         for block in self.blocks:
             block.reset_hash()
         if self.metrics_collector is not None:
@@ -304,21 +323,25 @@ class BlockPool:
         Raises:
             ValueError: Fewer are free than asked for; nothing was taken.
         """
-        num_free_blocks = self.free_block_queue.num_free_blocks
+        num_free_blocks = self.get_num_free_blocks()
         if num_blocks > num_free_blocks:
             raise ValueError(
                 f"Cannot get {num_blocks} free blocks from the pool: only {num_free_blocks} are "
                 "free. Ask get_num_free_blocks() first."
             )
+        if self.pinned is not None:
+            # Every way to a block leads through here, so pins give way to any admission.
+            self.pinned.demote_n(max(num_blocks - self.free_block_queue.num_free_blocks, 0))
         blocks = self.free_block_queue.popleft_n(num_blocks)
-        collector = self.metrics_collector
         for block in blocks:
-            # A block without a hash has no entry to drop; only sampling wants to hear of it.
-            if block.block_hash is not None or collector is not None:
+            # A block without a hash has no entry to drop. (The field, not the property: a prompt
+            # takes thousands of blocks.)
+            if block._block_hash is not None:
                 self._maybe_evict_cached_block(block)
-            assert block.ref_cnt == 0
-            block.ref_cnt = 1
-            if collector is not None:
+            block.ref_cnt += 1
+        collector = self.metrics_collector
+        if collector is not None:
+            for block in blocks:
                 collector.on_block_allocated(block)
         return blocks
 
@@ -338,7 +361,8 @@ class BlockPool:
         """
         for block in blocks:
             if block.ref_cnt == 0 and not block.is_null:
-                self.free_block_queue.remove(block)
+                if self.pinned is None or not self.pinned.on_touched(block):
+                    self.free_block_queue.remove(block)
             block.ref_cnt += 1
             if self.metrics_collector is not None:
                 self.metrics_collector.on_block_accessed(block)
@@ -357,16 +381,33 @@ class BlockPool:
             block.ref_cnt -= 1
             if block.ref_cnt == 0 and not block.is_null:
                 freed.append(block)
+        if self.pinned is not None:
+            freed = self.pinned.on_freed(freed)
         if prepend:
             self.free_block_queue.prepend_n(freed)
         else:
             self.free_block_queue.append_n(freed)
 
+    def free_unhashed_first(self, ordered_blocks: Sequence[KVCacheBlock]) -> None:
+        """Give blocks back: those no hit can find to the queue's front, the hashed to its back.
+
+        Args:
+            ordered_blocks: In the order in which they shall be reused, on either side.
+        """
+        unhashed = [block for block in ordered_blocks if block._block_hash is None]
+        if unhashed:
+            self.free_blocks(unhashed, prepend=True)
+        if len(unhashed) < len(ordered_blocks):
+            self.free_blocks([block for block in ordered_blocks if block._block_hash is not None])
+
     # ---- counts and events -------------------------------------------------------------------
 
     def get_num_free_blocks(self) -> int:
-        """Return how many blocks allocation can take, cached ones included."""
-        return self.free_block_queue.num_free_blocks
+        """Return how many blocks allocation can take, cached and pinned ones included."""
+        num_free_blocks = self.free_block_queue.num_free_blocks
+        if self.pinned is not None:
+            num_free_blocks += self.pinned.queue.num_free_blocks
+        return num_free_blocks
 
     def get_usage(self) -> float:
         """Return the share of blocks that requests hold, 0..1, the null block left out."""
@@ -382,3 +423,15 @@ class BlockPool:
         events = self.kv_event_queue
         self.kv_event_queue = []
         return events
+
+
+def _contiguous_runs(indices: Sequence[int]) -> list[list[int]]:
+    """Split ascending indices where one is left out.
+
+    3 4 7 8 9 -> [3 4] [7 8 9]
+    """
+    return [
+        [index for _, index in run]
+        # Index minus place is constant along a run.
+        for _, run in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0])
+    ]

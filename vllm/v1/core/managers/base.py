@@ -70,7 +70,7 @@ class SingleTypeKVCacheManager(ABC):
         # Blocks from the table's start that caching is done with, masked ones included. A request
         # in it has been admitted: it will adopt no more hits.
         self.num_cached_block: dict[str, int] = {}
-        self.new_block_ids: list[int] = []
+        self._new_blocks: list[KVCacheBlock] = []
         self._null_block = block_pool.null_block
 
     # ---- sizing and allocation ---------------------------------------------------------------
@@ -166,7 +166,7 @@ class SingleTypeKVCacheManager(ABC):
     def _extend_table(self, table: list[KVCacheBlock], num_new: int) -> list[KVCacheBlock]:
         new_blocks = self.block_pool.get_new_blocks(num_new)
         table.extend(new_blocks)
-        self.new_block_ids.extend(block.block_id for block in new_blocks)
+        self._new_blocks.extend(new_blocks)
         return new_blocks
 
     # ---- caching -----------------------------------------------------------------------------
@@ -229,32 +229,30 @@ class SingleTypeKVCacheManager(ABC):
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
         """Free the blocks that no later token attends to and put the null block in their place."""
-        num_skipped_tokens = self.get_num_skipped_tokens(total_computed_tokens)
-        if num_skipped_tokens < self.block_size:
-            return
+        removed = self._take_skipped(request_id, total_computed_tokens)
+        if removed:
+            self.block_pool.free_unhashed_first(removed)
+
+    def _take_skipped(self, request_id: str, total_computed_tokens: int) -> list[KVCacheBlock]:
+        """Put the null block in place of skipped blocks and return these, the last one first."""
+        num_skipped = self.get_num_skipped_tokens(total_computed_tokens) // self.block_size
+        if num_skipped <= 0:
+            return []
         table = self.req_to_blocks.get(request_id)
         if table is None:
-            return
-        removed = []
+            return []
+        end = min(num_skipped, len(table))
         # From the right, so that a step pays only for what it skips: left of the first null block
         # all is null.
-        for i in range(min(num_skipped_tokens // self.block_size, len(table)) - 1, -1, -1):
-            if table[i].is_null:
-                break
-            removed.append(table[i])
-            table[i] = self._null_block
-        if removed:
-            self._free_unhashed_first(removed)
-
-    def _free_unhashed_first(self, ordered_blocks: Sequence[KVCacheBlock]) -> None:
-        """Free blocks: those no hit can find to the queue's front, the hashed to its back."""
-        unhashed = [block for block in ordered_blocks if block.block_hash is None]
-        if unhashed:
-            self.block_pool.free_blocks(unhashed, prepend=True)
-        if len(unhashed) < len(ordered_blocks):
-            self.block_pool.free_blocks(
-                [block for block in ordered_blocks if block.block_hash is not None]
-            )
+        first = end
+        while first > 0 and not table[first - 1].is_null:
+            first -= 1
+        if first == end:
+            return []
+        removed = table[first:end]
+        removed.reverse()
+        table[first:end] = [self._null_block] * (end - first)
+        return removed
 
     # ---- queries -----------------------------------------------------------------------------
 
@@ -265,15 +263,15 @@ class SingleTypeKVCacheManager(ABC):
     def new_step_starts(self) -> None:
         """Begin a scheduling step.
 
-        Block ids nobody took belong to the step that ended; dropping them here bounds the list for
-        models that need no zeroing.
+        New blocks nobody asked for belong to the step that ended; dropping them here bounds the
+        list for models that need no zeroing.
         """
-        self.new_block_ids.clear()
+        self._new_blocks.clear()
 
     def take_new_block_ids(self) -> list[int]:
         """Return the ids of blocks taken since the last call or the step's start."""
-        block_ids = self.new_block_ids
-        self.new_block_ids = []
+        block_ids = [block.block_id for block in self._new_blocks]
+        self._new_blocks.clear()
         return block_ids
 
     @classmethod

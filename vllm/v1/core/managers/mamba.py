@@ -168,7 +168,7 @@ class MambaManager(SingleTypeKVCacheManager):
         table = self.req_to_blocks[request_id]
         if not table[index].is_null:
             block, table[index] = table[index], self._null_block
-            self._free_unhashed_first([block])
+            self.block_pool.free_unhashed_first([block])
 
     def free(self, request_id: str) -> None:
         """Give all blocks of a request back, its last state to be reused first."""

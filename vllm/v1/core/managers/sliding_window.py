@@ -47,7 +47,9 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
     def free(self, request_id: str) -> None:
         """Give all blocks back: what no hit can find to the front, the cached tail to the back."""
         table = self.req_to_blocks.pop(request_id, [])
-        self._free_unhashed_first([block for block in reversed(table) if not block.is_null])
+        self.block_pool.free_unhashed_first(
+            [block for block in reversed(table) if not block.is_null]
+        )
         self.num_cached_block.pop(request_id, None)
 
     @classmethod
