@@ -50,7 +50,37 @@ class RowMemory:
         self._geometry = manager.geometry
         self._blocks: dict[int, tuple[int, dict[int, Tag]]] = {}
         self._windows: dict[str, dict[int, WindowTable]] = {}
+        self._pool = manager.block_pool
+        # What was published before this schedule(): block id -> position below which no row may
+        # be written any more (I6).
+        self._sealed: dict[int, list[tuple[object, int]]] = {}
         self.num_rows_read = 0
+
+    def seal(self, positions: dict[bytes, int]) -> None:
+        """Note what is published, before a ``schedule()`` publishes more.
+
+        Args:
+            positions: Prefix hash -> its tokens.
+        """
+        self._sealed = {}
+        for block in self._pool.blocks:
+            published: list[tuple[object, int]] = [
+                (record, record.position) for record in self._pool.records_of(block)
+            ]
+            keys = self._pool.keys_of(block)
+            if keys:
+                # The list itself tells this life of the block from its next one.
+                published.append((keys, positions[keys[-1]]))
+            if published:
+                self._sealed[block.block_id] = published
+
+    def _lowest_writable(self, block_id: int) -> int:
+        """Return the position below which rows of a block may not change any more."""
+        block = self._pool.blocks[block_id]
+        alive = {id(self._pool.keys_of(block)), *map(id, self._pool.records_of(block))}
+        return max(
+            (p for what, p in self._sealed.get(block_id, ()) if id(what) in alive), default=0
+        )
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Run a step's copies, all sources read before any destination is written."""
@@ -70,7 +100,9 @@ class RowMemory:
         """Drop a request's tables."""
         self._windows.pop(request_id, None)
 
-    def _write(self, group: int, block_id: int, row: int, tag: Tag) -> None:
+    def _write(self, group: int, block_id: int, row: int, tag: Tag, end: int) -> None:
+        sealed = self._lowest_writable(block_id)
+        assert end > sealed, f"I6: a row below {sealed} is written after its publication"
         owner, rows = self._blocks.get(block_id, (group, {}))
         if owner != group:
             rows = {}  # one page, other layers: the old rows are gone
@@ -104,14 +136,14 @@ class RowMemory:
             for row in range(start, end):
                 block = self._window_block(rid, group.group_id, row // group.block_size)
                 if block:
-                    self._write(group.group_id, block, row % group.block_size, tags[row])
+                    self._write(group.group_id, block, row % group.block_size, tags[row], row + 1)
         for group in self._geometry.dense:
             table = dense[group.group_id]
             rows_per_block = group.block_size // group.ratio
             for k in range(start // group.ratio, end // group.ratio):
                 block = table[k // rows_per_block]
                 tag = tags[(k + 1) * group.ratio - 1]
-                self._write(group.group_id, block, k % rows_per_block, tag)
+                self._write(group.group_id, block, k % rows_per_block, tag, (k + 1) * group.ratio)
             for k in range(end // group.ratio):
                 block = table[k // rows_per_block]
                 tag = tags[(k + 1) * group.ratio - 1]
@@ -148,6 +180,7 @@ class Driver:
         self.finished: dict[str, list[int]] = {}
         self.num_preemptions = 0
         self._next_id = 0
+        self.positions: dict[bytes, int] = {}
         self.announced: Counter[tuple[int | None, bytes | int]] = Counter()
 
     def add(self, tokens: Sequence[int], max_tokens: int = 8) -> Request:
@@ -158,6 +191,8 @@ class Driver:
         return request
 
     def _tag_tokens(self, request: Request) -> list[Tag]:
+        for i, prefix_hash in enumerate(request.block_hashes):
+            self.positions[prefix_hash] = (i + 1) * self.unit
         tags = self.tags.setdefault(request.request_id, [])
         tokens = request.all_token_ids
         for i in range(len(tags), len(tokens)):
@@ -194,6 +229,7 @@ class Driver:
     def step(self, budget: int = 512) -> None:
         """Schedule, run and update once."""
         manager = self.manager
+        self.memory.seal(self.positions)
         manager.new_step_starts()
         scheduled: dict[str, int] = {}
         for request in list(self.running):
