@@ -15,6 +15,7 @@ from vllm.config.model import DTYPES, ModelConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import ParallelConfig
 from vllm.config.scheduler import POLICIES, SchedulerConfig
+from vllm.config.speculative import SpeculativeConfig
 from vllm.config.vllm import VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
@@ -25,7 +26,7 @@ from vllm.model_executor.model_loader.resolve import (
     resolve_checkpoint,
 )
 from vllm.model_executor.models.registry import resolve_model
-from vllm.utils.argparse_utils import human_int, human_int_or_auto
+from vllm.utils.argparse_utils import human_int, human_int_or_auto, json_object
 
 logger = init_logger(__name__)
 
@@ -81,6 +82,7 @@ class EngineArgs:
     max_num_seqs: int | None = None
     scheduling_policy: str = "fcfs"
     max_num_queued_reqs: int | None = None
+    speculative_config: dict[str, Any] | None = None
     disable_log_stats: bool = False
     use_tqdm_on_load: bool = True
 
@@ -114,6 +116,7 @@ class EngineArgs:
             parallel_config=ParallelConfig(),
             scheduler_config=self._make_scheduler_config(model_config),
             load_config=load_config,
+            speculative_config=self._make_speculative_config(model_config),
             observability_config=ObservabilityConfig(log_stats=not self.disable_log_stats),
         )
 
@@ -197,6 +200,14 @@ class EngineArgs:
             max_num_queued_reqs=self.max_num_queued_reqs,
         )
 
+    def _make_speculative_config(self, model_config: ModelConfig) -> SpeculativeConfig | None:
+        if self.speculative_config is None:
+            return None
+        config = SpeculativeConfig.from_dict(self.speculative_config)
+        if config.method == "mtp":
+            _check_mtp(model_config)
+        return config
+
     def describe_derived(self, config: VllmConfig) -> dict[str, Any]:
         """Return what was left open here, as ``create_vllm_config`` resolved it."""
         resolved = {
@@ -225,6 +236,22 @@ def _resolve_block_size(block_size: int | None, model_config: ModelConfig) -> in
             f"block_size={block_size} is not supported for DeepSeek-V4: use one of {allowed}."
         )
     return block_size
+
+
+def _check_mtp(model_config: ModelConfig) -> None:
+    """Refuse method "mtp" where config.json promises no MTP block, before weights load."""
+    raw = model_config.hf_config
+    parsed = resolve_model(list(raw.get("architectures") or ())).parse_config(raw)
+    if getattr(parsed, "has_dspark_drafter", False):
+        raise ConfigError(
+            "speculative-config method 'mtp' does not fit this checkpoint: its mtp.* tensors are "
+            "a DSpark drafter, which is not supported; use method 'ngram'."
+        )
+    if not getattr(parsed, "num_nextn_predict_layers", 0):
+        raise ConfigError(
+            "speculative-config method 'mtp' needs an MTP block, but config.json says "
+            "num_nextn_predict_layers=0; use method 'ngram'."
+        )
 
 
 def _check_retention(
@@ -322,6 +349,14 @@ def _add_scheduler_args(group: argparse._ArgumentGroup) -> None:
         "--max-num-queued-reqs",
         type=human_int,
         help="Waiting requests before new ones get 503. Default: no limit.",
+    )
+    group.add_argument(
+        "--speculative-config",
+        "-sc",
+        type=json_object,
+        metavar="JSON",
+        help='Draft tokens: {"method": "mtp", "num_speculative_tokens": 1 to 4}, or "ngram" with '
+        "prompt_lookup_max and prompt_lookup_min.",
     )
     group.add_argument(
         "--disable-log-stats",

@@ -1,9 +1,15 @@
-"""Speculative decoding: the seam the scheduler asks; no proposer is offered by the server yet."""
+"""Speculative decoding: which drafter, and how much it drafts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vllm.exceptions import ConfigError
+
+METHODS = ("mtp", "ngram")
+MAX_MTP_TOKENS = 4
+MAX_NGRAM_TOKENS = 32
+_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
 
 
 @dataclass
@@ -13,7 +19,9 @@ class SpeculativeConfig:
     Attributes:
         model: Name of the drafter; "ngram" implies that method.
         num_speculative_tokens: Draft tokens a step.
-        method: "ngram", "mtp" or "eagle"; None: from ``model``.
+        method: "ngram", "mtp" or "eagle"; None: from ``model``. The server offers no "eagle".
+        prompt_lookup_max: ngram: most last tokens that are looked up.
+        prompt_lookup_min: ngram: fewest last tokens that must match.
     """
 
     model: str | None = None
@@ -21,6 +29,8 @@ class SpeculativeConfig:
     method: str | None = None
     target_model_config: Any = None
     target_parallel_config: Any = None
+    prompt_lookup_max: int = 4
+    prompt_lookup_min: int = 2
 
     def __post_init__(self) -> None:
         if self.method is None:
@@ -29,6 +39,55 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"num_speculative_tokens={self.num_speculative_tokens} must be at least 1."
             )
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min={self.prompt_lookup_min} must be at least 1 and at most "
+                f"prompt_lookup_max={self.prompt_lookup_max}."
+            )
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> "SpeculativeConfig":
+        """Take the value of ``--speculative-config``.
+
+        Raises:
+            ConfigError: A key, the method or a number is not one that the server offers.
+        """
+        unknown = sorted(set(raw) - set(_KEYS))
+        if unknown:
+            raise ConfigError(
+                f"speculative-config has unknown keys {', '.join(map(repr, unknown))}: use "
+                f"{', '.join(_KEYS)}."
+            )
+        values = dict(raw)
+        method = values.get("method") or values.get("model")
+        if method == "[ngram]":
+            method = "ngram"
+        if method not in METHODS:
+            raise ConfigError(
+                f"speculative-config method {method!r} is not supported: use "
+                f"{' or '.join(METHODS)}."
+            )
+        if values.get("model") not in (None, method, f"[{method}]"):
+            raise ConfigError(
+                f"speculative-config model {values['model']!r} does not go with method "
+                f"{method!r}: leave it out, there are no separate draft models."
+            )
+        for key in _KEYS[2:]:
+            if key in values and type(values[key]) is not int:
+                raise ConfigError(f"speculative-config {key}={values[key]!r} must be a number.")
+        if method == "mtp" and any(key.startswith("prompt_lookup") for key in values):
+            raise ConfigError("prompt_lookup_max and prompt_lookup_min need method 'ngram'.")
+        limit = MAX_MTP_TOKENS if method == "mtp" else MAX_NGRAM_TOKENS
+        if values.get("num_speculative_tokens", 1) > limit:
+            raise ConfigError(
+                f"num_speculative_tokens={values['num_speculative_tokens']} is too many for method "
+                f"{method!r}: use 1 to {limit}."
+            )
+        if "prompt_lookup_max" in values:
+            values.setdefault("prompt_lookup_min", min(2, values["prompt_lookup_max"]))
+        elif "prompt_lookup_min" in values:
+            values["prompt_lookup_max"] = max(4, values["prompt_lookup_min"])
+        return cls(**{**values, "method": method})
 
     def use_eagle(self) -> bool:
         """Whether the drafter's KV rows depend on the next token (EAGLE, MTP)."""

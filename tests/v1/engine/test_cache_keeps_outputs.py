@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.retention import CacheGeometry, max_request_blocks
@@ -37,7 +37,13 @@ class Answer:
 
 
 def make_core(
-    unit: int, *, num_blocks: int, budget: int, caching: bool = True, max_len: int = 1024
+    unit: int,
+    *,
+    num_blocks: int,
+    budget: int,
+    caching: bool = True,
+    max_len: int = 1024,
+    speculative: SpeculativeConfig | None = None,
 ) -> EngineCore:
     checkpoint = resolve_checkpoint("deepseek-v4")
     model = ModelConfig(
@@ -55,6 +61,7 @@ def make_core(
         scheduler_config=SchedulerConfig(
             max_model_len=max_len, max_num_batched_tokens=budget, max_num_seqs=16
         ),
+        speculative_config=speculative,
     )
     return EngineCore(config, UniProcExecutor)
 

@@ -161,8 +161,10 @@ def test_bf16_weights_and_cache_run() -> None:
 
 
 @pytest.mark.slow
-def test_a_drafter_that_reads_streams_gets_them() -> None:
+def test_a_drafter_drafts_once_a_step() -> None:
     executor = start(make_config(speculative_config=SpeculativeConfig("mtp", 1, method="mtp")))
     one_prompt(executor, 20, 20)
-    kept = executor._worker._runner.last_streams
-    assert kept.streams.shape[0] == 1
+    drafts = executor.take_draft_token_ids()
+    assert drafts is not None
+    assert [len(tokens) for tokens in drafts.draft_token_ids] == [1]
+    assert executor.take_draft_token_ids() is None

@@ -154,14 +154,14 @@ class FakeModel:
 
 
 def make_runner(
-    num_blocks: int = 400, *, keep_streams: bool = False, seed: int = 0
+    num_blocks: int = 400, *, seed: int = 0
 ) -> tuple[ModelRunner, FakeModel, KVCachePool]:
     """A runner over the fake model."""
     model = FakeModel()
     config = kv_cache_config(num_blocks)
     device = torch.device("cpu")
     pool = allocate_kv_cache(config, ["a", "b", "w"], CpuPlatform(), device)
-    limits = RunnerLimits(2, 64, 256, VOCAB, seed, keep_streams)
+    limits = RunnerLimits(2, 64, 256, VOCAB, seed)
     builder: Any = lambda slices: slices  # noqa: E731
     return ModelRunner(model, pool, builder, limits, CpuPlatform(), device), model, pool
 

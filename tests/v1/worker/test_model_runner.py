@@ -253,22 +253,6 @@ def test_prompt_logprobs_are_not_reported_again_after_a_preemption() -> None:
     assert runner.execute_model(again).prompt_logprobs_dict == {}
 
 
-def test_streams_are_kept_for_a_drafter_only_when_asked() -> None:
-    runner, _, _ = make_runner(keep_streams=True)
-    runner.execute_model(first_step(new_request("a", [1, 2, 3]), 3))
-    kept = runner.last_streams
-    assert kept is not None
-    assert kept.streams.shape == (3, 1, 1)
-    assert kept.step.sampled_rows.tolist() == [2]
-    out = SchedulerOutput.make_empty()
-    next_step(out, "a", 3, 1, 1)
-    runner.execute_model(out)
-    assert kept.step.token_ids.tolist() == [1, 2, 3]  # a copy: the buffers were reused
-    plain, _, _ = make_runner()
-    plain.execute_model(first_step(new_request("a", [1, 2, 3]), 3))
-    assert plain.last_streams is None
-
-
 def test_scheduler_and_worker_must_agree_on_tokens() -> None:
     runner, _, _ = make_runner()
     with pytest.raises(InvariantError, match="up to position 4"):

@@ -6,13 +6,12 @@ import torch
 from vllm.config import (
     CacheConfig,
     ModelConfig,
-    SpeculativeConfig,
     VllmConfig,
 )
 from vllm.exceptions import CheckpointError, ConfigError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.platforms.cpu import CpuPlatform
-from vllm.v1.worker.worker import Worker, _drafts_from_streams
+from vllm.v1.worker.worker import Worker
 
 
 class OneThread(CpuPlatform):
@@ -67,12 +66,3 @@ def test_weights_that_are_not_there_are_named(tmp_path) -> None:
             worker.load_model()
     finally:
         torch.set_num_threads(before)
-
-
-def test_streams_are_kept_for_drafters_that_read_them() -> None:
-    config = make_config()
-    assert not _drafts_from_streams(config)
-    config.speculative_config = SpeculativeConfig("ngram")
-    assert not _drafts_from_streams(config)
-    config.speculative_config = SpeculativeConfig("mtp", method="mtp")
-    assert _drafts_from_streams(config)

@@ -39,7 +39,6 @@ REFUSED_SERVE_FLAGS = (
     _value("--override-generation-config", harmless=("{}",)),
     _value("--logprobs-mode", harmless=("raw_logprobs",)),
     _value("--compilation-config", "-cc"),
-    _value("--speculative-config", "-sc"),
     _switch("--enable-lora"),
     _value("--lora-modules"),
     _switch("--enable-sleep-mode"),

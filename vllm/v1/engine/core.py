@@ -58,6 +58,7 @@ class EngineCore:
             self.executor.shutdown()
             raise
         self._block_hasher = _make_block_hasher(vllm_config, plan.hash_block_size)
+        self._drafts = vllm_config.speculative_config is not None
         self._checks_invariants = envs.VLLM_CHECK_INVARIANTS
         report_start(vllm_config, self.kv_cache_info, self.load_s)
 
@@ -122,6 +123,10 @@ class EngineCore:
         # Without tokens too: workers must hear of finished requests and run block copies.
         result = self.executor.execute_model(plan)
         outputs = self.scheduler.update_from_output(plan, result)
+        if self._drafts:
+            drafts = self.executor.take_draft_token_ids()
+            if drafts is not None:
+                self.scheduler.update_draft_token_ids(drafts)
         self.check_invariants()
         return outputs, has_orders
 

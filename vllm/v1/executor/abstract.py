@@ -4,7 +4,7 @@ from typing import Protocol
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 
 class Executor(Protocol):
@@ -21,6 +21,9 @@ class Executor(Protocol):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step on every worker and return what the driver sampled."""
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """Return what the last step drafted for the next one, once; None without a drafter."""
 
     def shutdown(self) -> None:
         """Release the devices; idempotent."""

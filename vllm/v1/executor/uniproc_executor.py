@@ -9,7 +9,7 @@ from vllm.exceptions import ConfigError
 from vllm.platforms.interface import Platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 
 class UniProcExecutor:
@@ -57,6 +57,11 @@ class UniProcExecutor:
         """Run one step."""
         output: ModelRunnerOutput = self._worker.execute_model(scheduler_output)
         return output
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """Return what the last step drafted, once."""
+        drafts: DraftTokenIds | None = self._worker.take_draft_token_ids()
+        return drafts
 
     def shutdown(self) -> None:
         """Release the device; idempotent."""

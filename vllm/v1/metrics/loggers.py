@@ -39,6 +39,7 @@ class LoggingStatLogger:
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
         self._num_preemptions = 0
+        self._drafts = self._draft_tokens = self._accepted_tokens = 0
         self._scheduler_stats: SchedulerStats | None = None
         self._caching = CachingMetrics()
         self._was_idle = True
@@ -53,6 +54,11 @@ class LoggingStatLogger:
             self._num_preemptions += iteration_stats.num_preemptions
         if scheduler_stats is not None:
             self._scheduler_stats = scheduler_stats
+            drafted = scheduler_stats.spec_decoding_stats
+            if drafted is not None:
+                self._drafts += drafted.num_drafts
+                self._draft_tokens += drafted.num_draft_tokens
+                self._accepted_tokens += drafted.num_accepted_tokens
             if scheduler_stats.prefix_cache_stats is not None:
                 self._caching.observe(scheduler_stats.prefix_cache_stats)
 
@@ -83,6 +89,17 @@ class LoggingStatLogger:
             (stats.kv_cache_usage if stats else 0.0) * 100,
             self._caching.hit_rate * 100,
         )
+        if self._draft_tokens:
+            logger.info(
+                "Engine %03d: Drafted: %d tokens, accepted: %d (%.1f%%), "
+                "mean accepted length: %.2f",
+                self._engine_index,
+                self._draft_tokens,
+                self._accepted_tokens,
+                self._accepted_tokens / self._draft_tokens * 100,
+                1 + self._accepted_tokens / self._drafts,
+            )
+        self._drafts = self._draft_tokens = self._accepted_tokens = 0
         self._was_idle = is_idle
         self._last_log = now
         self._num_prompt_tokens = self._num_generation_tokens = self._num_preemptions = 0

@@ -85,10 +85,18 @@ class PrometheusStatLogger:
                 ("prompt_tokens_cached", "Of those, tokens read from the prefix cache."),
                 ("generation_tokens", "Tokens generated."),
                 ("num_preemptions", "Requests set back to make room."),
+                ("spec_decode_num_drafts", "Drafts verified."),
+                ("spec_decode_num_draft_tokens", "Draft tokens verified."),
+                ("spec_decode_num_accepted_tokens", "Draft tokens accepted."),
             )
         }
         self._misses = self._labelled_counter(
             "prefix_cache_miss_tokens", "Prompt tokens computed, by reason.", "reason"
+        )
+        self._accepted_per_pos = self._labelled_counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by position in the draft.",
+            "position",
         )
         self._success = self._labelled_counter(
             "request_success", "Requests that ended, by reason.", "finished_reason"
@@ -203,6 +211,13 @@ class PrometheusStatLogger:
         if cache is not None:
             self._counters["prefix_cache_queries"].inc(cache.queries)
             self._counters["prefix_cache_hits"].inc(cache.hits)
+        drafted = stats.spec_decoding_stats
+        if drafted is not None:
+            self._counters["spec_decode_num_drafts"].inc(drafted.num_drafts)
+            self._counters["spec_decode_num_draft_tokens"].inc(drafted.num_draft_tokens)
+            self._counters["spec_decode_num_accepted_tokens"].inc(drafted.num_accepted_tokens)
+            for position, count in enumerate(drafted.num_accepted_tokens_per_pos):
+                self._accepted_per_pos.labels(*self._labels, str(position)).inc(count)
 
     def _record_iteration(self, stats: IterationStats) -> None:
         counters = self._counters

@@ -1,7 +1,7 @@
 """Runs one step: caches, flat batch, model, sampler."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -9,9 +9,10 @@ import torch
 from vllm.platforms.interface import Platform
 from vllm.v1.attention.metadata import RequestSlice, StepMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
 from vllm.v1.sample.sampler import SamplerOutput, sample
+from vllm.v1.spec_decode.interface import Proposer
 from vllm.v1.worker.connector_steps import ConnectorSteps
 from vllm.v1.worker.kv_cache_tensors import KVCachePool
 from vllm.v1.worker.prompt_logprobs import gather_prompt_logprobs
@@ -39,21 +40,6 @@ class CausalLM(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StepStreams:
-    """What a drafter needs of a step.
-
-    Attributes:
-        streams: ``[T, n, D]`` residual streams of every row, before the collapse.
-        step: The batch they belong to, its token and position arrays copied.
-        sampled_token_ids: Accepted tokens by request.
-    """
-
-    streams: torch.Tensor
-    step: StepInput
-    sampled_token_ids: list[list[int]]
-
-
-@dataclass(frozen=True, slots=True)
 class RunnerLimits:
     """Sizes that the runner's buffers are made for.
 
@@ -63,7 +49,6 @@ class RunnerLimits:
         max_model_len: Tokens of the longest request.
         vocab_size: V.
         seed: Of requests without their own.
-        keep_streams: Whether ``last_streams`` is kept for a drafter.
     """
 
     num_groups: int
@@ -71,7 +56,6 @@ class RunnerLimits:
     max_model_len: int
     vocab_size: int
     seed: int = 0
-    keep_streams: bool = False
 
 
 class ModelRunner:
@@ -89,6 +73,7 @@ class ModelRunner:
         platform: Platform,
         device: torch.device,
         connector: ConnectorSteps | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -101,7 +86,8 @@ class ModelRunner:
         self._builder = StepInputBuilder(limits.max_num_tokens, limits.max_model_len)
         self._sampled: list[RowSampling] = []
         self._sampling_metadata: SamplingMetadata | None = None
-        self.last_streams: StepStreams | None = None
+        self._proposer = proposer
+        self._drafts: DraftTokenIds | None = None
 
     @property
     def num_requests(self) -> int:
@@ -118,6 +104,7 @@ class ModelRunner:
         Raises:
             InvariantError: The step asks for rows or tokens that this worker does not have.
         """
+        self._drafts = None
         self._states.update(output)
         self._prepare_blocks(output)
         if output.total_num_scheduled_tokens == 0:
@@ -133,10 +120,16 @@ class ModelRunner:
         result.prompt_logprobs_dict = gather_prompt_logprobs(
             step, streams, self._model.compute_logits, self._limits.vocab_size
         )
-        if self._limits.keep_streams:
-            self.last_streams = _keep(step, streams, result.sampled_token_ids)
+        if self._proposer is not None:
+            # Before the connector saves: the drafter's rows belong to the step's blocks.
+            self._drafts = DraftTokenIds(result.req_ids, self._proposer.propose(step, streams))
         result.kv_connector_output = self._save_blocks(output)
         return result
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """Return what the last step drafted for the next one, once."""
+        drafts, self._drafts = self._drafts, None
+        return drafts
 
     def shutdown(self) -> None:
         """Release what the connector holds."""
@@ -188,15 +181,3 @@ class ModelRunner:
                 rows, self._limits.vocab_size, self._device
             )
         return self._sampling_metadata
-
-
-def _keep(
-    step: StepInput, streams: torch.Tensor, sampled_token_ids: list[list[int]]
-) -> StepStreams:
-    owned = replace(
-        step,
-        token_ids=step.token_ids.copy(),
-        positions=step.positions.copy(),
-        sampled_rows=step.sampled_rows.copy(),
-    )
-    return StepStreams(streams, owned, sampled_token_ids)

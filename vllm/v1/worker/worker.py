@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vllm.config import VllmConfig
-from vllm.exceptions import EngineError
+from vllm.exceptions import CheckpointError, EngineError
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.model_executor.models.registry import ModelEntry, resolve_model
@@ -15,7 +15,8 @@ from vllm.platforms.interface import Platform
 from vllm.v1.attention.metadata import CacheLayout, build_step_metadata
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.spec_decode.factory import make_proposer
 from vllm.v1.worker.connector_steps import make_connector_steps
 from vllm.v1.worker.dtypes import resolve_cache_dtype, resolve_dtype
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
@@ -74,13 +75,19 @@ class Worker:
             self._model_spec, ops=self._platform.get_op, dtype=self._dtype, device=self._device
         )
         self._model.eval()
-        load_model_weights(
+        report = load_model_weights(
             self._model,
             model_config.path or model_config.model,
             load_config.load_format,
             model_config.seed,
             use_tqdm=load_config.use_tqdm and logger.isEnabledFor(logging.INFO),
         )
+        speculative = self._config.speculative_config
+        if speculative is not None and speculative.method == "mtp" and not report.mtp_present:
+            raise CheckpointError(
+                f"method 'mtp' needs the MTP block, but {model_config.path or model_config.model} "
+                "has no mtp.* tensors; use method 'ngram' or a checkpoint that has them."
+            )
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Return what each of the model's caches keeps, by cache name.
@@ -123,11 +130,13 @@ class Worker:
                 max_model_len=self._config.model_config.max_model_len,
                 vocab_size=self._model_spec.vocab_size,
                 seed=self._config.model_config.seed,
-                keep_streams=_drafts_from_streams(self._config),
             ),
             self._platform,
             self._device,
             make_connector_steps(self._config, kv_cache_config, pool.layers),
+            make_proposer(
+                self._config.speculative_config, self._model, layout, pool.layers, self._device
+            ),
         )
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
@@ -140,14 +149,13 @@ class Worker:
             raise EngineError("the worker has no KV cache: initialize_from_config comes first")
         return self._runner.execute_model(scheduler_output)
 
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """Return what the last step drafted, once; None without a drafter."""
+        return None if self._runner is None else self._runner.take_draft_token_ids()
+
     def shutdown(self) -> None:
         """Drop the model and the KV cache; idempotent."""
         if self._runner is not None:
             self._runner.shutdown()
         self._runner = None
         self._model = None
-
-
-def _drafts_from_streams(config: VllmConfig) -> bool:
-    """Whether the drafter is fed by the model's residual streams."""
-    return config.speculative_config is not None and config.speculative_config.use_eagle()

@@ -1,0 +1,1 @@
+"""Drafters for speculative decoding."""

@@ -1,0 +1,22 @@
+"""What the model runner asks of a drafter."""
+
+from typing import Protocol
+
+import torch
+
+from vllm.v1.worker.step_input import StepInput
+
+
+class Proposer(Protocol):
+    """Guesses the tokens that follow those a step accepted. Keeps no state per request."""
+
+    def propose(self, step: StepInput, streams: torch.Tensor) -> list[list[int]]:
+        """Draft for every request of a step.
+
+        Args:
+            step: The step as it ran; its requests know their accepted tokens already.
+            streams: ``[T, n, D]`` residual streams of its rows, before the collapse.
+
+        Returns:
+            Draft tokens by request, in batch order; none for a chunk that was not sampled.
+        """
