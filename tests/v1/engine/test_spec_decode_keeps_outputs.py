@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
 from tests.v1.engine.test_cache_keeps_outputs import (
     MIN_SHARE,
@@ -18,6 +19,9 @@ from vllm.config import SpeculativeConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.retention import CacheGeometry, max_request_blocks
 from vllm.v1.engine.messages import EngineCoreRequest
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.spec_decode.interface import Proposer
+from vllm.v1.worker.step_input import StepInput
 
 pytestmark = pytest.mark.slow
 
@@ -110,9 +114,58 @@ def test_hits_are_as_long_with_mtp_and_drafts_are_verified() -> None:
             assert request_id in session.answers
         cached.append(lengths)
         verified.append((drafted, accepted))
-    print(cached, verified)
     assert cached[0] == cached[1] == cached[2]
     assert max(cached[0]) > 0
     assert verified[0] == (0, 0)
     assert verified[1][0] > 0
     assert verified[2][0] > 0
+
+
+class PartlyRight:
+    """Runs a real drafter, then drafts known answers instead, each token wrong at times.
+
+    The embedded checkpoint's MTP block is untrained and is never right by itself.
+    """
+
+    def __init__(self, inner: Proposer, answers: dict[str, list[int]]) -> None:
+        self._inner = inner
+        self._answers = answers
+        self._rng = random.Random(5)
+
+    def propose(self, step: StepInput, streams: torch.Tensor) -> list[list[int]]:
+        drafts = self._inner.propose(step, streams)
+        for state, draft in zip(step.requests, drafts, strict=True):
+            known = self._answers[state.req_id][state.num_tokens - state.num_prompt_tokens :]
+            for i, token in enumerate(known[: len(draft)]):
+                draft[i] = token if self._rng.random() < 0.7 else 5
+        return drafts
+
+
+def test_partly_accepted_drafts_of_a_running_mtp_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+    rng = random.Random(11)
+    prompts = [random_tokens(rng, rng.randrange(20, 200)) for _ in range(5)]
+    plain = Session(make_core(32, num_blocks=800, budget=128, caching=False))
+    for prompt in prompts:
+        plain.add(prompt, 60)
+        plain.run()
+    core = make_core(
+        32, num_blocks=800, budget=128, speculative=SpeculativeConfig.from_dict(mtp(4))
+    )
+    assert isinstance(core.executor, UniProcExecutor)
+    runner = core.executor._worker._runner
+    known = {request_id: answer.tokens for request_id, answer in plain.answers.items()}
+    runner._proposer = PartlyRight(runner._proposer, known)
+    session = Session(core)
+    for prompt in prompts:
+        session.add(prompt, 60)
+    num_steps = 0
+    while core.has_work():
+        session.step()
+        num_steps += 1
+    assert num_steps < 45, "most steps must bring more than one token"
+    compared = sum(
+        count_compared(answer, session.answers[request_id])
+        for request_id, answer in plain.answers.items()
+    )
+    assert compared >= MIN_SHARE * 300
