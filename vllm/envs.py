@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     VLLM_ENABLE_V1_MULTIPROCESSING: bool
     VLLM_LOGGING_LEVEL: str
     VLLM_LOG_STATS_INTERVAL: float
-    VLLM_PREFIX_CACHE_RETENTION_INTERVAL: int | None
+    VLLM_PREFIX_CACHE_RETENTION_INTERVAL: int | str | None
+    VLLM_PIN_SWA_TOKENS: bool
+    VLLM_PIN_MIN_DROP_SIZE: int
+    VLLM_PIN_MAX_SHARE: float
     VLLM_CHECK_INVARIANTS: bool
     VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES: bool
     VLLM_CPU_KVCACHE_SPACE: float | None
@@ -52,6 +55,33 @@ def _number(
     return value
 
 
+def _share(name: str, default: float) -> float:
+    share: float = _number(name, default, float, 0.0)
+    if not share <= 1.0:
+        raise ConfigError(f"{name}={os.environ[name]!r} is no share: use a number from 0 to 1.")
+    return share
+
+
+def _retention_interval() -> int | str | None:
+    """Return None (unset or "none"), "auto", or the number of tokens.
+
+    The coordinator validates the range: its message names the scheduler's block size.
+    """
+    name = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+    raw = os.environ.get(name)
+    text = "" if raw is None else raw.strip().lower()
+    if text in ("", "none"):
+        return None
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{name}={raw!r} is no retention interval: use none, auto, 0 or a number of tokens."
+        ) from error
+
+
 def _log_level() -> str:
     raw = os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper()
     allowed = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -66,13 +96,13 @@ _READERS: dict[str, Callable[[], Any]] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": lambda: _flag("VLLM_ENABLE_V1_MULTIPROCESSING", True),
     "VLLM_LOGGING_LEVEL": _log_level,
     "VLLM_LOG_STATS_INTERVAL": lambda: _number("VLLM_LOG_STATS_INTERVAL", 10.0, float, 0.1),
-    "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": lambda: _number(
-        # The coordinator validates the range: its message names the scheduler's block size.
-        "VLLM_PREFIX_CACHE_RETENTION_INTERVAL",
-        None,
-        int,
-        None,
-    ),
+    "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": _retention_interval,
+    # Whether the window a long prompt leaves behind goes to a tier that allocation reaches last.
+    "VLLM_PIN_SWA_TOKENS": lambda: _flag("VLLM_PIN_SWA_TOKENS", False),
+    # Blocks a window must drop at once for that; decode steps drop one and pin nothing.
+    "VLLM_PIN_MIN_DROP_SIZE": lambda: _number("VLLM_PIN_MIN_DROP_SIZE", 16, int, 1),
+    # Share of the pool that may be pinned: without a cap pins flush everything else.
+    "VLLM_PIN_MAX_SHARE": lambda: _share("VLLM_PIN_MAX_SHARE", 0.25),
     "VLLM_CHECK_INVARIANTS": lambda: _flag("VLLM_CHECK_INVARIANTS", False),
     "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": lambda: _flag(
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", True
@@ -101,6 +131,11 @@ def engine_process_environment() -> dict[str, str]:
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys():
         environment["GOMP_SPINCOUNT"] = "0"
     return environment
+
+
+def is_set(name: str) -> bool:
+    """Whether a variable has a value: "none" and unset may both read as None."""
+    return bool(os.environ.get(name))
 
 
 def __getattr__(name: str) -> Any:

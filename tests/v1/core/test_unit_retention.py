@@ -1,6 +1,7 @@
 """What the policies keep: junctions, superseded checkpoints, intervals; whom to wait for."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from tests.v1.core.v4_geometry import v4_config
 from vllm.exceptions import ConfigError
 from vllm.v1.core.retention import AUTO, CacheGeometry, RetentionPolicy, parse_retention
 from vllm.v1.core.unit_block_pool import Tier
+from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 from vllm.v1.request import Request
 
 
@@ -179,3 +181,25 @@ def test_without_private_windows_a_chunk_takes_blocks_for_every_row() -> None:
     taken = free - manager.block_pool.get_num_free_blocks()
     assert taken > 1024 // 2
     driver.run_all(budget=1024)
+
+
+@pytest.mark.parametrize(
+    ("variable", "field", "expected"),
+    [
+        (None, None, "auto"),
+        ("none", None, "none"),
+        ("auto", None, "auto"),
+        ("0", None, "0"),
+        ("256", None, "256"),
+        ("256", "none", "none"),
+        ("none", "auto", "auto"),
+    ],
+)
+def test_the_field_beats_the_variable(
+    variable: str | None, field: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", variable)
+    config = replace(v4_config(32, 10), prefix_cache_retention_interval=field)
+    assert UnitKVCacheCoordinator(config, True).policy.name == expected

@@ -131,8 +131,10 @@ class UnitKVCacheCoordinator:
         self.geometry = CacheGeometry.from_config(kv_cache_config)
         if policy is None:
             wanted = kv_cache_config.prefix_cache_retention_interval
-            if wanted is None:
+            if wanted is None and envs.is_set("VLLM_PREFIX_CACHE_RETENTION_INTERVAL"):
+                # The variable's "none" reads as None, which is not the same as leaving it out.
                 wanted = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
+                wanted = "none" if wanted is None else wanted
             policy = parse_retention(wanted, self.geometry)
         self.policy = policy
         self.block_pool = UnitBlockPool(
