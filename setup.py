@@ -31,7 +31,7 @@ def read_version() -> str:
 setup(
     version=read_version(),
     packages=find_packages(include=["vllm", "vllm.*", "vllm_ascend", "vllm_ascend.*"]),
-    # The sdist's other files (MANIFEST.in: the tokenizer's training text, tests) stay out of wheels.
+    # The sdist holds more (MANIFEST.in: the tokenizer's training text, tests); wheels do not.
     include_package_data=False,
     package_data={
         "vllm": ["py.typed"],

@@ -4,6 +4,7 @@
 names the variable, the value and what is allowed.
 """
 
+import math
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,8 @@ def _number(
         value = parse(raw)
     except ValueError as error:
         raise ConfigError(f"{name}={raw!r} is not a number.") from error
+    if not math.isfinite(value):
+        raise ConfigError(f"{name}={raw!r} is not a finite number.")
     if minimum is not None and value < minimum:
         raise ConfigError(f"{name}={raw!r} is too small: at least {minimum:g}.")
     return value
@@ -131,6 +134,16 @@ def engine_process_environment() -> dict[str, str]:
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys():
         environment["GOMP_SPINCOUNT"] = "0"
     return environment
+
+
+def check_values() -> None:
+    """Read every variable once, so that a bad value is told before anything is started for it.
+
+    Raises:
+        ConfigError: A variable's value is wrong.
+    """
+    for read in _READERS.values():
+        read()
 
 
 def is_set(name: str) -> bool:
