@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     VLLM_ENGINE_HEARTBEAT_TIMEOUT: float
     VLLM_API_KEY: str | None
     VLLM_MAX_STOP_STRINGS: int
-    VLLM_SERVER_DEV_MODE: bool
     OMP_NUM_THREADS: str | None
 
 
@@ -117,7 +116,6 @@ _READERS: dict[str, Callable[[], Any]] = {
     ),
     "VLLM_API_KEY": lambda: os.environ.get("VLLM_API_KEY") or None,
     "VLLM_MAX_STOP_STRINGS": lambda: _number("VLLM_MAX_STOP_STRINGS", 4, int, 1),
-    "VLLM_SERVER_DEV_MODE": lambda: _flag("VLLM_SERVER_DEV_MODE", False),
     # OpenMP's own, which may be a list ("4,2"): we only ask whether the user chose.
     "OMP_NUM_THREADS": lambda: os.environ.get("OMP_NUM_THREADS") or None,
 }

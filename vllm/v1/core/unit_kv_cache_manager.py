@@ -370,7 +370,10 @@ class UnitKVCacheManager:
         self._prefill_stats[request.request_id] = PrefillStats(num_tokens, cached, matched, misses)
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.record(
-                num_tokens=num_tokens, num_hits=cached, preempted=request.num_preemptions > 0
+                num_tokens=num_tokens,
+                num_hits=cached,
+                preempted=request.num_preemptions > 0,
+                miss_tokens=misses,
             )
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:

@@ -15,6 +15,7 @@ from prometheus_client import (
     ProcessCollector,
 )
 
+from vllm.v1.core.prefix_lookup import MISS_REASONS
 from vllm.v1.engine.messages import FinishReason
 from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
@@ -90,6 +91,8 @@ class PrometheusStatLogger:
         self._misses = self._labelled_counter(
             "prefix_cache_miss_tokens", "Prompt tokens computed, by reason.", "reason"
         )
+        for miss_reason in MISS_REASONS:
+            self._misses.labels(*self._labels, miss_reason)
         self._success = self._labelled_counter(
             "request_success", "Requests that ended, by reason.", "finished_reason"
         )
@@ -203,6 +206,9 @@ class PrometheusStatLogger:
         if cache is not None:
             self._counters["prefix_cache_queries"].inc(cache.queries)
             self._counters["prefix_cache_hits"].inc(cache.hits)
+            # From the same record, so that queries are hits plus misses at any time.
+            for reason, num_tokens in cache.miss_tokens.items():
+                self._misses.labels(*self._labels, reason).inc(num_tokens)
 
     def _record_iteration(self, stats: IterationStats) -> None:
         counters = self._counters
@@ -210,8 +216,6 @@ class PrometheusStatLogger:
         counters["prompt_tokens_cached"].inc(stats.num_cached_prompt_tokens)
         counters["generation_tokens"].inc(stats.num_generation_tokens)
         counters["num_preemptions"].inc(stats.num_preemptions)
-        for reason, num_tokens in stats.miss_tokens.items():
-            self._misses.labels(*self._labels, reason).inc(num_tokens)
         num_tokens = stats.num_computed_prompt_tokens + stats.num_generation_tokens
         if num_tokens:
             self._iteration.observe(num_tokens)
