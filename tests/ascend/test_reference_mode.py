@@ -1,0 +1,103 @@
+"""Reference mode end to end: the embedded checkpoint, in process, beside the CPU platform."""
+
+import random
+from functools import partial
+
+import pytest
+
+from tests.v1.engine.test_cache_keeps_outputs import (
+    Session,
+    count_compared,
+    drive,
+    random_tokens,
+)
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.exceptions import ConfigError
+from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.interface import Platform
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm_ascend.core.coordinator import AscendHybridKVCacheCoordinator
+from vllm_ascend.envs import COMPRESSED_BLOCK_VARIABLE
+from vllm_ascend.platform import ReferencePlatform
+
+MAX_LEN = 1024
+
+
+def make_core(platform: Platform, unit: int = 32, *, cache_dtype: str = "auto") -> EngineCore:
+    checkpoint = resolve_checkpoint("deepseek-v4")
+    model = ModelConfig(
+        "deepseek-v4",
+        path=str(checkpoint.path),
+        is_embedded=True,
+        hf_config=read_hf_config(checkpoint.path),
+        max_model_len=MAX_LEN,
+    )
+    config = VllmConfig(
+        model_config=model,
+        cache_config=CacheConfig(
+            block_size=unit, num_gpu_blocks_override=400, cache_dtype=cache_dtype
+        ),
+        scheduler_config=SchedulerConfig(
+            max_model_len=MAX_LEN, max_num_batched_tokens=256, max_num_seqs=16
+        ),
+    )
+    return EngineCore(config, partial(UniProcExecutor, platform=platform))
+
+
+def run_alone(core: EngineCore, prompt: list[int], num_tokens: int) -> tuple[list[int], int]:
+    """Return the answer and the hit tokens."""
+    session = Session(core)
+    # Request ids restart with each session; the engine has forgotten the last one's.
+    request = session.add(prompt, num_tokens)
+    session.run()
+    stats = session.answers[request].stats
+    assert stats is not None
+    return session.answers[request].tokens, stats.num_cached_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", [32, 128])
+def test_fp32_pages_say_what_the_cpu_says(unit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+    sessions = []
+    for platform in (CpuPlatform(), ReferencePlatform()):
+        session = Session(make_core(platform, unit))
+        drive(session, random.Random(4), 10, 500)
+        sessions.append(session)
+    expected, actual = sessions
+    is_ascend = isinstance(
+        actual.core.scheduler.kv_cache_manager.coordinator, AscendHybridKVCacheCoordinator
+    )
+    assert is_ascend
+    assert expected.prompts == actual.prompts
+    compared = sum(
+        count_compared(expected.answers[name], answer) for name, answer in actual.answers.items()
+    )
+    total = sum(len(answer.tokens) for answer in expected.answers.values())
+    assert compared > 0.9 * total > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", [32, 64, 128])
+@pytest.mark.parametrize("cache_dtype", ["auto", "bfloat16"])
+def test_hits_at_one_unit(unit: int, cache_dtype: str) -> None:
+    """Prompts of one unit and a token hit that unit, in fp32 and in the device's pages."""
+    core = make_core(ReferencePlatform(), unit, cache_dtype=cache_dtype)
+    prompt = random_tokens(random.Random(unit), unit + 1)
+    first, no_hit = run_alone(core, prompt, 8)
+    again, hit = run_alone(core, prompt, 8)
+    assert (no_hit, hit) == (0, unit)
+    assert first == again
+    core.shutdown()
+
+
+@pytest.mark.slow
+def test_the_front_end_and_the_core_see_one_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMPRESSED_BLOCK_VARIABLE, "64")
+    with pytest.raises(ConfigError, match=f"--block-size 32.*{COMPRESSED_BLOCK_VARIABLE}=64"):
+        make_core(ReferencePlatform(), 32)
+    core = make_core(ReferencePlatform(), 64)
+    assert core.kv_cache_info.block_size == core.kv_cache_info.hit_unit == 64
+    core.shutdown()
