@@ -9,28 +9,34 @@ _LIST_COUNTS = 1
 
 
 def route(
-    x: torch.Tensor, expert_ids: torch.Tensor, num_experts: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_experts: int,
+    row_scales: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sort tokens by chosen expert.
 
     Args:
         x: [T, D].
         expert_ids: int [T, k].
         num_experts: E.
+        row_scales: fp32 [T], scales of int8 rows.
 
     Returns:
-        Rows [T * k, D]; int32 [T * k], where each (token, choice) went; int64 [E], rows of each.
+        Rows [T * k, D]; int32 [T * k], where each (token, choice) went; int64 [E], rows of each;
+        fp32 [T * k], the rows' scales, undefined without ``row_scales``.
     """
-    rows, row_index, counts, _ = torch.ops.npu.npu_moe_init_routing_v2(
+    rows, row_index, counts, scales = torch.ops.npu.npu_moe_init_routing_v2(
         x,
         expert_ids.int(),
+        scale=row_scales,
         active_num=expert_ids.numel(),
         expert_num=num_experts,
         expert_tokens_num_type=1,
         expert_tokens_num_flag=True,
         active_expert_range=[0, num_experts],
     )
-    return rows, row_index, counts
+    return rows, row_index, counts, scales
 
 
 def grouped_product(
@@ -94,7 +100,7 @@ def mix_experts(
     num_experts = gate_up_weights.shape[0] - 1
     if not x.shape[0]:
         return torch.empty_like(x)
-    rows, row_index, counts = route(x, expert_ids, num_experts)
+    rows, row_index, counts, _ = route(x, expert_ids, num_experts)
     hidden = grouped_product(rows, gate_up_weights[:num_experts].mT, counts)
     hidden = clamped_swiglu(hidden, limit)
     hidden = grouped_product(hidden, down_weights[:num_experts].mT, counts)
