@@ -45,6 +45,14 @@ class QuantDescription:
         """Whether the matrix of a published name, without ".weight", is W8A8_DYNAMIC."""
         return self.schemes.get(matrix + _WEIGHT, FLOAT) == W8A8_DYNAMIC
 
+    def quantised_matrices(self) -> list[str]:
+        """Return the published names, without ".weight", of the W8A8_DYNAMIC matrices."""
+        return [
+            name.removesuffix(_WEIGHT)
+            for name, scheme in self.schemes.items()
+            if scheme == W8A8_DYNAMIC and name.endswith(_WEIGHT)
+        ]
+
     def has_offset(self, matrix: str) -> bool:
         """Whether the checkpoint stores a ``weight_offset`` of the matrix."""
         return matrix + _OFFSET in self.schemes

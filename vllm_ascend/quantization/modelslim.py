@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from vllm.exceptions import UnsupportedFeatureError
+from vllm.exceptions import CheckpointError, UnsupportedFeatureError
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.checkpoint_files import name_some
 from vllm_ascend.quantization.description import QuantDescription, read_description
@@ -18,6 +18,7 @@ from vllm_ascend.quantization.w8a8 import (
 
 logger = init_logger(__name__)
 
+_MTP = "mtp."
 _EXPERT_LEAVES = ("w1", "w2", "w3")
 
 
@@ -35,6 +36,7 @@ class ModelSlimQuantization:
         self._description = description
         self._use_nz = use_nz
         self._made: list[W8A8Matrix | W8A8GroupedMatrix | W8A8Experts] = []
+        self._asked: set[str] = set()
 
     def make_matrix(
         self,
@@ -46,6 +48,7 @@ class ModelSlimQuantization:
         device: torch.device,
     ) -> W8A8Matrix | W8A8GroupedMatrix | None:
         """See ``WeightQuantization``."""
+        self._asked.add(name)
         if not self._description.is_quantised(name):
             return None
         has_offset = self._description.has_offset(name)
@@ -74,6 +77,7 @@ class ModelSlimQuantization:
             for leaf in _EXPERT_LEAVES
         ]
         shared_names = [f"{prefix}shared_experts.{leaf}" for leaf in _EXPERT_LEAVES]
+        self._asked.update(routed_names, shared_names)
         is_routed_quantised = self._agree(routed_names)
         is_shared_quantised = self._agree(shared_names)
         if not is_routed_quantised:
@@ -105,9 +109,24 @@ class ModelSlimQuantization:
 
     def finish_loading(self) -> None:
         """See ``WeightQuantization``."""
+        self._refuse_leftovers()
         for made in self._made:
             made.finish(self._use_nz)
         self._made.clear()
+
+    def _refuse_leftovers(self) -> None:
+        """Refuse quantised matrices that the model keeps plain, or does not have."""
+        has_mtp = any(name.startswith(_MTP) for name in self._asked)
+        leftovers = sorted(
+            name
+            for name in self._description.quantised_matrices()
+            if name not in self._asked and (has_mtp or not name.startswith(_MTP))
+        )
+        if leftovers:
+            raise CheckpointError(
+                f"{self._description.source} quantises {name_some(leftovers)}, which cannot be "
+                "quantised in this model: leave them FLOAT."
+            )
 
     def _agree(self, names: list[str]) -> bool:
         """Return whether all matrices are quantised.
@@ -138,10 +157,6 @@ def find_quantization(checkpoint: str, *, use_nz: bool) -> ModelSlimQuantization
     description = read_description(Path(checkpoint))
     if description is None:
         return None
-    num_quantised = sum(
-        description.is_quantised(name.removesuffix(".weight"))
-        for name in description.schemes
-        if name.endswith(".weight")
-    )
+    num_quantised = len(description.quantised_matrices())
     logger.info("%s: %d matrices are W8A8_DYNAMIC", description.source, num_quantised)
     return ModelSlimQuantization(description, use_nz=use_nz)

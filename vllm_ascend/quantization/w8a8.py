@@ -53,7 +53,7 @@ class Int8Stack:
         return found
 
     def finish(self, name: str, use_nz: bool) -> None:
-        """Check the offsets, drop them, and rearrange the weights if asked for.
+        """Check the offsets, and rearrange the weights if asked for.
 
         Raises:
             CheckpointError: An offset is not zero.
@@ -63,7 +63,6 @@ class Int8Stack:
                 f"{name}.weight_offset is not zero: asymmetric weights are not supported. "
                 "Quantise the weights symmetrically."
             )
-        self.offsets = self.offsets[:0]
         if use_nz:
             self.weights = torch.ops.npu.npu_format_cast(self.weights, _NZ_FORMAT)
 
