@@ -1,9 +1,13 @@
 """Reference mode end to end: the embedded checkpoint, in process, beside the CPU platform."""
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
+import torch
 
 from tests.v1.engine.test_cache_keeps_outputs import (
     Session,
@@ -18,8 +22,11 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import Platform
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.worker.worker import Worker
 from vllm_ascend.core.coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.envs import COMPRESSED_BLOCK_VARIABLE
+from vllm_ascend.ops.pages import dequantise_rows, quantise_rows
 from vllm_ascend.platform import ReferencePlatform
 
 MAX_LEN = 1024
@@ -101,3 +108,52 @@ def test_the_front_end_and_the_core_see_one_block_size(monkeypatch: pytest.Monke
     core = make_core(ReferencePlatform(), 64)
     assert core.kv_cache_info.block_size == core.kv_cache_info.hit_unit == 64
     core.shutdown()
+
+
+class RoundingWorker(Worker):
+    """The core's worker with fp32 pages for index keys, so that rounded ones are kept exactly."""
+
+    def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        return {
+            name: replace(spec, dtype=torch.float32) if name.endswith(".indexer") else spec
+            for name, spec in super().get_kv_cache_specs().items()
+        }
+
+
+class RoundingCpu(CpuPlatform):
+    """The CPU platform, rounding index keys as int8 rows with an fp16 scale would."""
+
+    worker_class_path = f"{__name__}.RoundingWorker"
+
+    def get_op(self, name: str) -> Callable[..., Any]:
+        op = super().get_op(name)
+        if name != "write_rows":
+            return op
+
+        def write_rounded(
+            cache: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, values: torch.Tensor
+        ) -> None:
+            # 32 is the embedded model's index_head_dim; no state row is that narrow.
+            if cache.dtype is torch.float32 and cache.shape[-1] == 32:
+                values = dequantise_rows(quantise_rows(values), torch.float32)
+            op(cache, blocks, rows, values)
+
+        return write_rounded
+
+
+@pytest.mark.slow
+def test_device_pages_equal_a_reference_that_rounds_the_same_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+    sessions = []
+    for platform in (RoundingCpu(), ReferencePlatform()):
+        session = Session(make_core(platform, cache_dtype="bfloat16"))
+        drive(session, random.Random(9), 10, 500)
+        sessions.append(session)
+    expected, actual = sessions
+    compared = sum(
+        count_compared(expected.answers[name], answer) for name, answer in actual.answers.items()
+    )
+    total = sum(len(answer.tokens) for answer in expected.answers.values())
+    assert compared > 0.9 * total > 0
