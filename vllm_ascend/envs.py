@@ -7,6 +7,7 @@ from vllm.exceptions import ConfigError
 REFERENCE_VARIABLE = "VLLM_ASCEND_REFERENCE"
 COMPRESSED_BLOCK_VARIABLE = "VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE"
 GRAPH_VARIABLE = "VLLM_ASCEND_DECODE_GRAPHS"
+NZ_VARIABLE = "VLLM_ASCEND_WEIGHT_NZ"
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
@@ -28,6 +29,15 @@ def wants_decode_graphs() -> bool:
         ConfigError: The variable is no boolean.
     """
     return _read_flag(GRAPH_VARIABLE)
+
+
+def wants_nz_weights() -> bool:
+    """Whether int8 weights are kept in the device's NZ format. Never run; off by default.
+
+    Raises:
+        ConfigError: The variable is no boolean.
+    """
+    return _read_flag(NZ_VARIABLE)
 
 
 def read_compressed_block_size() -> str | None:

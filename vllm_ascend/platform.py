@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import ConfigError
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import Platform
+from vllm_ascend import envs
 from vllm_ascend.core.geometry import C128_RATIO, Generation, get_dsv4_compressed_kv_block_size
 
 if TYPE_CHECKING:
     import torch
 
     from vllm.config import VllmConfig
+    from vllm.model_executor.layers.quantization import WeightQuantization
 
 _A5_NAMES = ("Ascend950", "Ascend910_95")
 _MODEL_TYPE = "deepseek_v4"
@@ -48,6 +50,19 @@ class AscendPlatform(Platform):
             row_itemsize: Bytes of a cached value; fp32 pages exist in reference mode only.
         """
         return row_itemsize == 2
+
+    def find_quantization(self, checkpoint: str) -> WeightQuantization | None:
+        """Return ModelSlim's w8a8 where the checkpoint folder describes it.
+
+        Raises:
+            CheckpointError: The description is broken.
+            UnsupportedFeatureError: It uses a scheme that is not supported.
+        """
+        from vllm_ascend.quantization import modelslim  # noqa: PLC0415  (loads torch)
+
+        # A format is how the device lays memory out: host tensors have none.
+        use_nz = self.device_type == "npu" and envs.wants_nz_weights()
+        return modelslim.find_quantization(checkpoint, use_nz=use_nz)
 
     def register_custom_kv_cache_specs(self, vllm_config: VllmConfig | None) -> None:
         """Give Ascend's compressed caches their manager."""
