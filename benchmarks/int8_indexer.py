@@ -4,15 +4,14 @@ Random queries and keys of DeepSeek-V4-Flash's indexer (64 heads of 128, head we
 sign), keys normed as the compressor's are. A choice "changes" when an entry of the exact top-k is
 not in the rounded one's. bf16 rows, which the CPU platform keeps, are measured beside.
 
-    python benchmarks/int8_indexer.py [--num-entries 4096] [--num-selected 512] [--num-queries 256]
+    python -m benchmarks.int8_indexer [--num-entries 4096] [--num-selected 512] [--num-queries 256]
 """
 
 import argparse
-import json
-import platform
 
 import torch
 
+from benchmarks.result import print_result
 from vllm.v1.attention.ops.reference import index_scores, select_entries
 from vllm_ascend.ops.pages import dequantise_rows, quantise_rows
 
@@ -54,8 +53,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = vars(parser.parse_args())
     shares = measure(**options)
-    line = {"question": __doc__.splitlines()[0], "hardware": platform.processor(), **options}
-    print(json.dumps(line | {f"changed_share_{name}": share for name, share in shares.items()}))
+    values = {f"changed_share_{name}": share for name, share in shares.items()}
+    print_result("int8_indexer", options, values)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ _MHC_DTYPES = (torch.bfloat16, torch.float16)
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """As ``reference.rms_norm``, by npu_rms_norm."""
+    if not x.numel():
+        return torch.empty_like(x)
     gamma = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
     normed: torch.Tensor = torch.ops.npu.npu_rms_norm(x, gamma, eps)[0]
     return normed
