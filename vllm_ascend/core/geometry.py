@@ -14,8 +14,10 @@ Kernels see state pages through the tensors of the pages they share a slot with,
 padded to the size of the row page (or, the indexer's, to that of the indexer page).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from vllm.exceptions import ConfigError
 from vllm_ascend import envs
@@ -66,10 +68,12 @@ class RowFormat:
         return index_head_dim + self.index_scale_bytes
 
 
-ROW_FORMATS = {
-    Generation.A2_A3: RowFormat(2, 0, 2, 4),
-    Generation.A5: RowFormat(1, 128, 4, 8),
-}
+ROW_FORMATS: Mapping[Generation, RowFormat] = MappingProxyType(
+    {
+        Generation.A2_A3: RowFormat(2, 0, 2, 4),
+        Generation.A5: RowFormat(1, 128, 4, 8),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

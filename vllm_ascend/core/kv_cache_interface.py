@@ -7,6 +7,7 @@ the padding of state pages. Names of the geometry are re-exported.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
@@ -55,7 +56,9 @@ __all__ = [
 ]
 
 # What vllm-ascend reports for V4-Flash with MTP on A2/A3, by --block-size.
-PUBLISHED_BYTES_PER_BLOCK: Mapping[int, int] = {32: 845_184, 64: 1_690_368, 128: 3_380_736}
+PUBLISHED_BYTES_PER_BLOCK: Mapping[int, int] = MappingProxyType(
+    {32: 845_184, 64: 1_690_368, 128: 3_380_736}
+)
 _PUBLISHED_ROW_TENSORS, _PUBLISHED_INDEXER_TENSORS = 23, 22
 
 
@@ -200,13 +203,12 @@ def explain_bytes_per_block(groups: Sequence[KVCacheGroupSpec], geometry: V4Geom
         _PUBLISHED_ROW_TENSORS * geometry.row_page
         + _PUBLISHED_INDEXER_TENSORS * geometry.indexer_page
     )
-    reason = (
-        f"{_PUBLISHED_ROW_TENSORS} row and {_PUBLISHED_INDEXER_TENSORS} indexer tensors of "
-        f"{geometry.row_page} and {geometry.indexer_page} bytes; ours is one packed row as wide "
-        "as the widest group"
+    pages = (
+        f" of {geometry.row_page} and {geometry.indexer_page} bytes" if slots == published else ""
     )
-    match = "" if slots == published else "; this model's pages have other sizes"
     return (
-        f"{ours} bytes per block id at --block-size {geometry.unit} (published for V4-Flash with "
-        f"MTP: {published} = {reason}{match})"
+        f"{ours} bytes per block id at --block-size {geometry.unit}: one packed row as wide as the "
+        f"widest group (published for V4-Flash with MTP: {published}, which is "
+        f"{_PUBLISHED_ROW_TENSORS} row and {_PUBLISHED_INDEXER_TENSORS} indexer tensors{pages}, "
+        "each as wide as the widest page of its place in any group)"
     )

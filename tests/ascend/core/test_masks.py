@@ -1,4 +1,4 @@
-"""Kept blocks against a brute-force reading: a block is kept iff some boundary needs a row of it."""
+"""Kept blocks by brute force: a block is kept iff some boundary needs a row of it."""
 
 import pytest
 
