@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from vllm.v1.attention.metadata import StepMetadata
@@ -147,6 +148,8 @@ def _signature(node: Any) -> Iterator[Hashable]:
     children = _children(node)
     if isinstance(node, torch.Tensor):
         yield (tuple(node.shape), node.dtype)
+    elif isinstance(node, np.ndarray):
+        yield (node.shape, node.tobytes())  # its repr would leave out the middle
     elif children is None:
         yield node if isinstance(node, Hashable) else repr(node)
     else:
