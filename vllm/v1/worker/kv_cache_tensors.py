@@ -70,6 +70,8 @@ def allocate_kv_cache(
     tensors = []
     layers: dict[str, torch.Tensor] = {}
     for tensor in config.kv_cache_tensors:
+        if not tensor.shared_by:
+            continue  # padding of a layout with fewer layers than slots: nobody would touch it
         stride = _block_stride(tensor, config.num_blocks)
         pool = _allocate(platform, config.num_blocks, stride, device)
         tensors.append(pool)
