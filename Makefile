@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 MODEL ?= deepseek-v4
 ARGS ?= --block-size 32
 
-.PHONY: serve test check format wheel clean
+NPU_VENV ?= .venv-npu
+
+.PHONY: serve test check format wheel clean ascend-conformance
 
 serve: $(VENV)/.serve
 	$(BIN)/vllm serve $(MODEL) $(ARGS)
@@ -27,6 +29,19 @@ format: $(VENV)/.dev
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --no-isolation
 
+# Our table of NPU calls against the real wheel, on a machine without Ascend software: stubs stand in
+# for CANN, nothing runs on a device. Optional: needs nm, readelf and a C compiler.
+ascend-conformance: $(NPU_VENV)/.ready
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 LD_LIBRARY_PATH=$(NPU_VENV)/stubs PYTHONPATH=. \
+		$(NPU_VENV)/bin/python tests/ascend/conformance/check_wheel.py
+
+$(NPU_VENV)/.ready: requirements/ascend.txt tests/ascend/conformance/stub_cann.py
+	@echo "Installing torch and the torch-npu wheel into $(NPU_VENV), once (a few minutes) ..."
+	$(PYTHON) -m venv $(NPU_VENV)
+	$(NPU_VENV)/bin/python -m pip install -q -r requirements/ascend.txt
+	$(NPU_VENV)/bin/python tests/ascend/conformance/stub_cann.py $(NPU_VENV)/stubs
+	touch $@
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -42,4 +57,4 @@ $(VENV)/.dev: $(VENV)/.serve requirements/dev.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(NPU_VENV) build dist *.egg-info

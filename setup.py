@@ -31,6 +31,8 @@ def read_version() -> str:
 setup(
     version=read_version(),
     packages=find_packages(include=["vllm", "vllm.*", "vllm_ascend", "vllm_ascend.*"]),
+    # The sdist holds more (MANIFEST.in: the tokenizer's training text, tests); wheels do not.
+    include_package_data=False,
     package_data={
         "vllm": ["py.typed"],
         "vllm.assets": ["deepseek-v4/*.json", "deepseek-v4/*.safetensors"],

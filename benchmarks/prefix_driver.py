@@ -144,9 +144,7 @@ class PrefixDriver:
         if params is None:
             params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
             self._params[max_tokens] = params
-        request = Request(
-            request_id, list(tokens), params, arrival_time=0.0, block_hasher=hasher
-        )
+        request = Request(request_id, list(tokens), params, arrival_time=0.0, block_hasher=hasher)
         self.waiting.append(request)
         return request
 

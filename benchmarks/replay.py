@@ -9,10 +9,10 @@ TRACE holds one JSON object a line: ``input_length``, ``output_length`` and ``ha
 file; timestamps are ignored. Answers take part only with ``--outputs``, and never hit.
 
 Most prompts end inside a span, and such an id says less than the tokens would: the conversation's
-next turn goes on with the same tokens, but its span is full and has another id. ``--tail drop``, the
-default, serves only whole spans (a next turn resumes at the prompt's end, as it would in life) and
-counts the rest as missed; ``--tail keep`` serves all tokens, so that every next turn seems to part
-from its predecessor up to 511 tokens before its end.
+next turn goes on with the same tokens, but its span is full and has another id. ``--tail drop``,
+the default, serves only whole spans (a next turn resumes at the prompt's end, as it would in life)
+and counts the rest as missed; ``--tail keep`` serves all tokens, so that every next turn seems to
+part from its predecessor up to 511 tokens before its end.
 
 Pools are given in pages of 1,002,240 bytes, 256 tokens of dense rows in the arrangement of
 vLLM 0.32 (``--blocks vllm``, the default, so that a page is a block); ``--blocks flash`` spends the
@@ -40,6 +40,7 @@ from benchmarks.v4_cache import (
     UNITS,
     VLLM_PAGE_BYTES,
     VLLM_PAGE_TOKENS,
+    VLLM_WINDOW_BLOCK,
     flash_block_bytes,
     flash_config,
     vllm_config,
@@ -60,7 +61,8 @@ SIMULATED: dict[str, dict[int, float]] = {
     "today+lean": {16384: 13.0, 32768: 23.1, 65536: 30.9, 131072: 35.0},
     "today+superseded": {16384: 9.3, 32768: 20.1, 65536: 28.2, 131072: 34.4},
     "today+private": {16384: 15.7, 32768: 24.2, 65536: 31.3, 131072: 35.0},
-    "auto": {16384: 16.5, 32768: 25.2, 65536: 32.3, 131072: 35.9},
+    "auto": {16384: 15.7, 32768: 24.2, 65536: 31.3, 131072: 35.0},
+    "A + B + C + E": {16384: 16.5, 32768: 25.2, 65536: 32.3, 131072: 35.9},
 }
 DEFAULT_PAGES = (8192, 16384, 32768, 65536, 131072)
 
@@ -243,7 +245,13 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tail", choices=("drop", "keep"), default="drop")
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--limit", type=int, default=None)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.blocks == "vllm" and args.unit % VLLM_WINDOW_BLOCK:
+        parser.error(
+            f"--unit {args.unit} is less than vLLM's window blocks of {VLLM_WINDOW_BLOCK} tokens: "
+            "use --unit 64 or 128, or --blocks flash."
+        )
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -26,6 +26,7 @@ PUBLISHED_BLOCK_BYTES = {32: 845_184, 64: 1_690_368, 128: 3_380_736}
 # Bytes of a block and tokens of its dense rows in the arrangement of vLLM 0.32 (fp8, MTP).
 VLLM_PAGE_BYTES = 1_002_240
 VLLM_PAGE_TOKENS = 256
+VLLM_WINDOW_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def vllm_config(num_blocks: int, unit: int, *, is_strict: bool) -> KVCacheConfig
         )
     }
     for name in ("window.0", "window.1"):
-        groups[name] = _window(64, 128)
+        groups[name] = _window(VLLM_WINDOW_BLOCK, 128)
     for name, block_size, ratio in (("c4", 4, 4), ("c128", 8, 128)):
         window = 2 * ratio if ratio == 4 else ratio
         groups[name] = (

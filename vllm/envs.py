@@ -4,6 +4,7 @@
 names the variable, the value and what is allowed.
 """
 
+import math
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,16 @@ if TYPE_CHECKING:
     VLLM_ENABLE_V1_MULTIPROCESSING: bool
     VLLM_LOGGING_LEVEL: str
     VLLM_LOG_STATS_INTERVAL: float
-    VLLM_PREFIX_CACHE_RETENTION_INTERVAL: int | None
+    VLLM_PREFIX_CACHE_RETENTION_INTERVAL: int | str | None
+    VLLM_PIN_SWA_TOKENS: bool
+    VLLM_PIN_MIN_DROP_SIZE: int
+    VLLM_PIN_MAX_SHARE: float
     VLLM_CHECK_INVARIANTS: bool
     VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES: bool
     VLLM_CPU_KVCACHE_SPACE: float | None
     VLLM_ENGINE_HEARTBEAT_TIMEOUT: float
     VLLM_API_KEY: str | None
     VLLM_MAX_STOP_STRINGS: int
-    VLLM_SERVER_DEV_MODE: bool
     OMP_NUM_THREADS: str | None
 
 
@@ -47,9 +50,38 @@ def _number(
         value = parse(raw)
     except ValueError as error:
         raise ConfigError(f"{name}={raw!r} is not a number.") from error
+    if not math.isfinite(value):
+        raise ConfigError(f"{name}={raw!r} is not a finite number.")
     if minimum is not None and value < minimum:
         raise ConfigError(f"{name}={raw!r} is too small: at least {minimum:g}.")
     return value
+
+
+def _share(name: str, default: float) -> float:
+    share: float = _number(name, default, float, 0.0)
+    if not share <= 1.0:
+        raise ConfigError(f"{name}={os.environ[name]!r} is no share: use a number from 0 to 1.")
+    return share
+
+
+def _retention_interval() -> int | str | None:
+    """Return None (unset or "none"), "auto", or the number of tokens.
+
+    The coordinator validates the range: its message names the scheduler's block size.
+    """
+    name = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+    raw = os.environ.get(name)
+    text = "" if raw is None else raw.strip().lower()
+    if text in ("", "none"):
+        return None
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{name}={raw!r} is no retention interval: use none, auto, 0 or a number of tokens."
+        ) from error
 
 
 def _log_level() -> str:
@@ -66,13 +98,13 @@ _READERS: dict[str, Callable[[], Any]] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": lambda: _flag("VLLM_ENABLE_V1_MULTIPROCESSING", True),
     "VLLM_LOGGING_LEVEL": _log_level,
     "VLLM_LOG_STATS_INTERVAL": lambda: _number("VLLM_LOG_STATS_INTERVAL", 10.0, float, 0.1),
-    "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": lambda: _number(
-        # The coordinator validates the range: its message names the scheduler's block size.
-        "VLLM_PREFIX_CACHE_RETENTION_INTERVAL",
-        None,
-        int,
-        None,
-    ),
+    "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": _retention_interval,
+    # Whether the window a long prompt leaves behind goes to a tier that allocation reaches last.
+    "VLLM_PIN_SWA_TOKENS": lambda: _flag("VLLM_PIN_SWA_TOKENS", False),
+    # Blocks a window must drop at once for that; decode steps drop one and pin nothing.
+    "VLLM_PIN_MIN_DROP_SIZE": lambda: _number("VLLM_PIN_MIN_DROP_SIZE", 16, int, 1),
+    # Share of the pool that may be pinned: without a cap pins flush everything else.
+    "VLLM_PIN_MAX_SHARE": lambda: _share("VLLM_PIN_MAX_SHARE", 0.25),
     "VLLM_CHECK_INVARIANTS": lambda: _flag("VLLM_CHECK_INVARIANTS", False),
     "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": lambda: _flag(
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", True
@@ -84,7 +116,6 @@ _READERS: dict[str, Callable[[], Any]] = {
     ),
     "VLLM_API_KEY": lambda: os.environ.get("VLLM_API_KEY") or None,
     "VLLM_MAX_STOP_STRINGS": lambda: _number("VLLM_MAX_STOP_STRINGS", 4, int, 1),
-    "VLLM_SERVER_DEV_MODE": lambda: _flag("VLLM_SERVER_DEV_MODE", False),
     # OpenMP's own, which may be a list ("4,2"): we only ask whether the user chose.
     "OMP_NUM_THREADS": lambda: os.environ.get("OMP_NUM_THREADS") or None,
 }
@@ -101,6 +132,21 @@ def engine_process_environment() -> dict[str, str]:
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys():
         environment["GOMP_SPINCOUNT"] = "0"
     return environment
+
+
+def check_values() -> None:
+    """Read every variable once, so that a bad value is told before anything is started for it.
+
+    Raises:
+        ConfigError: A variable's value is wrong.
+    """
+    for read in _READERS.values():
+        read()
+
+
+def is_set(name: str) -> bool:
+    """Whether a variable has a value: "none" and unset may both read as None."""
+    return bool(os.environ.get(name))
 
 
 def __getattr__(name: str) -> Any:

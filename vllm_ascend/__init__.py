@@ -1,1 +1,1 @@
-"""The Ascend NPU tree. Empty so far: nothing here runs yet, and `vllm` never imports it."""
+"""The Ascend NPU tree, found by its entry point; ``vllm`` never imports it."""

@@ -93,6 +93,31 @@ def test_a_wrong_prompt_leaves_nothing_behind(llm):
     assert len(llm.generate("fine", GREEDY, use_tqdm=False)) == 1
 
 
+@pytest.mark.parametrize("prompts", [5, None])
+def test_what_is_no_prompt_at_all(prompts):
+    with pytest.raises(UserInputError, match="neither a text"):
+        _as_prompts(prompts)
+
+
+def test_the_most_urgent_request_is_answered_first(monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    with LLM(
+        "deepseek-v4",
+        max_model_len=128,
+        kv_cache_memory_bytes=1 << 24,
+        max_num_seqs=1,
+        scheduling_policy="priority",
+        use_tqdm_on_load=False,
+    ) as made:
+        engine = made.llm_engine
+        for request_id, priority in (("late", 5), ("mid", 0), ("mid too", 0), ("first", -3)):
+            engine.add_request(request_id, [7, 8, 9], GREEDY, priority=priority)
+        finished = []
+        while engine.has_unfinished_requests():
+            finished += [output.request_id for output in engine.step() if output.finished]
+        assert finished == ["first", "mid", "mid too", "late"]
+
+
 def test_a_chat_is_rendered_in_the_models_format(llm):
     (output,) = llm.chat([{"role": "user", "content": "hi"}], GREEDY, use_tqdm=False)
     assert "hi" in output.prompt

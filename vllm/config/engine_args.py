@@ -169,8 +169,11 @@ class EngineArgs:
     def _make_cache_config(self, model_config: ModelConfig) -> CacheConfig:
         block_size = _resolve_block_size(self.block_size, model_config)
         retention = self.prefix_cache_retention_interval
-        if retention is None:
-            retention = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
+        name = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+        if retention is None and envs.is_set(name):
+            # The variable's "none" reads as None, which is not the same as leaving it out.
+            retention = getattr(envs, name)
+            retention = "none" if retention is None else retention
         _check_retention(retention, block_size, model_config)
         return CacheConfig(
             block_size=block_size,

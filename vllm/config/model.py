@@ -7,6 +7,7 @@ from vllm.exceptions import ConfigError
 
 # Without a config.json to ask (outsiders build a ModelConfig from a bare name).
 _UNKNOWN_CONTEXT_LEN = 2048
+MAX_SEED = 2**63 - 1
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 
 
@@ -55,18 +56,22 @@ class ModelConfig:
         derived = self.derived_max_model_len
         if self.max_model_len is None or self.max_model_len == -1:
             self.max_model_len = derived
-        elif self.max_model_len < 1:
+        elif self.max_model_len < 2:
             raise ConfigError(
-                f"max_model_len={self.max_model_len} must be positive, or -1 for what fits in "
-                "memory."
+                f"max_model_len={self.max_model_len} must be at least 2 (a token of prompt and one "
+                "of answer), or -1 for what fits in memory."
             )
         elif self.hf_config and self.max_model_len > derived:
             raise ConfigError(
                 f"max_model_len={self.max_model_len} exceeds the model's context of {derived} "
                 "tokens (max_position_embeddings in its config.json): give a smaller one."
             )
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ConfigError(f"seed={self.seed} must be between 0 and {MAX_SEED} (2**63 - 1).")
         if not self.served_model_names:
             self.served_model_names = (self.model,)
+        if not all(name.strip() for name in self.served_model_names):
+            raise ConfigError("served_model_name holds an empty name: leave it out or give one.")
 
     @property
     def derived_max_model_len(self) -> int:

@@ -217,6 +217,11 @@ def _as_prompts(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
     """Tell one prompt from several; a list of ints is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [cast(PromptType, prompts)]
+    if not isinstance(prompts, Iterable):
+        raise UserInputError(
+            f"prompts={prompts!r} is neither a text, nor token ids, nor a list of prompts.",
+            "prompts",
+        )
     items = list(prompts)
     if items and all(isinstance(item, int) for item in items):
         return [cast(list[int], items)]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from vllm.config import VllmConfig
+    from vllm.model_executor.layers.quantization import WeightQuantization
 
 
 class Platform(ABC):
@@ -53,6 +54,15 @@ class Platform(ABC):
         from vllm.v1.attention.ops.registry import get_reference_op  # noqa: PLC0415  (loads torch)
 
         return get_reference_op(name)
+
+    def find_quantization(self, checkpoint: str) -> WeightQuantization | None:
+        """Return how the matrices of a checkpoint folder are stored; None: the plain way.
+
+        Raises:
+            CheckpointError: The folder's description of them is broken.
+        """
+        del checkpoint
+        return None
 
     # --- config ------------------------------------------------------------------------------
 

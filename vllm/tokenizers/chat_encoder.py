@@ -3,12 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm.exceptions import UserInputError
+from vllm.exceptions import ConfigError, UserInputError
 from vllm.tokenizers.chat_messages import ChatEncoder, ChatOptions, ChatPrompt
-from vllm.tokenizers.deepseek_v4_encoding import DeepseekV4ChatEncoder
+from vllm.tokenizers.deepseek_v4_encoding import DeepseekV4ChatEncoder, resolve_thinking
 from vllm.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["ChatEncoder", "ChatOptions", "ChatPrompt", "make_chat_encoder"]
+__all__ = [
+    "ChatEncoder",
+    "ChatOptions",
+    "ChatPrompt",
+    "check_chat_flags",
+    "make_chat_encoder",
+]
 
 _ENCODER_OF_MODEL_TYPE = {"deepseek_v4": DeepseekV4ChatEncoder}
 
@@ -61,3 +67,34 @@ def make_chat_encoder(
     if chat_template_path is not None:
         template = read_template(chat_template_path)
     return JinjaChatEncoder(tokenizer, template)
+
+
+def check_chat_flags(
+    checkpoint_config: Mapping[str, Any],
+    chat_template_path: str | None,
+    default_template_kwargs: Mapping[str, Any],
+) -> None:
+    """Refuse chat settings that would fail later, before a model is loaded for them.
+
+    Args:
+        checkpoint_config: The content of config.json.
+        chat_template_path: ``--chat-template``: a file, or the template itself.
+        default_template_kwargs: ``--default-chat-template-kwargs``.
+
+    Raises:
+        ConfigError: The template is absent or broken, or the model's own chat format does not know
+            an argument.
+    """
+    if chat_template_path is not None:
+        # As above: only those who give a template wait for jinja2.
+        from vllm.tokenizers.chat_template import (  # noqa: PLC0415
+            compile_template,
+            read_template,
+        )
+
+        compile_template(read_template(chat_template_path))
+    elif checkpoint_config.get("model_type") in _ENCODER_OF_MODEL_TYPE:
+        try:
+            resolve_thinking(ChatOptions(template_kwargs=default_template_kwargs))
+        except UserInputError as error:
+            raise ConfigError(f"--default-chat-template-kwargs: {error}") from error

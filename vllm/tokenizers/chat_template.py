@@ -48,17 +48,7 @@ class JinjaChatEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
-        # Templates come with downloaded checkpoints: code in them must not reach Python.
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        try:
-            self._template = environment.from_string(template)
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"The chat template is not valid Jinja: {error}.") from error
+        self._template = compile_template(template)
         self._tokenizer = tokenizer
 
     def encode_chat(
@@ -98,6 +88,25 @@ class JinjaChatEncoder:
             raise UserInputError(
                 f"The chat template refuses these messages: {error}.", "messages"
             ) from error
+
+
+def compile_template(template: str) -> jinja2.Template:
+    """Compile a chat template in the sandbox.
+
+    Raises:
+        ConfigError: It is not valid Jinja.
+    """
+    # Templates come with downloaded checkpoints: code in them must not reach Python.
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"The chat template is not valid Jinja: {error}.") from error
 
 
 def read_template(path_or_text: str) -> str:

@@ -57,6 +57,15 @@ def test_the_model(started: list[Any], arguments: list[str]) -> None:
         (["--port", "70000"], "65535"),
         (["--gpu-memory-utilization", "3"], "3"),
         (["--allowed-origins", "*", "--allow-credentials"], "list the origins"),
+        (["--seed", "-1"], "seed=-1"),
+        (["--seed", str(2**63)], "2**63 - 1"),
+        (["--max-model-len", "1"], "at least 2"),
+        (["--served-model-name", ""], "empty name"),
+        (["--shutdown-timeout", "nan"], "finite"),
+        (["--shutdown-timeout", "inf"], "finite"),
+        (["--chat-template", "/no/such.jinja"], "/no/such.jinja"),
+        (["--chat-template", "{% if %}"], "not valid Jinja"),
+        (["--default-chat-template-kwargs", '{"foo": 1}'], "'foo'"),
     ],
 )
 def test_wrong_values_exit_with_2(
@@ -64,6 +73,28 @@ def test_wrong_values_exit_with_2(
 ) -> None:
     assert main(["serve", *arguments]) == 2
     assert text in capsys.readouterr().err
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VLLM_CPU_KVCACHE_SPACE", "lots"),
+        ("VLLM_CPU_KVCACHE_SPACE", "nan"),
+        ("VLLM_ENGINE_HEARTBEAT_TIMEOUT", "inf"),
+        ("VLLM_CHECK_INVARIANTS", "maybe"),
+    ],
+)
+def test_wrong_variables_exit_with_2(
+    started: list[Any],
+    name: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert main(["serve"]) == 2
+    assert f"{name}='{value}'" in capsys.readouterr().err
     assert started == []
 
 

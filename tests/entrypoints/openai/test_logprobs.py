@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from vllm.entrypoints.openai.logprobs import (
     CompletionLogprobsBuilder,
     chat_logprobs,
@@ -43,6 +45,16 @@ def test_offsets_run_on_over_chunks() -> None:
     second = builder.add([2], [{2: _entry(-math.inf, b"d")}])
     assert (first.text_offset, second.text_offset) == ([0], [3])
     assert second.token_logprobs == [-9999.0]
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_offsets_point_into_the_text(as_ids: bool) -> None:
+    parts = [b"a", "é".encode()[:1], "é".encode()[1:], "日".encode(), b"\xff", b"z"]
+    rows = [{i: _entry(-1, part)} for i, part in enumerate(parts)]
+    body = CompletionLogprobsBuilder(0, as_ids).add(list(range(len(parts))), rows)
+    text = b"".join(parts).decode(errors="replace")
+    assert body.text_offset == [0, 1, 1, 2, 3, 4]
+    assert text[body.text_offset[-1]] == "z"
 
 
 def test_all_of_the_vocabulary() -> None:

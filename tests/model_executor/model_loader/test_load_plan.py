@@ -181,3 +181,15 @@ def test_odd_types(dtype):
 def test_torch_types_of_the_slots_decide():
     slots = {"t": torch.zeros(2, dtype=torch.int32)}
     assert plan_load([StoredTensor("t", (2,), "I64", FILE)], slots, "s").copies
+
+
+def test_int8_goes_into_int8_slots_only(tmp_path):
+    int8s = StoredTensor("a.weight", (2, 3), "I8", tmp_path / "f.safetensors")
+    floats = StoredTensor("a.weight", (2, 3), "F32", tmp_path / "f.safetensors")
+    slot = {"a.weight": torch.empty(2, 3, dtype=torch.int8)}
+    (copy,) = plan_load([int8s], slot, "c").copies
+    assert part_bytes(copy) == 6
+    with pytest.raises(CheckpointError, match=r"a\.weight is F32, must be one of I8"):
+        plan_load([floats], slot, "c")
+    with pytest.raises(UnsupportedFeatureError, match="quantised"):
+        plan_load([int8s], {"a.weight": torch.empty(2, 3)}, "c")

@@ -284,19 +284,64 @@ def test_stored_event_with_a_null_parent() -> None:
     assert event.extra_keys == [None, None]
 
 
-def test_stored_event_names_only_entered_blocks() -> None:
-    pool = event_pool()
+def test_stored_events_of_a_masked_range() -> None:
+    pool = event_pool(12)
     lora = LoRARequest(lora_name="fr", lora_int_id=7, lora_path="/fr")
-    request = make_request("0", range(12), 4, cache_salt="salt", lora_request=lora)
-    cache(pool, request, pool.get_new_blocks(3), 0, 3, block_mask=[True, False, True])
-    (event,) = pool.take_events()
-    assert isinstance(event, BlockStored)
-    assert len(event.block_hashes) == 2
-    assert event.token_ids == list(range(12))
-    assert event.extra_keys == [("fr", "salt"), ("fr",)]
-    assert (event.lora_id, event.lora_name) == (7, "fr")
+    request = make_request("0", range(24), 4, cache_salt="salt", lora_request=lora)
+    mask = [True, False, True, True, False, False]
+    cache(pool, request, pool.get_new_blocks(6), 0, 6, block_mask=mask, kv_cache_group_id=2)
+    hashes = [maybe_convert_block_hash(h) for h in request.block_hashes]
+    common: dict[str, Any] = {
+        "block_size": 4,
+        "lora_id": 7,
+        "medium": "GPU",
+        "lora_name": "fr",
+        "group_idx": 2,
+    }
+    # Each run has its own tokens, and for a parent the prompt's block before it, stored or not.
+    assert pool.take_events() == [
+        BlockStored(
+            block_hashes=hashes[:1],
+            parent_block_hash=None,
+            token_ids=list(range(4)),
+            extra_keys=[("fr", "salt")],
+            **common,
+        ),
+        BlockStored(
+            block_hashes=hashes[2:4],
+            parent_block_hash=hashes[1],
+            token_ids=list(range(8, 16)),
+            extra_keys=[("fr",), ("fr",)],
+            **common,
+        ),
+    ]
     cache(pool, request, pool.get_new_blocks(3), 0, 3, block_mask=[False] * 3)
     assert pool.take_events() == []
+
+
+def test_stored_event_of_a_range_that_begins_masked() -> None:
+    pool = event_pool()
+    request = make_request("0", range(16), 4)
+    blocks = pool.get_new_blocks(4)
+    cache(pool, request, blocks, 1, 4, block_mask=[False, True, True])
+    (event,) = pool.take_events()
+    assert isinstance(event, BlockStored)
+    assert event.parent_block_hash == maybe_convert_block_hash(request.block_hashes[1])
+    assert event.token_ids == list(range(8, 16))
+
+
+@pytest.mark.parametrize("mask", [None, [True] * 4])
+def test_one_stored_event_for_a_range_without_a_mask(mask: list[bool] | None) -> None:
+    pool = event_pool()
+    request = make_request("0", range(16), 4)
+    first, last = pool.get_new_blocks(2)
+    # Null blocks are left out of the hashes; the tokens are the whole range's all the same.
+    cache(pool, request, [first, pool.null_block, pool.null_block, last], 0, 4, block_mask=mask)
+    (event,) = pool.take_events()
+    assert isinstance(event, BlockStored)
+    assert event.block_hashes == [maybe_convert_block_hash(request.block_hashes[i]) for i in (0, 3)]
+    assert event.token_ids == list(range(16))
+    assert event.extra_keys == [None, None]
 
 
 def test_removed_before_stored() -> None:

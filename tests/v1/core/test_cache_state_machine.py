@@ -201,6 +201,7 @@ class CacheMachine(RuleBasedStateMachine):
     def events_rebuild_the_index(self) -> None:
         for event in self.manager.take_events():
             if isinstance(event, BlockStored):
+                assert len(event.extra_keys or ()) == len(event.block_hashes)
                 self.replayed.update((h, event.group_idx) for h in event.block_hashes)
             elif isinstance(event, BlockRemoved):
                 self.replayed.subtract((h, event.group_idx) for h in event.block_hashes)
@@ -240,9 +241,30 @@ CONFIGS: dict[str, tuple[Sequence[KVCacheSpec], Sequence[int], str | None]] = {
 }
 
 
+WITH_WINDOWS = [name for name in CONFIGS if "window" in name or "hybrid" in name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_pinned_share", ["0.1", "0.5", "1"])
+@pytest.mark.parametrize("name", WITH_WINDOWS)
+def test_random_traffic_with_pins(
+    name: str, max_pinned_share: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_PIN_SWA_TOKENS", "1")
+    monkeypatch.setenv("VLLM_PIN_MIN_DROP_SIZE", "1")
+    monkeypatch.setenv("VLLM_PIN_MAX_SHARE", max_pinned_share)
+    run_traffic(name, monkeypatch, max_examples=8)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_random_traffic(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_PIN_SWA_TOKENS", raising=False)
+    run_traffic(name, monkeypatch, max_examples=25)
+
+
+def run_traffic(name: str, monkeypatch: pytest.MonkeyPatch, max_examples: int) -> None:
+    """Run the state machine on one configuration."""
     specs, eagle, interval = CONFIGS[name]
     variable = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
     if interval is None:
@@ -253,6 +275,10 @@ def test_random_traffic(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=25, stateful_step_count=40, deadline=None, derandomize=True, database=None
+            max_examples=max_examples,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=True,
+            database=None,
         ),
     )

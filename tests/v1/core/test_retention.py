@@ -68,12 +68,15 @@ def test_replay_boundaries_serve_a_resend_and_a_longer_sibling(unit: int, n: int
     assert list(kept) == sorted(set(kept))
     resend = max(p for p in range(0, n, unit))
     sibling = max(p for p in range(0, n + 1, unit))
+    assert n // 512 == 0 or n // 512 * 512 in kept
     for wanted in (resend, sibling):
         assert wanted == 0 or wanted in kept
         lean = wanted // 128 * 128
         assert lean == 0 or lean in kept
     assert all(p % unit == 0 and 0 < p <= n for p in kept)
-    assert len(kept) <= 4
+    assert len(kept) <= 5
+    fewer = replay_boundaries(geometry, n, keeps_coarse=False)
+    assert set(kept) - set(fewer) <= {n // 512 * 512}
 
 
 @given(unit=units, position=st.integers(0, 3000))

@@ -12,7 +12,7 @@ from tests.v1.core.cache_helpers import (
     run_prompt,
     start,
 )
-from tests.v1.core.specs import full, mla, swa, swa_mla
+from tests.v1.core.specs import chunked, full, mla, swa, swa_mla
 from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 
@@ -97,11 +97,56 @@ def test_bad_interval(interval: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "multiple of scheduler_block_size" in str(error.value)
 
 
-@pytest.mark.parametrize("interval", ["0", "64"])
+@pytest.mark.parametrize("interval", ["32", "64", "-16"])
 def test_interval_without_a_window_group(interval: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV, interval)
-    with pytest.raises(ValueError, match="no sliding-window"):
-        make_manager(make_config(10, [full()]))
+    for specs in ([full()], [full(block_size=32), chunked(block_size=32)]):
+        with pytest.raises(ValueError, match=r"no sliding-window .*SlidingWindowSpec"):
+            make_manager(make_config(10, specs))
+
+
+@pytest.mark.parametrize("interval", ["0", "none", "auto"])
+def test_nothing_to_choose_without_a_window_group(
+    interval: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENV, interval)
+    manager = make_manager(make_config(10, [full()]))
+    assert manager.coordinator.retention_interval is None
+    request = make_request("0", range(64), 16)
+    start(manager, request)
+    assert cached_indices(manager, request, 0) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("variable", "field", "expected"),
+    [
+        (None, None, {3, 7, 11, 15}),
+        ("none", None, {3, 7, 11, 15}),
+        ("auto", None, {11}),
+        (" AUTO ", None, {11}),
+        ("0", None, {11}),
+        ("0", "none", {3, 7, 11, 15}),
+        ("0", 64, {7, 11, 15}),
+        ("64", 0, {11}),
+        (None, "auto", {11}),
+        (None, "64", {7, 11, 15}),
+        ("33", 0, {11}),
+    ],
+)
+def test_where_the_interval_comes_from(
+    variable: str | None,
+    field: int | str | None,
+    expected: set[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv(ENV, variable)
+    config = make_config(200, [full(block_size=32), swa(block_size=8, sliding_window=8)])
+    config.prefix_cache_retention_interval = field
+    manager = make_manager(config)
+    request = make_request("0", range(128), 8)
+    start(manager, request)
+    assert cached_indices(manager, request, 1) == expected
 
 
 @pytest.mark.parametrize(

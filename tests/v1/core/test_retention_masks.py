@@ -7,8 +7,15 @@ import pytest
 
 from tests.v1.core.cache_helpers import make_request
 from tests.v1.core.specs import swa
+from vllm.exceptions import ConfigError
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.retention_masks import num_window_tail_blocks, sliding_window_block_mask
+from vllm.v1.core.retention_masks import (
+    num_window_tail_blocks,
+    pinned_prefix_capacity,
+    pinned_tail,
+    resolve_retention_interval,
+    sliding_window_block_mask,
+)
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 
 BLOCK_SIZE = 2
@@ -159,3 +166,53 @@ def test_without_a_known_prompt_there_is_no_replay_tail() -> None:
 def test_unaligned_boundaries_are_a_bug() -> None:
     with pytest.raises(AssertionError):
         mask_of(0, 4, alignment_tokens=12)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, None), ("none", None), ("auto", 0), (0, 0), ("0", 0), (64, 64), ("128", 128)],
+)
+def test_interval_with_windows(value: int | str | None, expected: int | None) -> None:
+    resolved = resolve_retention_interval(value, has_window_groups=True, scheduler_block_size=32)
+    assert resolved == expected
+
+
+@pytest.mark.parametrize("value", ["sometimes", "", "4k", 33, -32, "48"])
+def test_bad_interval(value: int | str) -> None:
+    with pytest.raises(ConfigError, match="none"):
+        resolve_retention_interval(value, has_window_groups=True, scheduler_block_size=32)
+
+
+def test_pinned_tail_is_what_a_resume_reads() -> None:
+    for window, block_size, per, eagle in product(
+        range(2, 12), (1, 2, 4), range(1, 5), (False, True)
+    ):
+        alignment = per * block_size
+        for num_tokens in range(40):
+            boundary = num_tokens // alignment * alignment
+            first, end = pinned_tail(
+                boundary, num_tokens, block_size=block_size, window=window, use_eagle=eagle
+            )
+            rows = range(max(boundary - window + 1, 0), boundary)
+            needed = {row // block_size for row in rows}
+            # A drafter's hit drops the block after the boundary, if that is full.
+            if eagle and boundary and num_tokens >= boundary + block_size:
+                needed.add(boundary // block_size)
+            assert needed <= set(range(first, end))
+            assert len(range(first, end)) <= num_window_tail_blocks(window, block_size, eagle)
+            assert end * block_size <= num_tokens
+
+
+@pytest.mark.parametrize(
+    ("max_pinned", "shapes", "expected"),
+    [
+        (100, [(128, 64, False)], 50),
+        (100, [(128, 64, False), (8, 4, True)], 20),
+        (4, [(128, 64, False), (8, 4, True)], 0),
+        (100, [], 0),
+    ],
+)
+def test_pinned_prefix_capacity(
+    max_pinned: int, shapes: list[tuple[int, int, bool]], expected: int
+) -> None:
+    assert pinned_prefix_capacity(max_pinned, shapes) == expected

@@ -226,6 +226,10 @@ def run_random_traffic(unit: int, seed: int) -> Driver:
     driver.run_all(budget=300)
     assert driver.manager.usage == 0
     assert driver.memory.num_rows_read > 1000
+    stats = driver.manager.make_prefix_cache_stats()
+    assert stats is not None
+    assert stats.queries == stats.hits + sum(stats.miss_tokens.values())
+    assert stats.requests == len(driver.hits)
     return driver
 
 

@@ -1,6 +1,7 @@
 """What the policies keep: junctions, superseded checkpoints, intervals; whom to wait for."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from tests.v1.core.v4_geometry import v4_config
 from vllm.exceptions import ConfigError
 from vllm.v1.core.retention import AUTO, CacheGeometry, RetentionPolicy, parse_retention
 from vllm.v1.core.unit_block_pool import Tier
+from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 from vllm.v1.request import Request
 
 
@@ -48,27 +50,32 @@ def test_no_junction_where_a_shorter_prompt_merely_ends() -> None:
     assert not any(r.is_junction for r in driver.manager.block_pool.checkpoints.values())
 
 
-def test_a_conversation_supersedes_its_older_checkpoints() -> None:
+def test_a_conversation_supersedes_the_checkpoint_before_last() -> None:
     driver = make_driver()
+    pool = driver.manager.block_pool
     history = tokens_of(1, 600)
-    for turn in range(3):
+    begun_at: list[int] = []
+    for turn in range(4):
         request = driver.add(history, 40)
         driver.run_all(budget=2048)
+        begun_at.append(driver.hits[request.request_id])
         history = [*driver.finished[request.request_id], *tokens_of(50 + turn, 200)]
-    records = sorted(driver.manager.block_pool.checkpoints.values(), key=lambda r: r.position)
-    warm = [r.position for r in records if not r.is_cold]
-    end = len(driver.finished[request.request_id]) - 1
-    assert warm == [end // 128 * 128], "only the newest lean boundary is worth keeping"
-    assert records[-1].position == end // 32 * 32
+    leans = [p // 128 * 128 for p in begun_at]
+    cold = {r.position for r in pool.checkpoints.values() if r.is_cold}
+    assert leans[1] in cold, "two turns later nobody is expected there"
+    assert leans[3] not in cold
+    assert leans[2] not in cold, "the last turn may still be asked again"
 
 
 def test_a_second_continuation_makes_a_superseded_checkpoint_a_junction() -> None:
     driver = make_driver()
     system = tokens_of(1, 640)
     serve(driver, system)
-    serve(driver, [*system, *tokens_of(2, 300)])
     pool = driver.manager.block_pool
     at_640 = next(r for r in pool.checkpoints.values() if r.position == 640)
+    first = driver.add([*system, *tokens_of(2, 300)], 1)
+    driver.run_all(budget=2048)
+    serve(driver, [*driver.finished[first.request_id], *tokens_of(4, 300)])
     assert at_640.is_cold
     assert serve(driver, [*system, *tokens_of(3, 300)]) == 640
     assert at_640.is_junction
@@ -82,7 +89,7 @@ def test_what_only_the_unaligned_boundary_needs_goes_first() -> None:
     serve(driver, tokens_of(1, 1000))
     pool = driver.manager.block_pool
     by_position = {r.position: r for r in pool.checkpoints.values()}
-    assert set(by_position) == {896, 992}
+    assert set(by_position) == {512, 896, 992}
     assert by_position[992].is_cold
     assert not by_position[896].is_cold
     c128_state = by_position[992].blocks[-1]
@@ -179,3 +186,25 @@ def test_without_private_windows_a_chunk_takes_blocks_for_every_row() -> None:
     taken = free - manager.block_pool.get_num_free_blocks()
     assert taken > 1024 // 2
     driver.run_all(budget=1024)
+
+
+@pytest.mark.parametrize(
+    ("variable", "field", "expected"),
+    [
+        (None, None, "auto"),
+        ("none", None, "none"),
+        ("auto", None, "auto"),
+        ("0", None, "0"),
+        ("256", None, "256"),
+        ("256", "none", "none"),
+        ("none", "auto", "auto"),
+    ],
+)
+def test_the_field_beats_the_variable(
+    variable: str | None, field: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", variable)
+    config = replace(v4_config(32, 10), prefix_cache_retention_interval=field)
+    assert UnitKVCacheCoordinator(config, True).policy.name == expected

@@ -26,7 +26,9 @@ def _value(registry: CollectorRegistry, name: str, **labels: str) -> float | Non
 
 
 def test_scheduler_stats(registry: CollectorRegistry, stats: PrometheusStatLogger) -> None:
-    cache = PrefixCacheStats(requests=1, queries=100, hits=64)
+    cache = PrefixCacheStats(
+        requests=1, queries=100, hits=64, miss_tokens={"first_seen": 35, "evicted": 1}
+    )
     for _ in range(2):
         stats.record(SchedulerStats(2, 3, 1, 0.25, cache), None)
     assert _value(registry, "num_requests_running") == 2
@@ -35,6 +37,9 @@ def test_scheduler_stats(registry: CollectorRegistry, stats: PrometheusStatLogge
     assert _value(registry, "kv_cache_usage_perc") == 0.25
     assert _value(registry, "prefix_cache_queries_total") == 200
     assert _value(registry, "prefix_cache_hits_total") == 128
+    assert _value(registry, "prefix_cache_miss_tokens_total", reason="first_seen") == 70
+    assert _value(registry, "prefix_cache_miss_tokens_total", reason="evicted") == 2
+    assert _value(registry, "prefix_cache_miss_tokens_total", reason="window_evicted") == 0
 
 
 def test_iteration_stats(registry: CollectorRegistry, stats: PrometheusStatLogger) -> None:
@@ -42,7 +47,6 @@ def test_iteration_stats(registry: CollectorRegistry, stats: PrometheusStatLogge
         num_generation_tokens=3,
         num_prompt_tokens=10,
         num_cached_prompt_tokens=8,
-        miss_tokens={"first_seen": 2},
         num_preemptions=1,
         time_to_first_tokens_iter=[0.02],
         inter_token_latencies_iter=[0.01, 0.3],
@@ -82,7 +86,6 @@ def test_iteration_stats(registry: CollectorRegistry, stats: PrometheusStatLogge
     for name, value in expected.items():
         assert _value(registry, name) == pytest.approx(value), name
     assert _value(registry, "request_success_total", finished_reason="abort") == 1
-    assert _value(registry, "prefix_cache_miss_tokens_total", reason="first_seen") == 2
 
 
 def test_every_reason_reads_zero_from_the_start(

@@ -119,6 +119,18 @@ def test_names_that_differ_from_the_model_are_listed() -> None:
         allocate(packed_config(), [f"layer{i:02}" for i in range(20)])
 
 
+def test_memory_that_is_not_there_is_told_with_a_way_out() -> None:
+    class FullHost(CpuPlatform):
+        def allocate_kv_pool(
+            self, num_blocks: int, stride_bytes: int, device: torch.device
+        ) -> torch.Tensor:
+            raise MemoryError
+
+    config = packed_config(1 << 32)
+    with pytest.raises(ConfigError, match=r"1,280.00 GiB, which cpu.*--kv-cache-memory-bytes"):
+        allocate_kv_cache(config, ("main", "index", "window", "state"), FullHost(), CPU)
+
+
 def test_pages_must_fit_and_be_aligned() -> None:
     config = packed_config()
     config.kv_cache_tensors[0].block_stride = 256

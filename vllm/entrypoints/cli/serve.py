@@ -134,6 +134,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: A flag or the model is wrong.
     """
+    envs.check_values()
     setup_logging()
     args.model = _choose_model(args.model_positional, args.model)
     server_args = make_server_args(args)
@@ -144,7 +145,14 @@ def run(args: argparse.Namespace) -> int:
     derived = engine_args.describe_derived(config)
     if derived:
         logger.info("derived defaults: %s", _shown(derived))
-    # Late: the flags are checked by now, and --help must not wait for this.
+    # Late, as --help must not wait for these; the server's imports also wait for the checks.
+    from vllm.tokenizers.chat_encoder import check_chat_flags  # noqa: PLC0415
+
+    check_chat_flags(
+        config.model_config.hf_config,
+        server_args.chat_template,
+        server_args.default_chat_template_kwargs,
+    )
     from vllm.entrypoints.openai.api_server import run_server  # noqa: PLC0415
 
     return run_server(config, server_args)

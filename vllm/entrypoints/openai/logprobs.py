@@ -1,5 +1,6 @@
 """Log probabilities in the two dialects of the API."""
 
+import codecs
 from collections.abc import Sequence
 
 from vllm.entrypoints.openai.protocol.responses import (
@@ -47,6 +48,9 @@ def _most_likely(entries: TokenLogprobs, num_top: int) -> list[tuple[int, Logpro
 class CompletionLogprobsBuilder:
     """Formats one answer's log probabilities, chunk by chunk; remembers the text offset.
 
+    Offsets count characters of the answer's text, however its tokens are spelled: a token that is a
+    part of a character stands where that character does.
+
     Args:
         num_top: Most likely tokens per position; -1: all.
         as_ids: Whether tokens are spelled by their ids.
@@ -56,6 +60,7 @@ class CompletionLogprobsBuilder:
         self._num_top = num_top
         self._as_ids = as_ids
         self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(
         self, token_ids: Sequence[int], rows: SampleLogprobs | PromptLogprobs
@@ -70,16 +75,18 @@ class CompletionLogprobsBuilder:
         for token_id, entries in zip(token_ids, rows, strict=False):
             if entries is None:
                 text = f"token_id:{token_id}" if self._as_ids else ""
+                num_chars = 0
                 body.token_logprobs.append(None)
                 body.top_logprobs.append(None)
             else:
                 own = entries[token_id]
                 text = token_text(token_id, own, self._as_ids)
+                num_chars = len(self._decoder.decode(bytes(token_bytes(own))))
                 body.token_logprobs.append(max(own.logprob, _FLOOR))
                 body.top_logprobs.append(self._top(token_id, entries))
             body.tokens.append(text)
             body.text_offset.append(self._offset)
-            self._offset += len(text)
+            self._offset += num_chars
         return body
 
     def _top(self, token_id: int, entries: TokenLogprobs) -> dict[str, float]:

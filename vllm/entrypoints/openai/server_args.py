@@ -1,5 +1,6 @@
 """Settings of the HTTP server, as opposed to the engine's."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,9 +45,10 @@ class ServerArgs:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port} must be between 0 and 65535.")
-        if self.shutdown_timeout_s < 0:
+        if not 0 <= self.shutdown_timeout_s < math.inf:
             raise ConfigError(
-                f"--shutdown-timeout {self.shutdown_timeout_s:g} must be at least 0 seconds."
+                f"--shutdown-timeout {self.shutdown_timeout_s:g} must be a finite number of "
+                "seconds, at least 0."
             )
         if self.max_log_len is not None and self.max_log_len < 0:
             raise ConfigError(f"--max-log-len {self.max_log_len} must be at least 0.")

@@ -4,12 +4,17 @@ Weights are stored [out, in] and allocated uninitialised: the loader fills them 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from vllm.distributed.parallel_state import TensorParallelGroup, shard_size
+from vllm.model_executor.layers.quantization import (
+    QuantisedExperts,
+    QuantisedMatrix,
+    WeightQuantization,
+)
 from vllm.v1.attention.ops.registry import OpResolver
 
 
@@ -22,12 +27,40 @@ class TensorFactory:
         device: Where they live.
         group: The processes that share the model.
         ops: Resolves op names.
+        quantization: Which matrices are stored in another way; None: none is.
+        prefix: Published prefix of the names asked for, with its dot.
     """
 
     dtype: torch.dtype
     device: torch.device
     group: TensorParallelGroup
     ops: OpResolver
+    quantization: WeightQuantization | None = None
+    prefix: str = ""
+
+    def within(self, prefix: str) -> "TensorFactory":
+        """Returns a factory for the tensors whose published names begin with ``prefix``."""
+        return replace(self, prefix=f"{prefix}.")
+
+    def quantised_matrix(
+        self, name: str, in_size: int, out_size: int, num_groups: int = 1
+    ) -> QuantisedMatrix | None:
+        """Returns the storage of a quantised matrix; None for a plain one, or one without name."""
+        if self.quantization is None or not name:
+            return None
+        return self.quantization.make_matrix(
+            self.prefix + name, in_size, out_size, num_groups, self.dtype, self.device
+        )
+
+    def quantised_experts(
+        self, num_experts: int, hidden_size: int, inner_size: int, limit: float
+    ) -> QuantisedExperts | None:
+        """Returns the storage of a layer's quantised experts; None for plain ones."""
+        if self.quantization is None:
+            return None
+        return self.quantization.make_experts(
+            self.prefix, num_experts, hidden_size, inner_size, limit, self.dtype, self.device
+        )
 
     def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         """Allocates an uninitialised inference-only parameter."""
@@ -42,71 +75,155 @@ class ReplicatedLinear(nn.Module):
         in_size: Width of the input.
         out_sizes: Widths of the outputs, fused into one matrix product.
         make: Allocates the weight.
-    """
-
-    def __init__(self, in_size: int, out_sizes: Sequence[int], make: TensorFactory) -> None:
-        super().__init__()
-        self._linear = make.ops("linear")
-        self.out_sizes = tuple(out_sizes)
-        self.weight = make.parameter(sum(out_sizes), in_size)
-
-    def weight_parts(self) -> tuple[torch.Tensor, ...]:
-        """Views of the fused weight, one per output."""
-        return torch.split(self.weight.data, list(self.out_sizes))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Maps [T, in] to [T, sum(out_sizes)]."""
-        mapped: torch.Tensor = self._linear(x, self.weight)
-        return mapped
-
-
-class ColumnParallelLinear(nn.Module):
-    """A matrix whose outputs are shared out; each process keeps its own outputs."""
-
-    def __init__(self, name: str, in_size: int, out_size: int, make: TensorFactory) -> None:
-        super().__init__()
-        self._linear = make.ops("linear")
-        self.weight = make.parameter(shard_size(name, out_size, make.group), in_size)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Maps [T, in] to [T, out / group size]."""
-        mapped: torch.Tensor = self._linear(x, self.weight)
-        return mapped
-
-
-class RowParallelLinear(nn.Module):
-    """A matrix whose inputs are shared out; the outputs are summed over the group."""
-
-    def __init__(self, name: str, in_size: int, out_size: int, make: TensorFactory) -> None:
-        super().__init__()
-        self._linear = make.ops("linear")
-        self._group = make.group
-        self.weight = make.parameter(out_size, shard_size(name, in_size, make.group))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Maps [T, in / group size] to [T, out]."""
-        return self._group.all_reduce(self._linear(x, self.weight))
-
-
-class GroupedColumnParallelLinear(nn.Module):
-    """Independent matrices over equal slices of the input; the slices are shared out.
-
-    The published weight is [groups * out, in]: rows of group g first come at g * out.
+        names: Published names of the first outputs' matrices; only these may be quantised.
     """
 
     def __init__(
-        self, name: str, num_groups: int, in_size: int, out_size: int, make: TensorFactory
+        self,
+        in_size: int,
+        out_sizes: Sequence[int],
+        make: TensorFactory,
+        names: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        self._linear = make.ops("linear")
+        self.out_sizes = tuple(out_sizes)
+        padded_names = [*names, *("" for _ in self.out_sizes[len(names) :])]
+        self._quantised = tuple(
+            make.quantised_matrix(name, in_size, size)
+            for name, size in zip(padded_names, self.out_sizes, strict=True)
+        )
+        # Outputs of quantised matrices take no rows of the plain weight.
+        self._plain_sizes = [
+            size if quantised is None else 0
+            for size, quantised in zip(self.out_sizes, self._quantised, strict=True)
+        ]
+        self._is_plain = all(quantised is None for quantised in self._quantised)
+        self.weight = make.parameter(sum(self._plain_sizes), in_size)
+
+    def weight_parts(self) -> tuple[torch.Tensor, ...]:
+        """Views of the fused weight, one per output; a quantised one's has no rows."""
+        return torch.split(self.weight.data, self._plain_sizes)
+
+    def part_slots(self, index: int, name: str) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination of one output's matrix ``name``."""
+        quantised = self._quantised[index]
+        if quantised is None:
+            return {f"{name}.weight": self.weight_parts()[index]}
+        return quantised.slots(name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps [T, in] to [T, sum(out_sizes)]."""
+        if self._is_plain:
+            mapped: torch.Tensor = self._linear(x, self.weight)
+            return mapped
+        plain = torch.split(self._linear(x, self.weight), self._plain_sizes, -1)
+        outputs = zip(self._quantised, plain, strict=True)
+        return torch.cat([part if q is None else q(x) for q, part in outputs], -1)
+
+
+class _Matrix(nn.Module):
+    """One matrix, plain or quantised, of which this process holds [out, in]."""
+
+    def __init__(
+        self, name: str, in_size: int, out_size: int, make: TensorFactory, num_groups: int = 1
+    ) -> None:
+        super().__init__()
+        self._linear = make.ops("linear")
+        self._quantised = make.quantised_matrix(name, in_size, out_size, num_groups)
+        self.weight = make.parameter(0 if self._quantised else out_size, in_size)
+
+    def weight_slots(self, name: str) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination of the matrix ``name``."""
+        if self._quantised is None:
+            return {f"{name}.weight": self.weight.data}
+        return self._quantised.slots(name)
+
+    def _map(self, x: torch.Tensor) -> torch.Tensor:
+        if self._quantised is not None:
+            return self._quantised(x)
+        mapped: torch.Tensor = self._linear(x, self.weight)
+        return mapped
+
+
+class ColumnParallelLinear(_Matrix):
+    """A matrix whose outputs are shared out; each process keeps its own outputs.
+
+    Args:
+        size_name: What ``out_size`` is, for messages.
+        in_size: Width of the input.
+        out_size: Width of the whole output.
+        make: Allocates the weight.
+        name: Published name of the matrix; empty: it is never quantised.
+    """
+
+    def __init__(
+        self, size_name: str, in_size: int, out_size: int, make: TensorFactory, name: str = ""
+    ) -> None:
+        super().__init__(name, in_size, shard_size(size_name, out_size, make.group), make)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps [T, in] to [T, out / group size]."""
+        return self._map(x)
+
+
+class RowParallelLinear(_Matrix):
+    """A matrix whose inputs are shared out; the outputs are summed over the group.
+
+    Args:
+        size_name: What ``in_size`` is, for messages.
+        in_size: Width of the whole input.
+        out_size: Width of the output.
+        make: Allocates the weight.
+        name: Published name of the matrix; empty: it is never quantised.
+    """
+
+    def __init__(
+        self, size_name: str, in_size: int, out_size: int, make: TensorFactory, name: str = ""
+    ) -> None:
+        super().__init__(name, shard_size(size_name, in_size, make.group), out_size, make)
+        self._group = make.group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps [T, in / group size] to [T, out]."""
+        return self._group.all_reduce(self._map(x))
+
+
+class GroupedColumnParallelLinear(_Matrix):
+    """Independent matrices over equal slices of the input; the slices are shared out.
+
+    The published weight is [groups * out, in]: rows of group g first come at g * out.
+
+    Args:
+        size_name: What ``num_groups`` is, for messages.
+        num_groups: Matrices on all processes together.
+        in_size: Width of a slice.
+        out_size: Width of a matrix's output.
+        make: Allocates the weight.
+        name: Published name of the stacked matrices; empty: they are never quantised.
+    """
+
+    def __init__(
+        self,
+        size_name: str,
+        num_groups: int,
+        in_size: int,
+        out_size: int,
+        make: TensorFactory,
+        name: str = "",
+    ) -> None:
+        num_local = shard_size(size_name, num_groups, make.group)
+        super().__init__(name, in_size, num_local * out_size, make, num_local)
         self._grouped_linear = make.ops("grouped_linear")
-        self.num_groups = shard_size(name, num_groups, make.group)
-        self.weight = make.parameter(self.num_groups * out_size, in_size)
+        self.num_groups = num_local
         self._out_size = out_size
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps [T, groups * in] to [T, groups * out]."""
         num_tokens = x.shape[0]
+        grouped = x.view(num_tokens, self.num_groups, -1)
+        if self._quantised is not None:
+            return self._quantised.map_groups(grouped).reshape(num_tokens, -1)
         weight = self.weight.view(self.num_groups, self._out_size, -1)
-        mapped = self._grouped_linear(x.view(num_tokens, self.num_groups, -1), weight)
-        flat: torch.Tensor = mapped.reshape(num_tokens, -1)
+        flat: torch.Tensor = self._grouped_linear(grouped, weight).reshape(num_tokens, -1)
         return flat

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, int8
 
 from vllm.exceptions import CheckpointError, UnsupportedFeatureError
 from vllm.model_executor.model_loader.checkpoint_files import StoredTensor, name_some
@@ -15,7 +15,7 @@ from vllm.model_executor.model_loader.weight_names import (
     published_parts,
 )
 
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1}
 _FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _INTEGER_DTYPES = frozenset({"I64", "I32"})
 _QUANTISED_DTYPES = frozenset(
@@ -96,7 +96,7 @@ def plan_load(
         UnsupportedFeatureError: A tensor is quantised.
         CheckpointError: Tensors are missing, unexpected, stored twice, misshapen or mistyped.
     """
-    _refuse_quantised(stored)
+    _refuse_quantised(stored, slots)
     copies = [Copy(t, part) for t in stored for part in published_parts(t.name, t.shape)]
     dropped, reason = tuple(ignored_prefixes), "the model's config.json asks for no such part"
     if any(c.part.name == _DSPARK_MARK for c in copies):
@@ -137,10 +137,13 @@ def part_bytes(copy: Copy) -> int:
     return math.prod(part_shape(copy)) * _ITEM_BYTES[copy.stored.dtype]
 
 
-def _refuse_quantised(stored: Sequence[StoredTensor]) -> None:
+def _refuse_quantised(stored: Sequence[StoredTensor], slots: Mapping[str, Tensor]) -> None:
     for tensor in stored:
         # The published name: a module's attn_hc.scale belongs to a hyper-connection.
-        is_scale = published_name(tensor.name).endswith((".scale", ".weight_scale_inv"))
+        name = published_name(tensor.name)
+        if name in slots and tensor.dtype in _slot_dtypes(slots[name]):
+            continue
+        is_scale = name.endswith((".scale", ".weight_scale_inv"))
         if is_scale or tensor.dtype in _QUANTISED_DTYPES:
             raise UnsupportedFeatureError(
                 f"Tensor {tensor.name} of {tensor.file.name} is quantised (type {tensor.dtype}): "
@@ -159,8 +162,15 @@ def _shape_problem(copy: Copy, slot: Tensor) -> str | None:
     return f"{copy.part.name} is {list(found)}, must be {list(wanted)}"
 
 
+def _slot_dtypes(slot: Tensor) -> frozenset[str]:
+    """Return the stored types a slot takes; int8 is a quantised matrix's and takes nothing else."""
+    if slot.dtype == int8:
+        return frozenset({"I8"})
+    return _FLOAT_DTYPES if slot.is_floating_point() else _INTEGER_DTYPES
+
+
 def _type_problem(copy: Copy, slot: Tensor) -> str | None:
-    allowed = _FLOAT_DTYPES if slot.is_floating_point() else _INTEGER_DTYPES
+    allowed = _slot_dtypes(slot)
     if copy.stored.dtype in allowed:
         return None
     return f"{copy.part.name} is {copy.stored.dtype}, must be one of {'/'.join(sorted(allowed))}"

@@ -198,9 +198,15 @@ class BlockPool:
             f"Request {request.request_id} has {len(block_hashes)} block hashes, "
             f"{num_full_blocks} full blocks."
         )
+        # The length was checked above, for all.
+        hash_at = (
+            block_hashes.merged
+            if isinstance(block_hashes, BlockHashListWithBlockSize)
+            else block_hashes.__getitem__
+        )
         insert = self.cached_block_hash_to_block.insert
         for index in stored:
-            key = make_block_hash_with_group_id(block_hashes[index], kv_cache_group_id)
+            key = make_block_hash_with_group_id(hash_at(index), kv_cache_group_id)
             block = blocks[index]
             block.block_hash = key
             insert(key, block)
@@ -333,16 +339,19 @@ class BlockPool:
             # Every way to a block leads through here, so pins give way to any admission.
             self.pinned.demote_n(max(num_blocks - self.free_block_queue.num_free_blocks, 0))
         blocks = self.free_block_queue.popleft_n(num_blocks)
-        for block in blocks:
-            # A block without a hash has no entry to drop. (The field, not the property: a prompt
-            # takes thousands of blocks.)
-            if block._block_hash is not None:
-                self._maybe_evict_cached_block(block)
-            block.ref_cnt += 1
         collector = self.metrics_collector
-        if collector is not None:
+        if collector is None:
             for block in blocks:
-                collector.on_block_allocated(block)
+                # The field, not the property: a prompt takes thousands of blocks.
+                if block._block_hash is not None:
+                    self._maybe_evict_cached_block(block)
+                block.ref_cnt = 1
+            return blocks
+        for block in blocks:
+            # Sampling also hears of the end of blocks that have no entry to drop.
+            self._maybe_evict_cached_block(block)
+            block.ref_cnt = 1
+            collector.on_block_allocated(block)
         return blocks
 
     def reserve_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
@@ -360,9 +369,9 @@ class BlockPool:
         Mutates: ``ref_cnt`` of the blocks, and the free queue.
         """
         for block in blocks:
-            if block.ref_cnt == 0 and not block.is_null:
-                if self.pinned is None or not self.pinned.on_touched(block):
-                    self.free_block_queue.remove(block)
+            is_free = block.ref_cnt == 0 and not block.is_null
+            if is_free and (self.pinned is None or not self.pinned.on_touched(block)):
+                self.free_block_queue.remove(block)
             block.ref_cnt += 1
             if self.metrics_collector is not None:
                 self.metrics_collector.on_block_accessed(block)
@@ -394,11 +403,20 @@ class BlockPool:
         Args:
             ordered_blocks: In the order in which they shall be reused, on either side.
         """
-        unhashed = [block for block in ordered_blocks if block._block_hash is None]
-        if unhashed:
-            self.free_blocks(unhashed, prepend=True)
-        if len(unhashed) < len(ordered_blocks):
-            self.free_blocks([block for block in ordered_blocks if block._block_hash is not None])
+        unhashed: list[KVCacheBlock] = []
+        hashed: list[KVCacheBlock] = []
+        for block in ordered_blocks:
+            block.ref_cnt = ref_cnt = block.ref_cnt - 1
+            if ref_cnt == 0 and not block.is_null:
+                if block._block_hash is None:
+                    unhashed.append(block)
+                else:
+                    hashed.append(block)
+        if self.pinned is not None:
+            # Only hashed blocks are pinned.
+            hashed = self.pinned.on_freed(hashed)
+        self.free_block_queue.prepend_n(unhashed)
+        self.free_block_queue.append_n(hashed)
 
     # ---- counts and events -------------------------------------------------------------------
 

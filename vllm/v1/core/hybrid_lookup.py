@@ -105,6 +105,7 @@ class HybridLookup:
         # Per spec the length its blocks in hit_blocks are for.
         accepted: list[int | None] = [None] * len(self._specs)
         length = max(max_length, 0)
+        views: dict[int, BlockHashList] = {}
         is_stable = False
         while not is_stable:
             is_stable = True
@@ -114,7 +115,9 @@ class HybridLookup:
                 if accepted[i] is not None and groups.manager_class.is_downward_closed:
                     accepted[i] = length
                     continue
-                view = self._view(block_hashes, groups.block_size)
+                view = views.get(groups.block_size)
+                if view is None:
+                    view = views[groups.block_size] = self._view(block_hashes, groups.block_size)
                 found = self._find_in_spec(groups, view, length, max_length)
                 for group_id, blocks in zip(groups.group_ids, found, strict=True):
                     hit_blocks[group_id] = blocks

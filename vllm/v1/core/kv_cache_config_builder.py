@@ -199,7 +199,7 @@ def _report(vllm_config: VllmConfig, config: KVCacheConfig) -> None:
     concurrency = get_max_concurrency_for_kv_cache_config(vllm_config, config)
     if math.isinf(concurrency):
         return
-    logger.info(
+    logger.debug(
         "KV cache: %d blocks, %d tokens; %.2f requests of %d tokens fit at once.",
         config.num_blocks,
         int(concurrency * max_model_len),

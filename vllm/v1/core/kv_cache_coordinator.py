@@ -7,17 +7,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm import envs
-from vllm.exceptions import ConfigError
+from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.coordinator_registry import find_coordinator, register_coordinator
 from vllm.v1.core.hybrid_lookup import HybridLookup
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.single_type_kv_cache_manager import get_manager_for_kv_cache_spec
+from vllm.v1.core.retention_masks import pinned_prefix_capacity, resolve_retention_interval
+from vllm.v1.core.single_type_kv_cache_manager import (
+    SlidingWindowManager,
+    get_manager_for_kv_cache_spec,
+)
 from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowSpec
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
     from vllm.v1.request import Request
+
+logger = init_logger(__name__)
 
 
 class KVCacheCoordinator(ABC):
@@ -63,11 +69,16 @@ class KVCacheCoordinator(ABC):
         self.pcp_world_size = pcp_world_size
         self.scheduler_block_size = scheduler_block_size
         self.hash_block_size = hash_block_size
-        # Read here, not at import: the variable may be set after the module was loaded.
-        self.retention_interval = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
-        if self.retention_interval is not None:
-            self._check_retention_interval(self.retention_interval)
         groups = kv_cache_config.kv_cache_groups
+        wanted_interval = kv_cache_config.prefix_cache_retention_interval
+        if wanted_interval is None:
+            # Read here, not at import: the variable may be set after the module was loaded.
+            wanted_interval = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
+        self.retention_interval = resolve_retention_interval(
+            wanted_interval,
+            has_window_groups=any(isinstance(g.kv_cache_spec, SlidingWindowSpec) for g in groups),
+            scheduler_block_size=scheduler_block_size,
+        )
         self.eagle_group_ids = {i for i, group in enumerate(groups) if group.is_eagle_group}
         if use_eagle and not self.eagle_group_ids:
             self.eagle_group_ids = set(range(len(groups)))
@@ -100,20 +111,33 @@ class KVCacheCoordinator(ABC):
                 f"{group_id}'s block size {manager.block_size}."
             )
 
-    def _check_retention_interval(self, interval: int) -> None:
-        variable = f"VLLM_PREFIX_CACHE_RETENTION_INTERVAL={interval}"
-        specs = [group.kv_cache_spec for group in self.kv_cache_config.kv_cache_groups]
-        if not any(isinstance(spec, SlidingWindowSpec) for spec in specs):
-            raise ConfigError(
-                f"{variable} has nothing to act on: the model has no sliding-window KV cache "
-                "group. Unset it."
-            )
-        if interval < 0 or interval % self.scheduler_block_size:
-            raise ConfigError(
-                f"{variable} must be non-negative and a multiple of scheduler_block_size "
-                f"({self.scheduler_block_size}): use 0, {self.scheduler_block_size}, "
-                f"{2 * self.scheduler_block_size}, ... or unset it."
-            )
+        # Most groups need all their blocks as long as the request lives.
+        self._dropping_managers = tuple(
+            manager for manager in self.single_type_managers if manager.drops_skipped_blocks
+        )
+        if enable_caching and envs.VLLM_PIN_SWA_TOKENS:
+            self._enable_pinning()
+
+    def _enable_pinning(self) -> None:
+        """Let window groups pin, and say how many prefixes that is good for."""
+        window_managers = [
+            manager
+            for manager in self.single_type_managers
+            if isinstance(manager, SlidingWindowManager)
+        ]
+        max_pinned = int((self.block_pool.num_gpu_blocks - 1) * envs.VLLM_PIN_MAX_SHARE)
+        if not window_managers:
+            return
+        self.block_pool.enable_pinning(max_pinned, envs.VLLM_PIN_MIN_DROP_SIZE)
+        logger.info(
+            "VLLM_PIN_SWA_TOKENS: up to %d of %d blocks hold pinned windows, room for %d prefixes",
+            max_pinned,
+            self.block_pool.num_gpu_blocks,
+            pinned_prefix_capacity(
+                max_pinned,
+                [(m.sliding_window, m.block_size, m.use_eagle) for m in window_managers],
+            ),
+        )
 
     # ---- allocation --------------------------------------------------------------------------
 
@@ -198,14 +222,16 @@ class KVCacheCoordinator(ABC):
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
         """Free the blocks no later token of the request attends to."""
-        for manager in self.single_type_managers:
+        for manager in self._dropping_managers:
             manager.remove_skipped_blocks(request_id, total_computed_tokens)
 
     # ---- queries -----------------------------------------------------------------------------
 
     def has_request(self, request_id: str) -> bool:
         """Whether the request holds tables."""
-        return any(request_id in manager.req_to_blocks for manager in self.single_type_managers)
+        managers = self.single_type_managers
+        # Allocation gives a request a table in every group, if only an empty one.
+        return bool(managers) and request_id in managers[0].req_to_blocks
 
     def get_blocks(self, request_id: str) -> tuple[list[KVCacheBlock], ...]:
         """Return a request's tables by group."""

@@ -208,7 +208,8 @@ class KVCacheManager:
         if num_needed > self.block_pool.get_num_free_blocks() - reserved_blocks:
             return None
 
-        if not coordinator.has_request(request_id):
+        is_known = coordinator.has_request(request_id)
+        if not is_known:
             self._prefill_stats[request_id] = whole_block_prefill_stats(
                 num_tokens=request.num_tokens,
                 num_cached_tokens=min(num_computed, request.num_tokens),
@@ -219,9 +220,12 @@ class KVCacheManager:
             coordinator.allocate_new_computed_blocks(
                 request_id, hit.blocks, num_local, num_computed - num_local
             )
-        new_blocks = coordinator.allocate_new_blocks(
-            request_id, num_need_slot, num_main_model, num_encoder_tokens
-        )
+        new_blocks = self.empty_kv_cache_blocks.blocks
+        if num_needed > 0 or not is_known:
+            # Most decode steps stay inside the blocks their request has.
+            new_blocks = coordinator.allocate_new_blocks(
+                request_id, num_need_slot, num_main_model, num_encoder_tokens
+            )
         if self.enable_caching and not delay_cache_blocks:
             # Drafts may be rejected: only tokens the request really has are cached.
             coordinator.cache_blocks(request, min(num_main_model, request.num_tokens))

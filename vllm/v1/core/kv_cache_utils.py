@@ -215,8 +215,8 @@ def get_request_block_hasher(
         if start + block_size > num_tokens:
             # Most decode steps end here.
             return []
-        # One slice of the read-only view; slicing a plain list per block is cheaper.
-        token_ids = request.all_token_ids[start:num_tokens]
+        # One slice of the read-only view, as a tuple: a block's tokens are then one slice of it.
+        token_ids = tuple(request.all_token_ids[start:num_tokens])
         parent = known[-1] if known else NONE_HASH
         # A request that goes on behind its first blocks is past all items but the last.
         mm_idx = -1 if known else 0
@@ -232,8 +232,7 @@ def get_request_block_hasher(
                 extra_keys, mm_idx = generate_block_hash_extra_keys(request, begin, end, mm_idx)
             else:
                 extra_keys = None
-            block_token_ids = tuple(token_ids[begin - start : end - start])
-            parent = caching_hash_fn((parent, block_token_ids, extra_keys))
+            parent = caching_hash_fn((parent, token_ids[begin - start : end - start], extra_keys))
             hashes.append(parent)
         return hashes
 
@@ -244,7 +243,7 @@ class BlockHashListWithBlockSize(Sequence[BlockHash]):
     """A lazy view of block hashes at a coarser block size.
 
     Item i is the concatenation of the finer hashes under coarse block i; a last, partly covered
-    block is not in the view.
+    block is not in the view. Items are remembered: groups of one block size share a view.
 
     Args:
         block_hashes: Hashes of ``hash_block_size`` tokens each; may grow behind the view.
@@ -252,7 +251,7 @@ class BlockHashListWithBlockSize(Sequence[BlockHash]):
         target_block_size: Tokens of one item, a multiple of that.
     """
 
-    __slots__ = ("block_hashes", "scale_factor")
+    __slots__ = ("_known", "block_hashes", "scale_factor")
 
     def __init__(
         self, block_hashes: Sequence[BlockHash], hash_block_size: int, target_block_size: int
@@ -262,6 +261,7 @@ class BlockHashListWithBlockSize(Sequence[BlockHash]):
         )
         self.block_hashes = block_hashes
         self.scale_factor = target_block_size // hash_block_size
+        self._known: dict[int, BlockHash] = {}
 
     def __len__(self) -> int:
         return len(self.block_hashes) // self.scale_factor
@@ -274,20 +274,25 @@ class BlockHashListWithBlockSize(Sequence[BlockHash]):
 
     def __getitem__(self, index: int | slice) -> BlockHash | list[BlockHash]:
         if isinstance(index, slice):
-            return [self._merged(i) for i in range(*index.indices(len(self)))]
+            return [self.merged(i) for i in range(*index.indices(len(self)))]
         length = len(self)
         position = index + length if index < 0 else index
         if not 0 <= position < length:
             raise IndexError(f"Block hash {index} is outside a list of {length}.")
-        return self._merged(position)
+        return self.merged(position)
 
     def __iter__(self) -> Iterator[BlockHash]:
         for i in range(len(self)):
-            yield self._merged(i)
+            yield self.merged(i)
 
-    def _merged(self, index: int) -> BlockHash:
-        base = index * self.scale_factor
-        return BlockHash(b"".join(self.block_hashes[base : base + self.scale_factor]))
+    def merged(self, index: int) -> BlockHash:
+        """Return an item without checking that it is in the view."""
+        merged = self._known.get(index)
+        if merged is None:
+            base = index * self.scale_factor
+            merged = BlockHash(b"".join(self.block_hashes[base : base + self.scale_factor]))
+            self._known[index] = merged
+        return merged
 
 
 BlockHashList = list[BlockHash] | BlockHashListWithBlockSize

@@ -1,4 +1,4 @@
-"""Window blocks that allocation reaches last: where long prompts paused (``VLLM_PIN_SWA_TOKENS``)."""
+"""Window blocks that allocation reaches last (``VLLM_PIN_SWA_TOKENS``)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ class PinnedTier:
         reused first   free queue: scratch ... LRU | pinned queue: oldest ... newest   reused last
                                                    <- demote_n moves the oldest over
 
-    A pin outlives hits: a touched block leaves the queue and comes back to its end. Pins are capped,
-    because a tier without a bound flushes everything else. All operations are O(1) per block.
+    What is pinned are the windows at which long prompts paused, so that they resume there. A pin
+    outlives hits: a touched block leaves the queue and comes back to its end. Pins are capped: a
+    tier without a bound flushes everything else. All operations are O(1) per block.
 
     Owns: the pins and the pinned queue; ref counts and hashes stay with the pool.
 
@@ -45,6 +46,10 @@ class PinnedTier:
     def pinned_blocks(self) -> list[KVCacheBlock]:
         """Return the pinned blocks, the oldest pin first."""
         return list(self._is_free)
+
+    def free_block_ids(self) -> set[int]:
+        """Return the ids of the pinned blocks it takes for free; for checks."""
+        return {block.block_id for block, is_free in self._is_free.items() if is_free}
 
     def pin(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Pin held blocks; the oldest pins give way. More than fit are not pinned at all.

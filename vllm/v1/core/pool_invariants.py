@@ -59,7 +59,7 @@ def _check_ref_counts(pool: BlockPool, holds: Counter[int]) -> None:
 
 
 def _check_free_queue(pool: BlockPool) -> None:
-    queued = pool.free_block_queue.get_all_free_blocks()
+    queued = pool.free_block_queue.get_all_free_blocks() + _check_pinned(pool)
     _require(
         len(queued) == pool.get_num_free_blocks(),
         "I3",
@@ -75,6 +75,34 @@ def _check_free_queue(pool: BlockPool) -> None:
             f"block {block.block_id} with ref count {block.ref_cnt} stands in the queue "
             f"{ids[block.block_id]} times",
         )
+
+
+def _check_pinned(pool: BlockPool) -> list[KVCacheBlock]:
+    """Check the pinned tier, if there is one; return the blocks that stand in it."""
+    tier = pool.pinned
+    if tier is None:
+        return []
+    queued = tier.queue.get_all_free_blocks()
+    pinned = tier.pinned_blocks()
+    free_pinned = {block.block_id for block in pinned if block.ref_cnt == 0}
+    _require(
+        free_pinned == {block.block_id for block in queued} == tier.free_block_ids(),
+        "I3",
+        f"of the pinned blocks {sorted(free_pinned)} are free, the pinned queue holds "
+        f"{sorted(block.block_id for block in queued)}",
+    )
+    _require(
+        len(pinned) <= tier.max_pinned,
+        "I3",
+        f"{len(pinned)} blocks are pinned, above the cap of {tier.max_pinned}",
+    )
+    for block in pinned:
+        _require(
+            block.block_hash is not None and not block.is_null,
+            "I3",
+            f"block {block.block_id} is pinned without a hash",
+        )
+    return queued
 
 
 def _check_index(pool: BlockPool) -> None:

@@ -28,6 +28,8 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+# Prompts are stored, chunked and rewritten in pieces of about this size.
+COARSE_TOKENS = 512
 # Copies of partly covered blocks that one admission may need beside its own blocks.
 MAX_COPIES_PER_REQUEST = 2
 
@@ -175,6 +177,11 @@ class CacheGeometry:
         """The groups that need only the tail."""
         return tuple(group for group in self.groups if group.is_window)
 
+    @property
+    def coarse(self) -> int:
+        """Tokens between coarse boundaries; each is a lean boundary too."""
+        return lcm(COARSE_TOKENS, self.lean)
+
     def floor_unit(self, position: int) -> int:
         """Return the largest boundary at or below ``position``."""
         return position // self.unit * self.unit
@@ -206,7 +213,9 @@ class RetentionPolicy:
         keeps_lean: A wanted boundary also keeps its lean one, and what only the other needs is
             given up first.
         keeps_junctions: Keep a checkpoint where prompts were seen to part.
-        supersedes: A conversation's older checkpoint is given up before its newer ones.
+        supersedes: A conversation's checkpoint before last is given up before others.
+        keeps_coarse: Also keep the last multiple of ``COARSE_TOKENS`` in a prompt: clients that
+            re-render or re-chunk a prompt's end part from it there, or shortly after.
         private_window: Window groups take no blocks for rows that die within the step.
     """
 
@@ -215,6 +224,7 @@ class RetentionPolicy:
     keeps_lean: bool = True
     keeps_junctions: bool = True
     supersedes: bool = True
+    keeps_coarse: bool = True
     private_window: bool = True
 
 
@@ -237,7 +247,8 @@ def parse_retention(value: str | int | None, geometry: "CacheGeometry") -> Reten
         return AUTO
     if text == "none":
         sizes = (group.block_size for group in geometry.groups)
-        return RetentionPolicy("none", interval=lcm(geometry.unit, *sizes), supersedes=False)
+        interval = lcm(geometry.unit, *sizes)
+        return RetentionPolicy("none", interval=interval, supersedes=False, keeps_coarse=False)
     step = max(geometry.unit, geometry.lean)
     try:
         interval = int(text)
@@ -248,16 +259,21 @@ def parse_retention(value: str | int | None, geometry: "CacheGeometry") -> Reten
             f"prefix cache retention interval {value!r} is not valid here: use auto, none, 0, or a "
             f"positive multiple of {step} tokens."
         )
-    return RetentionPolicy(text, interval=interval, supersedes=False)
+    return RetentionPolicy(text, interval=interval, supersedes=False, keeps_coarse=False)
 
 
 def replay_boundaries(
-    geometry: CacheGeometry, num_prompt_tokens: int, *, keeps_lean: bool = True
+    geometry: CacheGeometry,
+    num_prompt_tokens: int,
+    *,
+    keeps_lean: bool = True,
+    keeps_coarse: bool = True,
 ) -> tuple[int, ...]:
     """Return the boundaries where a resend of the prompt, or a longer sibling, resumes.
 
     The largest boundary <= n - 1 (a resend computes at least its last token), n itself where it is
-    a boundary (a longer sibling resumes there), and the lean boundaries of both. Ascending.
+    a boundary (a longer sibling resumes there), the lean boundaries of both, and the coarse one,
+    where a prompt whose end is written differently resumes. Ascending.
     """
     unit, n = geometry.unit, num_prompt_tokens
     wanted = {geometry.floor_unit(n - 1)}
@@ -265,6 +281,8 @@ def replay_boundaries(
         wanted.add(n)
     if keeps_lean:
         wanted |= {geometry.floor_lean(p) for p in tuple(wanted)}
+    if keeps_coarse:
+        wanted.add(n // geometry.coarse * geometry.coarse)
     return tuple(sorted(p for p in wanted if p > 0))
 
 
@@ -334,10 +352,11 @@ def max_window_blocks(geometry: CacheGeometry, group: GroupGeometry, lookahead: 
 
     Three parts that can be far from each other: the tail below the step's start; what the prompt's
     end leaves behind; what the step's end leaves behind (elsewhere only when a preempted request
-    computes its answer anew). Each repeats with the lean period, so one period is tried whole.
+    computes its answer anew). Each repeats with the coarse period, so one period is tried whole.
     """
-    base = geometry.floor_lean(group.keep) + 2 * geometry.lean
-    positions = range(base, base + geometry.lean)
+    period = geometry.coarse
+    base = (group.keep // period + 2) * period
+    positions = range(base, base + period)
     start = max(len(group.block_range(group.first_needed(p), p)) for p in positions)
     prompt_end = max(
         len(needed_window_blocks(group, n, n + lookahead + 1, replay_boundaries(geometry, n)))

@@ -5,7 +5,89 @@ block size, and needs the window's tail below it: ``need = ceil((window - 1) / b
 Everything between two tails can never serve a hit, so it is not hashed and is reused first.
 """
 
+from collections.abc import Iterable
+
+from vllm.exceptions import ConfigError
 from vllm.utils.math_utils import cdiv
+
+
+def resolve_retention_interval(
+    value: int | str | None, *, has_window_groups: bool, scheduler_block_size: int
+) -> int | None:
+    """Return the tokens between kept boundaries; None keeps all of them, 0 the replay boundary.
+
+    "auto" is 0: a tail at every boundary flushes other prompts (docs/prefix_cache.md). Without a
+    window group nothing is ever dropped, so nothing remains to choose.
+
+    Args:
+        value: None or "none", "auto", or a number of tokens.
+        has_window_groups: Whether the model has a sliding-window KV cache group.
+        scheduler_block_size: Tokens on whose multiples a hit ends.
+
+    Raises:
+        ConfigError: (a ValueError) The value is none of those, or does not fit the model.
+    """
+    text = "none" if value is None else str(value).strip().lower()
+    if text == "none":
+        return None
+    name = f"Prefix-cache retention interval {value} (VLLM_PREFIX_CACHE_RETENTION_INTERVAL)"
+    try:
+        interval = 0 if text == "auto" else int(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{name} is not valid: use none, auto, 0 or a number of tokens."
+        ) from error
+    if not has_window_groups:
+        if interval == 0:
+            return None
+        raise ConfigError(
+            f"{name} has nothing to act on: the model has no sliding-window KV cache group (no "
+            "SlidingWindowSpec). Unset it, or use none, auto or 0."
+        )
+    if interval < 0 or interval % scheduler_block_size:
+        raise ConfigError(
+            f"{name} must be non-negative and a multiple of scheduler_block_size "
+            f"({scheduler_block_size}): use 0, {scheduler_block_size}, "
+            f"{2 * scheduler_block_size}, ..., none or auto."
+        )
+    return interval
+
+
+def pinned_tail(
+    boundary: int, num_tokens: int, *, block_size: int, window: int, use_eagle: bool
+) -> tuple[int, int]:
+    """Return the blocks [first, end) that a hit at a boundary looks up.
+
+        block 8, window 20 (need 3), boundary 64, 70 tokens computed, blocks 0..8
+        token     0   32  64..70
+                  .....###.         resume at 64: tokens 45..63, blocks 5 6 7
+
+    Args:
+        boundary: Where the hit ends, a multiple of ``block_size``.
+        num_tokens: Tokens computed, at least that; what is not full yet is left out. That is the
+            block which a drafter's hit drops, until ``boundary + block_size`` tokens are computed.
+        block_size: Tokens of a block.
+        window: Tokens a token attends to, itself included.
+        use_eagle: Whether the group serves a drafter.
+    """
+    if boundary == 0:
+        return 0, 0
+    end = min(boundary // block_size + use_eagle, num_tokens // block_size)
+    return max(end - num_window_tail_blocks(window, block_size, use_eagle), 0), end
+
+
+def pinned_prefix_capacity(
+    max_pinned_blocks: int,
+    tail_shapes: Iterable[tuple[int, int, bool]],
+) -> int:
+    """Return how many prefixes can have their windows pinned at once.
+
+    Args:
+        max_pinned_blocks: The cap on pinned blocks.
+        tail_shapes: Per window group: its window, its block size, whether it serves a drafter.
+    """
+    blocks_per_prefix = sum(num_window_tail_blocks(*shape) for shape in tail_shapes)
+    return max_pinned_blocks // blocks_per_prefix if blocks_per_prefix else 0
 
 
 def num_window_tail_blocks(window: int, block_size: int, drop_eagle_block: bool) -> int:

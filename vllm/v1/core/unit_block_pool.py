@@ -57,6 +57,7 @@ class Checkpoint:
         is_kept: Whether it outlives the advance of the request that made it.
         is_junction: Whether continuations were seen to part here.
         is_cold: Whether it is given up before others.
+        older: The checkpoints that the request which made this one began at.
     """
 
     prefix_hash: BlockHash
@@ -68,6 +69,7 @@ class Checkpoint:
     is_kept: bool = False
     is_junction: bool = False
     is_cold: bool = False
+    older: "tuple[Checkpoint, ...]" = ()
 
     def all_blocks(self) -> Iterable[KVCacheBlock]:
         """Iterate over the blocks of all groups."""
@@ -404,7 +406,7 @@ class UnitBlockPool:
 
     def set_cold(self, record: Checkpoint, is_cold: bool) -> None:
         """Give a checkpoint up before others, or not; its free blocks change tiers."""
-        if record.is_cold == is_cold:
+        if record.is_cold == is_cold or self.checkpoints.get(record.prefix_hash) is not record:
             return
         record.is_cold = is_cold
         self._place_free_blocks(record, even_if_unchanged=False)

@@ -94,6 +94,7 @@ class RequestCacheState:
         origin: The checkpoint it resumed at.
         lean_origin: The lean one below that.
         kept: Checkpoints it made that outlive its advance.
+        is_resumed: Whether it was preempted before, and goes on with the turn it was at.
     """
 
     num_units: int = 0
@@ -104,6 +105,7 @@ class RequestCacheState:
     origin: Checkpoint | None = None
     lean_origin: Checkpoint | None = None
     kept: list[Checkpoint] = field(default_factory=list)
+    is_resumed: bool = False
 
 
 class UnitKVCacheCoordinator:
@@ -131,8 +133,10 @@ class UnitKVCacheCoordinator:
         self.geometry = CacheGeometry.from_config(kv_cache_config)
         if policy is None:
             wanted = kv_cache_config.prefix_cache_retention_interval
-            if wanted is None:
+            if wanted is None and envs.is_set("VLLM_PREFIX_CACHE_RETENTION_INTERVAL"):
+                # The variable's "none" reads as None, which is not the same as leaving it out.
                 wanted = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
+                wanted = "none" if wanted is None else wanted
             policy = parse_retention(wanted, self.geometry)
         self.policy = policy
         self.block_pool = UnitBlockPool(
@@ -296,8 +300,15 @@ class UnitKVCacheCoordinator:
         blocks += hit.checkpoint.all_blocks()
         return len({block.block_id for block in blocks if block.ref_cnt == 0})
 
-    def commit(self, request_id: str, plan: StepPlan) -> tuple[list[KVCacheBlock], ...]:
+    def commit(
+        self, request_id: str, plan: StepPlan, *, is_resumed: bool = False
+    ) -> tuple[list[KVCacheBlock], ...]:
         """Apply a plan that fits the pool.
+
+        Args:
+            request_id: The request.
+            plan: What to take.
+            is_resumed: Whether the request was preempted before.
 
         Returns:
             Per group the new dense blocks (adopted ones left out); empty for window groups.
@@ -306,7 +317,7 @@ class UnitKVCacheCoordinator:
         if hit is not None and hit.position:
             self._adopt(request_id, hit, plan.partials)
         if request_id not in self._states:
-            state = RequestCacheState(plan.start // self.geometry.unit)
+            state = RequestCacheState(plan.start // self.geometry.unit, is_resumed=is_resumed)
             if hit is not None:
                 state.origin, state.lean_origin = hit.checkpoint, hit.lean_checkpoint
             self._states[request_id] = state
@@ -486,27 +497,34 @@ class UnitKVCacheCoordinator:
                 self.block_pool.dissolve(record)
         state.trailing = remaining
 
-    def _age_checkpoints(self, state: RequestCacheState) -> None:
-        """Order a leaving request's checkpoints for eviction.
+    def _supersede(self, records: Sequence[Checkpoint]) -> None:
+        if self.policy.supersedes:
+            for record in records:
+                if not record.is_junction and record.num_live == 0:
+                    self.block_pool.set_cold(record, True)
 
-        Its newest one supersedes those it began at and made on the way, except junctions and those
-        another running request began at: a conversation resumes at its end. Without that rule they
-        all age from now.
+    def _age_checkpoints(self, state: RequestCacheState) -> None:
+        """Order a leaving request's checkpoints for eviction: they age from now.
+
+        What a conversation began at the time before last is superseded. What it began at this time
+        is not: a second answer to the same turn, or an edit of the last one, resumes there, and
+        giving it up at once was measured to cost more than it frees.
         """
         made = [*state.kept, *state.trailing]
-        newest = max((record.position for record in made), default=0)
-        pair = trailing_boundaries(self.geometry, newest)
+        began_at = tuple(r for r in (state.origin, state.lean_origin) if r is not None)
+        older = began_at
         if state.origin is not None:
             state.origin.num_live -= 1
-            made.append(state.origin)
-        if state.lean_origin is not None:
-            made.append(state.lean_origin)
-        for record in made:
-            in_use = record.is_junction or record.num_live > 0 or record.position in pair
-            if self.policy.supersedes and record.position < newest and not in_use:
-                self.block_pool.set_cold(record, True)
+            if state.is_resumed:
+                older = state.origin.older
             else:
-                self.block_pool.refresh(record)
+                self._supersede(state.origin.older)
+                # Cut here, or a long conversation's records would hold each other for ever.
+                state.origin.older = ()
+        for record in made:
+            record.older = older
+        for record in (*made, *began_at):
+            self.block_pool.refresh(record)
 
     def publish_copies(self) -> None:
         """Let copies carry their source's keys below the boundary."""

@@ -218,7 +218,8 @@ class UnitKVCacheManager:
             needed = max(needed, self._full_sequence_blocks(request, hit))
         if needed > available:
             return None
-        new_blocks = self.coordinator.commit(request_id, plan)
+        is_resumed = request.num_preemptions > 0
+        new_blocks = self.coordinator.commit(request_id, plan, is_resumed=is_resumed)
         if is_new:
             self.coordinator.want_boundaries(request_id, wanted, are_junctions=False)
             self.coordinator.want_boundaries(request_id, junctions, are_junctions=True)
@@ -236,7 +237,14 @@ class UnitKVCacheManager:
         if not is_new:
             return self.coordinator.wanted_boundaries(request.request_id), set()
         lean = self.policy.keeps_lean
-        wanted = set(replay_boundaries(self.geometry, request.num_prompt_tokens, keeps_lean=lean))
+        wanted = set(
+            replay_boundaries(
+                self.geometry,
+                request.num_prompt_tokens,
+                keeps_lean=lean,
+                keeps_coarse=self.policy.keeps_coarse,
+            )
+        )
         junctions: set[int] = set()
         if self.policy.keeps_junctions and isinstance(looked_up, HitBlocks):
             position = self._find_junction(request, looked_up.hit)
@@ -362,7 +370,10 @@ class UnitKVCacheManager:
         self._prefill_stats[request.request_id] = PrefillStats(num_tokens, cached, matched, misses)
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.record(
-                num_tokens=num_tokens, num_hits=cached, preempted=request.num_preemptions > 0
+                num_tokens=num_tokens,
+                num_hits=cached,
+                preempted=request.num_preemptions > 0,
+                miss_tokens=misses,
             )
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:

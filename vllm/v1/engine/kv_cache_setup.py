@@ -10,12 +10,14 @@ from vllm.v1.core.kv_cache_utils import (
     get_max_concurrency_for_kv_cache_config,
     resolve_kv_cache_block_sizes,
 )
-from vllm.v1.core.retention import CacheGeometry, parse_retention
+from vllm.v1.core.retention import CacheGeometry, member_spec, parse_retention
 from vllm.v1.engine.wire import GroupGeometry, KVCacheInfo
 from vllm.v1.kv_cache_interface import (
+    CompressorStateSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
+    MLAAttentionSpec,
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
 )
@@ -102,12 +104,22 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
 def _describe_group(group: KVCacheGroupSpec) -> GroupGeometry:
     spec = group.kv_cache_spec
     return GroupGeometry(
-        kind=get_kv_cache_spec_kind(spec).value,
+        kind=_name_group(group),
         block_size=spec.block_size,
         num_layers=len(group.layer_names),
         page_size_bytes=spec.page_size_bytes,
         sliding_window=get_kv_cache_spec_sliding_window(spec),
     )
+
+
+def _name_group(group: KVCacheGroupSpec) -> str:
+    """Return what people call a group: "C4 entries", "sliding window", "C128 state"."""
+    spec = member_spec(group.kv_cache_spec)
+    if isinstance(spec, CompressorStateSpec):
+        return f"C{spec.state_ratio} state"
+    if isinstance(spec, MLAAttentionSpec) and spec.compress_ratio > 1:
+        return f"C{spec.compress_ratio} entries"
+    return get_kv_cache_spec_kind(spec).value.replace("_", " ")
 
 
 def _describe_retention(vllm_config: VllmConfig, config: KVCacheConfig) -> str:

@@ -15,7 +15,7 @@ def report_model(vllm_config: VllmConfig) -> None:
         "Model %s (%s) from %s, dtype %s.",
         model.served_model_name,
         ", ".join(model.architectures) or "unknown architecture",
-        model.path or model.model,
+        "this package" if model.is_embedded else model.path or model.model,
         model.dtype,
     )
     if model.is_embedded:

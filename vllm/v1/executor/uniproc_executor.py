@@ -8,6 +8,7 @@ from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.platforms.interface import Platform
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
@@ -34,6 +35,10 @@ class UniProcExecutor:
                 f"{config.parallel_config.world_size} workers were asked for, but this executor "
                 "runs one: use tensor_parallel_size=1 and pipeline_parallel_size=1."
             )
+        # Before specs are grouped and the scheduler asks for a coordinator, both in this process.
+        register_all_kvcache_specs(None)
+        platform.register_custom_kv_cache_specs(config)
+        platform.register_kv_cache_coordinators()
         self._worker: Any = _load_class(platform.worker_class_path)(config, platform)
         # A wrong block size or cache dtype must show before the minutes that weights can take.
         self._worker.get_kv_cache_specs()

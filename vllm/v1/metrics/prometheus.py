@@ -15,6 +15,7 @@ from prometheus_client import (
     ProcessCollector,
 )
 
+from vllm.v1.core.prefix_lookup import MISS_REASONS
 from vllm.v1.engine.messages import FinishReason
 from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
@@ -98,6 +99,8 @@ class PrometheusStatLogger:
             "Draft tokens accepted, by position in the draft.",
             "position",
         )
+        for miss_reason in MISS_REASONS:
+            self._misses.labels(*self._labels, miss_reason)
         self._success = self._labelled_counter(
             "request_success", "Requests that ended, by reason.", "finished_reason"
         )
@@ -211,6 +214,9 @@ class PrometheusStatLogger:
         if cache is not None:
             self._counters["prefix_cache_queries"].inc(cache.queries)
             self._counters["prefix_cache_hits"].inc(cache.hits)
+            # From the same record, so that queries are hits plus misses at any time.
+            for reason, num_tokens in cache.miss_tokens.items():
+                self._misses.labels(*self._labels, reason).inc(num_tokens)
         drafted = stats.spec_decoding_stats
         if drafted is not None:
             self._counters["spec_decode_num_drafts"].inc(drafted.num_drafts)
@@ -225,8 +231,6 @@ class PrometheusStatLogger:
         counters["prompt_tokens_cached"].inc(stats.num_cached_prompt_tokens)
         counters["generation_tokens"].inc(stats.num_generation_tokens)
         counters["num_preemptions"].inc(stats.num_preemptions)
-        for reason, num_tokens in stats.miss_tokens.items():
-            self._misses.labels(*self._labels, reason).inc(num_tokens)
         num_tokens = stats.num_computed_prompt_tokens + stats.num_generation_tokens
         if num_tokens:
             self._iteration.observe(num_tokens)

@@ -6,6 +6,7 @@ All dataclasses here cross the process border through msgspec.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -22,6 +23,8 @@ class PrefixCacheStats:
             is mostly their own.
         preempted_queries: Their tokens.
         preempted_hits: Of those, tokens found in the cache.
+        miss_tokens: Tokens of first-time requests by reason of their miss; where reasons are
+            known, ``hits + sum(miss_tokens.values()) == queries``.
     """
 
     reset: bool = False
@@ -31,14 +34,22 @@ class PrefixCacheStats:
     preempted_requests: int = 0
     preempted_queries: int = 0
     preempted_hits: int = 0
+    miss_tokens: dict[str, int] = field(default_factory=dict)
 
-    def record(self, num_tokens: int, num_hits: int, preempted: bool) -> None:
+    def record(
+        self,
+        num_tokens: int,
+        num_hits: int,
+        preempted: bool,
+        miss_tokens: Mapping[str, int] | None = None,
+    ) -> None:
         """Count one lookup.
 
         Args:
             num_tokens: Tokens looked up.
             num_hits: Tokens found.
             preempted: Whether the request had been scheduled before.
+            miss_tokens: The tokens not found, by reason.
         """
         if preempted:
             self.preempted_requests += 1
@@ -48,6 +59,8 @@ class PrefixCacheStats:
             self.requests += 1
             self.queries += num_tokens
             self.hits += num_hits
+            for reason, count in (miss_tokens or {}).items():
+                self.miss_tokens[reason] = self.miss_tokens.get(reason, 0) + count
 
 
 class CachingMetrics:

@@ -60,8 +60,8 @@ def allocate_kv_cache(
         device: Where.
 
     Raises:
-        ConfigError: The names in ``config`` and ``expected_layers`` differ, or a page does not fit
-            in its place.
+        ConfigError: The device lacks the memory, the names in ``config`` and ``expected_layers``
+            differ, or a page does not fit in its place.
     """
     specs = collect_layer_specs(config)
     _check_names("KV cache groups", specs, expected_layers)
@@ -70,13 +70,29 @@ def allocate_kv_cache(
     tensors = []
     layers: dict[str, torch.Tensor] = {}
     for tensor in config.kv_cache_tensors:
+        if not tensor.shared_by:
+            continue  # padding of a layout with fewer layers than slots: nobody would touch it
         stride = _block_stride(tensor, config.num_blocks)
-        pool = platform.allocate_kv_pool(config.num_blocks, stride, device)
+        pool = _allocate(platform, config.num_blocks, stride, device)
         tensors.append(pool)
         for name in tensor.shared_by:
             offset = 0 if tensor.offsets is None else tensor.offsets[name]
             layers[name] = view_layer(pool, name, specs[name], offset)
     return KVCachePool(tuple(tensors), layers)
+
+
+def _allocate(
+    platform: Platform, num_blocks: int, stride: int, device: torch.device
+) -> torch.Tensor:
+    try:
+        return platform.allocate_kv_pool(num_blocks, stride, device)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        size_gib = num_blocks * stride / 2**30
+        raise ConfigError(
+            f"The KV cache of {num_blocks} blocks needs {size_gib:,.2f} GiB, which {device} cannot "
+            "give: lower --kv-cache-memory-bytes, --num-gpu-blocks-override or "
+            "VLLM_CPU_KVCACHE_SPACE."
+        ) from error
 
 
 def collect_layer_specs(config: KVCacheConfig) -> dict[str, KVCacheSpec]:

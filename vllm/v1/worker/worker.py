@@ -9,6 +9,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.exceptions import CheckpointError, EngineError
 from vllm.logger import init_logger
+from vllm.model_executor.layers.quantization import WeightQuantization
 from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.model_executor.models.registry import ModelEntry, resolve_model
 from vllm.platforms.interface import Platform
@@ -71,8 +72,13 @@ class Worker:
             CheckpointError: The files do not fit the model.
         """
         model_config, load_config = self._config.model_config, self._config.load_config
+        quantization = self._find_quantization()
         self._model = self._entry.load_model_class()(
-            self._model_spec, ops=self._platform.get_op, dtype=self._dtype, device=self._device
+            self._model_spec,
+            ops=self._platform.get_op,
+            dtype=self._dtype,
+            device=self._device,
+            **({} if quantization is None else {"quantization": quantization}),
         )
         self._model.eval()
         report = load_model_weights(
@@ -82,12 +88,21 @@ class Worker:
             model_config.seed,
             use_tqdm=load_config.use_tqdm and logger.isEnabledFor(logging.INFO),
         )
+        if quantization is not None:
+            quantization.finish_loading()
         speculative = self._config.speculative_config
         if speculative is not None and speculative.method == "mtp" and not report.mtp_present:
             raise CheckpointError(
                 f"method 'mtp' needs the MTP block, but {model_config.path or model_config.model} "
                 "has no mtp.* tensors; use method 'ngram' or a checkpoint that has them."
             )
+
+    def _find_quantization(self) -> WeightQuantization | None:
+        """Return how the checkpoint's matrices are stored; random weights are plain."""
+        model_config = self._config.model_config
+        if self._config.load_config.load_format == "dummy":
+            return None
+        return self._platform.find_quantization(model_config.path or model_config.model)
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Return what each of the model's caches keeps, by cache name.

@@ -51,6 +51,7 @@ class DeepseekV4Attention(nn.Module):
             config.hidden_size,
             (config.q_lora_rank, config.head_dim, *self.entries.in_sizes),
             make,
+            ("wq_a", "wkv"),
         )
         self.q_norm = make.parameter(config.q_lora_rank)
         self.kv_norm = make.parameter(config.head_dim)
@@ -59,6 +60,7 @@ class DeepseekV4Attention(nn.Module):
             config.q_lora_rank,
             config.num_attention_heads * config.head_dim,
             make,
+            "wq_b",
         )
         self.wo_a = GroupedColumnParallelLinear(
             "o_groups",
@@ -66,12 +68,14 @@ class DeepseekV4Attention(nn.Module):
             config.num_attention_heads * config.head_dim // config.o_groups,
             config.o_lora_rank,
             make,
+            "wo_a",
         )
         self.wo_b = RowParallelLinear(
             "o_groups * o_lora_rank",
             config.o_groups * config.o_lora_rank,
             config.hidden_size,
             make,
+            "wo_b",
         )
         self.sinks = make.parameter(heads, dtype=torch.float32)
         # The per-head query norm has no weight, so the softmax scale can ride on it.
@@ -220,15 +224,15 @@ class DeepseekV4Attention(nn.Module):
 
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns published tensor name -> destination."""
-        wq_a, wkv, *projections = self.in_proj.weight_parts()
+        projections = self.in_proj.weight_parts()[2:]
         return {
-            f"{prefix}.wq_a.weight": wq_a,
+            **self.in_proj.part_slots(0, f"{prefix}.wq_a"),
             f"{prefix}.q_norm.weight": self.q_norm.data,
-            f"{prefix}.wq_b.weight": self.wq_b.weight.data,
-            f"{prefix}.wkv.weight": wkv,
+            **self.wq_b.weight_slots(f"{prefix}.wq_b"),
+            **self.in_proj.part_slots(1, f"{prefix}.wkv"),
             f"{prefix}.kv_norm.weight": self.kv_norm.data,
             f"{prefix}.attn_sink": self.sinks.data,
-            f"{prefix}.wo_a.weight": self.wo_a.weight.data,
-            f"{prefix}.wo_b.weight": self.wo_b.weight.data,
-            **self.entries.weight_slots(prefix, tuple(projections)),
+            **self.wo_a.weight_slots(f"{prefix}.wo_a"),
+            **self.wo_b.weight_slots(f"{prefix}.wo_b"),
+            **self.entries.weight_slots(prefix, projections),
         }

@@ -25,8 +25,10 @@ class DeepseekV4Block(nn.Module):
         config, make = parts.config, parts.make
         self._prefix = prefix
         self._eps = config.rms_norm_eps
-        self.attn = DeepseekV4Attention(plan, LayerCacheNames.of_block(prefix), parts)
-        self.ffn = DeepseekV4MoE(plan.hash_routed, parts)
+        self.attn = DeepseekV4Attention(
+            plan, LayerCacheNames.of_block(prefix), parts.within(f"{prefix}.attn")
+        )
+        self.ffn = DeepseekV4MoE(plan.hash_routed, parts.within(f"{prefix}.ffn"))
         self.attn_norm = make.parameter(config.hidden_size)
         self.ffn_norm = make.parameter(config.hidden_size)
         self.attn_hc, self.ffn_hc = (

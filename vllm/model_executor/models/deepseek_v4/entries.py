@@ -135,7 +135,10 @@ class ChosenEntries(nn.Module):
             self._num_heads,
         )
         self.wq_b = ReplicatedLinear(
-            config.q_lora_rank, (self._num_heads * self._width,), parts.make
+            config.q_lora_rank,
+            (self._num_heads * self._width,),
+            parts.make,
+            ("indexer.wq_b",),
         )
         self._entries = PageReader(names.entries, parts)
         self._index_keys = PageReader(names.indexer, parts)
@@ -251,7 +254,7 @@ class ChosenEntries(nn.Module):
         return {
             **self.all_entries.weight_slots(prefix, projections[:1]),
             **self.index_compressor.weight_slots(f"{prefix}.indexer.compressor", values, gates),
-            f"{prefix}.indexer.wq_b.weight": self.wq_b.weight.data,
+            **self.wq_b.part_slots(0, f"{prefix}.indexer.wq_b"),
             f"{prefix}.indexer.weights_proj.weight": projections[2],
         }
 

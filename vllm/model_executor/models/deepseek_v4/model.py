@@ -8,6 +8,7 @@ from torch import nn
 from vllm.distributed.parallel_state import SingleProcessGroup, TensorParallelGroup
 from vllm.model_executor.layers.hyper_connections import HyperHead
 from vllm.model_executor.layers.linear import TensorFactory
+from vllm.model_executor.layers.quantization import WeightQuantization
 from vllm.model_executor.layers.vocab import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.deepseek_v4.block import DeepseekV4Block
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
@@ -30,6 +31,7 @@ class DeepseekV4ForCausalLM(nn.Module):
             state and the output head stay fp32.
         device: Where the weights live.
         group: The processes that share the model.
+        quantization: Which matrices the checkpoint stores in another way; None: none.
     """
 
     def __init__(
@@ -40,9 +42,12 @@ class DeepseekV4ForCausalLM(nn.Module):
         dtype: torch.dtype,
         device: torch.device | str,
         group: TensorParallelGroup | None = None,
+        quantization: WeightQuantization | None = None,
     ) -> None:
         super().__init__()
-        make = TensorFactory(dtype, torch.device(device), group or SingleProcessGroup(), ops)
+        make = TensorFactory(
+            dtype, torch.device(device), group or SingleProcessGroup(), ops, quantization
+        )
         parts = ModelParts(config, ops, make)
         self.config = config
         self.embed = VocabParallelEmbedding(config.vocab_size, config.hidden_size, make)

@@ -15,11 +15,12 @@ class DeepseekV4MTP(nn.Module):
 
     def __init__(self, parts: ModelParts) -> None:
         super().__init__()
-        config, make = parts.config, parts.make
+        config, make = parts.config, parts.make.within("mtp.0")
         self._eps = config.rms_norm_eps
         self.block = DeepseekV4Block("mtp.0", LayerPlan("window", 0, hash_routed=False), parts)
-        self.e_proj = ReplicatedLinear(config.hidden_size, (config.hidden_size,), make)
-        self.h_proj = ReplicatedLinear(config.hidden_size, (config.hidden_size,), make)
+        width = config.hidden_size
+        self.e_proj = ReplicatedLinear(width, (width,), make, ("e_proj",))
+        self.h_proj = ReplicatedLinear(width, (width,), make, ("h_proj",))
         self.enorm = make.parameter(config.hidden_size)
         self.hnorm = make.parameter(config.hidden_size)
         self.norm = make.parameter(config.hidden_size)
@@ -61,8 +62,8 @@ class DeepseekV4MTP(nn.Module):
         """Returns published tensor name -> destination."""
         return {
             **self.block.weight_slots(),
-            "mtp.0.e_proj.weight": self.e_proj.weight.data,
-            "mtp.0.h_proj.weight": self.h_proj.weight.data,
+            **self.e_proj.part_slots(0, "mtp.0.e_proj"),
+            **self.h_proj.part_slots(0, "mtp.0.h_proj"),
             "mtp.0.enorm.weight": self.enorm.data,
             "mtp.0.hnorm.weight": self.hnorm.data,
             "mtp.0.norm.weight": self.norm.data,

@@ -1,7 +1,7 @@
 """What the layers of one forward pass share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -47,6 +47,10 @@ class ModelParts:
     config: DeepseekV4Config
     ops: OpResolver
     make: TensorFactory
+
+    def within(self, prefix: str) -> "ModelParts":
+        """Returns the parts for modules whose published names begin with ``prefix``."""
+        return replace(self, make=self.make.within(prefix))
 
 
 class StepFactory(nn.Module):

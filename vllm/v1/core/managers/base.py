@@ -44,6 +44,8 @@ class SingleTypeKVCacheManager(ABC):
     # Whether a lookup drops the last matched block for a drafter. A state that stands for all
     # tokens before it cannot be shortened by a block, so such groups look up the candidate itself.
     drops_eagle_block: ClassVar[bool] = True
+    # Whether blocks below a request's last tokens are given back while it runs.
+    drops_skipped_blocks: ClassVar[bool] = True
     # Whether a hit of n tokens implies one at every aligned length below n.
     is_downward_closed: ClassVar[bool] = False
 
@@ -94,13 +96,14 @@ class SingleTypeKVCacheManager(ABC):
             num_tokens_main_model: ``num_tokens`` less lookahead for a drafter.
             apply_admission_cap: Count what the request holds at most at once instead.
         """
-        num_required = cdiv(num_tokens, self.block_size)
+        # Asked in every step of every request and group: rounded up in place.
+        num_required = -(-num_tokens // self.block_size)
         if apply_admission_cap and self.max_admission_blocks_per_request is not None:
             num_required = min(num_required, self.max_admission_blocks_per_request)
         num_held = len(self.req_to_blocks.get(request_id, ()))
         if request_id in self.num_cached_block:
             assert not new_computed_blocks
-            return max(num_required - num_held, 0)
+            return num_required - num_held if num_required > num_held else 0
         num_skipped = max(self.get_num_skipped_tokens(total_computed_tokens), 0) // self.block_size
         num_present = num_held + len(new_computed_blocks)
         num_new = max(num_required - max(num_skipped, num_present), 0)
@@ -201,6 +204,12 @@ class SingleTypeKVCacheManager(ABC):
             block_mask=mask,
         )
         self.num_cached_block[request.request_id] = num_full
+        if self.block_pool.pinned is not None:
+            self._cache_tail(request, num_tokens, num_full - num_done)
+
+    def _cache_tail(self, request: Request, num_tokens: int, num_new_blocks: int) -> None:
+        """With pinning: cache what a pin would keep; only windows have a tail to pin."""
+        return
 
     @classmethod
     def reachable_block_mask(
@@ -229,30 +238,29 @@ class SingleTypeKVCacheManager(ABC):
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
         """Free the blocks that no later token attends to and put the null block in their place."""
-        removed = self._take_skipped(request_id, total_computed_tokens)
-        if removed:
-            self.block_pool.free_unhashed_first(removed)
-
-    def _take_skipped(self, request_id: str, total_computed_tokens: int) -> list[KVCacheBlock]:
-        """Put the null block in place of skipped blocks and return these, the last one first."""
         num_skipped = self.get_num_skipped_tokens(total_computed_tokens) // self.block_size
         if num_skipped <= 0:
-            return []
+            return
         table = self.req_to_blocks.get(request_id)
         if table is None:
-            return []
+            return
         end = min(num_skipped, len(table))
         # From the right, so that a step pays only for what it skips: left of the first null block
-        # all is null.
+        # all is null. Compared by identity, which does not load the block.
         first = end
-        while first > 0 and not table[first - 1].is_null:
+        null_block = self._null_block
+        while first > 0 and table[first - 1] is not null_block:
             first -= 1
         if first == end:
-            return []
+            return
         removed = table[first:end]
         removed.reverse()
-        table[first:end] = [self._null_block] * (end - first)
-        return removed
+        table[first:end] = [null_block] * (end - first)
+        self._drop(request_id, removed)
+
+    def _drop(self, request_id: str, removed: Sequence[KVCacheBlock]) -> None:
+        """Free blocks a running request needs no more, the last one first."""
+        self.block_pool.free_unhashed_first(removed)
 
     # ---- queries -----------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ class CrossAttentionManager(SingleTypeKVCacheManager):
     """Tables whose length is that of the encoder's output."""
 
     counts_encoder_tokens: ClassVar[bool] = True
+    drops_skipped_blocks: ClassVar[bool] = False
 
     def adopt_computed_blocks(
         self, request_id: str, new_computed_blocks: Sequence[KVCacheBlock], num_total_tokens: int

@@ -17,6 +17,7 @@ class FullAttentionManager(SingleTypeKVCacheManager):
     """Tables of a group that needs all blocks from the first to the last."""
 
     is_downward_closed: ClassVar[bool] = True
+    drops_skipped_blocks: ClassVar[bool] = False
 
     @classmethod
     def find_longest_cache_hit(

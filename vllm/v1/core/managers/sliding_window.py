@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd
+from typing import TYPE_CHECKING
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHashList, KVCacheBlock
 from vllm.v1.core.managers.base import SingleTypeKVCacheManager
-from vllm.v1.core.retention_masks import num_window_tail_blocks, sliding_window_block_mask
+from vllm.v1.core.retention_masks import (
+    num_window_tail_blocks,
+    pinned_tail,
+    sliding_window_block_mask,
+)
 from vllm.v1.kv_cache_interface import KVCacheSpec, SlidingWindowSpec
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
 
 
 class SlidingWindowManager(SingleTypeKVCacheManager):
@@ -36,6 +45,10 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
             max_admission_blocks_per_request,
         )
         self.sliding_window = kv_cache_spec.sliding_window
+        # With pinning: by request, the blocks to resume at the last boundary it cached.
+        self._tails: dict[str, list[KVCacheBlock]] = {}
+        # The boundary, where that tail lacks the block a drafter's hit drops: it is not full yet.
+        self._open_boundaries: dict[str, int] = {}
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
         """Return the tokens before the window of the next token.
@@ -46,11 +59,81 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
 
     def free(self, request_id: str) -> None:
         """Give all blocks back: what no hit can find to the front, the cached tail to the back."""
+        self._tails.pop(request_id, None)
+        self._open_boundaries.pop(request_id, None)
         table = self.req_to_blocks.pop(request_id, [])
         self.block_pool.free_unhashed_first(
             [block for block in reversed(table) if not block.is_null]
         )
         self.num_cached_block.pop(request_id, None)
+
+    def _cache_tail(self, request: Request, num_tokens: int, num_new_blocks: int) -> None:
+        """Cache the tail to resume at the last boundary, whatever the interval masks.
+
+        A pin without a hash would serve nobody. The tail is remembered as blocks, because the drop
+        that pins it may take its first ones from the table: the boundary is at or below the tokens
+        computed.
+
+            boundary    v                 tail needed there   # # #
+            table  . . . . . . |          still held              # # # .
+        """
+        pinned = self.block_pool.pinned
+        assert pinned is not None
+        request_id = request.request_id
+        if num_new_blocks >= pinned.min_drop_blocks:
+            boundary = num_tokens - num_tokens % self.scheduler_block_size
+            self._tails[request_id] = self._cache_tail_at(request, boundary, num_tokens)
+            return
+        # A decode step, or a chunk so short that its drop will pin nothing: but it may have filled
+        # the block that a drafter's hit drops.
+        boundary = self._open_boundaries.get(request_id, num_tokens)
+        if num_tokens >= boundary + self.block_size:
+            tail = self._cache_tail_at(request, boundary, num_tokens)
+            if request_id in self._tails:
+                self._tails[request_id] = tail
+            else:
+                # The drop has been; the rest of the tail is pinned.
+                pinned.pin(tail)
+
+    def _cache_tail_at(
+        self, request: Request, boundary: int, num_tokens: int
+    ) -> list[KVCacheBlock]:
+        """Cache and return the blocks to resume at a boundary, as far as they are full."""
+        first, end = pinned_tail(
+            boundary,
+            num_tokens,
+            block_size=self.block_size,
+            window=self.sliding_window,
+            use_eagle=self.use_eagle,
+        )
+        table = self.req_to_blocks[request.request_id]
+        tail = table[first:end]
+        self.block_pool.cache_full_blocks(
+            request=request,
+            blocks=table,
+            num_cached_blocks=first,
+            num_full_blocks=end,
+            block_size=self.block_size,
+            kv_cache_group_id=self.kv_cache_group_id,
+            block_mask=[block.block_hash is None for block in tail],
+        )
+        if self.use_eagle and end * self.block_size <= boundary:
+            self._open_boundaries[request.request_id] = boundary
+        else:
+            self._open_boundaries.pop(request.request_id, None)
+        return tail
+
+    def _drop(self, request_id: str, removed: Sequence[KVCacheBlock]) -> None:
+        """Free blocks below the window; a large drop pins the tail of the last boundary."""
+        pinned = self.block_pool.pinned
+        if pinned is not None:
+            tail = self._tails.pop(request_id, ())
+            if len(removed) >= pinned.min_drop_blocks:
+                pinned.pin(tail)
+            else:
+                # From here on blocks of the tail may be gone: it is not remembered any longer.
+                self._open_boundaries.pop(request_id, None)
+        self.block_pool.free_unhashed_first(removed)
 
     @classmethod
     def reachable_block_mask(
@@ -99,7 +182,7 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         num_blocks = min(max(max_length, 0) // block_size, len(block_hashes))
         # Blocks between two lengths a hit may have.
         step = alignment_tokens // gcd(alignment_tokens, block_size)
-        run = _find_last_run(
+        far, rows = _find_last_run(
             block_hashes,
             num_blocks,
             # A window of one token needs nothing below it, but without a block there is no hit.
@@ -108,13 +191,16 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
             kv_cache_group_ids,
             block_pool,
         )
-        end = len(run)
+        end = far + len(rows)
         if 0 < end < need:
             end -= end % step
         if drop_eagle_block and end:
             end -= 1
         end -= end % step
-        return tuple([row[i] for row in run[:end]] for i in range(len(kv_cache_group_ids)))
+        # Only null blocks are left of the run: no loop over them, there may be thousands.
+        skipped = [block_pool.null_block] * min(far, end)
+        kept = rows[: max(end - far, 0)]
+        return tuple(skipped + [row[i] for row in kept] for i in range(len(kv_cache_group_ids)))
 
 
 def _find_last_run(
@@ -124,8 +210,11 @@ def _find_last_run(
     step_and_phase: tuple[int, int],
     kv_cache_group_ids: list[int],
     block_pool: BlockPool,
-) -> list[list[KVCacheBlock]]:
-    """Return the blocks up to the last admissible end whose ``need`` blocks are all cached.
+) -> tuple[int, list[list[KVCacheBlock]]]:
+    """Find the last admissible end whose ``need`` blocks below it are all cached.
+
+    Returns:
+        The index of the first of them and, per block from there to the end, one per group.
 
     An end is admissible where ``end % step == phase % step``. The far block of each candidate
     window is looked up first: if it is missing, no end less than ``need`` blocks above it can do,
@@ -150,7 +239,6 @@ def _find_last_run(
             else:
                 rows.append(far_row)
                 rows.reverse()
-                null_row = [block_pool.null_block] * len(kv_cache_group_ids)
-                return [null_row] * far + rows
+                return far, rows
         end = missing - (missing - phase) % step
-    return []
+    return 0, []

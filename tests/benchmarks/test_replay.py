@@ -1,0 +1,123 @@
+"""Replaying traces: rates are bounded by the ideal, bad traces are refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.replay import (
+    TraceRequest,
+    format_table,
+    ideal_hit_rate,
+    main,
+    make_config,
+    make_policy,
+    read_trace,
+    replay,
+)
+from vllm.v1.core.retention import CacheGeometry
+
+POLICIES = ["none", "0", "4096", "auto", "today", "today+lean", "today+private", "today+all"]
+
+
+def chat_trace(num_sessions: int = 6, num_turns: int = 4) -> list[TraceRequest]:
+    """Sessions that take turns; each turn sends the last one's whole spans and 1,024 tokens."""
+    trace = []
+    for turn in range(num_turns):
+        for session in range(num_sessions):
+            spans = [0, *range(1000 * session + 1, 1000 * session + 2 * turn + 4)]
+            trace.append(TraceRequest(len(spans) * 512, 100, tuple(spans)))
+    return trace
+
+
+def write_trace(path: Path, trace: list[TraceRequest]) -> Path:
+    lines = [
+        json.dumps(
+            {
+                "timestamp": 0,
+                "input_length": r.num_prompt_tokens,
+                "output_length": r.num_output_tokens,
+                "hash_ids": r.span_ids,
+            }
+        )
+        for r in trace
+    ]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("blocks", ["vllm", "flash"])
+def test_no_policy_beats_the_ideal_and_a_roomy_pool_comes_near(name: str, blocks: str) -> None:
+    trace = chat_trace()
+    config = make_config(name, blocks, 128, 6000)
+    unit = config.hit_unit
+    assert unit is not None
+    policy = make_policy(name, CacheGeometry.from_config(config))
+    stats = replay(trace, config, policy, outputs=blocks == "flash")
+    assert stats.num_requests == len(trace)
+    assert stats.hit_tokens + sum(stats.miss_tokens.values()) == stats.prompt_tokens
+    assert stats.prompt_tokens == sum(r.num_prompt_tokens for r in trace)
+    assert stats.hit_rate <= ideal_hit_rate(trace, unit) + 1e-9
+    if name in ("0", "auto", "today+private"):
+        # The shared first span is discovered by the second session, and hit from the third on.
+        lost = 512 + (6 - 1) * unit
+        assert stats.hit_tokens >= ideal_hit_rate(trace, unit) * stats.prompt_tokens - lost
+
+
+def test_concurrent_requests_are_all_served() -> None:
+    trace = chat_trace()
+    config = make_config("auto", "flash", 32, 3000)
+    policy = make_policy("auto", CacheGeometry.from_config(config))
+    stats = replay(trace, config, policy, concurrency=4, chunk=1024)
+    assert stats.num_requests == len(trace)
+
+
+def test_a_dropped_tail_counts_as_missed() -> None:
+    trace = [TraceRequest(1300, 1, (1, 2, 3)), TraceRequest(1900, 1, (1, 2, 4, 5))]
+    config = make_config("auto", "vllm", 128, 3000)
+    policy = make_policy("auto", CacheGeometry.from_config(config))
+    dropped = replay(trace, config, policy)
+    assert dropped.hit_tokens == 1024
+    assert dropped.prompt_tokens == 3200
+    assert dropped.miss_tokens["dropped_tail"] == 1300 - 1024 + 1900 - 1536
+    kept = replay(trace, config, policy, keeps_tail=True)
+    assert "dropped_tail" not in kept.miss_tokens
+    assert kept.prompt_tokens == 3200
+
+
+def test_the_ideal_counts_first_matches_only() -> None:
+    trace = [TraceRequest(1024, 1, (1, 2)), TraceRequest(1536, 1, (1, 3, 2))]
+    assert ideal_hit_rate(trace, 128) == 512 / 2560
+    assert ideal_hit_rate([trace[0], trace[0]], 128) == (1023 // 128 * 128) / 2048
+
+
+def test_main_prints_a_table_and_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_trace(tmp_path / "trace.jsonl", chat_trace())
+    main([str(path), "--policies", "auto", "--pages", "4000", "--every", "2", "--limit", "5"])
+    out = capsys.readouterr().out
+    line = json.loads(out.splitlines()[-1])
+    (run,) = line["values"]["runs"]
+    assert line["config"]["requests"] == 5
+    assert f"| auto | {100 * run['hit_rate']:.1f} |" in out
+
+
+def test_a_unit_below_the_window_blocks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["trace.jsonl", "--unit", "32"])
+    assert "use --unit 64 or 128, or --blocks flash" in capsys.readouterr().err
+
+
+def test_simulated_rates_stand_beside_whole_traces_only() -> None:
+    rates = {"today": {16384: 1.0}}
+    assert "1.0 (9.2)" in format_table(rates, [16384], is_whole_trace=True)
+    assert "9.2" not in format_table(rates, [16384], is_whole_trace=False)
+
+
+def test_bad_traces_are_refused(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "short.jsonl", [TraceRequest(5000, 1, (1, 2))])
+    with pytest.raises(ValueError, match="2 hash_ids for 5000 tokens"):
+        list(read_trace(path))
+    path.write_text('{"input_length": 5}', encoding="utf-8")
+    with pytest.raises(ValueError, match="output_length"):
+        list(read_trace(path))

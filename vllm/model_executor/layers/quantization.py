@@ -1,0 +1,84 @@
+"""The seam for quantised weights: a platform says which matrices are stored its way.
+
+A model asks its ``TensorFactory`` for each matrix by published name; where the checkpoint's
+``WeightQuantization`` knows the name, the layer keeps no weight of its own and calls what it got.
+"""
+
+from typing import Protocol
+
+import torch
+
+
+class QuantisedMatrix(Protocol):
+    """One published matrix [out, in] in a storage of its own."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [T, in] to [T, out]."""
+
+    def map_groups(self, x: torch.Tensor) -> torch.Tensor:
+        """Map slices by the matrix's g blocks of rows: [T, g, in] to [T, g, out / g]."""
+
+    def slots(self, name: str) -> dict[str, torch.Tensor]:
+        """Return tensor name -> destination; ``name`` is the matrix's, without ".weight"."""
+
+
+class QuantisedExperts(Protocol):
+    """The routed experts of one layer and its shared expert, in a storage of their own."""
+
+    def __call__(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Sum each token's chosen experts and the shared one: [T, D], [T, k], [T, k] to [T, D]."""
+
+    def slots(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Return tensor name -> destination; ``prefix`` is the feed-forward layer's."""
+
+
+class WeightQuantization(Protocol):
+    """What a checkpoint says about how its matrices are stored."""
+
+    def make_matrix(
+        self,
+        name: str,
+        in_size: int,
+        out_size: int,
+        num_groups: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> QuantisedMatrix | None:
+        """Return the storage of the matrix ``name``, or None where it is plain.
+
+        Args:
+            name: Its published name, without ".weight".
+            in_size: Width of the input, or of one slice of it.
+            out_size: Rows of the matrix, of all groups together.
+            num_groups: Slices of the input that ``map_groups`` will get; 1: called as a whole.
+            dtype: Type of the layer's activations.
+            device: Where it lives.
+
+        Raises:
+            UnsupportedFeatureError: It is stored in a way that is not supported.
+        """
+
+    def finish_loading(self) -> None:
+        """Check and arrange what was made, now that every slot is filled; called once.
+
+        Raises:
+            CheckpointError: The values cannot be computed with.
+        """
+
+    def make_experts(
+        self,
+        prefix: str,
+        num_experts: int,
+        hidden_size: int,
+        inner_size: int,
+        limit: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> QuantisedExperts | None:
+        """Return the storage of a layer's experts, or None where all are plain.
+
+        Raises:
+            UnsupportedFeatureError: They are stored in a way that is not supported.
+        """

@@ -1,0 +1,1 @@
+"""The KV cache as Ascend lays it out: geometry, specs, coordinator, managers."""

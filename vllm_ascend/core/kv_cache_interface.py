@@ -1,0 +1,214 @@
+"""DeepSeek-V4's cache specs in Ascend's page formats, and what a block id costs (torch-free).
+
+The core's table (``deepseek_v4/kv_cache.py``) says which caches a model has and their blocks; this
+module changes what Ascend does otherwise: the type of index keys, the C128 state block of A5, and
+the padding of state pages. Names of the geometry are re-exported.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from vllm.exceptions import ConfigError
+from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
+from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache_specs
+from vllm.v1.core.hybrid_layout import packed_block_stride
+from vllm.v1.kv_cache_interface import (
+    CompressorStateSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    KVCacheTensor,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    UniformTypeKVCacheSpecs,
+)
+from vllm_ascend.core.geometry import (
+    BLOCK_SIZES,
+    DEFAULT_BLOCK_SIZE,
+    ROW_FORMATS,
+    Generation,
+    V4Geometry,
+    check_kernel_rows,
+    get_dsv4_compressed_kv_block_size,
+    v4_geometry,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "BLOCK_SIZES",
+    "DEFAULT_BLOCK_SIZE",
+    "PUBLISHED_BYTES_PER_BLOCK",
+    "CompressAttentionSpec",
+    "Generation",
+    "PageDtypes",
+    "V4Geometry",
+    "aggregate_page_size_bytes",
+    "ascend_kv_cache_specs",
+    "explain_bytes_per_block",
+    "get_dsv4_compressed_kv_block_size",
+    "tensors_in_use",
+    "unpack_groups",
+    "v4_geometry",
+]
+
+# What vllm-ascend reports for V4-Flash with MTP on A2/A3, by --block-size.
+PUBLISHED_BYTES_PER_BLOCK: Mapping[int, int] = MappingProxyType(
+    {32: 845_184, 64: 1_690_368, 128: 3_380_736}
+)
+_PUBLISHED_ROW_TENSORS, _PUBLISHED_INDEXER_TENSORS = 23, 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressAttentionSpec(MLAAttentionSpec):
+    """Entries of compressed attention (C4, its indexer, C128) in Ascend's pages.
+
+    A class of its own so that the registries can give Ascend's manager and coordinator to them.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class PageDtypes:
+    """Types of cached values, passed in so that this module needs no torch.
+
+    Attributes:
+        rows: Window rows and entries.
+        index: One byte per value for quantised index rows with their scale behind them; None:
+            index keys as ``rows``.
+        state: Compressor rows.
+    """
+
+    rows: "torch.dtype"
+    index: "torch.dtype | None"
+    state: "torch.dtype"
+
+
+def ascend_kv_cache_specs(
+    config: DeepseekV4Config,
+    block_size: int | None,
+    dtypes: PageDtypes,
+    generation: Generation = Generation.A2_A3,
+) -> dict[str, KVCacheSpec]:
+    """Build the cache spec of every layer, MTP's included.
+
+    Args:
+        config: The architecture.
+        block_size: ``--block-size``; None: 32.
+        dtypes: Types of the pages. With ``index`` set the pages are the device's, state padding
+            included; without it (reference mode in fp32) they are the core's.
+        generation: Of the device. A5's extra bytes of a row are part of its width.
+
+    Raises:
+        ConfigError: The block size is refused, or disagrees with the variable.
+    """
+    geometry = v4_geometry(
+        block_size, generation, head_dim=config.head_dim, index_head_dim=config.index_head_dim
+    )
+    check_kernel_rows(geometry.unit)
+    specs = deepseek_v4_kv_cache_specs(config, geometry.unit, dtypes.rows, dtypes.state)
+    return {name: _to_ascend(name, spec, geometry, dtypes) for name, spec in specs.items()}
+
+
+def _to_ascend(
+    name: str, spec: KVCacheSpec, geometry: V4Geometry, dtypes: PageDtypes
+) -> KVCacheSpec:
+    layout = ROW_FORMATS[geometry.generation]
+    if isinstance(spec, CompressorStateSpec):
+        return _state_page(name, spec, geometry, is_padded=dtypes.index is not None)
+    if isinstance(spec, MLAAttentionSpec):
+        width, dtype = spec.head_size, spec.dtype
+        if dtypes.index is not None and name.endswith(".indexer"):
+            width, dtype = layout.index_row_bytes(width), dtypes.index
+        elif layout.row_extra_bytes:
+            width += layout.row_extra_bytes // dtype.itemsize
+        return CompressAttentionSpec(
+            block_size=spec.block_size,
+            num_kv_heads=1,
+            head_size=width,
+            dtype=dtype,
+            compress_ratio=spec.compress_ratio,
+        )
+    assert isinstance(spec, SlidingWindowMLASpec), f"{name} is a {type(spec).__name__}"
+    extra = layout.row_extra_bytes // dtypes.rows.itemsize
+    return replace(spec, head_size=spec.head_size + extra, head_size_v=None) if extra else spec
+
+
+def _state_page(
+    name: str, spec: CompressorStateSpec, geometry: V4Geometry, *, is_padded: bool
+) -> CompressorStateSpec:
+    if not spec.state_overlap:
+        spec = replace(spec, block_size=min(spec.block_size, geometry.c128_state_block))
+    if not is_padded:
+        return spec
+    padded = geometry.indexer_page if name.endswith(".indexer_state") else geometry.row_page
+    return replace(spec, page_size_padded=max(padded, spec.real_page_size_bytes))
+
+
+# ----------------------------------------------------------------------------- groups and bytes
+
+
+def unpack_groups(groups: Sequence[KVCacheGroupSpec]) -> list[KVCacheGroupSpec]:
+    """Return the groups with one member's spec for each group of unequal pages.
+
+    A block size is then always that of a real spec.
+
+    Raises:
+        ConfigError: Members of a group disagree on the block size.
+    """
+    unpacked = []
+    for group in groups:
+        spec = group.kv_cache_spec
+        if isinstance(spec, UniformTypeKVCacheSpecs):
+            sizes = {member.block_size for member in spec.kv_cache_specs.values()}
+            if sizes != {spec.block_size}:
+                raise ConfigError(
+                    f"A KV cache group of {spec.block_size}-token blocks has members of "
+                    f"{sorted(sizes)} tokens: {', '.join(group.layer_names[:4])}, ..."
+                )
+            spec = next(iter(spec.kv_cache_specs.values()))
+        unpacked.append(replace(group, kv_cache_spec=spec))
+    return unpacked
+
+
+def aggregate_page_size_bytes(groups: Sequence[KVCacheGroupSpec]) -> int:
+    """Return the bytes of one page of every layer of every group together."""
+    total = 0
+    for group in groups:
+        spec = group.kv_cache_spec
+        if isinstance(spec, UniformTypeKVCacheSpecs):
+            total += sum(spec.kv_cache_specs[n].page_size_bytes for n in group.layer_names)
+        else:
+            total += len(group.layer_names) * spec.page_size_bytes
+    return total
+
+
+def tensors_in_use(config: KVCacheConfig) -> list[KVCacheTensor]:
+    """Return the tensors that some layer uses: nobody reads or writes the others."""
+    return [tensor for tensor in config.kv_cache_tensors if tensor.shared_by]
+
+
+def explain_bytes_per_block(groups: Sequence[KVCacheGroupSpec], geometry: V4Geometry) -> str:
+    """Return a sentence on what one block id costs, beside the published number.
+
+    The published one is for V4-Flash with MTP on A2/A3: a tensor for each of 23 row slots and 22
+    indexer slots. Slot i is as wide as the widest page at position i of any group, so every block
+    pays for all of them. Our packed row is as wide as the widest group alone.
+    """
+    ours = packed_block_stride(groups)
+    published = PUBLISHED_BYTES_PER_BLOCK[geometry.unit]
+    slots = (
+        _PUBLISHED_ROW_TENSORS * geometry.row_page
+        + _PUBLISHED_INDEXER_TENSORS * geometry.indexer_page
+    )
+    pages = (
+        f" of {geometry.row_page} and {geometry.indexer_page} bytes" if slots == published else ""
+    )
+    return (
+        f"{ours} bytes per block id at --block-size {geometry.unit}: one packed row as wide as the "
+        f"widest group (published for V4-Flash with MTP: {published}, which is "
+        f"{_PUBLISHED_ROW_TENSORS} row and {_PUBLISHED_INDEXER_TENSORS} indexer tensors{pages}, "
+        "each as wide as the widest page of its place in any group)"
+    )

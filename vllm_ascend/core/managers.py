@@ -1,0 +1,27 @@
+"""The manager of compressed groups: dense tables, whatever wraps their spec."""
+
+from typing import Any
+
+from vllm.v1.core.managers.full_attention import FullAttentionManager
+from vllm.v1.kv_cache_interface import KVCacheSpec, UniformTypeKVCacheSpecs
+
+
+def member_of(spec: KVCacheSpec) -> KVCacheSpec:
+    """Return a group's spec, or any member's where the group has unequal pages."""
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return next(iter(spec.kv_cache_specs.values()))
+    return spec
+
+
+class CompressAttentionManager(FullAttentionManager):
+    """Block tables of C4 and C128 entries when hits are whole blocks (``hit_unit`` None).
+
+    Every row of the context is needed, so this is the core's dense manager; a group of entries and
+    index keys comes as ``UniformTypeKVCacheSpecs`` and is unpacked before a block size is read.
+    With ``hit_unit`` set the core's unit coordinator keeps dense tables itself.
+
+    Owns: as ``SingleTypeKVCacheManager``.
+    """
+
+    def __init__(self, kv_cache_spec: KVCacheSpec, **kwargs: Any) -> None:
+        super().__init__(member_of(kv_cache_spec), **kwargs)

@@ -1,0 +1,52 @@
+"""The Ascend tree's own environment variables, read on every call so that late changes count."""
+
+import os
+
+from vllm.exceptions import ConfigError
+
+REFERENCE_VARIABLE = "VLLM_ASCEND_REFERENCE"
+COMPRESSED_BLOCK_VARIABLE = "VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE"
+GRAPH_VARIABLE = "VLLM_ASCEND_DECODE_GRAPHS"
+NZ_VARIABLE = "VLLM_ASCEND_WEIGHT_NZ"
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("", "0", "false", "no", "off")
+
+
+def is_reference_mode() -> bool:
+    """Whether CPU tensors stand in for a device.
+
+    Raises:
+        ConfigError: The variable is no boolean.
+    """
+    return _read_flag(REFERENCE_VARIABLE)
+
+
+def wants_decode_graphs() -> bool:
+    """Whether decode steps are captured as ACL graphs. Never run on a device; off by default.
+
+    Raises:
+        ConfigError: The variable is no boolean.
+    """
+    return _read_flag(GRAPH_VARIABLE)
+
+
+def wants_nz_weights() -> bool:
+    """Whether int8 weights are kept in the device's NZ format. Never run; off by default.
+
+    Raises:
+        ConfigError: The variable is no boolean.
+    """
+    return _read_flag(NZ_VARIABLE)
+
+
+def read_compressed_block_size() -> str | None:
+    """Return what the operator wrote for the C128 block, None if nothing."""
+    return os.environ.get(COMPRESSED_BLOCK_VARIABLE, "").strip() or None
+
+
+def _read_flag(name: str) -> bool:
+    raw = os.environ.get(name, "").strip().lower()
+    if raw not in _TRUE + _FALSE:
+        raise ConfigError(f"{name}={raw!r} is not a boolean: use 1 or 0.")
+    return raw in _TRUE

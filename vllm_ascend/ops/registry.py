@@ -1,0 +1,104 @@
+"""The ops a model asks the NPU platform for: by torch_npu, or by aten with the reason why."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from vllm.exceptions import ConfigError
+from vllm.v1.attention.ops.registry import REFERENCE_OPS, Op
+from vllm_ascend.ops import elementwise, experts, pages
+
+
+@dataclass(frozen=True, slots=True)
+class AscendOp:
+    """How one op of the core's registry runs on an NPU.
+
+    Attributes:
+        run: The op, with the reference's signature.
+        npu_calls: The torch_npu calls it makes; none: aten.
+        note: Limits of the calls, or why aten.
+        a5_only: Whether the calls exist on A5 alone; elsewhere the reference runs.
+    """
+
+    run: Op
+    npu_calls: tuple[str, ...] = ()
+    note: str = ""
+    a5_only: bool = False
+
+
+def _aten(name: str, note: str) -> AscendOp:
+    return AscendOp(REFERENCE_OPS[name], (), note)
+
+
+ASCEND_OPS: Mapping[str, AscendOp] = MappingProxyType(
+    {
+        "linear": _aten("linear", "a plain product; w8a8 layers call npu_quant_matmul instead"),
+        "grouped_linear": _aten("grouped_linear", "a batched product"),
+        "rms_norm": AscendOp(
+            elementwise.rms_norm, ("npu_rms_norm",), "gamma in the input's type; ones for no weight"
+        ),
+        "rotate_": AscendOp(
+            elementwise.rotate_, ("npu_rotary_mul",), "interleave, [S, 1, N, D], in fp32"
+        ),
+        "hc_project": _aten(
+            "hc_project",
+            "npu_mhc_pre fuses it with the gates, is documented for A5 alone and does not say "
+            "whether its h_post is doubled",
+        ),
+        "sinkhorn": _aten(
+            "sinkhorn",
+            "npu_mhc_sinkhorn is documented for A5 alone and says neither where eps is added nor "
+            "whether a softmax comes first",
+        ),
+        "hc_collapse": _aten("hc_collapse", "a weighted sum; part of npu_mhc_pre, see hc_project"),
+        "hc_expand": AscendOp(
+            elementwise.hc_expand, ("npu_mhc_post",), "fp16 or bf16 and 4, 6 or 8 streams", True
+        ),
+        "write_rows": AscendOp(
+            pages.write_rows, ("npu_scatter_nd_update_",), "[block, row] indices; int8 quantises"
+        ),
+        "read_rows": AscendOp(pages.read_rows, (), "index_select; int8 rows are dequantised"),
+        "compress_windows": _aten("compress_windows", "the wheel has no compressor"),
+        "index_scores": _aten(
+            "index_scores",
+            "npu_lightning_indexer returns choices, not scores, and leaves ties open",
+        ),
+        "select_entries": _aten("select_entries", "top-k whose ties go to the earliest entry"),
+        "attend": _aten(
+            "attend", "the wheel has no attention over one shared key/value with chosen entries"
+        ),
+        "router_scores": _aten(
+            "router_scores",
+            "npu_moe_gating_top_k documents softmax and sigmoid, not sqrt(softplus)",
+        ),
+        "choose_experts": _aten("choose_experts", "top-k, see router_scores"),
+        "expert_weights": _aten("expert_weights", "a gather and a sum, see router_scores"),
+        "mix_experts": AscendOp(
+            experts.mix_experts,
+            (
+                "npu_moe_init_routing_v2",
+                "npu_grouped_matmul",
+                "npu_clipped_swiglu",
+                "npu_moe_token_unpermute",
+            ),
+            "weights are applied after the second product, the reference applies them before",
+        ),
+    }
+)
+"""Every name of the core's registry, once."""
+
+
+def get_ascend_op(name: str, *, is_a5: bool = False) -> Op:
+    """Return an op for tensors on an NPU, or in reference mode on a CPU.
+
+    Args:
+        name: A name of the core's registry.
+        is_a5: Whether the device is an A5 (Ascend 950), which has calls of its own.
+
+    Raises:
+        ConfigError: No op has this name.
+    """
+    op = ASCEND_OPS.get(name)
+    if op is None:
+        raise ConfigError(f"no op is named {name!r}; known: {', '.join(sorted(ASCEND_OPS))}")
+    return REFERENCE_OPS[name] if op.a5_only and not is_a5 else op.run

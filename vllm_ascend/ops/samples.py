@@ -1,0 +1,124 @@
+"""One call of each op of ``schemas``, with the arguments this tree gives; for checks.
+
+Used where results are compared: CPU with Meta, ours with the wheel's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vllm_ascend.ops.dtype_codes import code_of
+
+_T, _D, _E, _K = 3, 8, 4, 2
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCall:
+    """A call with arguments made on any device.
+
+    Attributes:
+        name: The op's name.
+        make: Returns positional and keyword arguments for a device.
+    """
+
+    name: str
+    make: Callable[[torch.device], tuple[tuple[Any, ...], dict[str, Any]]]
+
+    def results(self, device: torch.device) -> list[torch.Tensor]:
+        """Call on a device; the tensors it returns, in order."""
+        arguments, keywords = self.make(device)
+        returned = getattr(torch.ops.npu, self.name)(*arguments, **keywords)
+        return [returned] if isinstance(returned, torch.Tensor) else list(returned)
+
+
+def sample_calls() -> list[SampleCall]:
+    """Return a call of each op."""
+
+    def floats(device: torch.device, *shape: int) -> torch.Tensor:
+        return torch.ones(shape, dtype=torch.bfloat16, device=device)
+
+    def wide(device: torch.device, *shape: int) -> torch.Tensor:
+        return torch.ones(shape, dtype=torch.float32, device=device)
+
+    def int8s(device: torch.device, *shape: int) -> torch.Tensor:
+        return torch.ones(shape, dtype=torch.int8, device=device)
+
+    def int32s(device: torch.device, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
+    def counts(device: torch.device) -> torch.Tensor:
+        return torch.full((_E,), 1, dtype=torch.int64, device=device)
+
+    bf16 = code_of(torch.bfloat16)
+    return [
+        SampleCall("npu_rms_norm", lambda d: ((floats(d, _T, _D), floats(d, _D), 1e-6), {})),
+        SampleCall(
+            "npu_rotary_mul",
+            lambda d: (
+                (wide(d, _T, 1, 2, _D), wide(d, _T, 1, 1, _D), wide(d, _T, 1, 1, _D), "interleave"),
+                {},
+            ),
+        ),
+        SampleCall(
+            "npu_clipped_swiglu",
+            lambda d: (
+                (floats(d, _T, _D),),
+                {"alpha": 1.0, "limit": 10.0, "bias": 0.0, "interleaved": False},
+            ),
+        ),
+        SampleCall(
+            "npu_mhc_post",
+            lambda d: (
+                (floats(d, _T, 4, _D), wide(d, _T, 4, 4), floats(d, _T, _D), wide(d, _T, 4)),
+                {},
+            ),
+        ),
+        SampleCall(
+            "npu_scatter_nd_update_",
+            lambda d: ((int8s(d, _T, 2, _D), int32s(d, 1, 2), int8s(d, 1, _D)), {}),
+        ),
+        SampleCall(
+            "npu_moe_init_routing_v2",
+            lambda d: (
+                (floats(d, _T, _D), int32s(d, _T, _K)),
+                {
+                    "scale": wide(d, _T),
+                    "active_num": _T * _K,
+                    "expert_num": _E,
+                    "expert_tokens_num_type": 1,
+                    "expert_tokens_num_flag": True,
+                    "active_expert_range": [0, _E],
+                },
+            ),
+        ),
+        SampleCall(
+            "npu_moe_token_unpermute",
+            lambda d: ((floats(d, _T * _K, _D), int32s(d, _T * _K), floats(d, _T, _K)), {}),
+        ),
+        SampleCall(
+            "npu_grouped_matmul",
+            lambda d: (
+                ([int8s(d, _E, _D)], [int8s(d, _E, _D, 5)]),
+                {
+                    "scale": [wide(d, _E, 5)],
+                    "per_token_scale": [wide(d, _E)],
+                    "group_list": counts(d),
+                    "split_item": 2,
+                    "group_type": 0,
+                    "group_list_type": 1,
+                    "output_dtype": bf16,
+                },
+            ),
+        ),
+        SampleCall("npu_dynamic_quant", lambda d: ((floats(d, _T, _D),), {})),
+        SampleCall(
+            "npu_quant_matmul",
+            lambda d: (
+                (int8s(d, _T, _D), int8s(d, _D, 5), wide(d, 5)),
+                {"pertoken_scale": wide(d, _T), "output_dtype": bf16},
+            ),
+        ),
+        SampleCall("npu_format_cast", lambda d: ((int8s(d, _T, _D), 29), {})),
+    ]

@@ -1,0 +1,195 @@
+"""The Ascend platforms: the NPU, and reference mode, which puts CPU tensors in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import ConfigError
+from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.interface import Platform
+from vllm_ascend import envs
+from vllm_ascend.core.geometry import C128_RATIO, Generation, get_dsv4_compressed_kv_block_size
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm.config import VllmConfig
+    from vllm.model_executor.layers.quantization import WeightQuantization
+
+_A5_NAMES = ("Ascend950", "Ascend910_95")
+_MODEL_TYPE = "deepseek_v4"
+
+
+class AscendPlatform(Platform):
+    """What the NPU and reference mode share: config checks, KV cache registrations, the worker."""
+
+    worker_class_path = "vllm_ascend.worker.worker.NPUWorker"
+
+    def check_and_update_config(self, config: VllmConfig) -> VllmConfig:
+        """As the base class; DeepSeek-V4's block size is checked against the variable too.
+
+        Both processes resolve their config here, so they see the same value or the same error.
+
+        Raises:
+            ConfigError: Another device was asked for, or the block size is refused.
+        """
+        model = config.model_config
+        if model is not None and model.hf_config.get("model_type") == _MODEL_TYPE:
+            get_dsv4_compressed_kv_block_size(C128_RATIO, config.cache_config.block_size)
+        return super().check_and_update_config(config)
+
+    def generation(self) -> Generation:
+        """Return the device's generation: page formats and op sets differ."""
+        return Generation.A2_A3
+
+    def uses_device_pages(self, row_itemsize: int) -> bool:
+        """Whether pages are laid out as on the device: int8 index rows, padded state pages.
+
+        Args:
+            row_itemsize: Bytes of a cached value; fp32 pages exist in reference mode only.
+        """
+        return row_itemsize == 2
+
+    def find_quantization(self, checkpoint: str) -> WeightQuantization | None:
+        """Return ModelSlim's w8a8 where the checkpoint folder describes it.
+
+        Raises:
+            CheckpointError: The description is broken.
+            UnsupportedFeatureError: It uses a scheme that is not supported.
+        """
+        from vllm_ascend.quantization import modelslim  # noqa: PLC0415  (loads torch)
+
+        # A format is how the device lays memory out: host tensors have none.
+        use_nz = self.device_type == "npu" and envs.wants_nz_weights()
+        return modelslim.find_quantization(checkpoint, use_nz=use_nz)
+
+    def register_custom_kv_cache_specs(self, vllm_config: VllmConfig | None) -> None:
+        """Give Ascend's compressed caches their manager."""
+        from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: PLC0415  (start-up)
+        from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry  # noqa: PLC0415  (start-up)
+        from vllm_ascend.core.kv_cache_interface import CompressAttentionSpec  # noqa: PLC0415
+        from vllm_ascend.core.managers import CompressAttentionManager  # noqa: PLC0415
+
+        KVCacheSpecRegistry.register(
+            CompressAttentionSpec, CompressAttentionManager, FullAttentionSpec
+        )
+
+    def register_kv_cache_coordinators(self) -> None:
+        """Give hybrid caches in Ascend's pages their coordinator."""
+        from vllm.v1.core.coordinator_registry import register_coordinator  # noqa: PLC0415
+        from vllm_ascend.core import coordinator  # noqa: PLC0415  (start-up)
+
+        register_coordinator(
+            "ascend_hybrid", coordinator.AscendHybridKVCacheCoordinator, coordinator.serves
+        )
+
+
+class NPUPlatform(AscendPlatform):
+    """One Ascend NPU through torch_npu. Has never been run on a device."""
+
+    device_type = "npu"
+    device_name = "npu"
+    dispatch_key = "PrivateUse1"
+    ray_device_key = "NPU"
+    device_control_env_var = "ASCEND_RT_VISIBLE_DEVICES"
+    dist_backend = "hccl"
+
+    def generation(self) -> Generation:
+        """Return the generation by the name the driver gives the device."""
+        name = str(_torch_npu().get_device_name())
+        return Generation.A5 if name.startswith(_A5_NAMES) else Generation.A2_A3
+
+    def get_op(self, name: str) -> Callable[..., Any]:
+        """Return the op called ``name`` for NPU tensors.
+
+        Raises:
+            ConfigError: There is no such op.
+        """
+        from vllm_ascend.ops.registry import get_ascend_op  # noqa: PLC0415  (loads torch)
+
+        return get_ascend_op(name, is_a5=self.generation() is Generation.A5)
+
+    def make_device(self, local_rank: int) -> torch.device:
+        """Make NPU ``local_rank`` current and return it.
+
+        Raises:
+            ConfigError: There is no such NPU.
+        """
+        import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
+
+        npu = _torch_npu()
+        count = npu.device_count()
+        if not 0 <= local_rank < count:
+            raise ConfigError(
+                f"worker {local_rank} needs its own NPU, but {count} are visible "
+                f"({self.device_control_env_var} selects them)."
+            )
+        device = torch.device("npu", local_rank)
+        npu.set_device(device)
+        npu.empty_cache()
+        return device
+
+    def total_memory_bytes(self) -> int:
+        """Return the NPU's memory from its properties, which does not create a context."""
+        return int(_torch_npu().get_device_properties(0).total_memory)
+
+    def free_memory_bytes(self) -> int:
+        """Return what the driver reports free, plus what torch's allocator holds unused."""
+        npu = _torch_npu()
+        unused = npu.memory_reserved() - npu.memory_allocated()
+        return int(npu.mem_get_info()[0]) + int(unused)
+
+    def uses_device_pages(self, row_itemsize: int) -> bool:
+        """Return True; fp32 pages have no kernels.
+
+        Raises:
+            ConfigError: The cache dtype is not two bytes wide.
+        """
+        if row_itemsize != 2:
+            raise ConfigError(
+                f"a KV cache of {8 * row_itemsize}-bit values has no kernels on an NPU: use "
+                "--kv-cache-dtype bfloat16, or auto with --dtype bfloat16."
+            )
+        return True
+
+    def allocate_kv_pool(
+        self, num_blocks: int, stride_bytes: int, device: torch.device
+    ) -> torch.Tensor:
+        """Allocate zeroed pages as raw int8 ``[num_blocks, stride_bytes]``: aclnn's byte type."""
+        import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
+
+        return torch.zeros((num_blocks, stride_bytes), dtype=torch.int8, device=device)
+
+
+class ReferencePlatform(AscendPlatform, CpuPlatform):
+    """Reference mode: the Ascend tree on CPU tensors, npu ops in plain torch."""
+
+    device_name = "ascend-reference"
+
+    def get_op(self, name: str) -> Callable[..., Any]:
+        """Return the op called ``name``; npu calls are registered on first use.
+
+        Raises:
+            ConfigError: There is no such op, or torch_npu is loaded as well.
+        """
+        from vllm_ascend.ops.registry import get_ascend_op  # noqa: PLC0415  (loads torch)
+        from vllm_ascend.ops.schemas import register_npu_ops  # noqa: PLC0415  (loads torch)
+
+        register_npu_ops()
+        return get_ascend_op(name)
+
+    def allocate_kv_pool(
+        self, num_blocks: int, stride_bytes: int, device: torch.device
+    ) -> torch.Tensor:
+        """Allocate as the CPU does, seen as int8 as on the device."""
+        import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
+
+        return super().allocate_kv_pool(num_blocks, stride_bytes, device).view(torch.int8)
+
+
+def _torch_npu() -> Any:
+    """Return ``torch.npu``, which torch_npu has added to torch by now."""
+    import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
+
+    return torch.npu  # type: ignore[attr-defined]  # torch_npu adds it

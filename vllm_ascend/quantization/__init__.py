@@ -1,0 +1,1 @@
+"""Quantised checkpoints on an NPU: ModelSlim's w8a8."""

@@ -1,0 +1,162 @@
+"""From a ModelSlim description to the storages of a model's matrices."""
+
+from pathlib import Path
+
+import torch
+
+from vllm.exceptions import CheckpointError, UnsupportedFeatureError
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader.checkpoint_files import name_some
+from vllm_ascend.quantization.description import QuantDescription, read_description
+from vllm_ascend.quantization.w8a8 import (
+    GatedMatrices,
+    PlainGatedMatrices,
+    W8A8Experts,
+    W8A8GroupedMatrix,
+    W8A8Matrix,
+)
+
+logger = init_logger(__name__)
+
+_MTP = "mtp."
+_EXPERT_LEAVES = ("w1", "w2", "w3")
+
+
+class ModelSlimQuantization:
+    """A ``WeightQuantization`` read from ``quant_model_description.json``.
+
+    Args:
+        description: The scheme of each tensor.
+        use_nz: Whether weights are rearranged to the device's NZ format after loading.
+
+    Owns: the storages it made, until loading has finished.
+    """
+
+    def __init__(self, description: QuantDescription, *, use_nz: bool = False) -> None:
+        self._description = description
+        self._use_nz = use_nz
+        self._made: list[W8A8Matrix | W8A8GroupedMatrix | W8A8Experts] = []
+        self._asked: set[str] = set()
+
+    def make_matrix(
+        self,
+        name: str,
+        in_size: int,
+        out_size: int,
+        num_groups: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> W8A8Matrix | W8A8GroupedMatrix | None:
+        """See ``WeightQuantization``."""
+        self._asked.add(name)
+        if not self._description.is_quantised(name):
+            return None
+        has_offset = self._description.has_offset(name)
+        made: W8A8Matrix | W8A8GroupedMatrix
+        if num_groups > 1:
+            made = W8A8GroupedMatrix(name, in_size, out_size, num_groups, dtype, device, has_offset)
+        else:
+            made = W8A8Matrix(name, in_size, out_size, dtype, device, has_offset)
+        self._made.append(made)
+        return made
+
+    def make_experts(
+        self,
+        prefix: str,
+        num_experts: int,
+        hidden_size: int,
+        inner_size: int,
+        limit: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> W8A8Experts | None:
+        """See ``WeightQuantization``."""
+        routed_names = [
+            f"{prefix}experts.{expert}.{leaf}"
+            for expert in range(num_experts)
+            for leaf in _EXPERT_LEAVES
+        ]
+        shared_names = [f"{prefix}shared_experts.{leaf}" for leaf in _EXPERT_LEAVES]
+        self._asked.update(routed_names, shared_names)
+        is_routed_quantised = self._agree(routed_names)
+        is_shared_quantised = self._agree(shared_names)
+        if not is_routed_quantised:
+            if is_shared_quantised:
+                raise UnsupportedFeatureError(
+                    f"{self._description.source} quantises {shared_names[0]} but not the routed "
+                    "experts beside it: quantise both or neither."
+                )
+            return None
+        # The grouped product of bf16 results takes bf16 scales, that of others fp32 ones.
+        group_scales = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+        routed = GatedMatrices(
+            num_experts, hidden_size, inner_size, limit, dtype, group_scales, device
+        )
+        shared: GatedMatrices | PlainGatedMatrices
+        if is_shared_quantised:
+            shared = GatedMatrices(1, hidden_size, inner_size, limit, dtype, torch.float32, device)
+        else:
+            shared = PlainGatedMatrices(hidden_size, inner_size, limit, dtype, device)
+        made = W8A8Experts(
+            routed,
+            shared,
+            prefix,
+            self._description.has_offset(routed_names[0]),
+            self._description.has_offset(shared_names[0]),
+        )
+        self._made.append(made)
+        return made
+
+    def finish_loading(self) -> None:
+        """See ``WeightQuantization``."""
+        self._refuse_leftovers()
+        for made in self._made:
+            made.finish(self._use_nz)
+        self._made.clear()
+
+    def _refuse_leftovers(self) -> None:
+        """Refuse quantised matrices that the model keeps plain, or does not have."""
+        has_mtp = any(name.startswith(_MTP) for name in self._asked)
+        leftovers = sorted(
+            name
+            for name in self._description.quantised_matrices()
+            if name not in self._asked and (has_mtp or not name.startswith(_MTP))
+        )
+        if leftovers:
+            raise CheckpointError(
+                f"{self._description.source} quantises {name_some(leftovers)}, which cannot be "
+                "quantised in this model: leave them FLOAT."
+            )
+
+    def _agree(self, names: list[str]) -> bool:
+        """Return whether all matrices are quantised.
+
+        Raises:
+            UnsupportedFeatureError: Some are and some are not.
+        """
+        plain = [name for name in names if not self._description.is_quantised(name)]
+        if plain and len(plain) < len(names):
+            raise UnsupportedFeatureError(
+                f"{self._description.source} quantises some of {len(names)} matrices but not "
+                f"{name_some(plain)}: quantise all or none of a layer's."
+            )
+        return not plain
+
+
+def find_quantization(checkpoint: str, *, use_nz: bool) -> ModelSlimQuantization | None:
+    """Return the quantisation of a checkpoint folder; None without a description.
+
+    Args:
+        checkpoint: The folder.
+        use_nz: Whether the device takes weights in NZ format.
+
+    Raises:
+        CheckpointError: The description is broken.
+        UnsupportedFeatureError: It uses a scheme that is not supported.
+    """
+    description = read_description(Path(checkpoint))
+    if description is None:
+        return None
+    num_quantised = len(description.quantised_matrices())
+    logger.info("%s: %d matrices are W8A8_DYNAMIC", description.source, num_quantised)
+    return ModelSlimQuantization(description, use_nz=use_nz)

@@ -1,0 +1,1 @@
+"""The worker on an NPU: what differs from the core's."""

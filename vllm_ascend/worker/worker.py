@@ -1,0 +1,140 @@
+"""The core's worker with Ascend's pages, memory accounting and decode graphs."""
+
+from typing import Any
+
+import torch
+
+from vllm.config import VllmConfig
+from vllm.exceptions import ConfigError
+from vllm.logger import init_logger
+from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
+from vllm.v1.core.hybrid_layout import group_hybrid_mla_specs
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.worker.dtypes import resolve_cache_dtype
+from vllm.v1.worker.worker import Worker
+from vllm_ascend import envs
+from vllm_ascend.core.kv_cache_interface import (
+    Generation,
+    PageDtypes,
+    ascend_kv_cache_specs,
+    explain_bytes_per_block,
+    v4_geometry,
+)
+from vllm_ascend.platform import AscendPlatform
+from vllm_ascend.worker.decode_graphs import DecodeGraphs
+from vllm_ascend.worker.memory import MemorySnapshot, available_kv_bytes, read_peak_bytes
+from vllm_ascend.worker.profile import run_largest_step
+
+logger = init_logger(__name__)
+
+
+class NPUWorker(Worker):
+    """One NPU; in reference mode the CPU.
+
+    Block tables, slot mappings and block copies are the core's: index tensors are made once per
+    step and group, and a copy is one gather and one scatter of pool rows on the device.
+
+    Args:
+        vllm_config: The configuration, the platform's defaults filled in.
+        platform: An Ascend platform.
+        local_rank: Index of the device on this machine.
+
+    Owns: as ``Worker``; the decode graphs.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, platform: AscendPlatform, local_rank: int = 0
+    ) -> None:
+        super().__init__(vllm_config, platform, local_rank)
+        self._ascend = platform
+        self._first_snapshot: MemorySnapshot | None = None
+
+    def init_device(self) -> None:
+        """Select the device and note its memory before anything is loaded."""
+        super().init_device()
+        if self._is_npu:
+            self._first_snapshot = MemorySnapshot.take(_torch_npu())
+
+    def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        """Return what each of the model's caches keeps, in Ascend's pages.
+
+        Raises:
+            ConfigError: The model, the block size, the cache dtype or the device is not supported.
+        """
+        if not isinstance(self._model_spec, DeepseekV4Config):
+            return super().get_kv_cache_specs()
+        generation = self._ascend.generation()
+        if generation is Generation.A5:
+            raise ConfigError(
+                "A5 pages (fp8 rows of 640 bytes) have no kernels in this tree, only their "
+                "geometry is known: use an A2 or A3."
+            )
+        rows = resolve_cache_dtype(self._config.cache_config.cache_dtype, self._dtype)
+        index = torch.int8 if self._ascend.uses_device_pages(rows.itemsize) else None
+        return ascend_kv_cache_specs(
+            self._model_spec,
+            self._config.cache_config.block_size,
+            PageDtypes(rows=rows, index=index, state=torch.float32),
+            generation,
+        )
+
+    def determine_available_memory(self) -> int:
+        """Return the bytes the KV pool may take, after a profile run on an NPU."""
+        exact = self._config.cache_config.kv_cache_memory_bytes
+        if exact is not None or self._first_snapshot is None:
+            return super().determine_available_memory()
+        assert self._device is not None, "init_device comes first"
+        npu = _torch_npu()
+        npu.reset_peak_memory_stats()
+        scheduler = self._config.scheduler_config
+        run_largest_step(
+            self._model,
+            self.get_kv_cache_specs(),
+            self._platform,
+            self._device,
+            num_tokens=scheduler.max_num_batched_tokens,
+            num_logit_rows=scheduler.max_num_seqs,
+        )
+        npu.synchronize()
+        peak = read_peak_bytes(npu)
+        npu.empty_cache()
+        return available_kv_bytes(
+            self._first_snapshot,
+            MemorySnapshot.take(npu),
+            peak,
+            self._config.cache_config.gpu_memory_utilization,
+        )
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the KV cache and become ready for steps.
+
+        Raises:
+            ConfigError: The config's layers are not the model's: missing and extra are listed.
+        """
+        self._report_bytes()
+        if envs.wants_decode_graphs():
+            if not self._is_npu:
+                raise ConfigError(
+                    f"{envs.GRAPH_VARIABLE}=1 needs an NPU, which reference mode is not: unset it."
+                )
+            self._model = DecodeGraphs(self._model, _torch_npu())
+        super().initialize_from_config(kv_cache_config)
+
+    @property
+    def _is_npu(self) -> bool:
+        return self._platform.device_type == "npu"
+
+    def _report_bytes(self) -> None:
+        if not isinstance(self._model_spec, DeepseekV4Config):
+            return
+        geometry = v4_geometry(
+            self._config.cache_config.block_size,
+            head_dim=self._model_spec.head_dim,
+            index_head_dim=self._model_spec.index_head_dim,
+        )
+        groups = group_hybrid_mla_specs(self.get_kv_cache_specs())
+        logger.info("KV cache: %s", explain_bytes_per_block(groups, geometry))
+
+
+def _torch_npu() -> Any:
+    return torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
