@@ -85,7 +85,10 @@ def test_embedded_checkpoint_missing_from_the_package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["", "  ", "/no/such/folder", "./x", "../x", "a/b/c", "a b", "-x"])
-def test_what_is_neither_folder_nor_hub_id(name, hub):
+def test_what_is_neither_folder_nor_hub_id(name, hub, tmp_path, monkeypatch):
+    inside = tmp_path / "here"
+    inside.mkdir()
+    monkeypatch.chdir(inside)  # whatever lies beside the checkout
     fake = hub()
     with pytest.raises(ConfigError):
         resolve_checkpoint(name)

@@ -308,6 +308,6 @@ class TestBlockSizes:
 
 
 def test_report_counts_tokens(caplog):
-    with caplog.at_level("INFO", logger=builder.__name__):
+    with caplog.at_level("DEBUG", logger=builder.__name__):
         get_kv_cache_configs(make_vllm_config(1024), [named("l", full(), 1)], [PAGE * 96])
     assert "96 blocks, 1536 tokens; 1.50 requests of 1024 tokens" in caplog.text

@@ -62,9 +62,8 @@ def test_a_conversation_supersedes_the_checkpoint_before_last() -> None:
         history = [*driver.finished[request.request_id], *tokens_of(50 + turn, 200)]
     leans = [p // 128 * 128 for p in begun_at]
     cold = {r.position for r in pool.checkpoints.values() if r.is_cold}
-    assert leans[1] in cold, "two turns later nobody is expected there"
-    assert leans[3] not in cold
-    assert leans[2] not in cold, "the last turn may still be asked again"
+    assert {leans[1], leans[2]} <= cold, "where earlier turns began nobody is expected any more"
+    assert leans[3] not in cold, "the last turn may still be asked again"
 
 
 def test_a_second_continuation_makes_a_superseded_checkpoint_a_junction() -> None:
