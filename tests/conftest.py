@@ -1,4 +1,4 @@
-"""What every test leaves behind as it found it."""
+"""What every test finds: loggers as an import leaves them."""
 
 import logging
 from collections.abc import Iterator
@@ -6,12 +6,21 @@ from collections.abc import Iterator
 import pytest
 
 
+def _reset_loggers() -> None:
+    for name in ("vllm", "vllm_ascend"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [], True
+        logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def start_with_plain_logging() -> None:
+    """Begin as imported."""
+    _reset_loggers()
+
+
 @pytest.fixture(autouse=True)
-def keep_logging() -> Iterator[None]:
+def keep_plain_logging() -> Iterator[None]:
     """Undo ``setup_logging``: a logger that does not propagate hides its lines from caplog."""
-    loggers = [logging.getLogger(name) for name in ("vllm", "vllm_ascend")]
-    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     yield
-    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
+    _reset_loggers()
