@@ -5,6 +5,7 @@ A free block stands in one tier, and allocation takes the lowest tier that has o
     SCRATCH   nothing can hit it: never hashed, or its keys are gone
     COLD      hashed, but superseded by something better
     REGULAR   hashed, in LRU order
+    PINNED    the windows at which long prompts paused, if pins are on; counted as free
 
 A *dense* block carries one key for every unit whose rows it holds; a *window* block belongs to the
 checkpoint records that need it. A record is atomic: losing one block dissolves it, and blocks that
@@ -29,6 +30,7 @@ from vllm.v1.core.kv_cache_utils import (
     KVCacheBlock,
     maybe_convert_block_hash,
 )
+from vllm.v1.core.pinned_checkpoints import PinnedCheckpoints
 
 
 class Tier(IntEnum):
@@ -37,6 +39,7 @@ class Tier(IntEnum):
     SCRATCH = 0
     COLD = 1
     REGULAR = 2
+    PINNED = 3
 
 
 _HELD = -1
@@ -109,7 +112,7 @@ class GhostList:
 class UnitBlockPool:
     """All blocks of the KV cache.
 
-    Owns: ref counts, free tiers, the dense hash index, checkpoint records.
+    Owns: ref counts, free tiers, the dense hash index, checkpoint records, pins.
 
     Args:
         num_blocks: Blocks in all, the null block included.
@@ -117,6 +120,7 @@ class UnitBlockPool:
         enable_caching: Whether keys and checkpoints are kept at all.
         window_group_ids: Groups that checkpoints hold blocks of, in their order.
         enable_kv_cache_events: Whether stored and removed prefixes are recorded.
+        max_pinned: Most blocks pinned at once; None: there is no tier for them.
     """
 
     def __init__(
@@ -126,6 +130,7 @@ class UnitBlockPool:
         enable_caching: bool = True,
         window_group_ids: Sequence[int] = (),
         enable_kv_cache_events: bool = False,
+        max_pinned: int | None = None,
     ) -> None:
         assert num_blocks > 0
         self._window_group_ids = tuple(window_group_ids)
@@ -136,10 +141,11 @@ class UnitBlockPool:
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[0]
         self.null_block.is_null = True
+        self.pinned = None if max_pinned is None else PinnedCheckpoints(max_pinned)
+        num_cached_tiers = len(Tier) - 1 if self.pinned is not None else len(Tier) - 2
         self.tiers = (
             FreeKVCacheBlockQueue(self.blocks[1:]),
-            FreeKVCacheBlockQueue([]),
-            FreeKVCacheBlockQueue([]),
+            *(FreeKVCacheBlockQueue([]) for _ in range(num_cached_tiers)),
         )
         self._tier_of = [_HELD] + [int(Tier.SCRATCH)] * (num_blocks - 1)
         # Per dense group: prefix -> a block that holds its last rows; further blocks of the same
@@ -164,7 +170,7 @@ class UnitBlockPool:
     # ---- counts ------------------------------------------------------------------------------
 
     def get_num_free_blocks(self) -> int:
-        """Return how many blocks allocation can take, cached ones included."""
+        """Return how many blocks allocation can take, cached and pinned ones included."""
         return sum(tier.num_free_blocks for tier in self.tiers)
 
     def get_usage(self) -> float:
@@ -198,6 +204,8 @@ class UnitBlockPool:
             raise ValueError(
                 f"Cannot get {num_blocks} blocks: only {self.get_num_free_blocks()} are free."
             )
+        if self.pinned is not None:
+            self._demote_pins(self.pinned, num_blocks)
         taken: list[KVCacheBlock] = []
         while len(taken) < num_blocks:
             block = self._pop_lowest()
@@ -281,6 +289,8 @@ class UnitBlockPool:
         records = self._records.get(block.block_id)
         if not records:
             return Tier.SCRATCH
+        if self.pinned is not None and self.pinned.holds(block):
+            return Tier.PINNED
         return Tier.COLD if all(record.is_cold for record in records) else Tier.REGULAR
 
     def _enqueue(self, block: KVCacheBlock, tier: Tier) -> None:
@@ -392,6 +402,8 @@ class UnitBlockPool:
         if self.checkpoints.get(record.prefix_hash) is not record:
             return
         del self.checkpoints[record.prefix_hash]
+        if self.pinned is not None:
+            self.pinned.discard(record)
         for group_id in self._groups_of(record):
             self._record_removed(record.prefix_hash, group_id)
         for block in record.all_blocks():
@@ -415,6 +427,43 @@ class UnitBlockPool:
         """Let a checkpoint's free blocks age from now."""
         if self.checkpoints.get(record.prefix_hash) is record:
             self._place_free_blocks(record, even_if_unchanged=True)
+
+    # ---- pins --------------------------------------------------------------------------------
+
+    def pin(self, record: Checkpoint) -> bool:
+        """Let allocation reach a checkpoint's blocks last; the oldest pins give way to the cap.
+
+        A pin outlives hits: touched blocks leave the tier and come back to its end.
+
+        Returns:
+            Whether it is pinned; one that is larger than the cap, or gone, is not.
+        """
+        pinned = self.pinned
+        assert pinned is not None, "pins are off"
+        if self.checkpoints.get(record.prefix_hash) is not record or not pinned.can_hold(record):
+            return False
+        while pinned.num_excess(record) > 0:
+            self.unpin(self._oldest_pin(pinned))
+        pinned.add(record)
+        self._place_free_blocks(record, even_if_unchanged=True)
+        return True
+
+    def unpin(self, record: Checkpoint) -> None:
+        """Take a checkpoint's pin away; its free blocks become the youngest of a lower tier."""
+        if self.pinned is not None and self.pinned.discard(record):
+            self._place_free_blocks(record, even_if_unchanged=False)
+
+    def _demote_pins(self, pinned: PinnedCheckpoints, num_blocks: int) -> None:
+        """Unpin, oldest first, until the lower tiers hold as many blocks."""
+        while sum(tier.num_free_blocks for tier in self.tiers[: Tier.PINNED]) < num_blocks:
+            self.unpin(self._oldest_pin(pinned))
+
+    def _oldest_pin(self, pinned: PinnedCheckpoints) -> Checkpoint:
+        """Return the pin that gives way next: of those with free blocks, the one freed first."""
+        block = self.tiers[Tier.PINNED].peekleft()
+        if block is None:
+            return next(iter(pinned))
+        return next(record for record in self.records_of(block) if record in pinned)
 
     def _place_free_blocks(self, record: Checkpoint, *, even_if_unchanged: bool) -> None:
         for block in record.all_blocks():

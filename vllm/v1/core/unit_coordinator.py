@@ -6,16 +6,19 @@ A step of one request goes through ``plan_step`` (what to take; changes nothing)
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vllm import envs
+from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix_lookup import PrefixHit, find_prefix
 from vllm.v1.core.retention import (
     CacheGeometry,
     GroupGeometry,
     RetentionPolicy,
+    max_checkpoint_blocks,
     needed_window_blocks,
+    num_dropped_blocks,
     parse_retention,
     trailing_boundaries,
 )
@@ -23,6 +26,8 @@ from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.unit_block_pool import Checkpoint, UnitBlockPool
 from vllm.v1.core.unit_groups import DenseGroup, WindowGroup
 from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +143,12 @@ class UnitKVCacheCoordinator:
                 wanted = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
                 wanted = "none" if wanted is None else wanted
             policy = parse_retention(wanted, self.geometry)
+            if enable_caching and envs.VLLM_PIN_SWA_TOKENS:
+                policy = replace(
+                    policy,
+                    pinned_share=envs.VLLM_PIN_MAX_SHARE,
+                    pin_min_drop_blocks=envs.VLLM_PIN_MIN_DROP_SIZE,
+                )
         self.policy = policy
         self.block_pool = UnitBlockPool(
             kv_cache_config.num_blocks,
@@ -145,6 +156,7 @@ class UnitKVCacheCoordinator:
             enable_caching,
             [group.group_id for group in self.geometry.windows],
             enable_kv_cache_events,
+            max_pinned=self._max_pinned(kv_cache_config.num_blocks),
         )
         pool = self.block_pool
         self.dense = tuple(DenseGroup(g, pool) for g in self.geometry.dense)
@@ -155,6 +167,23 @@ class UnitKVCacheCoordinator:
         # Requests with window tables that the worker has not seen.
         self._dirty: set[str] = set()
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
+
+    def _max_pinned(self, num_blocks: int) -> int | None:
+        """Return how many blocks may be pinned, and say how many prefixes that is good for."""
+        share = self.policy.pinned_share
+        if share is None:
+            return None
+        max_pinned = int((num_blocks - 1) * share)
+        each = max_checkpoint_blocks(self.geometry)
+        logger.info(
+            "VLLM_PIN_SWA_TOKENS: up to %d of %d blocks hold pinned windows, room for %d prefixes "
+            "of %d blocks",
+            max_pinned,
+            num_blocks,
+            max_pinned // each if each else 0,
+            each,
+        )
+        return max_pinned
 
     # ---- lookup ------------------------------------------------------------------------------
 
@@ -496,6 +525,28 @@ class UnitKVCacheCoordinator:
             elif record.num_hits == 0 and not record.is_kept:
                 self.block_pool.dissolve(record)
         state.trailing = remaining
+
+    def pin_window(
+        self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
+    ) -> None:
+        """Pin the checkpoint at which a long step ends; a short step, as in decode, pins nothing.
+
+        Args:
+            request_id: The request, whose step from ``start`` to ``end`` was just published.
+            block_hashes: Its chained hashes.
+            start: Tokens computed before the step.
+            end: Tokens computed after it.
+        """
+        if num_dropped_blocks(self.geometry, start, end) < self.policy.pin_min_drop_blocks:
+            return
+        record = self.block_pool.checkpoints.get(block_hashes[end // self.geometry.unit - 1])
+        if record is None or not self.block_pool.pin(record):
+            return
+        record.is_kept = True
+        state = self._states[request_id]
+        if record in state.trailing:
+            state.trailing.remove(record)
+            state.kept.append(record)
 
     def _supersede(self, records: Sequence[Checkpoint]) -> None:
         if self.policy.supersedes:

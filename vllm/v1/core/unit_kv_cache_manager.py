@@ -401,6 +401,9 @@ class UnitKVCacheManager:
                 pending.end,
                 pending.boundaries,
             )
+            if self.policy.pinned_share is not None:
+                hashes = request.block_hashes
+                self.coordinator.pin_window(request_id, hashes, pending.start, pending.end)
             if pending.end >= self.geometry.floor_unit(request.num_prompt_tokens):
                 self._prefilling.pop(request_id, None)
         self._pending.clear()
