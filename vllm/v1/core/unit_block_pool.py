@@ -43,6 +43,7 @@ class Tier(IntEnum):
 
 
 _HELD = -1
+_SCRATCH = int(Tier.SCRATCH)
 
 
 @dataclass(slots=True, eq=False)
@@ -206,8 +207,14 @@ class UnitBlockPool:
             )
         if self.pinned is not None:
             self._demote_pins(self.pinned, num_blocks)
-        taken: list[KVCacheBlock] = []
+        # Scratch blocks cache nothing, so they go in one piece.
+        scratch = self.tiers[Tier.SCRATCH]
+        taken = scratch.popleft_n(min(num_blocks, scratch.num_free_blocks))
+        for block in taken:
+            self._tier_of[block.block_id] = _HELD
+            block.ref_cnt = 1
         while len(taken) < num_blocks:
+            # One at a time: a checkpoint that loses a block gives its others to scratch.
             block = self._pop_lowest()
             self._forget(block)
             block.ref_cnt = 1
@@ -274,13 +281,24 @@ class UnitBlockPool:
 
         Those nobody holds any more join REGULAR if something can hit them, else SCRATCH.
         """
+        keys, records, tier_of = self._keys, self._records, self._tier_of
+        useless = []
         for block in ordered_blocks:
             if block.is_null:
                 continue
             block.ref_cnt -= 1
             assert block.ref_cnt >= 0, f"block {block.block_id} freed too often"
-            if block.ref_cnt == 0:
+            if block.ref_cnt:
+                continue
+            block_id = block.block_id
+            if block_id in keys or block_id in records:
                 self._enqueue(block, self._tier_for(block))
+            else:
+                tier_of[block_id] = _SCRATCH
+                useless.append(block)
+        # Freed last, taken first; see ``_enqueue``.
+        useless.reverse()
+        self.tiers[Tier.SCRATCH].prepend_n(useless)
 
     def _tier_for(self, block: KVCacheBlock) -> Tier:
         """Return where a free block belongs: with the best of what it serves."""
