@@ -82,6 +82,7 @@ _TODAY = {
     "keeps_coarse": False,
     "supersedes": False,
     "private_window": False,
+    "resists_scans": False,
 }
 _VARIANTS: dict[str, dict[str, bool]] = {
     "today": {},

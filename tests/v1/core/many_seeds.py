@@ -88,6 +88,8 @@ def run_random_traffic(seed: int, traffic: Traffic | None = None) -> Driver:
         seed,
         policy=traffic.policy,
         is_priority=traffic.is_priority,
+        # Of the policies that have a guard against scans, "auto", half the seeds begin with it on.
+        is_scanned=rng.random() < 0.5,
     )
     histories = [tokens_of(seed * 100 + i, rng.randrange(1, 300)) for i in range(3)]
     for _ in range(25):

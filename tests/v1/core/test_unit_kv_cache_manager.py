@@ -201,14 +201,27 @@ class CacheMachine(RuleBasedStateMachine):
         spare=st.integers(0, 40),
         pinned_share=st.sampled_from([None, 0.1, 0.5, 1.0]),
         is_priority=st.booleans(),
+        is_scanned=st.booleans(),
     )
-    def start(self, unit: int, spare: int, pinned_share: float | None, is_priority: bool) -> None:
+    def start(
+        self,
+        unit: int,
+        spare: int,
+        pinned_share: float | None,
+        is_priority: bool,
+        is_scanned: bool,
+    ) -> None:
         self.unit = unit
         big = UnitKVCacheManager(v4_config(unit, 4000), 512)
         blocks = max_request_blocks(big.geometry, 512) + 2 + spare
         policy = replace(AUTO, pinned_share=pinned_share, pin_min_drop_blocks=4)
         self.driver = Driver(
-            v4_config(unit, blocks), 512, seed=spare, policy=policy, is_priority=is_priority
+            v4_config(unit, blocks),
+            512,
+            seed=spare,
+            policy=policy,
+            is_priority=is_priority,
+            is_scanned=is_scanned,
         )
         self.prompts: list[list[int]] = [[1] * 200]
 

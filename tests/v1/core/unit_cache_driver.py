@@ -19,6 +19,7 @@ from vllm.v1.core.kv_cache_utils import (
     maybe_convert_block_hash,
 )
 from vllm.v1.core.retention import AUTO, RetentionPolicy
+from vllm.v1.core.scan_guard import ENTER_AFTER
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
@@ -164,6 +165,7 @@ class Driver:
         policy: RetentionPolicy = AUTO,
         waits: bool = True,
         is_priority: bool = False,
+        is_scanned: bool = False,
     ) -> None:
         assert config.hit_unit is not None
         self.unit = config.hit_unit
@@ -175,6 +177,9 @@ class Driver:
         self.memory = RowMemory(self.manager)
         self.max_model_len = max_model_len
         self.waits = waits
+        guard = coordinator.scan_guard
+        for _ in range(ENTER_AFTER if is_scanned and guard is not None else 0):
+            guard.observe(0, 1)
         # First come, first served; else the lower a request's priority, the sooner.
         self.is_priority = is_priority
         self.waiting: list[Request] = []

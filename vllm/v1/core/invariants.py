@@ -117,7 +117,9 @@ def _best_tier(pool: "UnitBlockPool", block: KVCacheBlock) -> Tier:
     records = pool.records_of(block)
     if pool.pinned is not None and any(record in pool.pinned for record in records):
         return Tier.PINNED
-    if pool.keys_of(block) or any(not record.is_cold for record in records):
+    if pool.keys_of(block):
+        return Tier.COLD if pool.is_on_trial(block) else Tier.REGULAR
+    if any(not record.is_cold for record in records):
         return Tier.REGULAR
     return Tier.COLD if records else Tier.SCRATCH
 

@@ -14,7 +14,7 @@ where a request can resume. *Dense* groups keep every row; *window* groups need 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import lcm
 
@@ -217,6 +217,8 @@ class RetentionPolicy:
         keeps_coarse: Also keep the last multiple of ``COARSE_TOKENS`` in a prompt: clients that
             re-render or re-chunk a prompt's end part from it there, or shortly after.
         private_window: Window groups take no blocks for rows that die within the step.
+        resists_scans: Where LRU order gives up every prefix just before its next use, new ones
+            are given up before others until they are hit.
         pinned_share: Where a long prompt pauses, its checkpoint is given up last; so much of the
             pool may stand under such pins. None: nothing is pinned.
         pin_min_drop_blocks: Blocks of rows a step must compute and not keep, in some group, to pin.
@@ -229,11 +231,13 @@ class RetentionPolicy:
     supersedes: bool = True
     keeps_coarse: bool = True
     private_window: bool = True
+    resists_scans: bool = True
     pinned_share: float | None = None
     pin_min_drop_blocks: int = 16
 
 
 AUTO = RetentionPolicy()
+_EQUAL_AGES = RetentionPolicy(supersedes=False, keeps_coarse=False, resists_scans=False)
 
 
 def parse_retention(value: str | int | None, geometry: "CacheGeometry") -> RetentionPolicy:
@@ -253,7 +257,7 @@ def parse_retention(value: str | int | None, geometry: "CacheGeometry") -> Reten
     if text == "none":
         sizes = (group.block_size for group in geometry.groups)
         interval = lcm(geometry.unit, *sizes)
-        return RetentionPolicy("none", interval=interval, supersedes=False, keeps_coarse=False)
+        return replace(_EQUAL_AGES, name="none", interval=interval)
     step = max(geometry.unit, geometry.lean)
     try:
         interval = int(text)
@@ -264,7 +268,7 @@ def parse_retention(value: str | int | None, geometry: "CacheGeometry") -> Reten
             f"prefix cache retention interval {value!r} is not valid here: use auto, none, 0, or a "
             f"positive multiple of {step} tokens."
         )
-    return RetentionPolicy(text, interval=interval, supersedes=False, keeps_coarse=False)
+    return replace(_EQUAL_AGES, name=text, interval=interval)
 
 
 def replay_boundaries(

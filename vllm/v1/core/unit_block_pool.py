@@ -3,7 +3,7 @@
 A free block stands in one tier, and allocation takes the lowest tier that has one:
 
     SCRATCH   nothing can hit it: never hashed, or its keys are gone
-    COLD      hashed, but superseded by something better
+    COLD      hashed, but superseded by something better, or on trial
     REGULAR   hashed, in LRU order
     PINNED    the windows at which long prompts paused, if pins are on; counted as free
 
@@ -61,6 +61,7 @@ class Checkpoint:
         is_kept: Whether it outlives the advance of the request that made it.
         is_junction: Whether continuations were seen to part here.
         is_cold: Whether it is given up before others.
+        is_on_trial: Whether it is so only until it is hit.
         older: The checkpoints that the request which made this one began at.
     """
 
@@ -73,6 +74,7 @@ class Checkpoint:
     is_kept: bool = False
     is_junction: bool = False
     is_cold: bool = False
+    is_on_trial: bool = False
     older: "tuple[Checkpoint, ...]" = ()
 
     def all_blocks(self) -> Iterable[KVCacheBlock]:
@@ -157,6 +159,8 @@ class UnitBlockPool:
         }
         # Keys of a dense block in ascending order of position, and its group.
         self._keys: dict[int, tuple[int, list[BlockHash]]] = {}
+        # Free dense blocks that are given up before others until they are hit.
+        self._on_trial: set[int] = set()
         # Which prefix a cached unit continues, and how many cached units continue a prefix; of the
         # first dense group, which has a key at every unit.
         self._lineage_group = dense_group_ids[0] if dense_group_ids else -1
@@ -164,8 +168,9 @@ class UnitBlockPool:
         self._num_children: dict[BlockHash | None, int] = {}
         self.checkpoints: dict[BlockHash, Checkpoint] = {}
         self._records: dict[int, list[Checkpoint]] = {}
-        # A quarter of a million hashes of 32 bytes: a bound on memory, not on usefulness.
-        self.ghosts = GhostList(capacity=max(1024, min(4 * num_blocks, 250_000)))
+        # A quarter of a million hashes of 32 bytes: a bound on memory, not on usefulness. Else for
+        # several times the pool, whose blocks carry several keys each.
+        self.ghosts = GhostList(capacity=max(1024, min(16 * num_blocks, 250_000)))
         self.checkpoint_ghosts = GhostList(capacity=max(1024, min(num_blocks, 65_536)))
 
     # ---- counts ------------------------------------------------------------------------------
@@ -231,6 +236,7 @@ class UnitBlockPool:
 
     def _forget(self, block: KVCacheBlock) -> None:
         """Drop what a block caches, because its rows are about to be overwritten."""
+        self._on_trial.discard(block.block_id)
         entry = self._keys.pop(block.block_id, None)
         if entry is not None:
             group_id, hashes = entry
@@ -274,12 +280,19 @@ class UnitBlockPool:
                 tier = self._tier_of[block.block_id]
                 self.tiers[tier].remove(block)
                 self._tier_of[block.block_id] = _HELD
+                self._on_trial.discard(block.block_id)
             block.ref_cnt += 1
 
-    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+    def free_blocks(
+        self, ordered_blocks: Iterable[KVCacheBlock], *, on_trial: bool = False
+    ) -> None:
         """Give blocks back, in the order in which they should be reused.
 
         Those nobody holds any more join REGULAR if something can hit them, else SCRATCH.
+
+        Args:
+            ordered_blocks: The blocks.
+            on_trial: Dense blocks stand in COLD until they are hit.
         """
         keys, records, tier_of = self._keys, self._records, self._tier_of
         useless = []
@@ -291,6 +304,8 @@ class UnitBlockPool:
             if block.ref_cnt:
                 continue
             block_id = block.block_id
+            if on_trial and block_id in keys:
+                self._on_trial.add(block_id)
             if block_id in keys or block_id in records:
                 self._enqueue(block, self._tier_for(block))
             else:
@@ -303,7 +318,7 @@ class UnitBlockPool:
     def _tier_for(self, block: KVCacheBlock) -> Tier:
         """Return where a free block belongs: with the best of what it serves."""
         if block.block_id in self._keys:
-            return Tier.REGULAR
+            return Tier.COLD if block.block_id in self._on_trial else Tier.REGULAR
         records = self._records.get(block.block_id)
         if not records:
             return Tier.SCRATCH
@@ -439,7 +454,23 @@ class UnitBlockPool:
         if record.is_cold == is_cold or self.checkpoints.get(record.prefix_hash) is not record:
             return
         record.is_cold = is_cold
+        record.is_on_trial = False
         self._place_free_blocks(record, even_if_unchanged=False)
+
+    def put_on_trial(self, record: Checkpoint) -> None:
+        """Give a checkpoint up before others until it is hit."""
+        if not record.is_cold:
+            self.set_cold(record, True)
+            record.is_on_trial = record.is_cold
+
+    def end_trial(self, record: Checkpoint) -> None:
+        """Keep a checkpoint that was hit as others are kept."""
+        if record.is_on_trial:
+            self.set_cold(record, False)
+
+    def is_on_trial(self, block: KVCacheBlock) -> bool:
+        """Whether a free dense block is given up before others until it is hit."""
+        return block.block_id in self._on_trial
 
     def refresh(self, record: Checkpoint) -> None:
         """Let a checkpoint's free blocks age from now."""

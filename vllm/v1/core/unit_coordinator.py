@@ -22,6 +22,7 @@ from vllm.v1.core.retention import (
     parse_retention,
     trailing_boundaries,
 )
+from vllm.v1.core.scan_guard import ScanGuard
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.unit_block_pool import Checkpoint, UnitBlockPool
 from vllm.v1.core.unit_groups import DenseGroup, WindowGroup
@@ -116,7 +117,8 @@ class RequestCacheState:
 class UnitKVCacheCoordinator:
     """The groups of one model over one pool.
 
-    Owns: the pool, the group managers, copies not yet run, what each request has published.
+    Owns: the pool, the group managers, copies not yet run, what each request has published, the
+    guard against scans.
 
     Args:
         kv_cache_config: Groups and number of blocks; ``hit_unit`` is set.
@@ -161,6 +163,7 @@ class UnitKVCacheCoordinator:
         pool = self.block_pool
         self.dense = tuple(DenseGroup(g, pool) for g in self.geometry.dense)
         self.windows = tuple(WindowGroup(g, pool) for g in self.geometry.windows)
+        self.scan_guard = ScanGuard() if policy.resists_scans else None
         self.copies: list[BlockCopy] = []
         self._sources_in_flight: list[KVCacheBlock] = []
         self._states: dict[str, RequestCacheState] = {}
@@ -403,6 +406,9 @@ class UnitKVCacheCoordinator:
         for window, blocks_of in zip(self.windows, hit.checkpoint.blocks, strict=True):
             pool.touch(blocks_of)
             window.adopt(request_id, hit.position, blocks_of)
+        for record in (hit.checkpoint, hit.lean_checkpoint):
+            if record is not None:
+                pool.end_trial(record)
         hit.checkpoint.num_hits += 1
         hit.checkpoint.num_live += 1
 
@@ -554,6 +560,12 @@ class UnitKVCacheCoordinator:
                 if not record.is_junction and record.num_live == 0:
                     self.block_pool.set_cold(record, True)
 
+    def _put_on_trial(self, state: RequestCacheState) -> None:
+        """Give what a leaving request made up first, until somebody resumes there."""
+        for record in (*state.kept, *state.trailing):
+            if record.num_hits == 0 and not record.is_junction:
+                self.block_pool.put_on_trial(record)
+
     def _age_checkpoints(self, state: RequestCacheState) -> None:
         """Order a leaving request's checkpoints for eviction: they age from now.
 
@@ -617,12 +629,16 @@ class UnitKVCacheCoordinator:
             else:
                 kept.append(copy)
         self.copies = kept
+        state = self._states.pop(request_id, None)
+        trial_start = None
+        if state is not None and self.scan_guard is not None and self.scan_guard.is_active:
+            trial_start = state.origin.position if state.origin is not None else 0
+            self._put_on_trial(state)
         for group in self.dense:
-            group.free(request_id)
+            group.free(request_id, trial_start)
         for window in self.windows:
             window.free(request_id)
         self._dirty.discard(request_id)
-        state = self._states.pop(request_id, None)
         if state is not None:
             self._age_checkpoints(state)
 

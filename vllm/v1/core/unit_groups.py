@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.retention import GroupGeometry
+from vllm.v1.core.retention import GroupGeometry, ceil_div
 from vllm.v1.core.unit_block_pool import UnitBlockPool
 
 
@@ -42,9 +42,19 @@ class DenseGroup:
         """Return the block that holds the last row of the first ``end`` tokens."""
         return self.tables[request_id][(end - 1) // self.geometry.block_size]
 
-    def free(self, request_id: str) -> None:
-        """Give all blocks back, a sequence's tail before its head."""
-        self._pool.free_blocks(reversed(self.tables.pop(request_id, [])))
+    def free(self, request_id: str, trial_start: int | None = None) -> None:
+        """Give all blocks back, a sequence's tail before its head.
+
+        Args:
+            request_id: The request.
+            trial_start: Blocks wholly above this position are on trial; None: no block is.
+        """
+        table = self.tables.pop(request_id, [])
+        if trial_start is not None:
+            first = ceil_div(trial_start, self.geometry.block_size)
+            self._pool.free_blocks(reversed(table[first:]), on_trial=True)
+            del table[first:]
+        self._pool.free_blocks(reversed(table))
 
 
 @dataclass(slots=True)

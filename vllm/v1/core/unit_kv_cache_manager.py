@@ -9,7 +9,13 @@ from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.v1.core.invariants import check_unit_cache
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.prefix_lookup import BYPASSED, PrefixHit, explain_misses
+from vllm.v1.core.prefix_lookup import (
+    BYPASSED,
+    EVICTED,
+    WINDOW_EVICTED,
+    PrefixHit,
+    explain_misses,
+)
 from vllm.v1.core.retention import (
     max_request_blocks,
     replay_boundaries,
@@ -367,6 +373,9 @@ class UnitKVCacheManager:
             if found.position > cached:
                 # Admitted without its hit because the pool was too full for it.
                 misses[BYPASSED] = misses.get(BYPASSED, 0) + found.position - cached
+            if self.coordinator.scan_guard is not None and request.num_preemptions == 0:
+                lost = misses.get(EVICTED, 0) + misses.get(WINDOW_EVICTED, 0)
+                self.coordinator.scan_guard.observe(cached, lost)
         self._prefill_stats[request.request_id] = PrefillStats(num_tokens, cached, matched, misses)
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.record(
