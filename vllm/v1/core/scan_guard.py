@@ -1,5 +1,9 @@
 """Noticing when least-recently-used order gives up every prefix just before its next use."""
 
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
+
 # Admissions in a row that hit next to nothing of what was cached once. The longest such run on a
 # public chat trace is 4, whatever the pool's size (docs/prefix_cache.md).
 ENTER_AFTER = 12
@@ -47,6 +51,12 @@ class ScanGuard:
             if self._num_useless >= ENTER_AFTER:
                 self.is_active = True
                 self._num_seen = self._num_hit = self._num_lost = 0
+                logger.info(
+                    "The last %d prompts lost nearly all that was cached for them: they take turns "
+                    "and do not all fit. New prefixes are given up first until they are hit; more "
+                    "KV cache memory would help more.",
+                    ENTER_AFTER,
+                )
 
     def _review(self, num_hit_tokens: int, num_lost_tokens: int) -> None:
         self._num_seen += 1
@@ -56,6 +66,8 @@ class ScanGuard:
             self.is_active = _is_useful(self._num_hit, self._num_lost)
             self._num_useless = 0
             self._num_seen = self._num_hit = self._num_lost = 0
+            if not self.is_active:
+                logger.info("New prefixes are kept as long as others again.")
 
 
 def _is_useful(num_hit_tokens: int, num_lost_tokens: int) -> bool:
