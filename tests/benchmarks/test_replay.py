@@ -17,7 +17,7 @@ from benchmarks.replay import (
 )
 from vllm.v1.core.retention import CacheGeometry
 
-POLICIES = ["none", "0", "4096", "auto", "pinned", "auto+pinned", "vllm-none", "vllm-4096"]
+POLICIES = ["none", "0", "4096", "auto", "pinned", "0+pinned", "vllm-none", "vllm-4096"]
 POLICIES += ["vllm-pinned", "today", "today+lean", "today+private", "today+all"]
 
 
