@@ -20,8 +20,8 @@ Pools are given in pages of 1,002,240 bytes, 256 tokens of dense rows in the arr
 vLLM 0.32 (``--blocks vllm``, the default, so that a page is a block); ``--blocks flash`` spends the
 same bytes on our own bf16 blocks at ``--unit``, whose dense tokens weigh 1.7 times as much.
 
-Policies: ``none``, ``0``, N, ``auto`` as operators write them; ``pinned`` is ``none`` with pins on a
-quarter of the pool, and so are ``0+pinned`` and ``auto+pinned``. ``today`` is vLLM's own policy
+Policies: ``none``, ``0``, N, ``auto`` as operators write them; ``pinned`` is ``none`` with pins on
+a quarter of the pool, and so are ``0+pinned`` and ``auto+pinned``. ``today`` is vLLM's own policy
 (interval 0 and junctions) with vLLM's whole-block hits at 256, transient window blocks taken from
 the pool and compressor windows demanded everywhere; ``vllm-none``, ``vllm-pinned``, ``vllm-0`` and
 ``vllm-N`` are its other policies on the same terms, without junctions. ``today+lean``,
