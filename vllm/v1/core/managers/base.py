@@ -72,7 +72,7 @@ class SingleTypeKVCacheManager(ABC):
         # Blocks from the table's start that caching is done with, masked ones included. A request
         # in it has been admitted: it will adopt no more hits.
         self.num_cached_block: dict[str, int] = {}
-        self._new_blocks: list[KVCacheBlock] = []
+        self._new_blocks: list[Sequence[KVCacheBlock]] = []
         self._null_block = block_pool.null_block
 
     # ---- sizing and allocation ---------------------------------------------------------------
@@ -169,7 +169,7 @@ class SingleTypeKVCacheManager(ABC):
     def _extend_table(self, table: list[KVCacheBlock], num_new: int) -> list[KVCacheBlock]:
         new_blocks = self.block_pool.get_new_blocks(num_new)
         table.extend(new_blocks)
-        self._new_blocks.extend(new_blocks)
+        self._new_blocks.append(new_blocks)
         return new_blocks
 
     # ---- caching -----------------------------------------------------------------------------
@@ -247,15 +247,16 @@ class SingleTypeKVCacheManager(ABC):
         end = min(num_skipped, len(table))
         # From the right, so that a step pays only for what it skips: left of the first null block
         # all is null. Compared by identity, which does not load the block.
-        first = end
         null_block = self._null_block
-        while first > 0 and table[first - 1] is not null_block:
-            first -= 1
-        if first == end:
-            return
-        removed = table[first:end]
-        removed.reverse()
-        table[first:end] = [null_block] * (end - first)
+        if not end or table[end - 1] is null_block:
+            return  # most decode steps
+        removed: list[KVCacheBlock] = []
+        for index in range(end - 1, -1, -1):
+            block = table[index]
+            if block is null_block:
+                break
+            removed.append(block)
+        table[end - len(removed) : end] = [null_block] * len(removed)
         self._drop(request_id, removed)
 
     def _drop(self, request_id: str, removed: Sequence[KVCacheBlock]) -> None:
@@ -278,7 +279,7 @@ class SingleTypeKVCacheManager(ABC):
 
     def take_new_block_ids(self) -> list[int]:
         """Return the ids of blocks taken since the last call or the step's start."""
-        block_ids = [block.block_id for block in self._new_blocks]
+        block_ids = [block.block_id for blocks in self._new_blocks for block in blocks]
         self._new_blocks.clear()
         return block_ids
 
