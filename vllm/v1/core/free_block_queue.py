@@ -108,15 +108,18 @@ class FreeKVCacheBlockQueue:
         assert 0 < n <= self.num_free_blocks, (
             f"{n} free blocks were asked for, {self.num_free_blocks} are there."
         )
-        # The count was checked, so every link is there. A prompt takes thousands of blocks: these
-        # loops are the larger part of what admitting it costs.
-        block: Any = self.fake_free_list_head
-        blocks: list[KVCacheBlock] = [block := block.next_free_block for _ in range(n)]
-        after = block.next_free_block
-        for block in blocks:
+        blocks: list[KVCacheBlock] = []
+        append = blocks.append
+        # The count was checked, so every link is there. A prompt takes thousands of blocks: this
+        # loop is the larger part of what admitting it costs.
+        block: Any = self.fake_free_list_head.next_free_block
+        for _ in range(n):
+            append(block)
+            after = block.next_free_block
             block.prev_free_block = block.next_free_block = None
-        self.fake_free_list_head.next_free_block = after
-        after.prev_free_block = self.fake_free_list_head
+            block = after
+        self.fake_free_list_head.next_free_block = block
+        block.prev_free_block = self.fake_free_list_head
         self.num_free_blocks -= n
         return blocks
 

@@ -247,16 +247,15 @@ class SingleTypeKVCacheManager(ABC):
         end = min(num_skipped, len(table))
         # From the right, so that a step pays only for what it skips: left of the first null block
         # all is null. Compared by identity, which does not load the block.
+        first = end
         null_block = self._null_block
-        if not end or table[end - 1] is null_block:
-            return  # most decode steps
-        removed: list[KVCacheBlock] = []
-        for index in range(end - 1, -1, -1):
-            block = table[index]
-            if block is null_block:
-                break
-            removed.append(block)
-        table[end - len(removed) : end] = [null_block] * len(removed)
+        while first > 0 and table[first - 1] is not null_block:
+            first -= 1
+        if first == end:
+            return
+        removed = table[first:end]
+        removed.reverse()
+        table[first:end] = [null_block] * (end - first)
         self._drop(request_id, removed)
 
     def _drop(self, request_id: str, removed: Sequence[KVCacheBlock]) -> None:
