@@ -290,6 +290,8 @@ class TestZmq:
         w.publish(1, 2, 3)
         assert w.publisher._num_dropped >= 2
         assert caplog.text.count("is full") == 1
+        # A dropped batch takes its number with it: that is how subscribers learn of it.
+        assert w.publisher._next_number == 3
         w.publisher._closed = True
 
     def test_taken_address(self, wire):

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from tests.entrypoints.openai.fake_engine import FakeEngine
+from vllm.config import VllmConfig
 from vllm.entrypoints.openai.app import build_app
 from vllm.entrypoints.openai.context import ModelFacts, ServingContext
 from vllm.entrypoints.openai.server_args import ServerArgs
@@ -64,6 +65,7 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Served]]:
             args=server_args,
             state=state,
             engine=engine,
+            config=VllmConfig(),
         )
         app.state.context = context
         if ready:

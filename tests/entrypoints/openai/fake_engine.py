@@ -19,6 +19,8 @@ class FakeEngine:
         refuse: Raised when a request comes.
         fail_at: Tokens after which ``failure`` is raised.
         hold: Cleared: tokens wait.
+        resets: What its cache was reset with.
+        can_reset: What resets answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, answer: str = "One two, three.") -> None:
@@ -33,6 +35,8 @@ class FakeEngine:
         self.hold.set()
         self.num_cached_tokens = 0
         self.errored = False
+        self.resets: list[tuple[bool, bool]] = []
+        self.can_reset = True
 
     async def generate(
         self,
@@ -55,6 +59,13 @@ class FakeEngine:
                 yield output
         finally:
             self.num_left += not ended
+
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Note the call."""
+        self.resets.append((reset_running_requests, reset_connector))
+        return self.can_reset
 
     async def _answer(
         self, prompt_ids: list[int], params: SamplingParams, request_id: str

@@ -161,6 +161,7 @@ class HttpServer:
             args=self._args,
             state=state,
             engine=engine,
+            config=self._config,
         )
         state.set_ready()
         logger.info("Application startup complete.")

@@ -400,6 +400,7 @@ class UnitKVCacheManager:
                 request.all_token_ids,
                 pending.end,
                 pending.boundaries,
+                request.cache_salt,
             )
             if pending.end >= self.geometry.floor_unit(request.num_prompt_tokens):
                 self._prefilling.pop(request_id, None)

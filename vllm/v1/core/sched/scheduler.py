@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vllm import envs
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
-from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch
+from vllm.distributed.kv_events import EventPublisher, EventPublisherFactory, KVEventBatch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, SupportsHMA
 from vllm.logger import init_logger
@@ -89,6 +89,8 @@ class Scheduler(SchedulerInterface):
         mm_registry: Sizes of multimodal items; text models need none.
         include_finished_set: Whether outputs list the requests that ended.
         log_stats: Whether statistics and events are gathered.
+        kv_event_publisher: Takes the KV events, and is shut down with the scheduler; None: one is
+            made from the configuration.
     """
 
     # Read in steps of schedulers that tests build without __init__ (facts of the interface).
@@ -106,6 +108,7 @@ class Scheduler(SchedulerInterface):
         mm_registry: Any = None,
         include_finished_set: bool = False,
         log_stats: bool = False,
+        kv_event_publisher: EventPublisher | None = None,
     ) -> None:
         self.vllm_config = vllm_config
         self.limits = SchedulerLimits.from_config(vllm_config)
@@ -133,7 +136,7 @@ class Scheduler(SchedulerInterface):
         self.kv_cache_manager = self._make_kv_cache_manager(hash_block_size or block_size)
         self._init_encoder(mm_registry)
         self._init_connectors()
-        self.kv_event_publisher = EventPublisherFactory.create(
+        self.kv_event_publisher = kv_event_publisher or EventPublisherFactory.create(
             vllm_config.kv_events_config, vllm_config.parallel_config.data_parallel_index
         )
 
@@ -359,7 +362,7 @@ class Scheduler(SchedulerInterface):
         self.kv_cache_manager.commit_step()
         output = self._make_scheduler_output(plan)
         self._update_after_schedule(output)
-        self._publish_kv_events()
+        self.publish_kv_events()
         if self._checks_invariants:
             self.kv_cache_manager.check_invariants(
                 {request.request_id: request.num_computed_tokens for request in self.running}
@@ -484,7 +487,7 @@ class Scheduler(SchedulerInterface):
             Outputs by client; with statistics on, at least one.
         """
         outputs, spec_stats = UpdatePass(self, scheduler_output, model_runner_output).run()
-        self._publish_kv_events()
+        self.publish_kv_events()
         return self._collect_outputs(outputs, spec_stats)
 
     def _update_request_with_output(
@@ -524,7 +527,8 @@ class Scheduler(SchedulerInterface):
             next(iter(bundles.values())).scheduler_stats = stats
         return bundles
 
-    def _publish_kv_events(self) -> None:
+    def publish_kv_events(self) -> None:
+        """Send what the cache did since the last step; steps do so by themselves."""
         events = list(self.kv_cache_manager.take_events() or ())
         if self.connector is not None:
             events += self.connector.take_events() or ()
