@@ -153,7 +153,6 @@ def test_the_counts_of_a_request():
         last,
     )
     assert (first.num_prompt_tokens, first.num_cached_prompt_tokens) == (3, 2)
-    assert first.miss_tokens == {"evicted": 1}
     assert len(first.time_to_first_tokens_iter) == 1
     assert last.inter_token_latencies_iter == [pytest.approx(1)]
     (finished,) = last.finished_requests

@@ -23,7 +23,6 @@ from vllm.v1.kv_cache_interface import (
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
 )
-from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request
 
 logger = init_logger(__name__)
@@ -63,7 +62,6 @@ class UnitKVCacheManager:
         max_model_len: Longest request in tokens.
         enable_caching: Whether prefixes are kept and looked up.
         max_lookahead: Draft tokens a step may need slots for.
-        log_stats: Whether hit statistics are gathered.
 
     Raises:
         ConfigError: The pool cannot hold one request of ``max_model_len`` tokens.
@@ -76,7 +74,6 @@ class UnitKVCacheManager:
         *,
         enable_caching: bool = True,
         max_lookahead: int = 0,
-        log_stats: bool = False,
         coordinator: UnitKVCacheCoordinator | None = None,
     ) -> None:
         self.coordinator = coordinator or UnitKVCacheCoordinator(kv_cache_config, enable_caching)
@@ -88,7 +85,6 @@ class UnitKVCacheManager:
         self.max_model_len = max_model_len
         self.num_kv_cache_groups = len(self.geometry.groups)
         self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in self.geometry.groups))
-        self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self._max_lookahead = max_lookahead
         self._pending: dict[str, PendingPublication] = {}
         self._prefill_stats: dict[str, PrefillStats] = {}
@@ -117,13 +113,6 @@ class UnitKVCacheManager:
         length = min(self.max_model_len, request.num_prompt_tokens + request.max_tokens)
         needed = max_request_blocks(self.geometry, length, self._max_lookahead)
         return needed < self.block_pool.num_gpu_blocks
-
-    def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
-        """Return the statistics gathered since the last call, and begin anew."""
-        stats = self.prefix_cache_stats
-        if stats is not None:
-            self.prefix_cache_stats = PrefixCacheStats()
-        return stats
 
     def take_prefill_stats(self, request_id: str) -> PrefillStats | None:
         """Drain the record of a request's last admission."""
@@ -350,9 +339,7 @@ class UnitKVCacheManager:
     ) -> None:
         """Commit the lookup's outcome once, now that the request is admitted."""
         num_tokens = request.num_tokens
-        if not self.enable_caching:
-            return
-        if request.skip_reading_prefix_cache:
+        if not self.enable_caching or request.skip_reading_prefix_cache:
             cached, matched, misses = 0, 0, {BYPASSED: num_tokens}
         else:
             found = (
@@ -368,13 +355,6 @@ class UnitKVCacheManager:
                 # Admitted without its hit because the pool was too full for it.
                 misses[BYPASSED] = misses.get(BYPASSED, 0) + found.position - cached
         self._prefill_stats[request.request_id] = PrefillStats(num_tokens, cached, matched, misses)
-        if self.prefix_cache_stats is not None:
-            self.prefix_cache_stats.record(
-                num_tokens=num_tokens,
-                num_hits=cached,
-                preempted=request.num_preemptions > 0,
-                miss_tokens=misses,
-            )
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:
         """Shorten a prefill chunk that does not finish the prompt to a lean boundary, if it can."""

@@ -57,6 +57,11 @@ def test_sync_load_starts_behind_the_external_tokens() -> None:
     prefill = bundles[0].outputs[0].prefill_stats
     assert prefill is not None
     assert prefill.num_cached_tokens == 32
+    # What is loaded counts as a hit; every other token has a reason.
+    assert prefill.num_prompt_tokens == 50
+    assert prefill.miss_tokens == {"first_seen": 16, "above_last_boundary": 2}
+    cache = stats.prefix_cache_stats
+    assert (cache.queries, cache.hits, cache.miss_tokens) == (50, 32, prefill.miss_tokens)
 
 
 def test_unknown_match_is_asked_again() -> None:

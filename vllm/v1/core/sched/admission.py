@@ -12,7 +12,7 @@ from vllm.v1.core.sched.request_queue import (
     create_request_queue,
 )
 from vllm.v1.core.sched.running_pass import fit_chunk
-from vllm.v1.engine import EngineCoreEventType, PrefillStats
+from vllm.v1.engine import EngineCoreEventType
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -243,11 +243,9 @@ class AdmissionPass:
                 )
         # Drained even when an earlier record stays: it must not outlive this admission.
         record = scheduler.kv_cache_manager.take_prefill_stats(request.request_id)
-        if lookup.num_external_tokens > 0 or record is None:
-            num_cached = lookup.num_local_tokens + lookup.num_external_tokens
-            record = PrefillStats(request.num_tokens, num_cached, 0, {})
         if request.num_computed_tokens == 0:
-            request.record_prefill_stats(record)
+            assert record is not None, "every admission leaves a record"
+            scheduler._record_admission(request, record)
 
     def _start_running(self, request: Request, start: int, decision: EncoderDecision) -> None:
         scheduler, plan = self.scheduler, self.plan
