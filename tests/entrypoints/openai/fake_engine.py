@@ -8,6 +8,7 @@ from vllm.inputs import TokensPrompt
 from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import Tokenizer
+from vllm.v1.engine.messages import PrefillStats
 
 
 class FakeEngine:
@@ -19,6 +20,7 @@ class FakeEngine:
         refuse: Raised when a request comes.
         fail_at: Tokens after which ``failure`` is raised.
         hold: Cleared: tokens wait.
+        prefill_stats: Where every prompt's tokens come from.
         resets: What its cache was reset with.
         can_reset: What resets answer.
     """
@@ -34,6 +36,7 @@ class FakeEngine:
         self.hold = asyncio.Event()
         self.hold.set()
         self.num_cached_tokens = 0
+        self.prefill_stats: PrefillStats | None = None
         self.errored = False
         self.resets: list[tuple[bool, bool]] = []
         self.can_reset = True
@@ -94,6 +97,7 @@ class FakeEngine:
                 outputs=outputs,
                 finished=is_last,
                 num_cached_tokens=self.num_cached_tokens,
+                prefill_stats=self.prefill_stats,
             )
 
     def _output(

@@ -85,6 +85,7 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
     if not config.kv_cache_groups:
         concurrency = 0.0  # nothing is kept, so nothing bounds it; infinity does not print
     caching = vllm_config.cache_config.enable_prefix_caching
+    retention, retention_interval = _describe_retention(vllm_config, config)
     return KVCacheInfo(
         num_blocks=config.num_blocks,
         capacity_tokens=int(concurrency * max_model_len),
@@ -96,7 +97,8 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
         hash_block_size=plan.hash_block_size,
         smallest_reusable_prefix=plan.scheduler_block_size if caching else None,
         hit_unit=config.hit_unit,
-        retention=_describe_retention(vllm_config, config),
+        retention=retention,
+        retention_interval=retention_interval,
         groups=tuple(_describe_group(group) for group in config.kv_cache_groups),
     )
 
@@ -122,24 +124,25 @@ def _name_group(group: KVCacheGroupSpec) -> str:
     return get_kv_cache_spec_kind(spec).value.replace("_", " ")
 
 
-def _describe_retention(vllm_config: VllmConfig, config: KVCacheConfig) -> str:
+def _describe_retention(vllm_config: VllmConfig, config: KVCacheConfig) -> tuple[str, str | None]:
+    """Return what is kept for later requests, in words and as the flag spells it."""
     if not vllm_config.cache_config.enable_prefix_caching:
-        return "prefix caching is off"
+        return "prefix caching is off", None
     windows = [get_kv_cache_spec_sliding_window(g.kv_cache_spec) for g in config.kv_cache_groups]
     if all(window is None for window in windows):
-        return "every block, until its memory is needed"
+        return "every block, until its memory is needed", "none"
     if config.hit_unit is not None:
         policy = parse_retention(
             config.prefix_cache_retention_interval, CacheGeometry.from_config(config)
         )
         ends = "window state where prompts and answers end and where prompts part"
         grid = f", and every {policy.interval} tokens" if policy.interval else ""
-        return f"{ends}{grid} (policy {policy.name})"
+        return f"{ends}{grid} (policy {policy.name})", policy.name
     interval = vllm_config.cache_config.prefix_cache_retention_interval
     if interval is None:
         interval = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
     if interval is None:
-        return "window state at every scheduler block"
+        return "window state at every scheduler block", "none"
     if interval == 0:
-        return "window state at replay boundaries only"
-    return f"window state every {interval} tokens"
+        return "window state at replay boundaries only", "0"
+    return f"window state every {interval} tokens", str(interval)
