@@ -11,6 +11,7 @@ from vllm.v1.core.invariants import check_unit_cache
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.prefix_lookup import BYPASSED, PrefixHit, explain_misses
 from vllm.v1.core.retention import (
+    CacheGeometry,
     max_request_blocks,
     replay_boundaries,
     step_boundaries,
@@ -40,6 +41,24 @@ class HitBlocks(KVCacheBlocks):
     def __init__(self, blocks: tuple[Sequence[Any], ...], hit: PrefixHit) -> None:
         super().__init__(blocks)
         self.hit = hit
+
+
+def check_room_for_one(
+    geometry: CacheGeometry, num_blocks: int, max_model_len: int, max_lookahead: int
+) -> None:
+    """Refuse a pool that cannot hold the longest request alone.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    needed = max_request_blocks(geometry, max_model_len, max_lookahead)
+    if num_blocks - 1 < needed:
+        raise ConfigError(
+            f"The KV cache has {num_blocks - 1} usable blocks, but one request of max seq len "
+            f"{max_model_len} needs {needed}: give more memory (--kv-cache-memory-bytes, "
+            "VLLM_CPU_KVCACHE_SPACE, --gpu-memory-utilization, --num-gpu-blocks-override) or "
+            "lower --max-model-len."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +111,7 @@ class UnitKVCacheManager:
         self._prefilling: dict[str, Request] = {}
         self._wait_deadlines: dict[str, int] = {}
         self._step = 0
-        needed = max_request_blocks(self.geometry, max_model_len, max_lookahead)
-        if kv_cache_config.num_blocks - 1 < needed:
-            raise ConfigError(
-                f"The KV cache has {kv_cache_config.num_blocks - 1} usable blocks, but one request "
-                f"of max seq len {max_model_len} needs {needed}: give more memory "
-                "(--kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, --gpu-memory-utilization) or "
-                "lower --max-model-len."
-            )
+        check_room_for_one(self.geometry, kv_cache_config.num_blocks, max_model_len, max_lookahead)
 
     # ---- counts ------------------------------------------------------------------------------
 

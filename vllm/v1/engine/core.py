@@ -7,7 +7,7 @@ from typing import Any
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.distributed.kv_events import EventPublisherFactory
-from vllm.exceptions import ConfigError, InvariantError, VllmError
+from vllm.exceptions import InvariantError
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -74,16 +74,11 @@ class EngineCore:
         report_start(vllm_config, self.kv_cache_info, self.load_s)
 
     def _set_up_kv_cache(self, vllm_config: VllmConfig) -> KVCachePlan:
-        try:
-            plan = plan_kv_cache(
-                vllm_config,
-                self.executor.get_kv_cache_specs(),
-                self.executor.determine_available_memory(),
-            )
-        except VllmError:
-            raise
-        except (ValueError, NotImplementedError) as error:
-            raise ConfigError(f"The KV cache cannot be set up: {error}") from error
+        plan = plan_kv_cache(
+            vllm_config,
+            self.executor.get_kv_cache_specs(),
+            self.executor.determine_available_memory(),
+        )
         self.executor.initialize_from_config(plan.worker_configs)
         return plan
 
