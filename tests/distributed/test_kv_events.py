@@ -15,6 +15,7 @@ from vllm.distributed.kv_events import (
     KVEventBatch,
     NullEventPublisher,
     ZmqEventPublisher,
+    _binds,
     offset_endpoint_port,
 )
 from vllm.exceptions import ConfigError
@@ -129,6 +130,23 @@ class TestFactory:
 )
 def test_endpoint_by_rank(endpoint, rank, expected):
     assert offset_endpoint_port(endpoint, rank) == expected
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "opens"),
+    [
+        ("tcp://*:5557", True),
+        ("tcp://0.0.0.0:5557", True),
+        ("tcp://[::]:5557", True),
+        ("ipc:///tmp/x", True),
+        ("inproc://x", True),
+        ("tcp://router:5557", False),
+        ("tcp://10.0.0.0:5557", False),
+        ("tcp://127.0.0.1:5557", False),
+    ],
+)
+def test_an_address_of_no_single_host_is_opened_and_others_are_connected_to(endpoint, opens):
+    assert _binds(endpoint) is opens
 
 
 def test_endpoint_without_port():
