@@ -51,8 +51,10 @@ class PrefixIndex:
             self._store(event)
 
     def clear(self) -> None:
-        """Forget everything."""
-        self.__init__()  # type: ignore[misc]
+        """Forget everything but how the groups are cut."""
+        self.entries.clear()
+        self._next.clear()
+        self._links.clear()
 
     def _store(self, event: dict[str, Any]) -> None:
         group, step = event.get("group_idx", 0), event["block_size"]
@@ -138,19 +140,18 @@ class Subscriber:
         self._catch_up()
 
     def receive(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Return the events of the next batch, already in the index; none if none came in time."""
+        """Return what happened next, already in the index; nothing if nothing came in time."""
         if not self._events.poll(int(timeout_s * 1000)):
             return []
         _topic, number, payload = self._events.recv_multipart()
         sequence = int.from_bytes(number, "big")
-        if sequence < self.next_number:
-            return []  # replayed already
+        missed: list[dict[str, Any]] = []
         if sequence > self.next_number:
             self.num_gaps += 1
-            self._catch_up()
-            if sequence < self.next_number:
-                return []
-        return self._take(sequence, payload)
+            missed = self._catch_up()
+        if sequence < self.next_number:
+            return missed  # replayed already
+        return missed + self._take(sequence, payload)
 
     def _take(self, sequence: int, payload: bytes) -> list[dict[str, Any]]:
         if sequence > self.next_number:
@@ -162,9 +163,11 @@ class Subscriber:
         self.next_number = sequence + 1
         return list(events)
 
-    def _catch_up(self) -> None:
+    def _catch_up(self) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = []
         for sequence, payload in self._replay(self.next_number):
-            self._take(sequence, payload)
+            events += self._take(sequence, payload)
+        return events
 
     def _replay(self, first: int) -> Iterator[tuple[int, bytes]]:
         """Yield the batches from ``first`` on that the engine still keeps."""

@@ -65,7 +65,7 @@ def subscriber(server: EventServer) -> Iterator[Subscriber]:
     subscriber.close()
 
 
-def drain(subscriber: Subscriber, quiet_s: float = 0.2) -> list[dict[str, Any]]:
+def drain(subscriber: Subscriber, quiet_s: float = 0.3) -> list[dict[str, Any]]:
     """Take in everything there is."""
     events: list[dict[str, Any]] = []
     while batch := subscriber.receive(quiet_s):

@@ -53,7 +53,12 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Served]]:
     """Build applications; settings of the server and facts of the model may be given."""
     clients: list[httpx.AsyncClient] = []
 
-    def build(facts: dict[str, Any] | None = None, ready: bool = True, **args: Any) -> Served:
+    def build(
+        facts: dict[str, Any] | None = None,
+        ready: bool = True,
+        config: VllmConfig | None = None,
+        **args: Any,
+    ) -> Served:
         state = ServerState()
         server_args = ServerArgs(**args)
         app = build_app(state, server_args, CollectorRegistry())
@@ -65,7 +70,7 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Served]]:
             args=server_args,
             state=state,
             engine=engine,
-            config=VllmConfig(),
+            config=config or VllmConfig(),
         )
         app.state.context = context
         if ready:

@@ -227,6 +227,14 @@ def test_failed_async_load_keeps_what_arrived(index: int, start: int) -> None:
     output = scheduler.schedule()
     assert output.num_scheduled_tokens == {"0": 50 - start}
     assert not scheduler.failed_recving_kv_req_ids
+    # Its tokens were counted when it was admitted, with what was promised.
+    stats = scheduler.make_stats()
+    assert stats is not None
+    assert stats.prefix_cache_stats.requests == 0
+    record = scheduler.requests["0"].prefill_stats
+    assert record is not None
+    assert record.num_cached_tokens == 32
+    assert sum(record.miss_tokens.values()) == 18
 
 
 def test_strangers_are_ignored() -> None:
