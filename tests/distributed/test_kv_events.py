@@ -308,9 +308,22 @@ class TestZmq:
         w.publish(1, 2, 3)
         assert w.publisher._num_dropped >= 2
         assert caplog.text.count("is full") == 1
-        # A dropped batch takes its number with it: that is how subscribers learn of it.
-        assert w.publisher._next_number == 3
         w.publisher._closed = True
+
+    def test_a_dropped_batch_takes_its_number_with_it(self, wire):
+        """That is how subscribers learn of it."""
+        w = wire(max_queue_size=1)
+        w.publish(*range(500))  # faster than the thread can send
+        while not w.publisher._queue.empty():
+            time.sleep(0.001)
+        w.publish(500)
+        deadline = time.monotonic() + 5
+        got = replay(w, 0)
+        while got[-1:] != [(500, 500)] and time.monotonic() < deadline:
+            got = replay(w, 0)
+        assert got[-1] == (500, 500)
+        assert all(number == value for number, value in got)
+        assert len(got) + w.publisher._num_dropped == 501
 
     def test_taken_address(self, wire):
         w = wire()

@@ -302,6 +302,19 @@ def test_a_request_without_room_is_counted_once(
     assert totals.hits == 299 // unit * unit
 
 
+def test_a_manager_without_records_leaves_no_token_without_a_reason() -> None:
+    scheduler = make_scheduler()
+    scheduler.kv_cache_manager.take_prefill_stats = Mock(return_value=None)  # type: ignore[method-assign]
+    executor = executor_of(scheduler)
+    prompt = list(range(40))
+    scheduler.add_request(make_request("0", prompt, max_tokens=1))
+    misses = {"first_seen": 32, "above_last_boundary": 8}
+    assert step(scheduler, executor)["0"].prefill_stats == PrefillStats(40, 0, 0, misses)
+    scheduler.add_request(make_request("1", prompt, max_tokens=1))
+    again = step(scheduler, executor)["1"].prefill_stats
+    assert again == PrefillStats(40, 32, 32, {"above_last_boundary": 8})
+
+
 def test_of_several_answers_to_a_prompt_one_counts() -> None:
     scheduler = make_scheduler()
     prompt = list(range(40))
