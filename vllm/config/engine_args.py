@@ -55,6 +55,8 @@ class EngineArgs:
         max_num_batched_tokens: Tokens of one step over all requests.
         max_num_seqs: Requests running at a time.
         max_num_queued_reqs: Waiting requests before new ones are refused.
+        speculative_config: A drafter, as ``SpeculativeConfig.from_dict`` takes it.
+        kv_events_config: Where KV cache events go, as ``KVEventsConfig.from_dict`` takes it.
     """
 
     model: str = "deepseek-v4"
