@@ -252,10 +252,18 @@ class ReferenceCache:
         num_tokens: int,
         num_prompt: int,
         hit: Sequence[Sequence[int]] | None = None,
+        num_external: int = 0,
         num_lookahead: int = 0,
         num_reserved: int = 0,
+        delay_cache: bool = False,
     ) -> list[list[int]] | None:
-        """Take a step's blocks by group; None if there are too few. ``num_computed``: with hit."""
+        """Take a step's blocks by group; None if there are too few.
+
+        Args:
+            num_computed: Tokens computed before the step, a hit's included.
+            num_external: Tokens behind those which a connector loads.
+        """
+        num_computed += num_external
         tables = self.tables.get(request_id)
         for group, table in zip(self.groups, tables or (), strict=False):
             self.remove_skipped(group, table, num_computed)
@@ -267,19 +275,24 @@ class ReferenceCache:
             return None
         if tables is None:
             tables = self.tables[request_id] = [Table() for _ in self.groups]
-        if any(adopted):
+        if any(adopted) or num_external:
             for group, table, blocks in zip(self.groups, tables, adopted, strict=True):
                 skipped = group.num_skipped_blocks(num_computed)
                 for block in blocks[skipped:]:
                     self.touch(block)
                 table.blocks = [NULL] * skipped + list(blocks[skipped:])
                 table.num_done = len(table.blocks)
+        if num_external:
+            for group, table in zip(self.groups, tables, strict=True):
+                missing = -(-num_computed // group.block_size) - len(table.blocks)
+                table.blocks += self.take(max(missing, 0))
         new_blocks = []
         for group, table in zip(self.groups, tables, strict=True):
             missing = -(-num_slots // group.block_size) - len(table.blocks)
             new_blocks.append(self.take(max(missing, 0)))
             table.blocks += new_blocks[-1]
-        self.cache(tables, hashes, min(num_computed + num_new, num_tokens), num_prompt)
+        if not delay_cache:
+            self.cache(request_id, hashes, min(num_computed + num_new, num_tokens), num_prompt)
         return new_blocks
 
     def remove_skipped(self, group: Group, table: Table, num_computed: int) -> None:
@@ -295,13 +308,14 @@ class ReferenceCache:
         self.give_back_split(removed)
 
     def cache(
-        self, tables: Sequence[Table], hashes: Sequence[bytes], num_tokens: int, num_prompt: int
+        self, request_id: str, hashes: Sequence[bytes], num_tokens: int, num_prompt: int
     ) -> None:
         """Enter full blocks; several groups only up to the last boundary."""
         is_hybrid = len(self.groups) > 1
         aligned = num_tokens // self.alignment * self.alignment
         if is_hybrid and aligned == 0:
             return
+        tables = self.tables[request_id]
         for group_id, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
             end = num_tokens
             if is_hybrid:

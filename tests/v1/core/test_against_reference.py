@@ -70,9 +70,25 @@ class Pair:
         hit, num_hit = self.manager.get_computed_blocks(request)
         expected = self.reference.find(request.block_hashes, request.num_tokens - 1)
         assert (list(hit.get_block_ids()), num_hit) == expected
-        num_new = rng.randint(1, request.num_tokens - num_hit)
-        if self.step(request, num_new, num_hit, hit, num_reserved=rng.choice((0, 0, 5))):
-            self.live[request.request_id] = request
+        num_external = 0
+        if rng.random() < 0.2:
+            num_external = rng.randint(0, request.num_tokens - num_hit)
+        is_loading = num_external > 0 and rng.random() < 0.5
+        num_new = 0
+        if not is_loading and num_hit + num_external < request.num_tokens:
+            num_new = rng.randint(1, request.num_tokens - num_hit - num_external)
+        options = {"num_external": num_external, "num_reserved": rng.choice((0, 0, 5))}
+        if not self.step(request, num_new, num_hit, hit, is_loading=is_loading, **options):
+            return
+        self.live[request.request_id] = request
+        if is_loading:
+            # The load has arrived.
+            self.compare()
+            num_tokens = request.num_computed_tokens
+            self.manager.cache_blocks(request, num_tokens)
+            self.reference.cache(
+                request.request_id, request.block_hashes, num_tokens, request.num_prompt_tokens
+            )
 
     def go_on(self) -> None:
         """Compute more tokens of a request; one that finds no room is preempted."""
@@ -89,7 +105,10 @@ class Pair:
         num_new: int,
         num_hit: int = 0,
         hit: Any = None,
+        *,
+        num_external: int = 0,
         num_reserved: int = 0,
+        is_loading: bool = False,
     ) -> bool:
         """Allocate in both; whether there was room."""
         num_lookahead = self.rng.choice((0, 0, 3))
@@ -101,8 +120,10 @@ class Pair:
             num_tokens=request.num_tokens,
             num_prompt=request.num_prompt_tokens,
             hit=None if hit is None else hit.get_block_ids(),
+            num_external=num_external,
             num_lookahead=num_lookahead,
             num_reserved=num_reserved,
+            delay_cache=is_loading,
         )
         blocks = self.manager.allocate_slots(
             request,
@@ -110,14 +131,16 @@ class Pair:
             num_hit,
             hit,
             num_lookahead_tokens=num_lookahead,
+            num_external_computed_tokens=num_external,
             reserved_blocks=num_reserved,
+            delay_cache_blocks=is_loading,
         )
         if blocks is None or expected is None:
             assert blocks is None
             assert expected is None
             return False
         assert list(blocks.get_block_ids()) == expected
-        request.num_computed_tokens += num_hit + num_new
+        request.num_computed_tokens += num_hit + num_external + num_new
         return True
 
     def finish(self, request_id: str) -> None:
