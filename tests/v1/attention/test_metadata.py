@@ -83,7 +83,7 @@ def build_case(seed: int) -> tuple[Tables, list[tuple[int, int]], StepMetadata]:
     tables = Tables(rng)
     work = [
         (rng.choice([0, 0, 1, 3, 4, 11, 12, 15, 16, 31, rng.randrange(100)]), count)
-        for count in rng.choices([1, 1, 1, 2, 5, 16, 33, 300], k=rng.randrange(1, 6))
+        for count in rng.choices([1, 1, 1, 2, 3, 4, 5, 8, 9, 33, 300], k=rng.randrange(1, 8))
     ]
     slices = [tables.make_slice(r, start, count) for r, (start, count) in enumerate(work)]
     return tables, work, build_step_metadata(slices, LAYOUT, "cpu")
@@ -157,7 +157,11 @@ def test_each_query_sees_exactly_its_keys(seed: int, ratio: int, dense_group: in
     plan = meta.plans[WINDOW, ratio]
     seen: dict[tuple[int, int], tuple[set[int], set[int]]] = {}
     for index, decode in enumerate(meta.decodes):
-        flat = range(len(rows)) if decode.rows is None else decode.rows.tolist()
+        flat = list(range(len(rows))) if decode.rows is None else decode.rows.tolist()
+        kept = range(len(flat)) if decode.kept is None else decode.kept.tolist()
+        assert len(flat) == decode.num_requests * decode.num_queries
+        if decode.kept_rows is not None:
+            assert decode.kept_rows.tolist() == [flat[index] for index in kept]
         reads = meta.windows[0].decode_reads[index]
         width = reads.source.blocks.shape[1]
         window_keys = tables.read(0, reads.source)
@@ -167,17 +171,20 @@ def test_each_query_sees_exactly_its_keys(seed: int, ratio: int, dense_group: in
             num_entries = entry_reads.source.blocks.shape[1]
             entry_keys = tables.read(dense_group, entry_reads.source)
             assert entry_reads.min_length == min(entry_reads.lengths.tolist())
-        for b, flat_row in enumerate(flat):
-            request, position = rows[flat_row]
+        for padded in kept:
+            b, q = divmod(padded, decode.num_queries)
+            request, position = rows[flat[padded]]
+            own = [rows[row] for row in flat[b * decode.num_queries :][: decode.num_queries]]
             keys = entry_keys[b * num_entries : (b + 1) * num_entries]
-            keys = keys + window_keys[b * width : (b + 1) * width] + [(request, position)]
+            keys = keys + window_keys[b * width : (b + 1) * width] + own
             mask = plan.decode_masks[index]
-            is_seen = [True] * len(keys) if mask is None else visible(mask[b, 0, 0])
+            is_seen = [True] * len(keys) if mask is None else visible(mask[b, q, 0])
             assert len(is_seen) == len(keys)
             picked = [key for key, is_in in zip(keys, is_seen, strict=True) if is_in]
             assert all(owner == request for owner, _ in picked)
             split = sum(is_seen[:num_entries])
             assert len(picked) == len(set(picked[:split])) + len(set(picked[split:]))
+            assert (request, position) not in seen
             seen[request, position] = (
                 {p // ratio for _, p in picked[:split]},
                 {p for _, p in picked[split:]},
@@ -231,6 +238,34 @@ def test_long_contexts_do_not_pad_short_ones() -> None:
         [3],
         [4, 5],
     ]
+
+
+def test_decodes_with_drafts_are_batched_and_padded_at_most_twofold() -> None:
+    tables = Tables(random.Random(0))
+    counts = [4, 1, 2, 3, 8, 1, 5, 9]
+    slices = [tables.make_slice(r, 40 + r, count) for r, count in enumerate(counts)]
+    meta = build_step_metadata(slices, LAYOUT, "cpu")
+    shapes = [(decode.num_requests, decode.num_queries) for decode in meta.decodes]
+    assert shapes == [(2, 1), (1, 2), (2, 4), (2, 8)]
+    assert [chunk.num_tokens for chunk in meta.chunks] == [9]
+    padded = meta.decodes[2]
+    assert padded.rows is not None
+    assert padded.kept is not None
+    assert padded.rows.tolist() == [0, 1, 2, 3, 7, 8, 9, 9]
+    assert padded.kept.tolist() == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_taking_and_putting_rows_of_a_padded_batch() -> None:
+    tables = Tables(random.Random(0))
+    slices = [tables.make_slice(r, 20, count) for r, count in enumerate([1, 3, 4])]
+    decode = build_step_metadata(slices, LAYOUT, "cpu").decodes[1]
+    values = torch.arange(8.0).unsqueeze(1)
+    taken = decode.take(values)
+    assert taken.squeeze(2).tolist() == [[1, 2, 3, 3], [4, 5, 6, 7]]
+    output = torch.zeros_like(values)
+    taken[0, 3] = 99.0  # the padding goes nowhere
+    decode.put(taken, output)
+    assert output.flatten().tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("group_id", range(len(LAYOUT.groups)))

@@ -20,7 +20,9 @@ def build_attention_plans(
     return {
         (window, ratio): AttentionPlan(
             decode_masks=tuple(
-                _build_decode_mask(batch.starts[requests], window, ratio, device)
+                _build_decode_mask(
+                    batch.starts[requests], batch.counts[requests], window, ratio, device
+                )
                 for requests in batch.decode_requests
             ),
             chunk_tiles=tuple(
@@ -39,17 +41,21 @@ def _to_mask(is_visible: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def _build_decode_mask(
-    starts: np.ndarray, window: int, ratio: int, device: torch.device
+    starts: np.ndarray, counts: np.ndarray, window: int, ratio: int, device: torch.device
 ) -> torch.Tensor | None:
-    """Masks | entries, first ones count | window rows, last ones count | the query's own row |."""
-    lengths = np.minimum(starts, window - 1)
-    longest = int(lengths.max())
-    is_visible = np.arange(longest + 1) >= (longest - lengths)[:, None]
+    """Masks | entries, first ones count | window rows, last ones count | the step's own rows |."""
+    lengths = np.minimum(starts, window - 1)[:, None, None]
+    num_queries = int(counts.max())
+    # Padding repeats a request's last query.
+    queries = np.minimum(np.arange(num_queries), counts[:, None] - 1)[:, :, None]
+    # Positions from the request's start on: window rows below zero, then its own.
+    keys = np.arange(-int(lengths.max()), num_queries)
+    is_visible = (keys >= -lengths) & (keys <= queries) & (keys > queries - window)
     if ratio:
-        num_entries = (starts + 1) // ratio
-        entries = np.arange(int(num_entries.max())) < num_entries[:, None]
-        is_visible = np.concatenate([entries, is_visible], axis=1)
-    return None if is_visible.all() else _to_mask(is_visible[:, None, None, :], device)
+        num_entries = (starts[:, None, None] + queries + 1) // ratio
+        entries = np.arange(int(num_entries.max())) < num_entries
+        is_visible = np.concatenate([entries, is_visible], axis=2)
+    return None if is_visible.all() else _to_mask(is_visible[:, :, None, :], device)
 
 
 def _build_tiles(

@@ -9,8 +9,12 @@ import torch
 from vllm.v1.attention.block_lookup import to_device
 from vllm.v1.attention.step_tables import Chunk, DecodeBatch, RequestSlice
 
-# One-token requests share a padded batch while their contexts are below this, then per doubling:
-# padding then at most doubles the rows read, and a request's batch depends on itself alone.
+# Requests with at most so many tokens are batched: a decode step with up to seven drafts.
+_MAX_DECODE_QUERIES = 8
+
+# Decodes share a padded batch while their contexts are below this, then per doubling, and per
+# doubling of their tokens: padding then at most doubles the rows read and the queries, and a
+# request's batch depends on itself alone.
 _DECODE_BUCKET_TOKENS = 4096
 
 
@@ -21,6 +25,7 @@ class StepBatch:
     Attributes:
         slices: Requests with tokens.
         starts, ends: Positions before and after the step, int64 [R].
+        counts: Tokens of each request, int64 [R].
         row_starts: First flat row of each request, int64 [R].
         num_tokens: Flat rows T.
         request_of_row, position_of_row: int64 [T].
@@ -31,6 +36,7 @@ class StepBatch:
     slices: tuple[RequestSlice, ...]
     starts: np.ndarray
     ends: np.ndarray
+    counts: np.ndarray
     row_starts: np.ndarray
     num_tokens: int
     request_of_row: np.ndarray
@@ -48,22 +54,21 @@ class StepBatch:
         counts = np.array([item.num_tokens for item in kept], dtype=np.int64)
         row_starts = np.cumsum(counts) - counts
         decode_requests = _bucket_decodes(starts, counts)
-        covers_all = len(decode_requests) == 1 and len(decode_requests[0]) == len(kept)
-        chunk_requests = tuple(int(request) for request in np.flatnonzero(counts > 1))
+        chunk_requests = tuple(
+            int(request) for request in np.flatnonzero(counts > _MAX_DECODE_QUERIES)
+        )
         return cls(
             slices=kept,
             starts=starts,
             ends=starts + counts,
+            counts=counts,
             row_starts=row_starts,
             num_tokens=int(counts.sum()),
             request_of_row=np.repeat(np.arange(len(kept)), counts),
             position_of_row=ragged_arange(starts, counts),
             decode_requests=decode_requests,
             decodes=tuple(
-                DecodeBatch(
-                    None if covers_all else to_device(row_starts[requests], device), len(requests)
-                )
-                for requests in decode_requests
+                _build_decode(requests, row_starts, counts, device) for requests in decode_requests
             ),
             chunk_requests=chunk_requests,
             chunks=tuple(
@@ -97,13 +102,36 @@ def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _bucket_decodes(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, ...]:
-    requests = np.flatnonzero(counts == 1)
+    requests = np.flatnonzero(counts <= _MAX_DECODE_QUERIES)
     if not len(requests):
         return ()
-    if int(starts[requests].max()) < _DECODE_BUCKET_TOKENS:
+    if int(starts[requests].max()) < _DECODE_BUCKET_TOKENS and int(counts[requests].max()) == 1:
         return (requests,)
-    buckets: dict[int, list[int]] = {}
+    buckets: dict[tuple[int, int], list[int]] = {}
     for request in requests.tolist():
-        key = (int(starts[request]) // _DECODE_BUCKET_TOKENS).bit_length()
+        context = int(starts[request]) // _DECODE_BUCKET_TOKENS
+        key = (context.bit_length(), (int(counts[request]) - 1).bit_length())
         buckets.setdefault(key, []).append(request)
     return tuple(np.array(buckets[key], dtype=np.int64) for key in sorted(buckets))
+
+
+def _build_decode(
+    requests: np.ndarray, row_starts: np.ndarray, counts: np.ndarray, device: torch.device
+) -> DecodeBatch:
+    own_counts = counts[requests]
+    num_requests, num_queries = len(requests), int(own_counts.max())
+    if len(requests) == len(counts) and int(own_counts.min()) == num_queries:
+        return DecodeBatch(None, num_requests, num_queries)
+    queries = np.arange(num_queries)
+    offsets = np.minimum(queries, own_counts[:, None] - 1)
+    rows = (row_starts[requests, None] + offsets).reshape(-1)
+    kept = np.flatnonzero(queries < own_counts[:, None])
+    if len(kept) == len(rows):
+        return DecodeBatch(to_device(rows, device), num_requests, num_queries)
+    return DecodeBatch(
+        to_device(rows, device),
+        num_requests,
+        num_queries,
+        to_device(kept, device),
+        to_device(rows[kept], device),
+    )
