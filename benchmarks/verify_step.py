@@ -2,10 +2,10 @@
 
     python -m benchmarks.verify_step [--context 600] [--repeats 15] [--threads 1]
 
-The embedded checkpoint's architecture with random fp32 weights: index tables, model and logits of a
-step over 1, 4 and 8 requests with 1, 2 and 4 rows each. Steps of all sizes take turns, so that noise
-falls on all of them, and write the same rows again and again. One JSON line: milliseconds per step,
-and ratios of the medians to the step of one row.
+The embedded checkpoint's architecture with random fp32 weights: index tables, model and logits of
+a step over 1, 4 and 8 requests with 1, 2 and 4 rows each. Steps of all sizes take turns, so that
+noise falls on all of them, and write the same rows again and again. One JSON line: milliseconds of
+CPU time per step, and ratios of the medians to the step of one row.
 """
 
 import argparse

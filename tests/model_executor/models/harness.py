@@ -55,11 +55,13 @@ def build_kv_cache_config(specs: dict[str, KVCacheSpec]) -> KVCacheConfig:
 
 @dataclass
 class Request:
-    """One request: its tokens, how many are computed, its blocks by group."""
+    """One request: its tokens, how many are computed, its blocks by group, its steps' bounds."""
 
     token_ids: list[int]
     num_computed: int = 0
     blocks: list[dict[int, int]] = field(default_factory=list)
+    write_from: tuple[int, ...] = ()
+    read_from: int = 0
 
     @property
     def num_left(self) -> int:
@@ -182,7 +184,22 @@ class PagedHarness:
                 if index not in held:
                     held[index] = self._free[group_id].pop()
             tables.append(_to_table(held))
-        return RequestSlice(start, count, tuple(tables))
+        return RequestSlice(start, count, tuple(tables), sequence.write_from, sequence.read_from)
+
+    def forget_windows(self, sequence: Request) -> None:
+        """Loses all that is not dense, as when a prefix's checkpoint is evicted."""
+        for group_id, group in enumerate(self.layout.groups):
+            if group.kind != "dense":
+                for index in list(sequence.blocks[group_id]):
+                    self._free_block(sequence, group_id, index)
+
+    def read_rows(self, sequence: Request, name: str, positions: range) -> torch.Tensor:
+        """Returns the stored rows [len(positions), width] of a window or state cache."""
+        group_id = self.layout.group_of[name]
+        size = self.layout.groups[group_id].block_size
+        held = sequence.blocks[group_id]
+        rows = [self.kv_caches[name][held[p // size], p % size] for p in positions]
+        return torch.stack(rows)
 
     def _free_dead(self, sequence: Request) -> None:
         for group_id, group in enumerate(self.layout.groups):

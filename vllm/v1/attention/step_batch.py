@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from vllm.exceptions import InvariantError
 from vllm.v1.attention.block_lookup import to_device
 from vllm.v1.attention.step_tables import Chunk, DecodeBatch, RequestSlice
 
@@ -26,6 +27,7 @@ class StepBatch:
         slices: Requests with tokens.
         starts, ends: Positions before and after the step, int64 [R].
         counts: Tokens of each request, int64 [R].
+        read_from: First position whose window rows are stored, int64 [R].
         row_starts: First flat row of each request, int64 [R].
         num_tokens: Flat rows T.
         request_of_row, position_of_row: int64 [T].
@@ -37,6 +39,7 @@ class StepBatch:
     starts: np.ndarray
     ends: np.ndarray
     counts: np.ndarray
+    read_from: np.ndarray
     row_starts: np.ndarray
     num_tokens: int
     request_of_row: np.ndarray
@@ -48,10 +51,17 @@ class StepBatch:
 
     @classmethod
     def from_slices(cls, slices: Sequence[RequestSlice], device: torch.device) -> "StepBatch":
-        """Sorts the requests of a step."""
+        """Sorts the requests of a step.
+
+        Raises:
+            InvariantError: A request reads window rows from beyond its start.
+        """
         kept = tuple(item for item in slices if item.num_tokens)
         starts = np.array([item.start for item in kept], dtype=np.int64)
         counts = np.array([item.num_tokens for item in kept], dtype=np.int64)
+        read_from = np.array([item.read_from for item in kept], dtype=np.int64)
+        if (read_from > starts).any():
+            raise InvariantError(f"window rows are read from {read_from} in steps from {starts}")
         row_starts = np.cumsum(counts) - counts
         decode_requests = _bucket_decodes(starts, counts)
         chunk_requests = tuple(
@@ -62,6 +72,7 @@ class StepBatch:
             starts=starts,
             ends=starts + counts,
             counts=counts,
+            read_from=read_from,
             row_starts=row_starts,
             num_tokens=int(counts.sum()),
             request_of_row=np.repeat(np.arange(len(kept)), counts),
@@ -81,14 +92,31 @@ class StepBatch:
             ),
         )
 
-    def find_completed(self, ratio: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the windows of ``ratio`` tokens that this step completes.
+    def find_write_from(self, group_id: int) -> np.ndarray:
+        """Returns the position from which each request writes a group's rows, int64 [R]."""
+        if not any(item.write_from for item in self.slices):
+            return self.starts
+        own = [item.write_from[group_id] if item.write_from else 0 for item in self.slices]
+        positions: np.ndarray = np.maximum(self.starts, np.array(own, dtype=np.int64))
+        return positions
+
+    def count_prior(self, window: int) -> np.ndarray:
+        """Returns how many window rows before its start each request reads, int64 [R]."""
+        counts: np.ndarray = np.minimum(self.starts - self.read_from, window - 1)
+        return counts
+
+    def find_completed(self, ratio: int, write_from: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the windows of ``ratio`` tokens that this step completes and writes.
+
+        Args:
+            ratio: Tokens of a window.
+            write_from: Position from which each request writes entries, int64 [R].
 
         Returns:
             Their request index and first position, int64 [N] each, in flat-batch order.
         """
-        first_entries = self.starts // ratio
-        counts = self.ends // ratio - first_entries
+        first_entries = write_from // ratio
+        counts = np.maximum(self.ends // ratio - first_entries, 0)
         return (
             np.repeat(np.arange(len(counts)), counts),
             ragged_arange(first_entries, counts) * ratio,

@@ -41,11 +41,17 @@ class RequestSlice:
         num_tokens: Tokens of this step: positions start..start+num_tokens-1, contiguous in the
             flat batch, requests in the order of the slices.
         tables: One per KV group, in group order.
+        write_from: By KV group, the position from which this step writes rows; rows below are
+            computed for what reads them inside the step, and entries below are taken as stored.
+            Empty: everything is written.
+        read_from: The first position whose window rows are stored; attention sees none before.
     """
 
     start: int
     num_tokens: int
     tables: tuple[BlockTableView, ...]
+    write_from: tuple[int, ...] = ()
+    read_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
