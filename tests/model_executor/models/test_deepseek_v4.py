@@ -227,6 +227,22 @@ def test_long_sequences(
     )
 
 
+@pytest.mark.slow
+def test_drafts_of_long_requests_choose_their_own_entries(case: Case) -> None:
+    harness = PagedHarness(case.model, num_blocks=900)
+    firsts = [1200, 1203, 1206]
+    live = [harness.add(case.long_sequence) for _ in firsts]
+    for sequence, first in zip(live, firsts, strict=True):
+        harness.step([(sequence, first)])
+    for counts in ([4, 3, 4], [8, 8, 5], [1, 2, 2]):
+        starts = [sequence.num_computed for sequence in live]
+        logits = harness.step(list(zip(live, counts, strict=True)))
+        for start, count, rows in zip(starts, counts, logits, strict=True):
+            assert case.long_reference.margins[start : start + count].min() > MIN_MARGIN
+            expected = case.long_reference.logits[start : start + count]
+            torch.testing.assert_close(rows, expected, atol=TOLERANCE, rtol=0)
+
+
 @pytest.fixture(scope="module")
 def mtp_model() -> DeepseekV4ForCausalLM:
     config = DeepseekV4Config.from_dict(tiny_config(num_nextn_predict_layers=1))

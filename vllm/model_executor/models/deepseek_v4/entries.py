@@ -24,7 +24,8 @@ from vllm.model_executor.models.deepseek_v4.step import ModelParts, Step
 from vllm.v1.attention.step_tables import AttentionPlan, PaddedRows, PageRows, QueryTile
 
 # Masking entries that were not chosen shares one key matrix between queries; listing the chosen
-# ones copies rows per query. On a CPU listing wins from about 2 * top-k entries (8 times at 16).
+# ones copies rows per query. On a CPU listing wins from about 2 * top-k entries (8 times at 16),
+# for the few queries of a decode batch from 2 * queries * top-k.
 _LISTED_ENTRIES_FACTOR = 2
 
 
@@ -177,7 +178,8 @@ class ChosenEntries(nn.Module):
         if visible is not None:
             scores += visible
         chosen = self._select(scores, self._top_k)
-        if decode.num_queries == 1 or num_entries > _LISTED_ENTRIES_FACTOR * self._top_k:
+        num_listed = decode.num_queries * self._top_k
+        if decode.num_queries == 1 or num_entries > _LISTED_ENTRIES_FACTOR * num_listed:
             return self._list_chosen(chosen, reads, mask, step)
         # A query with fewer visible entries than top-k had invisible ones chosen as fill.
         assert mask is not None, "queries of one request do not see the same keys"
