@@ -187,6 +187,8 @@ def test_drafts_across_a_boundary_accepted_and_rejected(case: Case, boundary: in
     harness = PagedHarness(case.model, num_blocks=1000)
     token_ids, reference = case.sequences[2], case.references[2].logits
     starts = [start for start in range(boundary - 5, boundary + 1) for _ in range(5)]
+    # Beside them, requests that see fewer entries than the indexer chooses.
+    starts += range(20, 25)
     live = [harness.add(token_ids) for _ in starts]
     harness.step(list(zip(live, starts, strict=True)))
     for num_rejected in ([0, 1, 2, 3, 4], [4, 0, 3, 1, 2], [2, 2, 2, 2, 2]):
