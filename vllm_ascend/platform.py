@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.exceptions import ConfigError
+from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import Platform
 from vllm_ascend import envs
-from vllm_ascend.core.geometry import C128_RATIO, Generation, get_dsv4_compressed_kv_block_size
+from vllm_ascend.core.geometry import (
+    Generation,
+    get_dsv4_compressed_kv_block_size,
+    reference_generation,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -22,9 +27,14 @@ _MODEL_TYPE = "deepseek_v4"
 
 
 class AscendPlatform(Platform):
-    """What the NPU and reference mode share: config checks, KV cache registrations, the worker."""
+    """What the NPU and reference mode share: config checks, KV cache registrations, the worker.
+
+    Attributes:
+        has_float_pages: Whether pages may hold fp32 rows; devices have no kernels for them.
+    """
 
     worker_class_path = "vllm_ascend.worker.worker.NPUWorker"
+    has_float_pages: ClassVar[bool] = False
 
     def check_and_update_config(self, config: VllmConfig) -> VllmConfig:
         """As the base class; DeepSeek-V4's block size is checked against the variable too.
@@ -34,22 +44,25 @@ class AscendPlatform(Platform):
         Raises:
             ConfigError: Another device was asked for, or the block size is refused.
         """
-        model = config.model_config
-        if model is not None and model.hf_config.get("model_type") == _MODEL_TYPE:
-            get_dsv4_compressed_kv_block_size(C128_RATIO, config.cache_config.block_size)
+        if config.model_config is not None and _is_deepseek_v4(config.model_config.hf_config):
+            get_dsv4_compressed_kv_block_size(
+                _longest_ratio(config.model_config.hf_config), config.cache_config.block_size
+            )
         return super().check_and_update_config(config)
+
+    def default_block_size(self, hf_config: Mapping[str, Any]) -> int | None:
+        """Return 32 for DeepSeek-V4, or what the variable says where it has C128 layers.
+
+        Raises:
+            ConfigError: The variable is not 32, 64 or 128.
+        """
+        if not _is_deepseek_v4(hf_config):
+            return None
+        return get_dsv4_compressed_kv_block_size(_longest_ratio(hf_config))
 
     def generation(self) -> Generation:
         """Return the device's generation: page formats and op sets differ."""
         return Generation.A2_A3
-
-    def uses_device_pages(self, row_itemsize: int) -> bool:
-        """Whether pages are laid out as on the device: int8 index rows, padded state pages.
-
-        Args:
-            row_itemsize: Bytes of a cached value; fp32 pages exist in reference mode only.
-        """
-        return row_itemsize == 2
 
     def find_quantization(self, checkpoint: str) -> WeightQuantization | None:
         """Return ModelSlim's w8a8 where the checkpoint folder describes it.
@@ -140,19 +153,6 @@ class NPUPlatform(AscendPlatform):
         unused = npu.memory_reserved() - npu.memory_allocated()
         return int(npu.mem_get_info()[0]) + int(unused)
 
-    def uses_device_pages(self, row_itemsize: int) -> bool:
-        """Return True; fp32 pages have no kernels.
-
-        Raises:
-            ConfigError: The cache dtype is not two bytes wide.
-        """
-        if row_itemsize != 2:
-            raise ConfigError(
-                f"a KV cache of {8 * row_itemsize}-bit values has no kernels on an NPU: use "
-                "--kv-cache-dtype bfloat16, or auto with --dtype bfloat16."
-            )
-        return True
-
     def allocate_kv_pool(
         self, num_blocks: int, stride_bytes: int, device: torch.device
     ) -> torch.Tensor:
@@ -166,6 +166,15 @@ class ReferencePlatform(AscendPlatform, CpuPlatform):
     """Reference mode: the Ascend tree on CPU tensors, npu ops in plain torch."""
 
     device_name = "ascend-reference"
+    has_float_pages = True
+
+    def generation(self) -> Generation:
+        """Return the generation that VLLM_ASCEND_REFERENCE_GENERATION names; A2/A3 by default.
+
+        Raises:
+            ConfigError: It names none.
+        """
+        return reference_generation()
 
     def get_op(self, name: str) -> Callable[..., Any]:
         """Return the op called ``name``; npu calls are registered on first use.
@@ -177,7 +186,7 @@ class ReferencePlatform(AscendPlatform, CpuPlatform):
         from vllm_ascend.ops.schemas import register_npu_ops  # noqa: PLC0415  (loads torch)
 
         register_npu_ops()
-        return get_ascend_op(name)
+        return get_ascend_op(name, is_a5=self.generation() is Generation.A5)
 
     def allocate_kv_pool(
         self, num_blocks: int, stride_bytes: int, device: torch.device
@@ -186,6 +195,15 @@ class ReferencePlatform(AscendPlatform, CpuPlatform):
         import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
 
         return super().allocate_kv_pool(num_blocks, stride_bytes, device).view(torch.int8)
+
+
+def _is_deepseek_v4(hf_config: Mapping[str, Any]) -> bool:
+    return hf_config.get("model_type") == _MODEL_TYPE
+
+
+def _longest_ratio(hf_config: Mapping[str, Any]) -> int:
+    """Return the most tokens per entry of any layer: 128 where there are C128 layers."""
+    return max(plan.ratio for plan in DeepseekV4Config.from_dict(hf_config).layers)
 
 
 def _torch_npu() -> Any:

@@ -27,7 +27,6 @@ from vllm.v1.kv_cache_interface import (
 from vllm_ascend.core.geometry import (
     BLOCK_SIZES,
     DEFAULT_BLOCK_SIZE,
-    ROW_FORMATS,
     Generation,
     V4Geometry,
     check_kernel_rows,
@@ -50,6 +49,7 @@ __all__ = [
     "ascend_kv_cache_specs",
     "explain_bytes_per_block",
     "get_dsv4_compressed_kv_block_size",
+    "model_geometry",
     "tensors_in_use",
     "unpack_groups",
     "v4_geometry",
@@ -99,31 +99,48 @@ def ascend_kv_cache_specs(
         block_size: ``--block-size``; None: 32.
         dtypes: Types of the pages. With ``index`` set the pages are the device's, state padding
             included; without it (reference mode in fp32) they are the core's.
-        generation: Of the device. A5's extra bytes of a row are part of its width.
+        generation: Of the device. On an A5 the bytes of a row beside its values are part of its
+            width.
 
     Raises:
         ConfigError: The block size is refused, or disagrees with the variable.
     """
-    geometry = v4_geometry(
-        block_size, generation, head_dim=config.head_dim, index_head_dim=config.index_head_dim
-    )
+    geometry = model_geometry(config, block_size, generation)
     check_kernel_rows(geometry.unit)
     specs = deepseek_v4_kv_cache_specs(config, geometry.unit, dtypes.rows, dtypes.state)
     return {name: _to_ascend(name, spec, geometry, dtypes) for name, spec in specs.items()}
 
 
+def model_geometry(
+    config: DeepseekV4Config, block_size: int | None, generation: Generation
+) -> V4Geometry:
+    """Return the geometry of a model's own head sizes.
+
+    Raises:
+        ConfigError: As ``v4_geometry``.
+    """
+    return v4_geometry(
+        block_size,
+        generation,
+        head_dim=config.head_dim,
+        index_head_dim=config.index_head_dim,
+        rope_dim=config.qk_rope_head_dim,
+    )
+
+
 def _to_ascend(
     name: str, spec: KVCacheSpec, geometry: V4Geometry, dtypes: PageDtypes
 ) -> KVCacheSpec:
-    layout = ROW_FORMATS[geometry.generation]
     if isinstance(spec, CompressorStateSpec):
         return _state_page(name, spec, geometry, is_padded=dtypes.index is not None)
+    assert isinstance(spec, MLAAttentionSpec | SlidingWindowMLASpec), type(spec).__name__
+    width, dtype = spec.head_size, spec.dtype
+    if dtypes.index is not None:
+        is_indexer = name.endswith(".indexer")
+        dtype = dtypes.index if is_indexer else dtypes.rows
+        page = geometry.indexer_page if is_indexer else geometry.row_page
+        width = page // (geometry.unit * dtype.itemsize)
     if isinstance(spec, MLAAttentionSpec):
-        width, dtype = spec.head_size, spec.dtype
-        if dtypes.index is not None and name.endswith(".indexer"):
-            width, dtype = layout.index_row_bytes(width), dtypes.index
-        elif layout.row_extra_bytes:
-            width += layout.row_extra_bytes // dtype.itemsize
         return CompressAttentionSpec(
             block_size=spec.block_size,
             num_kv_heads=1,
@@ -131,9 +148,7 @@ def _to_ascend(
             dtype=dtype,
             compress_ratio=spec.compress_ratio,
         )
-    assert isinstance(spec, SlidingWindowMLASpec), f"{name} is a {type(spec).__name__}"
-    extra = layout.row_extra_bytes // dtypes.rows.itemsize
-    return replace(spec, head_size=spec.head_size + extra, head_size_v=None) if extra else spec
+    return replace(spec, head_size=width, head_size_v=None)
 
 
 def _state_page(

@@ -8,21 +8,22 @@ from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
+from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.core.hybrid_layout import group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.worker.dtypes import resolve_cache_dtype
 from vllm.v1.worker.worker import Worker
 from vllm_ascend import envs
 from vllm_ascend.core.kv_cache_interface import (
     Generation,
-    PageDtypes,
     ascend_kv_cache_specs,
     explain_bytes_per_block,
-    v4_geometry,
+    model_geometry,
 )
+from vllm_ascend.ops.pages import make_a5_pages
 from vllm_ascend.platform import AscendPlatform
 from vllm_ascend.worker.decode_graphs import DecodeGraphs
 from vllm_ascend.worker.memory import MemorySnapshot, available_kv_bytes, read_peak_bytes
+from vllm_ascend.worker.page_dtypes import choose_page_dtypes
 from vllm_ascend.worker.profile import run_largest_step
 
 logger = init_logger(__name__)
@@ -63,20 +64,23 @@ class NPUWorker(Worker):
         """
         if not isinstance(self._model_spec, DeepseekV4Config):
             return super().get_kv_cache_specs()
-        generation = self._ascend.generation()
-        if generation is Generation.A5:
-            raise ConfigError(
-                "A5 pages (fp8 rows of 640 bytes) have no kernels in this tree, only their "
-                "geometry is known: use an A2 or A3."
-            )
-        rows = resolve_cache_dtype(self._config.cache_config.cache_dtype, self._dtype)
-        index = torch.int8 if self._ascend.uses_device_pages(rows.itemsize) else None
-        return ascend_kv_cache_specs(
-            self._model_spec,
-            self._config.cache_config.block_size,
-            PageDtypes(rows=rows, index=index, state=torch.float32),
+        generation, cache_config = self._ascend.generation(), self._config.cache_config
+        dtypes = choose_page_dtypes(
+            cache_config.cache_dtype,
+            self._dtype,
             generation,
+            has_float_pages=self._ascend.has_float_pages,
         )
+        return ascend_kv_cache_specs(self._model_spec, cache_config.block_size, dtypes, generation)
+
+    def _make_op_resolver(self) -> OpResolver:
+        """Return the platform's ops; on an A5, DeepSeek-V4's pages have ops of their own."""
+        resolve = super()._make_op_resolver()
+        spec = self._model_spec
+        if self._ascend.generation() is not Generation.A5 or not isinstance(spec, DeepseekV4Config):
+            return resolve
+        pages = make_a5_pages(spec.head_dim, spec.qk_rope_head_dim, spec.index_head_dim).by_name()
+        return lambda name: pages[name] if name in pages else resolve(name)
 
     def determine_available_memory(self) -> int:
         """Return the bytes the KV pool may take, after a profile run on an NPU."""
@@ -127,10 +131,8 @@ class NPUWorker(Worker):
     def _report_bytes(self) -> None:
         if not isinstance(self._model_spec, DeepseekV4Config):
             return
-        geometry = v4_geometry(
-            self._config.cache_config.block_size,
-            head_dim=self._model_spec.head_dim,
-            index_head_dim=self._model_spec.index_head_dim,
+        geometry = model_geometry(
+            self._model_spec, self._config.cache_config.block_size, self._ascend.generation()
         )
         groups = group_hybrid_mla_specs(self.get_kv_cache_specs())
         logger.info("KV cache: %s", explain_bytes_per_block(groups, geometry))

@@ -146,9 +146,11 @@ def test_the_variable_counts_where_the_ratio_is_128(monkeypatch: pytest.MonkeyPa
     assert get_dsv4_compressed_kv_block_size(4, 128) == 128
     with pytest.raises(ConfigError, match=f"--block-size 32 .*{COMPRESSED_BLOCK_VARIABLE}=64"):
         get_dsv4_compressed_kv_block_size(128, 32)
+    # --block-size left out: the variable says it, for the whole table.
+    assert (v4_geometry(None).unit, v4_geometry(None).c4_block) == (64, 256)
 
 
-@pytest.mark.parametrize("value", ["16", "-32", "many", "32.0"])
+@pytest.mark.parametrize("value", ["16", "-32", "many", "32.0", "²"])
 def test_a_bad_variable_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMPRESSED_BLOCK_VARIABLE, value)
     with pytest.raises(ConfigError, match=f"{COMPRESSED_BLOCK_VARIABLE}='{value}'"):

@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ascend.rounding import round_key
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from vllm.v1.attention.ops.registry import get_reference_op
 from vllm.v1.core.hybrid_layout import build_packed_tensors, group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm_ascend.core.kv_cache_interface import Generation
 from vllm_ascend.envs import GRAPH_VARIABLE
+from vllm_ascend.ops.row_formats import E4M3
 from vllm_ascend.platform import NPUPlatform, ReferencePlatform
 from vllm_ascend.worker.decode_graphs import DecodeGraphs
 from vllm_ascend.worker.worker import NPUWorker
@@ -96,9 +99,24 @@ def test_two_byte_pages_are_the_devices() -> None:
     assert floats["layers.1.attn.indexer"].dtype is torch.float32
 
 
-def test_a5_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match="A5 pages"):
-        make_worker(A5()).get_kv_cache_specs()
+def test_a5_pages_are_fp8() -> None:
+    specs = make_worker(A5(), "fp8").get_kv_cache_specs()
+    indexer, window = specs["layers.1.attn.indexer"], specs["layers.0.attn.window"]
+    # 32 rows of 32 values and an fp32 scale; of 64 bytes and 16 rotary values in bf16.
+    assert (indexer.dtype, indexer.page_size_bytes) == (E4M3, 32 * (32 + 4))
+    assert (window.dtype, window.page_size_bytes) == (E4M3, 32 * (64 + 2 * 16))
+    assert specs["layers.1.attn.mla"].page_size_bytes == window.page_size_bytes
+    # The C128 state's block is half of an A3's.
+    assert specs["layers.2.attn.state"].block_size == 32 // 8
+
+
+def test_an_a5s_model_gets_its_page_ops() -> None:
+    worker = make_worker(A5(), "fp8")
+    resolve = worker._make_op_resolver()
+    cache = torch.zeros(2, 32, 96, dtype=torch.int8).view(E4M3)
+    values = torch.randn(1, 64)
+    assert torch.equal(resolve("round_rows")(cache, values), round_key(values, 16).float())
+    assert resolve("attend") is get_reference_op("attend")
 
 
 def test_pages_are_strided_views_of_raw_int8() -> None:
@@ -201,6 +219,7 @@ def test_selecting_a_device_in_order() -> None:
     code = """
 import torch
 from vllm.exceptions import ConfigError
+from vllm_ascend.ops.row_formats import E4M3
 from vllm_ascend.platform import NPUPlatform
 torch.utils.rename_privateuse1_backend("npu")
 calls = []
@@ -238,6 +257,4 @@ def test_the_npus_names_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert platform.generation() is Generation.A2_A3
     device.name = "Ascend950DT"
     assert platform.generation() is Generation.A5
-    assert platform.uses_device_pages(2)
-    with pytest.raises(ConfigError, match="32-bit"):
-        platform.uses_device_pages(4)
+    assert not platform.has_float_pages
