@@ -5,6 +5,7 @@ Loads nothing but the standard library unless torch_npu is installed or referenc
 
 import importlib
 import importlib.util
+import os
 
 from vllm.logger import init_logger
 from vllm_ascend import envs
@@ -14,17 +15,24 @@ logger = init_logger(__name__)
 NPU_PATH = "vllm_ascend.platform.NPUPlatform"
 REFERENCE_PATH = "vllm_ascend.platform.ReferencePlatform"
 _DEVICE_PACKAGE = "torch_npu"
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def find_platform() -> str | None:
     """Return the dotted path of the platform class to use; None where there is no NPU.
 
+    Where torch_npu is installed, torch is told not to load it by itself: a torch_npu that cannot
+    be loaded would keep ``import torch`` from working, in this process and in those it starts.
+
     Raises:
         ConfigError: VLLM_ASCEND_REFERENCE is no boolean.
     """
+    is_installed = importlib.util.find_spec(_DEVICE_PACKAGE) is not None
+    if is_installed:
+        os.environ[_AUTOLOAD] = "0"
     if envs.is_reference_mode():
         return REFERENCE_PATH
-    if importlib.util.find_spec(_DEVICE_PACKAGE) is None:
+    if not is_installed:
         return None
     try:
         importlib.import_module(_DEVICE_PACKAGE)
@@ -33,8 +41,7 @@ def find_platform() -> str | None:
         reason = " ".join(str(error).split())
         logger.warning(
             "torch_npu is installed but cannot be imported, so NPUs are not used: %s. Install "
-            "CANN and source its set_env.sh, or uninstall torch_npu (TORCH_DEVICE_BACKEND_AUTOLOAD"
-            "=0 lets torch import without it).",
+            "CANN and source its set_env.sh, or uninstall torch_npu.",
             reason,
         )
         return None
