@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -60,9 +61,15 @@ class AscendPlatform(Platform):
             return None
         return get_dsv4_compressed_kv_block_size(_longest_ratio(hf_config))
 
+    @abstractmethod
     def generation(self) -> Generation:
         """Return the device's generation: page formats and op sets differ."""
-        return Generation.A2_A3
+
+    def device_api(self) -> Any:
+        """Return ``torch.npu``, which torch_npu has added to torch by now."""
+        import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
+
+        return torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
 
     def find_quantization(self, checkpoint: str) -> WeightQuantization | None:
         """Return ModelSlim's w8a8 where the checkpoint folder describes it.
@@ -109,8 +116,13 @@ class NPUPlatform(AscendPlatform):
     dist_backend = "hccl"
 
     def generation(self) -> Generation:
-        """Return the generation by the name the driver gives the device."""
-        name = str(_torch_npu().get_device_name())
+        """Return the generation by the name the driver gives the first visible device.
+
+        Raises:
+            ConfigError: No NPU is visible.
+        """
+        self._check_visible(0)
+        name = str(self.device_api().get_device_name(0))
         return Generation.A5 if name.startswith(_A5_NAMES) else Generation.A2_A3
 
     def get_op(self, name: str) -> Callable[..., Any]:
@@ -131,25 +143,33 @@ class NPUPlatform(AscendPlatform):
         """
         import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
 
-        npu = _torch_npu()
-        count = npu.device_count()
-        if not 0 <= local_rank < count:
-            raise ConfigError(
-                f"worker {local_rank} needs its own NPU, but {count} are visible "
-                f"({self.device_control_env_var} selects them)."
-            )
+        self._check_visible(local_rank)
+        npu = self.device_api()
         device = torch.device("npu", local_rank)
         npu.set_device(device)
         npu.empty_cache()
         return device
 
+    def _check_visible(self, local_rank: int) -> None:
+        """Refuse a worker without an NPU; the driver is asked, no device is touched."""
+        count = self.device_api().device_count()
+        if not 0 <= local_rank < count:
+            raise ConfigError(
+                f"worker {local_rank} needs its own NPU, but {count} are visible "
+                f"({self.device_control_env_var} selects them)."
+            )
+
     def total_memory_bytes(self) -> int:
-        """Return the NPU's memory from its properties, which does not create a context."""
-        return int(_torch_npu().get_device_properties(0).total_memory)
+        """Return the memory of the worker's NPU.
+
+        The driver tells it of a device that is in use only: this is asked after ``make_device``,
+        never while a configuration is resolved.
+        """
+        return int(self.device_api().mem_get_info()[1])
 
     def free_memory_bytes(self) -> int:
         """Return what the driver reports free, plus what torch's allocator holds unused."""
-        npu = _torch_npu()
+        npu = self.device_api()
         unused = npu.memory_reserved() - npu.memory_allocated()
         return int(npu.mem_get_info()[0]) + int(unused)
 
@@ -204,10 +224,3 @@ def _is_deepseek_v4(hf_config: Mapping[str, Any]) -> bool:
 def _longest_ratio(hf_config: Mapping[str, Any]) -> int:
     """Return the most tokens per entry of any layer: 128 where there are C128 layers."""
     return max(plan.ratio for plan in DeepseekV4Config.from_dict(hf_config).layers)
-
-
-def _torch_npu() -> Any:
-    """Return ``torch.npu``, which torch_npu has added to torch by now."""
-    import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
-
-    return torch.npu  # type: ignore[attr-defined]  # torch_npu adds it

@@ -29,10 +29,8 @@ from vllm_ascend.platform import ReferencePlatform
 NUM_BLOCKS = 400
 
 
-def make_core(platform: Platform, unit: int = 32, *, cache_dtype: str = "auto") -> EngineCore:
-    return make_embedded_core(
-        unit, num_blocks=NUM_BLOCKS, budget=256, platform=platform, cache_dtype=cache_dtype
-    )
+def make_core(platform: Platform, unit: int = 32, **kwargs: Any) -> EngineCore:
+    return make_embedded_core(unit, num_blocks=NUM_BLOCKS, budget=256, platform=platform, **kwargs)
 
 
 def run_alone(core: EngineCore, prompt: list[int], num_tokens: int) -> tuple[list[int], int]:

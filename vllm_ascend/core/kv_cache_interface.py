@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK_SIZES",
     "DEFAULT_BLOCK_SIZE",
+    "PACKED_BYTES_PER_UNIT_TOKEN",
     "PUBLISHED_BYTES_PER_BLOCK",
     "CompressAttentionSpec",
     "Generation",
@@ -58,6 +59,10 @@ __all__ = [
 # What vllm-ascend reports for V4-Flash with MTP on A2/A3, by --block-size.
 PUBLISHED_BYTES_PER_BLOCK: Mapping[int, int] = MappingProxyType(
     {32: 845_184, 64: 1_690_368, 128: 3_380_736}
+)
+# What our grouping gives for the published models with MTP on A2/A3, per token of --block-size.
+PACKED_BYTES_PER_UNIT_TOKEN: Mapping[str, int] = MappingProxyType(
+    {"V4-Flash": 24_234, "V4-Pro": 34_620}
 )
 _PUBLISHED_ROW_TENSORS, _PUBLISHED_INDEXER_TENSORS = 23, 22
 
@@ -205,25 +210,22 @@ def tensors_in_use(config: KVCacheConfig) -> list[KVCacheTensor]:
     return [tensor for tensor in config.kv_cache_tensors if tensor.shared_by]
 
 
-def explain_bytes_per_block(groups: Sequence[KVCacheGroupSpec], geometry: V4Geometry) -> str:
+def explain_bytes_per_block(groups: Sequence[KVCacheGroupSpec], unit: int) -> str:
     """Return a sentence on what one block id costs, beside the published number.
 
     The published one is for V4-Flash with MTP on A2/A3: a tensor for each of 23 row slots and 22
     indexer slots. Slot i is as wide as the widest page at position i of any group, so every block
     pays for all of them. Our packed row is as wide as the widest group alone.
     """
-    ours = packed_block_stride(groups)
-    published = PUBLISHED_BYTES_PER_BLOCK[geometry.unit]
-    slots = (
-        _PUBLISHED_ROW_TENSORS * geometry.row_page
-        + _PUBLISHED_INDEXER_TENSORS * geometry.indexer_page
+    models = " and ".join(
+        f"{count * unit} for {model}" for model, count in PACKED_BYTES_PER_UNIT_TOKEN.items()
     )
-    pages = (
-        f" of {geometry.row_page} and {geometry.indexer_page} bytes" if slots == published else ""
-    )
+    flash = v4_geometry(unit)
     return (
-        f"{ours} bytes per block id at --block-size {geometry.unit}: one packed row as wide as the "
-        f"widest group (published for V4-Flash with MTP: {published}, which is "
-        f"{_PUBLISHED_ROW_TENSORS} row and {_PUBLISHED_INDEXER_TENSORS} indexer tensors{pages}, "
-        "each as wide as the widest page of its place in any group)"
+        f"{packed_block_stride(groups)} bytes per block id at --block-size {unit}: one packed row "
+        "as wide as the widest group. With MTP on an A2 or A3, packed rows have "
+        f"{models}; {PUBLISHED_BYTES_PER_BLOCK[unit]} is published for V4-Flash, which is "
+        f"{_PUBLISHED_ROW_TENSORS} row tensors of {flash.row_page} and "
+        f"{_PUBLISHED_INDEXER_TENSORS} indexer tensors of {flash.indexer_page} bytes a block, each "
+        "as wide as the widest page at its place in any group."
     )

@@ -1,9 +1,5 @@
 """The core's worker with Ascend's pages, memory accounting and decode graphs."""
 
-from typing import Any
-
-import torch
-
 from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
@@ -17,7 +13,6 @@ from vllm_ascend.core.kv_cache_interface import (
     Generation,
     ascend_kv_cache_specs,
     explain_bytes_per_block,
-    model_geometry,
 )
 from vllm_ascend.ops.pages import make_a5_pages
 from vllm_ascend.platform import AscendPlatform
@@ -54,7 +49,7 @@ class NPUWorker(Worker):
         """Select the device and note its memory before anything is loaded."""
         super().init_device()
         if self._is_npu:
-            self._first_snapshot = MemorySnapshot.take(_torch_npu())
+            self._first_snapshot = MemorySnapshot.take(self._ascend.device_api())
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Return what each of the model's caches keeps, in Ascend's pages.
@@ -88,7 +83,7 @@ class NPUWorker(Worker):
         if exact is not None or self._first_snapshot is None:
             return super().determine_available_memory()
         assert self._device is not None, "init_device comes first"
-        npu = _torch_npu()
+        npu = self._ascend.device_api()
         npu.reset_peak_memory_stats()
         scheduler = self._config.scheduler_config
         run_largest_step(
@@ -121,7 +116,7 @@ class NPUWorker(Worker):
                 raise ConfigError(
                     f"{envs.GRAPH_VARIABLE}=1 needs an NPU, which reference mode is not: unset it."
                 )
-            self._model = DecodeGraphs(self._model, _torch_npu())
+            self._model = DecodeGraphs(self._model, self._ascend.device_api())
         super().initialize_from_config(kv_cache_config)
 
     @property
@@ -131,12 +126,6 @@ class NPUWorker(Worker):
     def _report_bytes(self) -> None:
         if not isinstance(self._model_spec, DeepseekV4Config):
             return
-        geometry = model_geometry(
-            self._model_spec, self._config.cache_config.block_size, self._ascend.generation()
-        )
         groups = group_hybrid_mla_specs(self.get_kv_cache_specs())
-        logger.info("KV cache: %s", explain_bytes_per_block(groups, geometry))
-
-
-def _torch_npu() -> Any:
-    return torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
+        unit = self._config.cache_config.block_size
+        logger.info("KV cache: %s", explain_bytes_per_block(groups, unit))

@@ -55,9 +55,19 @@ class FakeDevice:
 
 
 class HalfNPU(ReferencePlatform):
-    """CPU tensors under the name of an NPU, so that the worker takes the device's ways."""
+    """CPU tensors under the name of an NPU, so that the worker takes the device's ways.
+
+    Args:
+        device: Plays ``torch.npu``.
+    """
 
     device_type = "npu"
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def device_api(self) -> Any:
+        return self._device
 
 
 class A5(ReferencePlatform):
@@ -166,12 +176,11 @@ def test_a_tensor_that_nobody_shares_takes_no_memory() -> None:
 
 
 @pytest.mark.slow
-def test_available_memory_by_a_profile_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_by_a_profile_run() -> None:
     npu = FakeDevice()
-    monkeypatch.setattr(torch, "npu", npu, raising=False)
     threads = torch.get_num_threads()
     try:
-        worker = make_worker(HalfNPU(), "bfloat16")
+        worker = make_worker(HalfNPU(npu), "bfloat16")
         worker.init_device()
         assert npu.calls == ["mem_get_info"]  # the snapshot, before anything is loaded
         worker.load_model()
@@ -192,10 +201,9 @@ def test_available_memory_by_a_profile_run(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.slow
 def test_graphs_behind_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "npu", FakeDevice(), raising=False)
     threads = torch.get_num_threads()
     try:
-        for platform, is_graphed in ((HalfNPU(), True), (ReferencePlatform(), False)):
+        for platform, is_graphed in ((HalfNPU(FakeDevice()), True), (ReferencePlatform(), False)):
             worker = make_worker(platform, "bfloat16")
             worker.init_device()
             worker.load_model()
@@ -241,20 +249,45 @@ else:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
 
 
-def test_the_npus_names_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Names:
-        name = "Ascend910B3"
+class Driver:
+    """Plays what ``torch.npu`` tells without touching a device."""
 
-        def get_device_name(self) -> str:
-            return self.name
+    def __init__(self, name: str, count: int) -> None:
+        self._name, self._count = name, count
 
-    device = Names()
-    monkeypatch.setattr(torch, "npu", device, raising=False)
-    platform = NPUPlatform()
+    def device_count(self) -> int:
+        return self._count
+
+    def get_device_name(self, index: int) -> str:
+        assert 0 <= index < self._count
+        return self._name
+
+
+class DrivenNPU(NPUPlatform):
+    """The NPU's platform over a pretended driver."""
+
+    def __init__(self, name: str, count: int = 1) -> None:
+        self._driver = Driver(name, count)
+
+    def device_api(self) -> Any:
+        return self._driver
+
+
+def test_the_npus_names_and_limits() -> None:
+    platform = DrivenNPU("Ascend910B3")
     assert (platform.device_type, platform.dispatch_key) == ("npu", "PrivateUse1")
     assert (platform.ray_device_key, platform.dist_backend) == ("NPU", "hccl")
     assert platform.device_control_env_var == "ASCEND_RT_VISIBLE_DEVICES"
     assert platform.generation() is Generation.A2_A3
-    device.name = "Ascend950DT"
-    assert platform.generation() is Generation.A5
+    assert DrivenNPU("Ascend950DT").generation() is Generation.A5
     assert not platform.has_float_pages
+
+
+def test_no_visible_npu_is_said_before_anything_else() -> None:
+    with pytest.raises(ConfigError, match=r"worker 0 .* 0 are visible .*ASCEND_RT_VISIBLE_DEVICES"):
+        DrivenNPU("", count=0).generation()
+
+
+def test_worker_starts_need_a_device_of_their_own() -> None:
+    with pytest.raises(ConfigError, match="worker 1 needs its own NPU, but 1 are visible"):
+        DrivenNPU("Ascend910B3").make_device(1)
