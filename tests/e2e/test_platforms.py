@@ -34,9 +34,8 @@ def test_a_resend_hits_at_one_unit(server: ServerProcess) -> None:
         assert details["cached_tokens"] == (length - 1) // 32 * 32
 
 
-def test_the_same_tokens_as_the_cpu(server: ServerProcess, platform: str, tmp_path: Path) -> None:
-    if platform == "cpu":
-        pytest.skip("the CPU is what the others are compared with")
+@pytest.mark.parametrize("platform", ["ascend"], indirect=True)
+def test_the_same_tokens_as_the_cpu(server: ServerProcess, tmp_path: Path) -> None:
     rng = random.Random(11)
     prompts = [[rng.randrange(10, 3000) for _ in range(length)] for length in (5, 70, 150, 700)]
     with ServerProcess(tmp_path / "log.txt", environment=PLATFORMS["cpu"]) as cpu:

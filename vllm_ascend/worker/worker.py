@@ -11,6 +11,7 @@ from vllm.v1.worker.worker import Worker
 from vllm_ascend import envs
 from vllm_ascend.core.kv_cache_interface import (
     Generation,
+    PageDtypes,
     ascend_kv_cache_specs,
     explain_bytes_per_block,
 )
@@ -48,6 +49,13 @@ class NPUWorker(Worker):
     def init_device(self) -> None:
         """Select the device and note its memory before anything is loaded."""
         super().init_device()
+        logger.info(
+            "Ascend %s%s",
+            self._ascend.generation(),
+            ": this tree has never been run on a device"
+            if self._is_npu
+            else " in reference mode: CPU tensors, npu calls in plain torch",
+        )
         if self._is_npu:
             self._first_snapshot = MemorySnapshot.take(self._ascend.device_api())
 
@@ -59,14 +67,20 @@ class NPUWorker(Worker):
         """
         if not isinstance(self._model_spec, DeepseekV4Config):
             return super().get_kv_cache_specs()
-        generation, cache_config = self._ascend.generation(), self._config.cache_config
-        dtypes = choose_page_dtypes(
-            cache_config.cache_dtype,
+        return ascend_kv_cache_specs(
+            self._model_spec,
+            self._config.cache_config.block_size,
+            self._page_dtypes(),
+            self._ascend.generation(),
+        )
+
+    def _page_dtypes(self) -> PageDtypes:
+        return choose_page_dtypes(
+            self._config.cache_config.cache_dtype,
             self._dtype,
-            generation,
+            self._ascend.generation(),
             has_float_pages=self._ascend.has_float_pages,
         )
-        return ascend_kv_cache_specs(self._model_spec, cache_config.block_size, dtypes, generation)
 
     def _make_op_resolver(self) -> OpResolver:
         """Return the platform's ops; on an A5, DeepSeek-V4's pages have ops of their own."""
@@ -129,3 +143,10 @@ class NPUWorker(Worker):
         groups = group_hybrid_mla_specs(self.get_kv_cache_specs())
         unit = self._config.cache_config.block_size
         logger.info("KV cache: %s", explain_bytes_per_block(groups, unit))
+        dtypes = self._page_dtypes()
+        logger.info(
+            "KV cache pages: rows %s, index keys %s, state %s",
+            dtypes.rows,
+            dtypes.rows if dtypes.index is None else dtypes.index,
+            dtypes.state,
+        )
