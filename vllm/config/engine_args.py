@@ -245,10 +245,15 @@ def _resolve_block_size(block_size: int | None, model_config: ModelConfig) -> in
     return block_size
 
 
+def _parse_model(model_config: ModelConfig) -> Any:
+    """Return config.json as the model's own module reads it, in either spelling."""
+    raw = model_config.hf_config
+    return resolve_model(list(raw.get("architectures") or ())).parse_config(raw)
+
+
 def _check_mtp(model_config: ModelConfig) -> None:
     """Refuse method "mtp" where config.json promises no MTP block, before weights load."""
-    raw = model_config.hf_config
-    parsed = resolve_model(list(raw.get("architectures") or ())).parse_config(raw)
+    parsed = _parse_model(model_config)
     if getattr(parsed, "has_dspark_drafter", False):
         raise ConfigError(
             "speculative-config method 'mtp' does not fit this checkpoint: its mtp.* tensors are "
@@ -272,8 +277,7 @@ def _check_retention(
             f"prefix_cache_retention_interval={retention!r} needs a model with sliding-window "
             "layers: use auto, none or 0, or leave it out."
         )
-    rates = [int(rate) for rate in model_config.hf_config.get("compress_ratios") or (128,)]
-    step = max(block_size, *rates)
+    step = max(block_size, *(layer.ratio for layer in _parse_model(model_config).layers))
     if not str(retention).isdigit() or int(retention) % step:
         raise ConfigError(
             f"prefix_cache_retention_interval={retention!r} is not valid here: use auto, none, 0, "

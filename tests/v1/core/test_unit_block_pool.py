@@ -134,9 +134,9 @@ def test_ghosts_are_bounded_and_drop_the_oldest() -> None:
         ghosts.add(h(name))
     assert h("b") not in ghosts
     assert h("a") in ghosts
-    ghosts.discard(h("a"))
+    ghosts.discard([h("a")])
     assert h("a") not in ghosts
-    ghosts.discard(h("never seen"))
+    ghosts.discard([h("never seen")])
 
 
 def test_usage_counts_held_blocks_only() -> None:

@@ -2,12 +2,14 @@ import pytest
 
 from tests.v1.engine.fakes import Float32
 from vllm.exceptions import ConfigError
+from vllm.v1.core.kv_cache_manager import make_kv_cache_manager
 from vllm.v1.engine.kv_cache_setup import describe_kv_cache, is_hybrid, plan_kv_cache
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheGroupSpec,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
+    SlidingWindowSpec,
 )
 
 MEMORY = 1 << 22
@@ -31,6 +33,32 @@ def test_a_plain_model_keeps_the_plain_rules(config):
     assert plan.scheduler_config.hit_unit is None
     assert (plan.scheduler_block_size, plan.hash_block_size) == (16, 16)
     assert vllm_config.cache_config.num_gpu_blocks == 40
+
+
+@pytest.mark.parametrize("interval", [None, "auto", "0", 0])
+def test_a_model_without_windows_has_nothing_to_retain(config, interval, monkeypatch):
+    if interval is not None:
+        monkeypatch.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", str(interval))
+    vllm_config = config(num_blocks=40)
+    vllm_config.cache_config.prefix_cache_retention_interval = interval
+    plan = plan_kv_cache(vllm_config, [{"a": full()}], [MEMORY])
+    manager = make_kv_cache_manager(
+        plan.scheduler_config, 1024, plan.scheduler_block_size, plan.hash_block_size
+    )
+    assert manager.coordinator.retention_interval is None
+    assert describe_kv_cache(vllm_config, plan).retention.startswith("every block")
+
+
+def test_a_lone_window_group_follows_the_interval(config):
+    vllm_config = config(num_blocks=40)
+    vllm_config.cache_config.prefix_cache_retention_interval = "64"
+    window = SlidingWindowSpec(block_size=16, sliding_window=32, **COMMON)
+    plan = plan_kv_cache(vllm_config, [{"a": window}], [MEMORY])
+    assert plan.scheduler_config.hit_unit is None
+    manager = make_kv_cache_manager(
+        plan.scheduler_config, 1024, plan.scheduler_block_size, plan.hash_block_size
+    )
+    assert manager.coordinator.retention_interval == 64
 
 
 def test_a_hybrid_model_hits_at_one_unit(config):

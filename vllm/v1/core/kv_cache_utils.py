@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from vllm import envs
@@ -74,6 +74,9 @@ __all__ = [
 ExternalBlockHash = bytes | int
 
 _GROUP_ID_BYTES = 4
+
+# Hashes in a row are a hash, without a call of the NewType.
+_join: Callable[[Iterable[bytes]], Any] = b"".join
 
 # Parent of a first block. Random until init_none_hash so that nobody can predict a hash.
 NONE_HASH: BlockHash = BlockHash(os.urandom(32))
@@ -290,7 +293,7 @@ class BlockHashListWithBlockSize(Sequence[BlockHash]):
         merged = self._known.get(index)
         if merged is None:
             base = index * self.scale_factor
-            merged = BlockHash(b"".join(self.block_hashes[base : base + self.scale_factor]))
+            merged = _join(self.block_hashes[base : base + self.scale_factor])
             self._known[index] = merged
         return merged
 

@@ -201,7 +201,9 @@ class UnitKVCacheManager:
         publishes = self.enable_caching and not delay_cache_blocks and end // unit > start // unit
         if not is_new and not publishes and not full_sequence_must_fit:
             available = self.block_pool.get_num_free_blocks() - reserved_blocks
-            advanced = self.coordinator.try_advance(request_id, start, end, alloc_end, available)
+            advanced = self.coordinator.try_advance(
+                request_id, start, end, alloc_end, self.max_model_len, available
+            )
             if advanced is not None:
                 return KVCacheBlocks(advanced)
         wanted, junctions = self._wanted_boundaries(request, new_computed_blocks, is_new=is_new)

@@ -57,13 +57,15 @@ def plan_kv_cache(
     """
     configs = get_kv_cache_configs(vllm_config, specs, available_bytes)
     vllm_config.cache_config.num_gpu_blocks = configs[0].num_blocks
-    if is_hybrid(configs[0].kv_cache_groups):
+    groups = configs[0].kv_cache_groups
+    retention = vllm_config.cache_config.prefix_cache_retention_interval
+    if not has_windows(groups):
+        # Every block is kept: 0 and "auto", which suit all models, leave nothing to choose.
+        retention = "none"
+    configs = [replace(config, prefix_cache_retention_interval=retention) for config in configs]
+    if is_hybrid(groups):
         unit = vllm_config.cache_config.block_size
-        retention = vllm_config.cache_config.prefix_cache_retention_interval
-        configs = [
-            replace(config, hit_unit=unit, prefix_cache_retention_interval=retention)
-            for config in configs
-        ]
+        configs = [replace(config, hit_unit=unit) for config in configs]
         return KVCachePlan(configs, generate_scheduler_kv_cache_config(configs), unit, unit)
     scheduler_config = generate_scheduler_kv_cache_config(configs)
     sizes = resolve_kv_cache_block_sizes(scheduler_config, vllm_config)
@@ -72,7 +74,12 @@ def plan_kv_cache(
 
 def is_hybrid(groups: list[KVCacheGroupSpec]) -> bool:
     """Whether a model mixes caches that keep everything with caches that keep a window."""
-    return len(groups) > 1 and any(
+    return len(groups) > 1 and has_windows(groups)
+
+
+def has_windows(groups: list[KVCacheGroupSpec]) -> bool:
+    """Whether any cache keeps only a window."""
+    return any(
         get_kv_cache_spec_sliding_window(group.kv_cache_spec) is not None for group in groups
     )
 
@@ -125,8 +132,7 @@ def _name_group(group: KVCacheGroupSpec) -> str:
 def _describe_retention(vllm_config: VllmConfig, config: KVCacheConfig) -> str:
     if not vllm_config.cache_config.enable_prefix_caching:
         return "prefix caching is off"
-    windows = [get_kv_cache_spec_sliding_window(g.kv_cache_spec) for g in config.kv_cache_groups]
-    if all(window is None for window in windows):
+    if not has_windows(config.kv_cache_groups):
         return "every block, until its memory is needed"
     if config.hit_unit is not None:
         policy = parse_retention(
