@@ -15,6 +15,8 @@ logger = init_logger(__name__)
 NPU_PATH = "vllm_ascend.platform.NPUPlatform"
 REFERENCE_PATH = "vllm_ascend.platform.ReferencePlatform"
 _DEVICE_PACKAGE = "torch_npu"
+# For the processes that this one starts: what they would find is known.
+_UNUSABLE = "_VLLM_ASCEND_TORCH_NPU_UNUSABLE"
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
@@ -34,6 +36,8 @@ def find_platform() -> str | None:
         return REFERENCE_PATH
     if not is_installed:
         return None
+    if os.environ.get(_UNUSABLE):
+        return None  # tried, and said, by this process or the one that started it
     try:
         importlib.import_module(_DEVICE_PACKAGE)
     # torch wraps a back end that fails to load in a RuntimeError; the loader itself raises OSError.
@@ -44,5 +48,6 @@ def find_platform() -> str | None:
             "CANN and source its set_env.sh, or uninstall torch_npu.",
             reason,
         )
+        os.environ[_UNUSABLE] = "1"
         return None
     return NPU_PATH

@@ -1,6 +1,9 @@
 """``--block-size`` and the variable beside it, as the front end and the engine core see them."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,25 @@ def both_see(block_size: int | None, model: str = "deepseek-v4") -> tuple[int, i
     ).create_vllm_config()
     core = get_current_platform().check_and_update_config(config)
     return config.cache_config.block_size, core.cache_config.block_size
+
+
+def test_the_front_end_asks_without_loading_torch() -> None:
+    code = (
+        "import sys; from vllm.config.engine_args import EngineArgs;"
+        "config = EngineArgs('deepseek-v4', load_format='dummy').create_vllm_config();"
+        "print(config.cache_config.block_size, 'vllm_ascend.platform' in sys.modules,"
+        " 'torch' in sys.modules)"
+    )
+    variables = {REFERENCE_VARIABLE: "1", COMPRESSED_BLOCK_VARIABLE: "128"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == "128 True False\n"
 
 
 def test_without_the_variable() -> None:

@@ -77,6 +77,10 @@ from vllm.platforms.resolve import PLUGIN_GROUP, choose_platform_path, load_plat
 from importlib.metadata import EntryPoint
 plugin = EntryPoint("ascend", "vllm_ascend.plugin:find_platform", PLUGIN_GROUP)
 print(type(load_platform(choose_platform_path([plugin], lambda: False))).__name__)
+# The engine core, which this process starts, asks again.
+import subprocess, sys
+code = "from vllm_ascend.plugin import find_platform; find_platform()"
+subprocess.run([sys.executable, "-c", code], check=True)
 """
 COMPUTE = "import torch; print(torch.ones(2).sum().item())"
 

@@ -17,6 +17,7 @@ from tests.v1.engine.test_cache_keeps_outputs import (
     random_tokens,
 )
 from tests.v1.engine.test_cache_keeps_outputs import make_core as make_embedded_core
+from vllm.config import SpeculativeConfig
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import Platform
 from vllm.v1.engine.core import EngineCore
@@ -98,6 +99,27 @@ def test_hits_at_one_unit(unit: int, platform: Platform, cache_dtype: str) -> No
     assert (no_hit, hit) == (0, unit)
     assert first == again
     core.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("platform", "cache_dtype"),
+    [(ReferencePlatform(), "bfloat16"), (A5Reference(), "fp8")],
+    ids=["A3", "A5"],
+)
+def test_drafts_change_nothing_in_the_devices_pages(platform: Platform, cache_dtype: str) -> None:
+    """The MTP block's window rows are quantised too; hits with it are at one unit."""
+    drafting = SpeculativeConfig.from_dict({"method": "mtp", "num_speculative_tokens": 1})
+    plain = make_core(platform, cache_dtype=cache_dtype)
+    drafted = make_core(platform, cache_dtype=cache_dtype, speculative=drafting)
+    rng = random.Random(5)
+    for length in (33, 200, 450):
+        prompt = random_tokens(rng, length)
+        expected, _ = run_alone(plain, prompt, 12)
+        for num_hit in (0, (length - 1) // 32 * 32):
+            assert run_alone(drafted, prompt, 12) == (expected, num_hit)
+    plain.shutdown()
+    drafted.shutdown()
 
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]

@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from vllm import envs, platforms
+from vllm import envs
 from vllm.config.cache import CACHE_DTYPES, HASH_ALGOS, CacheConfig
 from vllm.config.load import LOAD_FORMATS, LoadConfig
 from vllm.config.model import DTYPES, ModelConfig
@@ -26,6 +26,7 @@ from vllm.model_executor.model_loader.resolve import (
     resolve_checkpoint,
 )
 from vllm.model_executor.models.registry import resolve_model
+from vllm.platforms.resolve import find_plugin_platform
 from vllm.utils.argparse_utils import human_int, human_int_or_auto, json_object
 
 logger = init_logger(__name__)
@@ -235,8 +236,9 @@ def _resolve_block_size(block_size: int | None, model_config: ModelConfig) -> in
     if model_config.hf_config.get("model_type") != "deepseek_v4":
         return _DEFAULT_BLOCK_SIZE if block_size is None else block_size
     if block_size is None:
-        platform_default = platforms.current_platform.default_block_size(model_config.hf_config)
-        return platform_default or DEEPSEEK_V4_BLOCK_SIZES[0]
+        platform = find_plugin_platform()
+        own = platform.default_block_size(model_config.hf_config) if platform else None
+        return own or DEEPSEEK_V4_BLOCK_SIZES[0]
     if block_size not in DEEPSEEK_V4_BLOCK_SIZES:
         allowed = ", ".join(map(str, DEEPSEEK_V4_BLOCK_SIZES))
         raise ConfigError(
@@ -311,7 +313,7 @@ def _add_model_args(group: argparse._ArgumentGroup) -> None:
         "--enforce-eager",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="Never capture graphs. There are none to capture yet.",
+        help="Never capture graphs; so far only an Ascend NPU can (docs/ascend.md).",
     )
 
 

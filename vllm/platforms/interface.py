@@ -75,7 +75,8 @@ class Platform(ABC):
     def default_block_size(self, hf_config: Mapping[str, Any]) -> int | None:
         """Return what an unset ``--block-size`` means for a model; None: the model's own default.
 
-        Asked once, where flags become a config, so every process works with the same number.
+        Asked of a plug-in's platform, once, where flags become a config: every process then works
+        with the same number. Must not load torch.
 
         Args:
             hf_config: The model's config.json.

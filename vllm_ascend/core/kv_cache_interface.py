@@ -16,10 +16,8 @@ from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache
 from vllm.v1.core.hybrid_layout import packed_block_stride
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
-    KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
-    KVCacheTensor,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
     UniformTypeKVCacheSpecs,
@@ -51,7 +49,6 @@ __all__ = [
     "explain_bytes_per_block",
     "get_dsv4_compressed_kv_block_size",
     "model_geometry",
-    "tensors_in_use",
     "unpack_groups",
     "v4_geometry",
 ]
@@ -205,11 +202,6 @@ def aggregate_page_size_bytes(groups: Sequence[KVCacheGroupSpec]) -> int:
     return total
 
 
-def tensors_in_use(config: KVCacheConfig) -> list[KVCacheTensor]:
-    """Return the tensors that some layer uses: nobody reads or writes the others."""
-    return [tensor for tensor in config.kv_cache_tensors if tensor.shared_by]
-
-
 def explain_bytes_per_block(groups: Sequence[KVCacheGroupSpec], unit: int) -> str:
     """Return a sentence on what one block id costs, beside the published number.
 
@@ -223,7 +215,8 @@ def explain_bytes_per_block(groups: Sequence[KVCacheGroupSpec], unit: int) -> st
     flash = v4_geometry(unit)
     return (
         f"{packed_block_stride(groups)} bytes per block id at --block-size {unit}: one packed row "
-        "as wide as the widest group. With MTP on an A2 or A3, packed rows have "
+        f"as wide as the widest group (a page of every layer of all {len(groups)} groups: "
+        f"{aggregate_page_size_bytes(groups)} bytes). With MTP on an A2 or A3, packed rows have "
         f"{models}; {PUBLISHED_BYTES_PER_BLOCK[unit]} is published for V4-Flash, which is "
         f"{_PUBLISHED_ROW_TENSORS} row tensors of {flash.row_page} and "
         f"{_PUBLISHED_INDEXER_TENSORS} indexer tensors of {flash.indexer_page} bytes a block, each "

@@ -125,7 +125,7 @@ class NPUWorker(Worker):
             ConfigError: The config's layers are not the model's: missing and extra are listed.
         """
         self._report_bytes()
-        if envs.wants_decode_graphs():
+        if envs.wants_decode_graphs() and not self._config.model_config.enforce_eager:
             if not self._is_npu:
                 raise ConfigError(
                     f"{envs.GRAPH_VARIABLE}=1 needs an NPU, which reference mode is not: unset it."

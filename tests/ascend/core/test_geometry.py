@@ -10,7 +10,6 @@ from vllm.v1.core.retention import CacheGeometry
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
-    KVCacheTensor,
     UniformTypeKVCacheSpecs,
 )
 from vllm_ascend.core import geometry
@@ -23,7 +22,6 @@ from vllm_ascend.core.kv_cache_interface import (
     ascend_kv_cache_specs,
     explain_bytes_per_block,
     get_dsv4_compressed_kv_block_size,
-    tensors_in_use,
     unpack_groups,
 )
 from vllm_ascend.envs import COMPRESSED_BLOCK_VARIABLE
@@ -122,9 +120,9 @@ def test_bytes_per_block_id(unit: int) -> None:
         assert f"{845_184 * scale} is published for V4-Flash" in text
         assert f"23 row tensors of {g.row_page} and 22 indexer tensors of {g.indexer_page}" in text
     # Every layer of every group counts, not the first group's alone.
-    assert aggregate_page_size_bytes(flash) == (
-        (21 + 20 + 44 + 21 + 20) * g.row_page + (21 + 21) * g.indexer_page
-    )
+    every_page = (21 + 20 + 44 + 21 + 20) * g.row_page + (21 + 21) * g.indexer_page
+    assert aggregate_page_size_bytes(flash) == every_page
+    assert f"all 6 groups: {every_page} bytes" in explain_bytes_per_block(flash, unit)
 
 
 @pytest.mark.parametrize("unit", [32, 64, 128])
@@ -189,8 +187,3 @@ def test_unpacking_reads_a_members_block_size() -> None:
     wrong = KVCacheGroupSpec(["a"], UniformTypeKVCacheSpecs(64, mixed.kv_cache_specs))
     with pytest.raises(ConfigError, match="64-token"):
         unpack_groups([wrong])
-
-
-def test_a_tensor_without_layers_is_nobodys() -> None:
-    used = KVCacheTensor(8, ["a"])
-    assert tensors_in_use(KVCacheConfig(1, [used, KVCacheTensor(8, [])], [])) == [used]

@@ -203,17 +203,22 @@ def test_available_memory_by_a_profile_run() -> None:
 def test_graphs_behind_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = torch.get_num_threads()
     try:
-        for platform, is_graphed in ((HalfNPU(FakeDevice()), True), (ReferencePlatform(), False)):
+        for platform, eager in (
+            (HalfNPU(FakeDevice()), False),
+            (HalfNPU(FakeDevice()), True),
+            (ReferencePlatform(), False),
+        ):
             worker = make_worker(platform, "bfloat16")
+            worker._config.model_config.enforce_eager = eager
             worker.init_device()
             worker.load_model()
             groups = group_hybrid_mla_specs(worker.get_kv_cache_specs())
             num_blocks, tensors = build_packed_tensors(groups, 0, 9)
             config = KVCacheConfig(num_blocks, tensors, groups)
             monkeypatch.setenv(GRAPH_VARIABLE, "1")
-            if is_graphed:
+            if platform.device_type == "npu":
                 worker.initialize_from_config(config)
-                assert isinstance(worker._model, DecodeGraphs)
+                assert isinstance(worker._model, DecodeGraphs) is not eager
             else:
                 with pytest.raises(ConfigError, match=GRAPH_VARIABLE):
                     worker.initialize_from_config(config)
