@@ -13,8 +13,9 @@ COMPLETIONS = "/v1/completions"
 BYTES_LINE = "bytes per block id at --block-size 32"
 
 
-def _complete(server: ServerProcess, prompt: list[int]) -> dict[str, Any]:
-    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+def _complete(server: ServerProcess, prompt: list[int], max_tokens: int = 16) -> dict[str, Any]:
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    body |= {"ignore_eos": True, "logprobs": 1}
     response = server.post(COMPLETIONS, body)
     assert response.status_code == 200, response.text
     return response.json()
@@ -26,9 +27,9 @@ def test_the_platform_is_the_one_asked_for(server: ServerProcess, platform: str)
 
 def test_a_resend_hits_at_one_unit(server: ServerProcess) -> None:
     rng = random.Random(7)
-    for length in (33, 40, 65, 300, 1000):
+    for length in (33, 65, 300):
         prompt = [rng.randrange(10, 3000) for _ in range(length)]
-        first, again = (_complete(server, prompt) for _ in range(2))
+        first, again = (_complete(server, prompt, max_tokens=4) for _ in range(2))
         assert first["choices"][0]["text"] == again["choices"][0]["text"]
         details = again["usage"]["prompt_tokens_details"]
         assert details["cached_tokens"] == (length - 1) // 32 * 32

@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm import envs
 from vllm.config.cache import CACHE_DTYPES, HASH_ALGOS, CacheConfig
+from vllm.config.kv_events import KVEventsConfig
 from vllm.config.load import LOAD_FORMATS, LoadConfig
 from vllm.config.model import DTYPES, ModelConfig
 from vllm.config.observability import ObservabilityConfig
@@ -56,6 +57,8 @@ class EngineArgs:
         max_num_batched_tokens: Tokens of one step over all requests.
         max_num_seqs: Requests running at a time.
         max_num_queued_reqs: Waiting requests before new ones are refused.
+        speculative_config: A drafter, as ``SpeculativeConfig.from_dict`` takes it.
+        kv_events_config: Where KV cache events go, as ``KVEventsConfig.from_dict`` takes it.
     """
 
     model: str = "deepseek-v4"
@@ -86,6 +89,7 @@ class EngineArgs:
     scheduling_policy: str = "fcfs"
     max_num_queued_reqs: int | None = None
     speculative_config: dict[str, Any] | None = None
+    kv_events_config: dict[str, Any] | None = None
     disable_log_stats: bool = False
     use_tqdm_on_load: bool = True
 
@@ -120,6 +124,7 @@ class EngineArgs:
             scheduler_config=self._make_scheduler_config(model_config),
             load_config=load_config,
             speculative_config=self._make_speculative_config(model_config),
+            kv_events_config=self._make_kv_events_config(),
             observability_config=ObservabilityConfig(log_stats=not self.disable_log_stats),
         )
 
@@ -213,6 +218,18 @@ class EngineArgs:
         config = SpeculativeConfig.from_dict(self.speculative_config)
         if config.method == "mtp":
             _check_mtp(model_config)
+        return config
+
+    def _make_kv_events_config(self) -> KVEventsConfig | None:
+        if self.kv_events_config is None:
+            return None
+        config = KVEventsConfig.from_dict(self.kv_events_config)
+        if not config.publishes:
+            logger.warning(
+                "KV events are configured but not published: set enable_kv_cache_events to true."
+            )
+        elif self.enable_prefix_caching is False:
+            logger.warning("KV events are on, but prefix caching is off: there will be none.")
         return config
 
     def describe_derived(self, config: VllmConfig) -> dict[str, Any]:
@@ -350,6 +367,13 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         metavar="{auto,none,0,N}",
         help="Which window state is kept for later requests: auto (default), 0 where prompts and "
         "answers end and part, N also every N tokens, none every common multiple of all blocks.",
+    )
+    group.add_argument(
+        "--kv-events-config",
+        type=json_object,
+        metavar="JSON",
+        help="Publish what enters and leaves the prefix cache: "
+        '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}.',
     )
 
 
