@@ -1,52 +1,94 @@
-"""Accepted length and tokens/s with and without drafts, on the embedded checkpoint.
+"""Accepted length and speed with and without drafts, on the embedded checkpoint.
 
-Its weights are untrained, so MTP drafts are hardly ever right: that row shows the cost of drafting,
-not its gain. Usage: ``python -m benchmarks.spec_decode``.
+    OMP_NUM_THREADS=1 python -m benchmarks.spec_decode [--tokens 100] [--requests 1 4 8]
+
+Its weights are untrained, so MTP drafts are hardly ever right: those rows show the cost of
+drafting, not its gain. Two kinds of prompts, 96 tokens each: a phrase of eight tokens said twelve
+times, whose answer does not repeat itself, and one token said 96 times, whose answer does. One JSON
+line per number of requests. Speed is in tokens per second of CPU time, which other processes
+disturb least; with one thread and a free core it is that of the clock.
 """
 
+import argparse
 import random
 import time
 from typing import Any
 
+from benchmarks.result import print_result
 from vllm.config.engine_args import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.messages import EngineCoreRequest
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+PROMPT_TOKENS = 96
+PHRASES = {"phrase": 8, "one token": 1}
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+_MTP = [{"method": "mtp", "num_speculative_tokens": k} for k in (1, 3)]
+DRAFTERS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "ngram k=3": _NGRAM,
+    **{f"mtp k={raw['num_speculative_tokens']} (untrained)": raw for raw in _MTP},
+}
 
 
-def measure(raw: dict[str, Any] | None, num_requests: int, num_tokens: int) -> str:
-    """Run repetitive prompts greedily and describe what came out."""
-    args = EngineArgs(speculative_config=raw, max_model_len=1024, num_gpu_blocks_override=800)
-    core = EngineCore(args.create_vllm_config(), UniProcExecutor)
-    rng = random.Random(0)
+def make_core(raw: dict[str, Any] | None) -> EngineCore:
+    """Build an engine on the embedded checkpoint, in this process."""
+    args = EngineArgs(speculative_config=raw, max_model_len=1024, num_gpu_blocks_override=1600)
+    return EngineCore(args.create_vllm_config(), UniProcExecutor)
+
+
+def measure(
+    core: EngineCore, phrase: int, num_requests: int, num_tokens: int, run: str
+) -> dict[str, float]:
+    """Answer repetitive prompts greedily and describe what it took, prompts left out.
+
+    Args:
+        phrase: Tokens of the phrase a prompt repeats.
+        run: Distinguishes the request ids of an engine's runs.
+    """
+    rng = random.Random(num_requests)
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     for i in range(num_requests):
-        prompt = [rng.randrange(10, 3000) for _ in range(8)] * 12
-        core.add_request(core.make_request(EngineCoreRequest(f"r{i}", prompt, params, time.time())))
-    drafts = accepted = 0
-    started = time.perf_counter()
+        prompt = [rng.randrange(10, 3000) for _ in range(phrase)] * (PROMPT_TOKENS // phrase)
+        request = EngineCoreRequest(f"{run}-{i}", prompt, params, time.time())
+        core.add_request(core.make_request(request))
+    core.step()
+    drafts = accepted = steps = 0
+    started = time.process_time()
     while core.has_work():
+        steps += 1
         for batch in core.step()[0].values():
             stats = batch.scheduler_stats
             if stats is not None and stats.spec_decoding_stats is not None:
                 drafts += stats.spec_decoding_stats.num_drafts
                 accepted += stats.spec_decoding_stats.num_accepted_tokens
-    rate = num_requests * num_tokens / (time.perf_counter() - started)
-    core.shutdown()
-    return f"accepted length {1 + accepted / max(drafts, 1):.2f}, {rate:.1f} tokens/s"
+    seconds = time.process_time() - started
+    return {
+        "accepted_length": round(1 + accepted / max(drafts, 1), 2),
+        "tokens_per_cpu_s": round(num_requests * (num_tokens - 1) / seconds, 1),
+        "ms_per_step": round(1e3 * seconds / steps, 2),
+    }
 
 
 def main() -> None:
-    """Print one line per drafter."""
-    cases: list[tuple[str, dict[str, Any] | None]] = [("none", None), ("ngram k=3", _NGRAM)]
-    cases += [
-        (f"mtp k={k} (untrained)", {"method": "mtp", "num_speculative_tokens": k}) for k in (1, 4)
-    ]
-    for name, raw in cases:
-        print(f"{name:22} {measure(raw, num_requests=4, num_tokens=100)}", flush=True)
+    """Print one JSON line per number of requests; a drafter's first, small run warms it up."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 8])
+    args = parser.parse_args()
+    cores = {name: make_core(raw) for name, raw in DRAFTERS.items()}
+    for core in cores.values():
+        measure(core, 8, 1, 8, "warm-up")
+    for num_requests in args.requests:
+        values = {
+            f"{kind}, {name}": measure(core, phrase, num_requests, args.tokens, f"{kind}-{name}")
+            for kind, phrase in PHRASES.items()
+            for name, core in cores.items()
+        }
+        print_result("spec_decode", {"requests": num_requests, "tokens": args.tokens}, values)
+    for core in cores.values():
+        core.shutdown()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm import envs
-from vllm.config.cache import HASH_ALGOS, CacheConfig
+from vllm.config.cache import CACHE_DTYPES, HASH_ALGOS, CacheConfig
+from vllm.config.kv_events import KVEventsConfig
 from vllm.config.load import LOAD_FORMATS, LoadConfig
 from vllm.config.model import DTYPES, ModelConfig
 from vllm.config.observability import ObservabilityConfig
@@ -26,6 +27,7 @@ from vllm.model_executor.model_loader.resolve import (
     resolve_checkpoint,
 )
 from vllm.model_executor.models.registry import resolve_model
+from vllm.platforms.resolve import find_plugin_platform
 from vllm.utils.argparse_utils import human_int, human_int_or_auto, json_object
 
 logger = init_logger(__name__)
@@ -47,6 +49,7 @@ class EngineArgs:
         tokenizer: Folder or hub id of the tokenizer, where it is not the model's.
         max_model_len: Longest prompt + answer in tokens; -1: what fits in memory.
         block_size: Tokens of a KV block; for DeepSeek-V4 32 (default), 64 or 128.
+        kv_cache_dtype: Type of cached rows; "auto": the model's.
         kv_cache_memory_bytes: Exact size of the KV pool.
         num_gpu_blocks_override: Exact number of KV blocks; wins over memory.
         prefix_cache_retention_interval: Which window state is kept: auto, none, 0 or a number of
@@ -54,6 +57,8 @@ class EngineArgs:
         max_num_batched_tokens: Tokens of one step over all requests.
         max_num_seqs: Requests running at a time.
         max_num_queued_reqs: Waiting requests before new ones are refused.
+        speculative_config: A drafter, as ``SpeculativeConfig.from_dict`` takes it.
+        kv_events_config: Where KV cache events go, as ``KVEventsConfig.from_dict`` takes it.
     """
 
     model: str = "deepseek-v4"
@@ -71,6 +76,7 @@ class EngineArgs:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     block_size: int | None = None
+    kv_cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
@@ -83,6 +89,7 @@ class EngineArgs:
     scheduling_policy: str = "fcfs"
     max_num_queued_reqs: int | None = None
     speculative_config: dict[str, Any] | None = None
+    kv_events_config: dict[str, Any] | None = None
     disable_log_stats: bool = False
     use_tqdm_on_load: bool = True
 
@@ -117,6 +124,7 @@ class EngineArgs:
             scheduler_config=self._make_scheduler_config(model_config),
             load_config=load_config,
             speculative_config=self._make_speculative_config(model_config),
+            kv_events_config=self._make_kv_events_config(),
             observability_config=ObservabilityConfig(log_stats=not self.disable_log_stats),
         )
 
@@ -177,6 +185,7 @@ class EngineArgs:
         _check_retention(retention, block_size, model_config)
         return CacheConfig(
             block_size=block_size,
+            cache_dtype=self.kv_cache_dtype,
             prefix_cache_retention_interval=retention,
             gpu_memory_utilization=self.gpu_memory_utilization,
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
@@ -211,6 +220,18 @@ class EngineArgs:
             _check_mtp(model_config)
         return config
 
+    def _make_kv_events_config(self) -> KVEventsConfig | None:
+        if self.kv_events_config is None:
+            return None
+        config = KVEventsConfig.from_dict(self.kv_events_config)
+        if not config.publishes:
+            logger.warning(
+                "KV events are configured but not published: set enable_kv_cache_events to true."
+            )
+        elif self.enable_prefix_caching is False:
+            logger.warning("KV events are on, but prefix caching is off: there will be none.")
+        return config
+
     def describe_derived(self, config: VllmConfig) -> dict[str, Any]:
         """Return what was left open here, as ``create_vllm_config`` resolved it."""
         resolved = {
@@ -232,7 +253,9 @@ def _resolve_block_size(block_size: int | None, model_config: ModelConfig) -> in
     if model_config.hf_config.get("model_type") != "deepseek_v4":
         return _DEFAULT_BLOCK_SIZE if block_size is None else block_size
     if block_size is None:
-        return DEEPSEEK_V4_BLOCK_SIZES[0]
+        platform = find_plugin_platform()
+        own = platform.default_block_size(model_config.hf_config) if platform else None
+        return own or DEEPSEEK_V4_BLOCK_SIZES[0]
     if block_size not in DEEPSEEK_V4_BLOCK_SIZES:
         allowed = ", ".join(map(str, DEEPSEEK_V4_BLOCK_SIZES))
         raise ConfigError(
@@ -307,7 +330,7 @@ def _add_model_args(group: argparse._ArgumentGroup) -> None:
         "--enforce-eager",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="Never capture graphs. There are none to capture yet.",
+        help="Never capture graphs; so far only an Ascend NPU can (docs/ascend.md).",
     )
 
 
@@ -316,6 +339,12 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         "--block-size",
         type=human_int,
         help="Tokens of a KV block: for DeepSeek-V4 32 (default), 64 or 128.",
+    )
+    group.add_argument(
+        "--kv-cache-dtype",
+        choices=CACHE_DTYPES,
+        default="auto",
+        help="Type of cached rows; auto: the model's. fp8: an Ascend A5's own pages.",
     )
     group.add_argument(
         "--gpu-memory-utilization",
@@ -338,6 +367,13 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         metavar="{auto,none,0,N}",
         help="Which window state is kept for later requests: auto (default), 0 where prompts and "
         "answers end and part, N also every N tokens, none every common multiple of all blocks.",
+    )
+    group.add_argument(
+        "--kv-events-config",
+        type=json_object,
+        metavar="JSON",
+        help="Publish what enters and leaves the prefix cache: "
+        '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}.',
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.exceptions import ConfigError
@@ -72,6 +72,21 @@ class Platform(ABC):
         declared = hf_config.get("torch_dtype") or hf_config.get("dtype")
         return declared if declared in ("float16", "bfloat16", "float32") else "bfloat16"
 
+    def default_block_size(self, hf_config: Mapping[str, Any]) -> int | None:
+        """Return what an unset ``--block-size`` means for a model; None: the model's own default.
+
+        Asked of a plug-in's platform, once, where flags become a config: every process then works
+        with the same number. Must not load torch.
+
+        Args:
+            hf_config: The model's config.json.
+
+        Raises:
+            ConfigError: What the operator said elsewhere is not a block size.
+        """
+        del hf_config
+        return None
+
     def check_and_update_config(self, config: VllmConfig) -> VllmConfig:
         """Return ``config`` with this platform's defaults filled in; the argument is not changed.
 
@@ -109,15 +124,19 @@ class Platform(ABC):
     def free_memory_bytes(self) -> int:
         """Return the memory that is free on the device now."""
 
+    def fixed_kv_cache_bytes(self, config: VllmConfig) -> int | None:
+        """Return the KV pool's bytes if the user fixed them; None: they depend on free memory."""
+        return config.cache_config.kv_cache_memory_bytes
+
     def default_kv_cache_bytes(self, config: VllmConfig) -> int:
         """Return the bytes to give the KV pool, weights being loaded.
 
-        ``cache_config.kv_cache_memory_bytes`` wins; otherwise the share
+        Those of ``fixed_kv_cache_bytes``; otherwise the share
         ``gpu_memory_utilization`` of the device's memory, less what is in use.
         """
-        exact = config.cache_config.kv_cache_memory_bytes
-        if exact is not None:
-            return exact
+        fixed = self.fixed_kv_cache_bytes(config)
+        if fixed is not None:
+            return fixed
         total = self.total_memory_bytes()
         in_use = total - self.free_memory_bytes()
         return max(0, int(total * config.cache_config.gpu_memory_utilization) - in_use)

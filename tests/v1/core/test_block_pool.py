@@ -17,6 +17,7 @@ from vllm.v1.core.kv_cache_utils import (
     init_none_hash,
     make_block_hash_with_group_id,
     maybe_convert_block_hash,
+    salt_digest,
 )
 
 
@@ -304,7 +305,8 @@ def test_stored_events_of_a_masked_range() -> None:
             block_hashes=hashes[:1],
             parent_block_hash=None,
             token_ids=list(range(4)),
-            extra_keys=[("fr", "salt")],
+            # The salt is a secret.
+            extra_keys=[("fr", salt_digest("salt"))],
             **common,
         ),
         BlockStored(

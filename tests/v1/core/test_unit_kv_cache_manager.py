@@ -117,8 +117,7 @@ def test_records_add_up_and_name_reasons() -> None:
     for tokens in (prompt, prompt, [*prompt[:160], *tokens_of(8, 40)], tokens_of(12, 20)):
         request = driver.add(tokens, max_tokens=1)
         driver.step(2048)
-        stats = driver.manager.take_prefill_stats(request.request_id)
-        assert stats is not None
+        stats = driver.records[request.request_id]
         assert stats.num_cached_tokens + sum(stats.miss_tokens.values()) == len(tokens)
         reasons.append((stats.num_cached_tokens, stats.dense_match_tokens, stats.miss_tokens))
         driver.run_all()
@@ -141,8 +140,7 @@ def test_eviction_is_told_from_first_sight() -> None:
         driver.run_all()
     request = driver.add(prompt, max_tokens=1)
     driver.step(2048)
-    stats = driver.manager.take_prefill_stats(request.request_id)
-    assert stats is not None
+    stats = driver.records[request.request_id]
     assert stats.num_cached_tokens == 0
     assert stats.miss_tokens.get("evicted", 0) + stats.miss_tokens.get("window_evicted", 0) > 0
 

@@ -169,3 +169,51 @@ def test_partly_accepted_drafts_of_a_running_mtp_block(monkeypatch: pytest.Monke
         for request_id, answer in plain.answers.items()
     )
     assert compared >= MIN_SHARE * 300
+
+
+class Ragged(PartlyRight):
+    """Drafts of any length, none included; notes which kinds of requests share a step."""
+
+    def __init__(self, inner: Proposer, answers: dict[str, list[int]]) -> None:
+        super().__init__(inner, answers)
+        self.kinds_per_step: list[set[str]] = []
+
+    def propose(self, step: StepInput, *rest: Any) -> list[list[int]]:
+        self.kinds_per_step.append(
+            {
+                "chunk" if not count else "drafts" if drafts else "decode"
+                for count, drafts in zip(step.sampled_counts, step.drafts, strict=True)
+            }
+        )
+        drafts = super().propose(step, *rest)
+        return [draft[: self._rng.randrange(len(draft) + 1)] for draft in drafts]
+
+
+def test_chunks_decodes_and_drafts_of_any_length_share_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+    rng = random.Random(12)
+    prompts = [random_tokens(rng, rng.randrange(90, 260)) for _ in range(6)]
+    plain = Session(make_core(32, num_blocks=800, budget=512, caching=False))
+    for prompt in prompts:
+        plain.add(prompt, 45)
+        plain.run()
+    core = make_core(32, num_blocks=800, budget=64, speculative=SpeculativeConfig.from_dict(mtp(4)))
+    assert isinstance(core.executor, UniProcExecutor)
+    runner = core.executor._worker._runner
+    known = {request_id: answer.tokens for request_id, answer in plain.answers.items()}
+    runner._proposer = proposer = Ragged(runner._proposer, known)
+    session = Session(core)
+    for prompt in prompts:
+        session.add(prompt, 45)
+        for _ in range(3):
+            session.step()
+    session.run()
+    shared = [kinds for kinds in proposer.kinds_per_step if len(kinds) == 3]
+    assert len(shared) >= 3
+    compared = sum(
+        count_compared(answer, session.answers[request_id])
+        for request_id, answer in plain.answers.items()
+    )
+    assert compared >= MIN_SHARE * 6 * 45

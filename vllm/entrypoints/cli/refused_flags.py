@@ -16,11 +16,9 @@ def _switch(*names: str, advice: str = "leave it out") -> RefusedFlag:
 REFUSED_SERVE_FLAGS = (
     # Prefix cache and KV cache.
     _value("--prefix-match-unit"),
-    _value("--kv-cache-dtype", harmless=("auto",)),
     _value("--kv-offloading-size"),
     _value("--kv-offloading-backend", harmless=("native",)),
     _value("--kv-transfer-config"),
-    _value("--kv-events-config"),
     _switch("--kv-cache-metrics"),
     _value("--kv-cache-metrics-sample"),
     _value("--cpu-offload-gb", harmless=("0",)),

@@ -21,7 +21,7 @@ from vllm.v1.core.kv_cache_utils import (
     BlockHashWithGroupId,
     FreeKVCacheBlockQueue,
     KVCacheBlock,
-    generate_block_hash_extra_keys,
+    generate_event_extra_keys,
     get_block_hash,
     get_group_id,
     make_block_hash_with_group_id,
@@ -259,7 +259,7 @@ class BlockPool:
         extra_keys = []
         mm_index = 0
         for index in stored:
-            keys, mm_index = generate_block_hash_extra_keys(
+            keys, mm_index = generate_event_extra_keys(
                 request, index * block_size, (index + 1) * block_size, mm_index
             )
             extra_keys.append(keys)

@@ -29,6 +29,7 @@ from vllm.v1.core.kv_cache_utils import (
     FreeKVCacheBlockQueue,
     KVCacheBlock,
     maybe_convert_block_hash,
+    salt_digest,
 )
 from vllm.v1.core.pinned_checkpoints import PinnedCheckpoints
 
@@ -547,6 +548,7 @@ class UnitBlockPool:
         token_ids: Sequence[int],
         unit: int,
         group_id: int,
+        cache_salt: str | None = None,
     ) -> None:
         """Record that prefixes became reusable; nothing unless events are on.
 
@@ -558,6 +560,7 @@ class UnitBlockPool:
                 groups' events describe.
             unit: Tokens between two hashes; 0 for checkpoints.
             group_id: The group.
+            cache_salt: What the first of the hashes holds besides tokens, at a prompt's start.
         """
         if not self.enable_kv_cache_events or not prefix_hashes:
             return
@@ -570,6 +573,7 @@ class UnitBlockPool:
                 lora_id=None,
                 medium=MEDIUM_GPU,
                 lora_name=None,
+                extra_keys=_event_keys(cache_salt, len(prefix_hashes)),
                 group_idx=group_id,
             )
         )
@@ -594,6 +598,7 @@ class UnitBlockPool:
         """
         if self.get_num_free_blocks() != self.num_gpu_blocks - 1:
             return False
+        num_events = len(self._events)
         for record in list(self.checkpoints.values()):
             self.dissolve(record)
         for block_id in list(self._keys):
@@ -603,5 +608,13 @@ class UnitBlockPool:
         self.ghosts.clear()
         self.checkpoint_ghosts.clear()
         if self.enable_kv_cache_events:
-            self._events.append(AllBlocksCleared())
+            # One event says it all: a full pool would give as many as it has keys.
+            self._events[num_events:] = [AllBlocksCleared()]
         return True
+
+
+def _event_keys(cache_salt: str | None, num_hashes: int) -> list[tuple[str, ...] | None] | None:
+    """Return what an event tells of a salt: its digest, beside the first hash."""
+    if not cache_salt:
+        return None
+    return [(salt_digest(cache_salt),), *[None] * (num_hashes - 1)]

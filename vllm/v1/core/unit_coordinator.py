@@ -467,6 +467,7 @@ class UnitKVCacheCoordinator:
         token_ids: Sequence[int],
         end: int,
         boundaries: Sequence[int],
+        cache_salt: str | None = None,
     ) -> None:
         """Make the prefixes a step completes visible to later lookups.
 
@@ -476,9 +477,10 @@ class UnitKVCacheCoordinator:
             token_ids: Its tokens, as far as they are known.
             end: Tokens computed after the step, drafts not counted.
             boundaries: Boundaries the step completes, to keep a checkpoint of.
+            cache_salt: The request's salt, which is in its hashes; events carry its digest.
         """
         state = self._states[request_id]
-        self._publish_keys(request_id, state, block_hashes, token_ids, end)
+        self._publish_keys(request_id, state, block_hashes, token_ids, end, cache_salt)
         for position in boundaries:
             token = token_ids[position] if position < len(token_ids) else None
             prefix_hash = block_hashes[position // self.geometry.unit - 1]
@@ -492,6 +494,7 @@ class UnitKVCacheCoordinator:
         block_hashes: Sequence[BlockHash],
         token_ids: Sequence[int],
         end: int,
+        cache_salt: str | None,
     ) -> None:
         unit = self.geometry.unit
         for group in self.dense:
@@ -511,7 +514,8 @@ class UnitKVCacheCoordinator:
             self.block_pool.add_keys(group.blocks_below(request_id, ends), group_id, keys, parents)
             before = block_hashes[first // unit - 1] if first else None
             span = token_ids[first : ends[-1]]
-            self.block_pool.record_stored(keys, before, span, step, group_id)
+            salt = cache_salt if first == 0 else None
+            self.block_pool.record_stored(keys, before, span, step, group_id, salt)
         state.num_units = max(state.num_units, end // unit)
 
     def _publish_checkpoint(

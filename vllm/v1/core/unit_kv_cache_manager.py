@@ -17,6 +17,7 @@ from vllm.v1.core.prefix_lookup import (
     explain_misses,
 )
 from vllm.v1.core.retention import (
+    CacheGeometry,
     max_request_blocks,
     replay_boundaries,
     step_boundaries,
@@ -29,7 +30,6 @@ from vllm.v1.kv_cache_interface import (
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
 )
-from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request
 
 logger = init_logger(__name__)
@@ -47,6 +47,24 @@ class HitBlocks(KVCacheBlocks):
     def __init__(self, blocks: tuple[Sequence[Any], ...], hit: PrefixHit) -> None:
         super().__init__(blocks)
         self.hit = hit
+
+
+def check_room_for_one(
+    geometry: CacheGeometry, num_blocks: int, max_model_len: int, max_lookahead: int
+) -> None:
+    """Refuse a pool that cannot hold the longest request alone.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    needed = max_request_blocks(geometry, max_model_len, max_lookahead)
+    if num_blocks - 1 < needed:
+        raise ConfigError(
+            f"The KV cache has {num_blocks - 1} usable blocks, but one request of max seq len "
+            f"{max_model_len} needs {needed}: give more memory (--kv-cache-memory-bytes, "
+            "VLLM_CPU_KVCACHE_SPACE, --gpu-memory-utilization, --num-gpu-blocks-override) or "
+            "lower --max-model-len."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +87,6 @@ class UnitKVCacheManager:
         max_model_len: Longest request in tokens.
         enable_caching: Whether prefixes are kept and looked up.
         max_lookahead: Draft tokens a step may need slots for.
-        log_stats: Whether hit statistics are gathered.
 
     Raises:
         ConfigError: The pool cannot hold one request of ``max_model_len`` tokens.
@@ -82,7 +99,6 @@ class UnitKVCacheManager:
         *,
         enable_caching: bool = True,
         max_lookahead: int = 0,
-        log_stats: bool = False,
         coordinator: UnitKVCacheCoordinator | None = None,
     ) -> None:
         self.coordinator = coordinator or UnitKVCacheCoordinator(kv_cache_config, enable_caching)
@@ -94,7 +110,6 @@ class UnitKVCacheManager:
         self.max_model_len = max_model_len
         self.num_kv_cache_groups = len(self.geometry.groups)
         self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in self.geometry.groups))
-        self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self._max_lookahead = max_lookahead
         self._pending: dict[str, PendingPublication] = {}
         self._prefill_stats: dict[str, PrefillStats] = {}
@@ -102,14 +117,7 @@ class UnitKVCacheManager:
         self._prefilling: dict[str, Request] = {}
         self._wait_deadlines: dict[str, int] = {}
         self._step = 0
-        needed = max_request_blocks(self.geometry, max_model_len, max_lookahead)
-        if kv_cache_config.num_blocks - 1 < needed:
-            raise ConfigError(
-                f"The KV cache has {kv_cache_config.num_blocks - 1} usable blocks, but one request "
-                f"of max seq len {max_model_len} needs {needed}: give more memory "
-                "(--kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, --gpu-memory-utilization) or "
-                "lower --max-model-len."
-            )
+        check_room_for_one(self.geometry, kv_cache_config.num_blocks, max_model_len, max_lookahead)
 
     # ---- counts ------------------------------------------------------------------------------
 
@@ -123,13 +131,6 @@ class UnitKVCacheManager:
         length = min(self.max_model_len, request.num_prompt_tokens + request.max_tokens)
         needed = max_request_blocks(self.geometry, length, self._max_lookahead)
         return needed < self.block_pool.num_gpu_blocks
-
-    def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
-        """Return the statistics gathered since the last call, and begin anew."""
-        stats = self.prefix_cache_stats
-        if stats is not None:
-            self.prefix_cache_stats = PrefixCacheStats()
-        return stats
 
     def take_prefill_stats(self, request_id: str) -> PrefillStats | None:
         """Drain the record of a request's last admission."""
@@ -358,9 +359,7 @@ class UnitKVCacheManager:
     ) -> None:
         """Commit the lookup's outcome once, now that the request is admitted."""
         num_tokens = request.num_tokens
-        if not self.enable_caching:
-            return
-        if request.skip_reading_prefix_cache:
+        if not self.enable_caching or request.skip_reading_prefix_cache:
             cached, matched, misses = 0, 0, {BYPASSED: num_tokens}
         else:
             found = (
@@ -379,13 +378,6 @@ class UnitKVCacheManager:
                 lost = misses.get(EVICTED, 0) + misses.get(WINDOW_EVICTED, 0)
                 self.coordinator.scan_guard.observe(cached, lost)
         self._prefill_stats[request.request_id] = PrefillStats(num_tokens, cached, matched, misses)
-        if self.prefix_cache_stats is not None:
-            self.prefix_cache_stats.record(
-                num_tokens=num_tokens,
-                num_hits=cached,
-                preempted=request.num_preemptions > 0,
-                miss_tokens=misses,
-            )
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:
         """Shorten a prefill chunk that does not finish the prompt to a lean boundary, if it can."""
@@ -411,6 +403,7 @@ class UnitKVCacheManager:
                 request.all_token_ids,
                 pending.end,
                 pending.boundaries,
+                request.cache_salt,
             )
             if self.policy.pinned_share is not None:
                 hashes = request.block_hashes

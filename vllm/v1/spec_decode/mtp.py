@@ -1,7 +1,7 @@
 """Drafts of the model's own multi-token-prediction block."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -136,7 +136,12 @@ class MTPProposer:
     ) -> torch.Tensor:
         group_id = self._cache.group_id
         own = [
-            RequestSlice(item.start, item.num_tokens, (item.tables[group_id],)) for item in slices
+            replace(
+                item,
+                tables=(item.tables[group_id],),
+                write_from=item.write_from[group_id : group_id + 1],
+            )
+            for item in slices
         ]
         return self._model.forward_mtp(
             streams,
@@ -157,5 +162,5 @@ def _find_standing_rows(step: StepInput) -> tuple[np.ndarray, np.ndarray, list[R
         end = min(item.start + item.num_tokens, state.num_tokens - 1)
         rows.append(np.arange(row, row + end - item.start, dtype=np.int64))
         next_ids.append(state.get_tokens(item.start + 1, end + 1))
-        slices.append(RequestSlice(item.start, end - item.start, item.tables))
+        slices.append(replace(item, num_tokens=end - item.start))
     return np.concatenate(rows), np.concatenate(next_ids), slices

@@ -28,6 +28,19 @@ class WindowTable:
     block_ids: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class RowBounds:
+    """What a step writes and reads that computes tokens again whose rows partly exist.
+
+    Attributes:
+        write_from: By KV cache group, the position from which rows are written.
+        read_from: The first position whose window rows are stored; attention sees none before.
+    """
+
+    write_from: tuple[int, ...]
+    read_from: int = 0
+
+
 @dataclass
 class NewRequestData:
     """A request that the workers see for the first time (or again after a preemption)."""
@@ -147,6 +160,8 @@ class SchedulerOutput:
     kv_cache_block_copies: list[tuple[int, int]] = field(default_factory=list)
     # Window groups whose table changed in this step, by request (hit_unit only).
     window_tables: dict[str, tuple[WindowTable, ...]] = field(default_factory=dict)
+    # Requests that do not write every row of the tokens they compute.
+    row_bounds: dict[str, RowBounds] = field(default_factory=dict)
 
     @classmethod
     def make_empty(cls) -> "SchedulerOutput":
