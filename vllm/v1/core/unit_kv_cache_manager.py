@@ -199,6 +199,8 @@ class UnitKVCacheManager:
         alloc_end = min(step_end + num_lookahead_tokens, self.max_model_len)
         unit = self.geometry.unit
         publishes = self.enable_caching and not delay_cache_blocks and end // unit > start // unit
+        if not is_new:
+            self._publish_accepted(request, start)
         if not is_new and not publishes and not full_sequence_must_fit:
             available = self.block_pool.get_num_free_blocks() - reserved_blocks
             advanced = self.coordinator.try_advance(request_id, start, end, alloc_end, available)
@@ -229,6 +231,29 @@ class UnitKVCacheManager:
         if is_new:
             self._record_admission(request, hit, new_computed_blocks)
         return KVCacheBlocks(new_blocks)
+
+    def _publish_accepted(self, request: Request, end: int) -> None:
+        """Publish what drafts accepted since the last publication completed.
+
+        A step publishes the tokens known when it is scheduled. Drafts that it proves right are
+        computed by then, so their boundaries must not wait until the window moves on, or the
+        request ends.
+
+        Args:
+            request: A request that holds tables.
+            end: Tokens computed and accepted.
+        """
+        first = self.coordinator.num_published_units(request.request_id) * self.geometry.unit
+        if not self.enable_caching or end < first + self.geometry.unit:
+            return
+        wanted = self.coordinator.wanted_boundaries(request.request_id)
+        self.coordinator.publish(
+            request.request_id,
+            request.block_hashes,
+            request.all_token_ids,
+            end,
+            step_boundaries(self.geometry, first, end, wanted, self.policy.interval),
+        )
 
     def _wanted_boundaries(
         self, request: Request, looked_up: KVCacheBlocks | None, *, is_new: bool
@@ -417,6 +442,10 @@ class UnitKVCacheManager:
 
     def free(self, request: Request) -> None:
         """Give back everything a request holds; what it published stays cached."""
+        if self.coordinator.has_request(request.request_id):
+            # Tokens behind a stop are computed, but no part of the request.
+            end = min(request.num_computed_tokens, request.num_tokens)
+            self._publish_accepted(request, end)
         self._pending.pop(request.request_id, None)
         self._prefilling.pop(request.request_id, None)
         self._wait_deadlines.pop(request.request_id, None)
