@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -132,8 +133,10 @@ class PartlyRight:
         self._answers = answers
         self._rng = random.Random(5)
 
-    def propose(self, step: StepInput, streams: torch.Tensor) -> list[list[int]]:
-        drafts = self._inner.propose(step, streams)
+    def propose(
+        self, step: StepInput, streams: torch.Tensor, rebuilds: Mapping[str, int]
+    ) -> list[list[int]]:
+        drafts = self._inner.propose(step, streams, rebuilds)
         for state, draft in zip(step.requests, drafts, strict=True):
             known = self._answers[state.req_id][state.num_tokens - state.num_prompt_tokens :]
             for i, token in enumerate(known[: len(draft)]):

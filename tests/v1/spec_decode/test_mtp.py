@@ -93,9 +93,11 @@ class RecordingProposer:
         self._inner = MTPProposer(self.model, inner._num_drafts, inner._cache, inner._device)
         self.drafted: list[Drafted] = []
 
-    def propose(self, step: StepInput, streams: torch.Tensor) -> list[list[int]]:
+    def propose(
+        self, step: StepInput, streams: torch.Tensor, rebuilds: Mapping[str, int]
+    ) -> list[list[int]]:
         self.model.logits.clear()
-        drafts = self._inner.propose(step, streams)
+        drafts = self._inner.propose(step, streams, rebuilds)
         made = []
         for i, (state, draft) in enumerate(zip(step.requests, drafts, strict=True)):
             tokens = state.get_tokens(0, state.num_tokens).tolist()
@@ -194,3 +196,53 @@ def test_every_draft_of_an_engine_is_the_oracles(k: int, checkpoint: Path, oracl
     assert len(after_hits) >= 4
     for num_accepted in range(k + 1):
         assert kinds[f"accepted {num_accepted}"] > 0, kinds
+
+
+def draft_after_parting(
+    checkpoint: Path, oracle: Oracle, stale_row: str
+) -> tuple[list[int], dict[str, int], int, int]:
+    """Serve a prompt, then two at once that leave it at a unit's end.
+
+    Returns:
+        Tokens of both answers, the reasons of the first's missed tokens, its hit, and how many
+        drafts did not have the oracle's logits.
+    """
+    rng = random.Random(17)
+    core = make_core(checkpoint, mtp(2, stale_row=stale_row), budget=512)
+    recorder = record(core)
+    session = Session(core)
+    prompt = random_prompt(rng, 230)
+    session.serve(prompt, greedy(4))
+    num_before = len(recorder.drafted)
+    for i in range(2):
+        session.add(prompt[:224] + random_prompt(rng, 1 + 20 * i), greedy(24), f"parted {i}")
+    session.run()
+    num_unequal = 0
+    for item in recorder.drafted[num_before:]:
+        streams = oracle.compute_streams(item.token_ids)
+        expected = oracle.block.draft(streams, item.token_ids, 1)
+        num_unequal += not torch.allclose(
+            item.logits[0], expected.logits[0], atol=TOLERANCE, rtol=0
+        )
+    answers = [session.answers[f"parted {i}"] for i in range(2)]
+    assert core.scheduler.kv_cache_manager.usage == 0
+    tokens = [token for answer in answers for token in answer.tokens]
+    return (
+        tokens,
+        answers[0].miss_tokens,
+        answers[0].num_cached,
+        num_unequal,
+    )
+
+
+@pytest.mark.slow
+def test_the_row_before_a_hits_end_is_made_anew(checkpoint: Path, oracle: Oracle) -> None:
+    rebuilt = draft_after_parting(checkpoint, oracle, "rebuild")
+    kept = draft_after_parting(checkpoint, oracle, "keep")
+    dropped = draft_after_parting(checkpoint, oracle, "drop")
+    assert rebuilt[0] == kept[0] == dropped[0], "drafts must not change answers"
+    assert rebuilt[1:] == ({"above_last_boundary": 1}, 224, 0)
+    assert kept[1:3] == rebuilt[1:3]
+    assert kept[3] > 4, "a stale row must show, or the two above show nothing"
+    # Of the checkpoints below, that of the lean boundary is the next.
+    assert dropped[1:] == ({"above_last_boundary": 1, "drafter": 96}, 128, 0)

@@ -79,6 +79,8 @@ class Answer:
     Attributes:
         margins: Per token the log probability of the best token less that of the second.
         sizes: Tokens of each step.
+        num_cached: Tokens of its hits, over all admissions.
+        miss_tokens: Tokens by reason, of its last admission.
         num_preemptions: Times it was set back.
     """
 
@@ -89,6 +91,7 @@ class Answer:
     sizes: list[int] = field(default_factory=list)
     finish: str | None = None
     num_cached: int = 0
+    miss_tokens: dict[str, int] = field(default_factory=dict)
     num_preemptions: int = 0
 
     def add(self, output: EngineCoreOutput) -> None:
@@ -99,6 +102,7 @@ class Answer:
             self.logprobs += output.new_logprobs.logprobs
         if output.prefill_stats is not None:
             self.num_cached += output.prefill_stats.num_cached_tokens
+            self.miss_tokens = dict(output.prefill_stats.miss_tokens)
         if output.finish_reason is not None:
             self.finish = str(output.finish_reason)
         self.num_preemptions = max(self.num_preemptions, output.num_preemptions)
