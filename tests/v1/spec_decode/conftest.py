@@ -14,11 +14,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(autouse=True)
-def on_one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+@pytest.fixture(scope="package", autouse=True)
+def on_one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OMP_NUM_THREADS", "1")
+        environment.setenv("VLLM_CHECK_INVARIANTS", "1")
+        yield
     torch.set_num_threads(before)
