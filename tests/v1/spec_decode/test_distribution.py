@@ -196,7 +196,7 @@ def test_an_engine_with_drafts_samples_from_the_distribution(
     prompt = Session(plain).serve([3, 1, 4, 1, 5], greedy).tokens * 3
     core = make_core(tmp_path, raw, num_blocks=1500)
     session = Session(core)
-    params = dict(temperature=1.0, top_k=5, max_tokens=3, ignore_eos=True)
+    params = {"temperature": 1.0, "top_k": 5, "max_tokens": 3, "ignore_eos": True}
     num_requests = 500
     for seed in range(num_requests):
         session.add(prompt, SamplingParams(seed=seed, **params))

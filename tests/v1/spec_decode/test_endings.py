@@ -138,3 +138,26 @@ def test_stop_strings(engines: list[LLMEngine], prompt: list[int]) -> None:
             assert actual.text == expected.text
             assert list(actual.token_ids) == list(expected.token_ids)
             assert (actual.finish_reason, actual.stop_reason) == ("stop", stop)
+
+
+def test_acceptance_of_a_request(engines: list[LLMEngine], prompt: list[int]) -> None:
+    plain, *others = engines
+    metrics = run(plain, prompt, greedy()).metrics
+    assert metrics is not None
+    assert (metrics.num_drafts, metrics.mean_accepted_length) == (0, None)
+    for engine in others:
+        before = engine.get_metrics()
+        metrics = run(engine, prompt, greedy()).metrics
+        after = engine.get_metrics()
+        assert metrics is not None
+        counts = {
+            "num_drafts": metrics.num_drafts,
+            "num_draft_tokens": metrics.num_draft_tokens,
+            "num_accepted_tokens": metrics.num_accepted_tokens,
+        }
+        for name, count in counts.items():
+            key = f"vllm:spec_decode_{name}"
+            # Drafts behind the last token count for the engine alone.
+            assert 0 < count <= after[key] - before.get(key, 0) <= count + 4
+        assert metrics.mean_accepted_length == 1 + metrics.num_accepted_tokens / metrics.num_drafts
+        assert metrics.num_generation_tokens == NUM_TOKENS

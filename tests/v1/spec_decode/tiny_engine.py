@@ -93,6 +93,8 @@ class Answer:
     num_cached: int = 0
     miss_tokens: dict[str, int] = field(default_factory=dict)
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     def add(self, output: EngineCoreOutput) -> None:
         self.tokens += output.new_token_ids
@@ -105,6 +107,8 @@ class Answer:
             self.miss_tokens = dict(output.prefill_stats.miss_tokens)
         if output.finish_reason is not None:
             self.finish = str(output.finish_reason)
+        self.num_draft_tokens += output.num_draft_tokens
+        self.num_accepted_tokens += output.num_accepted_tokens
         self.num_preemptions = max(self.num_preemptions, output.num_preemptions)
 
     @property

@@ -129,6 +129,11 @@ class TotalsStatLogger:
             if cache is not None:
                 self._add("vllm:prefix_cache_queries", cache.queries)
                 self._add("vllm:prefix_cache_hits", cache.hits)
+            drafted = scheduler_stats.spec_decoding_stats
+            if drafted is not None:
+                self._add("vllm:spec_decode_num_drafts", drafted.num_drafts)
+                self._add("vllm:spec_decode_num_draft_tokens", drafted.num_draft_tokens)
+                self._add("vllm:spec_decode_num_accepted_tokens", drafted.num_accepted_tokens)
 
     def _add(self, name: str, amount: int) -> None:
         self._totals[name] = self._totals.get(name, 0) + amount
