@@ -13,6 +13,7 @@ How often they agree is then a matter of the two noises.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ def _draw(
 ) -> torch.Tensor:
     if name.endswith("tid2eid"):
         ranks = torch.rand(slot.shape[0], num_experts, generator=generator).argsort(-1)
-        return ranks[:, : slot.shape[1]].contiguous()
+        chosen: torch.Tensor = ranks[:, : slot.shape[1]].contiguous()
+        return chosen
     values = torch.randn(slot.shape, generator=generator)
     if "norm.weight" in name:
         return 1 + 0.2 * values
@@ -115,7 +117,8 @@ def _draw(
         return 0.2 * values
     if name.endswith((".ape", ".attn_sink", "_base")) or name.startswith("embed"):
         return values
-    return values * 1.3 * slot.shape[-1] ** -0.5
+    values *= 1.3 / math.sqrt(slot.shape[-1])
+    return values
 
 
 def write_checkpoint(

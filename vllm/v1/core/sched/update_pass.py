@@ -173,9 +173,7 @@ class UpdatePass:
         kv_transfer_params = scheduler._free_request(request) if stopped else None
         if not tokens and not stopped and prompt_logprobs is None:
             return None
-        return make_output(
-            request, tokens, logprobs, prompt_logprobs, kv_transfer_params, drafted
-        )
+        return make_output(request, tokens, logprobs, prompt_logprobs, kv_transfer_params, drafted)
 
     def _advance_grammar(self, request: Request, tokens: list[int]) -> bool:
         """Advance a grammar; True if it refuses the tokens, which ends the request."""
