@@ -3,8 +3,9 @@
     python -m benchmarks.kv_cache [--repeats 20] [--only contract]
 
 Hash, look up, allocate, 64 decode steps and free of a prompt of 8,192 tokens, with the groups of
-DeepSeek-V4-Flash, by retention interval and manager, in a pool of 100,000 blocks; then what must
-not matter: the pool's size, and a decode step's context. One JSON line.
+DeepSeek-V4-Flash, by retention interval and manager, in a pool of 100,000 blocks. Then steps of 512
+and 2,048 prompt tokens and of one token, in two pools and behind two contexts: their cost follows
+the tokens scheduled, neither the pool nor the context. One JSON line.
 
 The first decode step gives back what the prompt's windows no longer need, so it is a part of the
 prompt's cost: ``decode_64`` has it, ``decode_64_later`` are the 64 steps after those.
@@ -39,6 +40,13 @@ DECODE_STEPS = 64
 MAX_MODEL_LEN = 20_000
 INTERVALS: tuple[int | str, ...] = ("none", 0, 4096, "auto")
 SEED = 0
+
+# Steps of a running request, behind a short and a long context, in a small and a large pool.
+CHUNKS = (512, 2048)
+CONTEXTS = (1024, 16_384)
+POOLS = (10_000, NUM_BLOCKS)
+# Tokens of the untimed step before each: it gives back what the step before it no longer needs.
+SETTLING_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,23 +185,67 @@ def measure(case: Case, repeats: int, prompt_len: int = PROMPT_LEN) -> dict[str,
     return {name: percentiles(samples) for name, samples in clock.samples.items()}
 
 
-def measure_scaling(make: Callable[[int], Case], repeats: int) -> dict[str, float]:
-    """Return how costs (p50) grow with what must not matter; 1.0 is not at all.
+def run_step(manager: Any, request: Request, num_tokens: int) -> None:
+    """Schedule some more tokens of a running request's prompt."""
+    manager.new_step_starts()
+    assert manager.allocate_slots(request, num_tokens) is not None
+    manager.commit_step()
+    manager.take_block_copies()
+    manager.take_window_tables()
+    request.num_computed_tokens += num_tokens
 
-    Both ratios are of 64 decode steps, whose tokens scheduled are the same; the pool's ratio is
-    also taken of a prompt's allocation.
-    """
-    small, large = (measure(make(num_blocks), repeats) for num_blocks in (10_000, NUM_BLOCKS))
-    short, long = (measure(make(NUM_BLOCKS), repeats, context) for context in (1024, 16_384))
-    later = f"decode_{DECODE_STEPS}_later"
 
-    def ratio(name: str, a: dict[str, dict[str, float]], b: dict[str, dict[str, float]]) -> float:
-        return round(b[name]["p50"] / a[name]["p50"], 3)
+def measure_steps(case: Case, context: int, repeats: int) -> dict[str, float]:
+    """Return the median microseconds of steps of a request that has computed ``context`` tokens."""
+    num_tokens = context + sum(CHUNKS) + (len(CHUNKS) + 1) * SETTLING_TOKENS
+    manager = make_kv_cache_manager(
+        case.config,
+        MAX_MODEL_LEN,
+        case.scheduler_block_size,
+        case.hash_block_size,
+        max_num_batched_tokens=context,
+    )
+    hasher = get_request_block_hasher(case.hash_block_size, sha256)
+    rng = random.Random(SEED)
+    gc.collect()
+    gc.freeze()
+    clock = Clock()
+    for i in range(repeats):
+        request = make_request(str(i), [rng.randrange(100_000) for _ in range(num_tokens)])
+        request._block_hasher = hasher
+        request.update_block_hashes()
+        run_step(manager, request, context)
+        for chunk in CHUNKS:
+            run_step(manager, request, SETTLING_TOKENS)
+            clock.run(f"{chunk} tokens", run_step, manager, request, chunk)
+        run_step(manager, request, SETTLING_TOKENS)
+        decode(manager, request, 1)
+        clock.run(f"{DECODE_STEPS} x 1 token", decode, manager, request, DECODE_STEPS)
+        manager.free(request)
+    gc.unfreeze()
+    return {name: percentiles(samples)["p50"] for name, samples in clock.samples.items()}
 
+
+def measure_scaling(make: Callable[[int], Case], repeats: int) -> dict[str, Any]:
+    """Return the cost of steps in all pools and contexts, and how it grows with each; 1 is not."""
+    cells = {
+        (pool, context): measure_steps(make(pool), context, repeats)
+        for pool in POOLS
+        for context in CONTEXTS
+    }
+
+    def growth(many: tuple[int, int], few: tuple[int, int]) -> dict[str, float]:
+        return {name: round(us / cells[few][name], 2) for name, us in cells[many].items()}
+
+    (small, large), (short, long) = POOLS, CONTEXTS
+    few, many = (f"{chunk} tokens" for chunk in CHUNKS)
     return {
-        "pool_x10_allocate": ratio("allocate", small, large),
-        "pool_x10_decode": ratio(later, small, large),
-        "context_x16_decode": ratio(later, short, long),
+        **{f"pool {pool}, context {context}": us for (pool, context), us in cells.items()},
+        f"pool x{large // small}": growth((large, short), (small, short)),
+        f"context x{long // short}": growth((large, long), (large, short)),
+        f"tokens x{CHUNKS[1] // CHUNKS[0]}": round(
+            cells[large, long][many] / cells[large, long][few], 2
+        ),
     }
 
 

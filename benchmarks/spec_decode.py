@@ -1,20 +1,21 @@
-"""Accepted length and tokens/s with and without drafts.
+"""Accepted length and speed with and without drafts.
 
-    python -m benchmarks.spec_decode [--requests 4] [--tokens 100]
+    OMP_NUM_THREADS=1 python -m benchmarks.spec_decode [--tokens 100] [--requests 1 4 8]
 
-Three texts: repetitive prompts on the embedded checkpoint, for prompt lookup; the same for MTP,
-whose block is **untrained** there, so that its drafts are hardly ever right and the row shows the
-cost of drafting, not its gain; and random prompts on a tiny model constructed so that its MTP block
-is right most of the time (``benchmarks/tiny_checkpoint.py``). Prints a markdown table, one row for
-each drafter beside the same without drafts, and one JSON line.
+The weights of the embedded checkpoint are untrained, so MTP drafts are hardly ever right: those
+rows show the cost of drafting, not its gain. Two kinds of prompts, 96 tokens each: a phrase of
+eight tokens said twelve times, whose answer does not repeat itself, and one token said 96 times,
+whose answer does. Beside it a tiny model, constructed so that its MTP block is right most of the
+time (``benchmarks/tiny_checkpoint.py``), answers random prompts.
+
+One JSON line per number of requests. Speed is in tokens per second of CPU time, which other
+processes disturb least; with one thread and a free core it is that of the clock.
 """
 
 import argparse
 import random
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,105 +27,103 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.messages import EngineCoreRequest
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-NOISE = 0.45
-
-
-@dataclass(frozen=True)
-class Case:
-    """One text and its drafters.
-
-    Attributes:
-        name: For the table.
-        model: What ``--model`` takes; None: the constructed checkpoint.
-        drafters: Label -> ``--speculative-config``.
-        pattern: Tokens that a prompt repeats; 0: random throughout.
-    """
-
-    name: str
-    model: str | None
-    drafters: dict[str, dict[str, Any] | None]
-    pattern: int
-
-
-def mtp(k: int) -> dict[str, Any]:
-    """Return the config of k drafts by MTP."""
-    return {"method": "mtp", "num_speculative_tokens": k}
-
-
+PROMPT_TOKENS = 96
+PHRASES = {"phrase": 8, "one token": 1}
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
-_MTPS: dict[str, dict[str, Any] | None] = {f"mtp k={k}": mtp(k) for k in (1, 2, 4)}
-CASES = (
-    Case(
-        "embedded (untrained), repetitive",
-        "deepseek-v4",
-        {"none": None, "ngram k=3": _NGRAM, **_MTPS},
-        pattern=8,
-    ),
-    Case("constructed, random", None, {"none": None, **_MTPS}, pattern=0),
-)
+_MTP = [{"method": "mtp", "num_speculative_tokens": k} for k in (1, 3)]
+DRAFTERS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "ngram k=3": _NGRAM,
+    **{f"mtp k={raw['num_speculative_tokens']} (untrained)": raw for raw in _MTP},
+}
 
 
-def make_prompts(case: Case, count: int) -> list[list[int]]:
-    """Return prompts of 96 tokens."""
-    rng = random.Random(0)
-    limit = VOCAB_SIZE if case.model is None else 3000
-    size = case.pattern or 96
-    return [[rng.randrange(10, limit) for _ in range(size)] * (96 // size) for _ in range(count)]
+CONSTRUCTED: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    **{f"mtp k={k}": {"method": "mtp", "num_speculative_tokens": k} for k in (1, 2, 4)},
+}
+_NOISE = 0.45
 
 
-def measure(
-    model: str, raw: dict[str, Any] | None, prompts: list[list[int]], num_tokens: int
-) -> tuple[float | None, float]:
-    """Run prompts greedily side by side; returns accepted length and tokens/s."""
+def make_core(raw: dict[str, Any] | None, model: str = "deepseek-v4") -> EngineCore:
+    """Build an engine in this process."""
     args = EngineArgs(
         model=model,
         skip_tokenizer_init=True,
         speculative_config=raw,
         max_model_len=1024,
-        num_gpu_blocks_override=800,
+        num_gpu_blocks_override=1600,
     )
-    core = EngineCore(args.create_vllm_config(), UniProcExecutor)
+    return EngineCore(args.create_vllm_config(), UniProcExecutor)
+
+
+def measure(
+    core: EngineCore,
+    phrase: int,
+    num_requests: int,
+    num_tokens: int,
+    run: str,
+    vocab_size: int = 3000,
+) -> dict[str, float]:
+    """Answer repetitive prompts greedily and describe what it took, prompts left out.
+
+    Args:
+        phrase: Tokens of the phrase a prompt repeats.
+        run: Distinguishes the request ids of an engine's runs.
+        vocab_size: Ids of prompts are below it.
+    """
+    rng = random.Random(num_requests)
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-    for i, prompt in enumerate(prompts):
-        core.add_request(core.make_request(EngineCoreRequest(f"r{i}", prompt, params, time.time())))
-    drafts = accepted = 0
-    started = time.perf_counter()
+    for i in range(num_requests):
+        prompt = [rng.randrange(10, vocab_size) for _ in range(phrase)] * (PROMPT_TOKENS // phrase)
+        request = EngineCoreRequest(f"{run}-{i}", prompt, params, time.time())
+        core.add_request(core.make_request(request))
+    core.step()
+    drafts = accepted = steps = 0
+    started = time.process_time()
     while core.has_work():
+        steps += 1
         for batch in core.step()[0].values():
             stats = batch.scheduler_stats
             if stats is not None and stats.spec_decoding_stats is not None:
                 drafts += stats.spec_decoding_stats.num_drafts
                 accepted += stats.spec_decoding_stats.num_accepted_tokens
-    rate = len(prompts) * num_tokens / (time.perf_counter() - started)
-    core.shutdown()
-    return (1 + accepted / drafts if drafts else None), rate
+    seconds = time.process_time() - started
+    return {
+        "accepted_length": round(1 + accepted / max(drafts, 1), 2),
+        "tokens_per_cpu_s": round(num_requests * (num_tokens - 1) / seconds, 1),
+        "ms_per_step": round(1e3 * seconds / steps, 2),
+    }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table and the line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--requests", type=int, default=4)
+def main() -> None:
+    """Print one JSON line per number of requests; a drafter's first, small run warms it up."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=100)
-    args = parser.parse_args(argv)
-    values: dict[str, dict[str, float | None]] = {}
-    print("| model and text | drafter | accepted length | tokens/s |\n|---|---|--:|--:|")
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 8])
+    args = parser.parse_args()
+    cores = {name: make_core(raw) for name, raw in DRAFTERS.items()}
     with tempfile.TemporaryDirectory() as folder:
         config = tiny_config()
-        tensors = make_tensors(config, noise=NOISE, mtp_noise=NOISE)
-        write_checkpoint(Path(folder), config, tensors)
-        for case in CASES:
-            prompts = make_prompts(case, args.requests)
-            for label, raw in case.drafters.items():
-                length, rate = measure(case.model or folder, raw, prompts, args.tokens)
-                shown = "-" if length is None else f"{length:.2f}"
-                print(f"| {case.name} | {label} | {shown} | {rate:.1f} |", flush=True)
-                values[f"{case.name}, {label}"] = {
-                    "accepted_length": length and round(length, 3),
-                    "tokens_per_s": round(rate, 1),
-                }
-    print_result("spec_decode", vars(args), values)
+        write_checkpoint(Path(folder), config, make_tensors(config, noise=_NOISE, mtp_noise=_NOISE))
+        constructed = {name: make_core(raw, folder) for name, raw in CONSTRUCTED.items()}
+    for core in (*cores.values(), *constructed.values()):
+        measure(core, 8, 1, 8, "warm-up", VOCAB_SIZE)
+    for num_requests in args.requests:
+        values = {
+            f"{kind}, {name}": measure(core, phrase, num_requests, args.tokens, f"{kind}-{name}")
+            for kind, phrase in PHRASES.items()
+            for name, core in cores.items()
+        }
+        values |= {
+            f"constructed, {name}": measure(
+                core, PROMPT_TOKENS, num_requests, args.tokens, name, VOCAB_SIZE
+            )
+            for name, core in constructed.items()
+        }
+        print_result("spec_decode", {"requests": num_requests, "tokens": args.tokens}, values)
+    for core in (*cores.values(), *constructed.values()):
+        core.shutdown()
 
 
 if __name__ == "__main__":

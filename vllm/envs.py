@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     VLLM_CPU_KVCACHE_SPACE: float | None
     VLLM_ENGINE_HEARTBEAT_TIMEOUT: float
     VLLM_API_KEY: str | None
+    VLLM_SERVER_DEV_MODE: bool
     VLLM_MAX_STOP_STRINGS: int
     OMP_NUM_THREADS: str | None
 
@@ -115,6 +116,8 @@ _READERS: dict[str, Callable[[], Any]] = {
         "VLLM_ENGINE_HEARTBEAT_TIMEOUT", 30.0, float, 0.5
     ),
     "VLLM_API_KEY": lambda: os.environ.get("VLLM_API_KEY") or None,
+    # Whether routes exist that an open server must not have (reset_prefix_cache, server_info).
+    "VLLM_SERVER_DEV_MODE": lambda: _flag("VLLM_SERVER_DEV_MODE", False),
     "VLLM_MAX_STOP_STRINGS": lambda: _number("VLLM_MAX_STOP_STRINGS", 4, int, 1),
     # OpenMP's own, which may be a list ("4,2"): we only ask whether the user chose.
     "OMP_NUM_THREADS": lambda: os.environ.get("OMP_NUM_THREADS") or None,

@@ -133,6 +133,43 @@ def test_a_broken_model_config_is_refused(tmp_path: Path) -> None:
         EngineArgs(model=model).create_vllm_config()
 
 
+def _rates_as_transformers_writes_them(hca: int) -> dict[str, Any]:
+    kinds = {4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+    ratios = read_hf_config(resolve_checkpoint("deepseek-v4").path)["compress_ratios"]
+    return {
+        "compress_ratios": None,
+        "layer_types": [kinds.get(ratio, "sliding_attention") for ratio in ratios],
+        "compress_rates": {kinds[4]: 4, kinds[128]: hca},
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "allowed", "refused"),
+    [
+        ({}, ("128", 256, "none", "auto", 0), ("64", 192, "-128", "often")),
+        ({"compress_ratios": [0, 4, 64, 4, 64, 4, 0]}, (64, 192), (32, 96)),
+        (_rates_as_transformers_writes_them(64), (64, 192), (32, 96)),
+        (_rates_as_transformers_writes_them(16), (32, 96), (16, 48)),
+    ],
+)
+def test_retention_follows_the_models_compress_rates(
+    changes: dict[str, Any],
+    allowed: tuple[str | int, ...],
+    refused: tuple[str | int, ...],
+    tmp_path: Path,
+) -> None:
+    model = _write_config(tmp_path, **changes)
+    args = EngineArgs(model=model, load_format="dummy", block_size=32)
+    for interval in allowed:
+        args.prefix_cache_retention_interval = interval
+        config = args.create_vllm_config()
+        assert config.cache_config.prefix_cache_retention_interval == interval
+    for interval in refused:
+        args.prefix_cache_retention_interval = interval
+        with pytest.raises(ConfigError, match=rf"prefix_cache_retention_interval='?{interval}"):
+            args.create_vllm_config()
+
+
 def test_tokenizer_of_another_folder(tmp_path: Path) -> None:
     config = EngineArgs(tokenizer=str(tmp_path), tokenizer_mode="deepseek_v4").create_vllm_config()
     assert config.model_config.tokenizer == str(tmp_path)

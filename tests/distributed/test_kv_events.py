@@ -15,6 +15,7 @@ from vllm.distributed.kv_events import (
     KVEventBatch,
     NullEventPublisher,
     ZmqEventPublisher,
+    _binds,
     offset_endpoint_port,
 )
 from vllm.exceptions import ConfigError
@@ -129,6 +130,23 @@ class TestFactory:
 )
 def test_endpoint_by_rank(endpoint, rank, expected):
     assert offset_endpoint_port(endpoint, rank) == expected
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "opens"),
+    [
+        ("tcp://*:5557", True),
+        ("tcp://0.0.0.0:5557", True),
+        ("tcp://[::]:5557", True),
+        ("ipc:///tmp/x", True),
+        ("inproc://x", True),
+        ("tcp://router:5557", False),
+        ("tcp://10.0.0.0:5557", False),
+        ("tcp://127.0.0.1:5557", False),
+    ],
+)
+def test_an_address_of_no_single_host_is_opened_and_others_are_connected_to(endpoint, opens):
+    assert _binds(endpoint) is opens
 
 
 def test_endpoint_without_port():
@@ -291,6 +309,21 @@ class TestZmq:
         assert w.publisher._num_dropped >= 2
         assert caplog.text.count("is full") == 1
         w.publisher._closed = True
+
+    def test_a_dropped_batch_takes_its_number_with_it(self, wire):
+        """That is how subscribers learn of it."""
+        w = wire(max_queue_size=1)
+        w.publish(*range(500))  # faster than the thread can send
+        while not w.publisher._queue.empty():
+            time.sleep(0.001)
+        w.publish(500)
+        deadline = time.monotonic() + 5
+        got = replay(w, 0)
+        while got[-1:] != [(500, 500)] and time.monotonic() < deadline:
+            got = replay(w, 0)
+        assert got[-1] == (500, 500)
+        assert all(number == value for number, value in got)
+        assert len(got) + w.publisher._num_dropped == 501
 
     def test_taken_address(self, wire):
         w = wire()

@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm import envs
 from vllm.config.cache import HASH_ALGOS, CacheConfig
+from vllm.config.kv_events import KVEventsConfig
 from vllm.config.load import LOAD_FORMATS, LoadConfig
 from vllm.config.model import DTYPES, ModelConfig
 from vllm.config.observability import ObservabilityConfig
@@ -54,6 +55,8 @@ class EngineArgs:
         max_num_batched_tokens: Tokens of one step over all requests.
         max_num_seqs: Requests running at a time.
         max_num_queued_reqs: Waiting requests before new ones are refused.
+        speculative_config: A drafter, as ``SpeculativeConfig.from_dict`` takes it.
+        kv_events_config: Where KV cache events go, as ``KVEventsConfig.from_dict`` takes it.
     """
 
     model: str = "deepseek-v4"
@@ -83,6 +86,7 @@ class EngineArgs:
     scheduling_policy: str = "fcfs"
     max_num_queued_reqs: int | None = None
     speculative_config: dict[str, Any] | None = None
+    kv_events_config: dict[str, Any] | None = None
     disable_log_stats: bool = False
     use_tqdm_on_load: bool = True
 
@@ -117,6 +121,7 @@ class EngineArgs:
             scheduler_config=self._make_scheduler_config(model_config),
             load_config=load_config,
             speculative_config=self._make_speculative_config(model_config),
+            kv_events_config=self._make_kv_events_config(),
             observability_config=ObservabilityConfig(log_stats=not self.disable_log_stats),
         )
 
@@ -211,6 +216,18 @@ class EngineArgs:
             _check_mtp(model_config)
         return config
 
+    def _make_kv_events_config(self) -> KVEventsConfig | None:
+        if self.kv_events_config is None:
+            return None
+        config = KVEventsConfig.from_dict(self.kv_events_config)
+        if not config.publishes:
+            logger.warning(
+                "KV events are configured but not published: set enable_kv_cache_events to true."
+            )
+        elif self.enable_prefix_caching is False:
+            logger.warning("KV events are on, but prefix caching is off: there will be none.")
+        return config
+
     def describe_derived(self, config: VllmConfig) -> dict[str, Any]:
         """Return what was left open here, as ``create_vllm_config`` resolved it."""
         resolved = {
@@ -241,10 +258,15 @@ def _resolve_block_size(block_size: int | None, model_config: ModelConfig) -> in
     return block_size
 
 
+def _parse_model(model_config: ModelConfig) -> Any:
+    """Return config.json as the model's own module reads it, in either spelling."""
+    raw = model_config.hf_config
+    return resolve_model(list(raw.get("architectures") or ())).parse_config(raw)
+
+
 def _check_mtp(model_config: ModelConfig) -> None:
     """Refuse method "mtp" where config.json promises no MTP block, before weights load."""
-    raw = model_config.hf_config
-    parsed = resolve_model(list(raw.get("architectures") or ())).parse_config(raw)
+    parsed = _parse_model(model_config)
     if getattr(parsed, "has_dspark_drafter", False):
         raise ConfigError(
             "speculative-config method 'mtp' does not fit this checkpoint: its mtp.* tensors are "
@@ -268,8 +290,7 @@ def _check_retention(
             f"prefix_cache_retention_interval={retention!r} needs a model with sliding-window "
             "layers: use auto, none or 0, or leave it out."
         )
-    rates = [int(rate) for rate in model_config.hf_config.get("compress_ratios") or (128,)]
-    step = max(block_size, *rates)
+    step = max(block_size, *(layer.ratio for layer in _parse_model(model_config).layers))
     if not str(retention).isdigit() or int(retention) % step:
         raise ConfigError(
             f"prefix_cache_retention_interval={retention!r} is not valid here: use auto, none, 0, "
@@ -334,6 +355,13 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         metavar="{auto,none,0,N}",
         help="Which window state is kept for later requests: auto (default), 0 where prompts and "
         "answers end and part, N also every N tokens, none every common multiple of all blocks.",
+    )
+    group.add_argument(
+        "--kv-events-config",
+        type=json_object,
+        metavar="JSON",
+        help="Publish what enters and leaves the prefix cache: "
+        '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}.',
     )
 
 

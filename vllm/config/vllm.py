@@ -14,11 +14,17 @@ from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import ParallelConfig
 from vllm.config.scheduler import SchedulerConfig
 from vllm.config.speculative import SpeculativeConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import supports_hma
 
 
 @dataclass
 class VllmConfig:
-    """Everything an engine is built from. Holds the given objects by reference."""
+    """Everything an engine is built from. Holds the given objects by reference.
+
+    A hybrid KV cache manager that was neither asked for nor refused is on, unless the KV connector
+    handles a single group only.
+    """
 
     model_config: ModelConfig = None  # type: ignore[assignment]
     cache_config: CacheConfig = field(default_factory=CacheConfig)
@@ -36,8 +42,17 @@ class VllmConfig:
     use_v2_model_runner: bool = False
 
     def __post_init__(self) -> None:
-        if self.scheduler_config.disable_hybrid_kv_cache_manager is None:
-            self.scheduler_config.disable_hybrid_kv_cache_manager = False
+        scheduler_config = self.scheduler_config
+        if scheduler_config.disable_hybrid_kv_cache_manager is None:
+            scheduler_config.disable_hybrid_kv_cache_manager = not self._supports_hybrid_kv_cache()
+
+    def _supports_hybrid_kv_cache(self) -> bool:
+        """Whether nothing that was configured is limited to one KV cache group."""
+        transfer = self.kv_transfer_config
+        # An unknown connector is an error for who builds it.
+        if transfer is None or not KVConnectorFactory.is_known(transfer):
+            return True
+        return supports_hma(KVConnectorFactory.get_connector_class(transfer))
 
     @property
     def num_speculative_tokens(self) -> int:

@@ -18,7 +18,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -178,17 +177,23 @@ def offset_endpoint_port(endpoint: str, data_parallel_rank: int) -> str:
 
 
 def _binds(endpoint: str) -> bool:
-    """Whether an address is ours to open, rather than somebody's to connect to."""
-    return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+    """Whether an address is ours to open, rather than somebody's to connect to.
+
+    Addresses of no single host are ours: ``*``, 0.0.0.0 and ``::``, and those of this machine only.
+    """
+    return any(
+        every_host in endpoint for every_host in ("*", "::", "//0.0.0.0:")
+    ) or endpoint.startswith(("ipc://", "inproc://"))
 
 
 class ZmqEventPublisher(EventPublisher):
     """Publishes on a ZMQ PUB socket and answers replay requests on a ROUTER.
 
     A thread owns both sockets, so a slow network never holds up a step. Batches that find the
-    queue full are dropped with a warning; subscribers see the gap in the sequence numbers.
+    queue full are dropped with a warning; each takes its sequence number with it, so that
+    subscribers see the gap.
 
-    Owns: the queue, the replay buffer, the thread and its sockets.
+    Owns: the numbering, the queue, the replay buffer, the thread and its sockets.
 
     Args:
         config: Addresses and limits.
@@ -202,7 +207,10 @@ class ZmqEventPublisher(EventPublisher):
         super().__init__(data_parallel_rank)
         self._config = config
         self._topic = config.topic.encode()
-        self._queue: queue.Queue[KVEventBatch | None] = queue.Queue(config.max_queue_size)
+        self._queue: queue.Queue[tuple[int, KVEventBatch] | None] = queue.Queue(
+            config.max_queue_size
+        )
+        self._next_number = 0
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._num_dropped = 0
         self._encoder = msgspec.msgpack.Encoder()
@@ -245,8 +253,10 @@ class ZmqEventPublisher(EventPublisher):
             raise RuntimeError("The KV event publisher is shut down.")
         if batch.data_parallel_rank is None:
             batch.data_parallel_rank = self._data_parallel_rank
+        number = self._next_number
+        self._next_number += 1
         try:
-            self._queue.put_nowait(batch)
+            self._queue.put_nowait((number, batch))
         except queue.Full:
             self._num_dropped += 1
             if self._num_dropped % _DROPS_PER_WARNING == 1:
@@ -270,9 +280,8 @@ class ZmqEventPublisher(EventPublisher):
     # ------------------------------------------------------- the publisher's thread
 
     def _run(self) -> None:
-        sequence = count()
         try:
-            while self._step(sequence):
+            while self._step():
                 pass
         except Exception:
             # Edge of a thread: nobody above could log it.
@@ -282,17 +291,17 @@ class ZmqEventPublisher(EventPublisher):
             if self._replay is not None:
                 self._replay.close()
 
-    def _step(self, sequence: count[int]) -> bool:
+    def _step(self) -> bool:
         """Answer a replay request, publish one batch; False: all is sent and we are closed."""
         if self._replay is not None and self._replay.poll(0):
             self._answer_replay(self._replay)
         try:
-            batch = self._queue.get(timeout=self._poll_s)
+            item = self._queue.get(timeout=self._poll_s)
         except queue.Empty:
             return not self._closed
-        if batch is None:
+        if item is None:
             return False
-        number = next(sequence)
+        number, batch = item
         payload = self._encoder.encode(batch)
         self._buffer.append((number, payload))
         self._pub.send_multipart((self._topic, number.to_bytes(_SEQ_BYTES, "big"), payload))

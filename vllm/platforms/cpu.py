@@ -50,18 +50,23 @@ class CpuPlatform(Platform):
         """Return the memory available without swapping."""
         return read_host_memory()[1]
 
+    def fixed_kv_cache_bytes(self, config: VllmConfig) -> int | None:
+        """Return ``cache_config.kv_cache_memory_bytes``, else ``VLLM_CPU_KVCACHE_SPACE`` GiB."""
+        exact = config.cache_config.kv_cache_memory_bytes
+        space_gib = envs.VLLM_CPU_KVCACHE_SPACE
+        if exact is None and space_gib is not None:
+            return int(space_gib * GIB)
+        return exact
+
     def default_kv_cache_bytes(self, config: VllmConfig) -> int:
         """Return the bytes to give the KV pool.
 
         ``cache_config.kv_cache_memory_bytes``, else ``VLLM_CPU_KVCACHE_SPACE`` GiB, else a quarter
         of the free memory but at most 4 GiB: the host has other things to do.
         """
-        exact = config.cache_config.kv_cache_memory_bytes
-        if exact is not None:
-            return exact
-        space_gib = envs.VLLM_CPU_KVCACHE_SPACE
-        if space_gib is not None:
-            return int(space_gib * GIB)
+        fixed = self.fixed_kv_cache_bytes(config)
+        if fixed is not None:
+            return fixed
         free = self.free_memory_bytes()
         derived = min(free // _FREE_MEMORY_SHARE, _MAX_DERIVED_KV_BYTES)
         logger.info(

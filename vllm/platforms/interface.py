@@ -109,15 +109,19 @@ class Platform(ABC):
     def free_memory_bytes(self) -> int:
         """Return the memory that is free on the device now."""
 
+    def fixed_kv_cache_bytes(self, config: VllmConfig) -> int | None:
+        """Return the KV pool's bytes if the user fixed them; None: they depend on free memory."""
+        return config.cache_config.kv_cache_memory_bytes
+
     def default_kv_cache_bytes(self, config: VllmConfig) -> int:
         """Return the bytes to give the KV pool, weights being loaded.
 
-        ``cache_config.kv_cache_memory_bytes`` wins; otherwise the share
+        Those of ``fixed_kv_cache_bytes``; otherwise the share
         ``gpu_memory_utilization`` of the device's memory, less what is in use.
         """
-        exact = config.cache_config.kv_cache_memory_bytes
-        if exact is not None:
-            return exact
+        fixed = self.fixed_kv_cache_bytes(config)
+        if fixed is not None:
+            return fixed
         total = self.total_memory_bytes()
         in_use = total - self.free_memory_bytes()
         return max(0, int(total * config.cache_config.gpu_memory_utilization) - in_use)

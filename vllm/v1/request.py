@@ -78,6 +78,7 @@ class Request:
         num_output_placeholders: Tokens scheduled but not sampled yet (asynchronous scheduling).
         is_prefill_chunk: Whether this step leaves prompt tokens to compute.
         prefill_stats: Where the prompt's tokens came from, until it is sent with an output.
+        is_extra_answer: Whether it is a further answer to a prompt that another request brought.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Request:
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: dict[str, Any] | None = None,
         abort_immediately: bool = False,
+        is_extra_answer: bool = False,
     ) -> None:
         self.request_id = request_id
         self.client_index = client_index
@@ -107,6 +109,7 @@ class Request:
         self.arrival_time = time.time() if arrival_time is None else arrival_time
         self.trace_headers = trace_headers
         self.abort_immediately = abort_immediately
+        self.is_extra_answer = is_extra_answer
 
         self.sampling_params = sampling_params
         self.pooling_params = pooling_params
@@ -219,6 +222,7 @@ class Request:
             priority=request.priority,
             trace_headers=request.trace_headers,
             block_hasher=block_hasher,
+            is_extra_answer=request.is_extra_answer,
         )
 
     # ------------------------------------------------------------------ tokens

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from tests.entrypoints.openai.fake_engine import FakeEngine
+from vllm.config import VllmConfig
 from vllm.entrypoints.openai.app import build_app
 from vllm.entrypoints.openai.context import ModelFacts, ServingContext
 from vllm.entrypoints.openai.server_args import ServerArgs
@@ -52,7 +53,12 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Served]]:
     """Build applications; settings of the server and facts of the model may be given."""
     clients: list[httpx.AsyncClient] = []
 
-    def build(facts: dict[str, Any] | None = None, ready: bool = True, **args: Any) -> Served:
+    def build(
+        facts: dict[str, Any] | None = None,
+        ready: bool = True,
+        config: VllmConfig | None = None,
+        **args: Any,
+    ) -> Served:
         state = ServerState()
         server_args = ServerArgs(**args)
         app = build_app(state, server_args, CollectorRegistry())
@@ -64,6 +70,7 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Served]]:
             args=server_args,
             state=state,
             engine=engine,
+            config=config or VllmConfig(),
         )
         app.state.context = context
         if ready:

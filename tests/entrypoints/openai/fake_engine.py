@@ -8,6 +8,7 @@ from vllm.inputs import TokensPrompt
 from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import Tokenizer
+from vllm.v1.engine.messages import PrefillStats
 
 
 class FakeEngine:
@@ -19,6 +20,9 @@ class FakeEngine:
         refuse: Raised when a request comes.
         fail_at: Tokens after which ``failure`` is raised.
         hold: Cleared: tokens wait.
+        prefill_stats: Where every prompt's tokens come from.
+        resets: What its cache was reset with.
+        can_reset: What resets answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, answer: str = "One two, three.") -> None:
@@ -32,7 +36,10 @@ class FakeEngine:
         self.hold = asyncio.Event()
         self.hold.set()
         self.num_cached_tokens = 0
+        self.prefill_stats: PrefillStats | None = None
         self.errored = False
+        self.resets: list[tuple[bool, bool]] = []
+        self.can_reset = True
 
     async def generate(
         self,
@@ -55,6 +62,13 @@ class FakeEngine:
                 yield output
         finally:
             self.num_left += not ended
+
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Note the call."""
+        self.resets.append((reset_running_requests, reset_connector))
+        return self.can_reset
 
     async def _answer(
         self, prompt_ids: list[int], params: SamplingParams, request_id: str
@@ -83,6 +97,7 @@ class FakeEngine:
                 outputs=outputs,
                 finished=is_last,
                 num_cached_tokens=self.num_cached_tokens,
+                prefill_stats=self.prefill_stats,
             )
 
     def _output(

@@ -1,6 +1,10 @@
 """The routes that generate nothing."""
 
+from collections.abc import Callable
+
 from tests.entrypoints.openai.conftest import Served
+from vllm.config import VllmConfig
+from vllm.config.kv_events import KVEventsConfig
 
 
 async def test_models(served: Served) -> None:
@@ -34,3 +38,22 @@ async def test_the_schema_tells_the_real_statuses(served: Served) -> None:
     assert "400" in responses
     assert "422" not in responses
     assert (await served.client.get("/docs")).status_code == 200
+
+
+async def test_sources_of_kv_events(serve: Callable[..., Served]) -> None:
+    events = KVEventsConfig(True, endpoint="tcp://*:7", replay_endpoint="tcp://*:8", topic="kv")
+    served = serve(config=VllmConfig(kv_events_config=events))
+    assert (await served.client.get("/kv_event_sources")).json() == {
+        "sources": [
+            {
+                "data_parallel_rank": 0,
+                "publisher": "zmq",
+                "endpoint": "tcp://*:7",
+                "replay_endpoint": "tcp://*:8",
+                "topic": "kv",
+            }
+        ]
+    }
+    for off in (None, KVEventsConfig(), KVEventsConfig(True, "null")):
+        served = serve(config=VllmConfig(kv_events_config=off))
+        assert (await served.client.get("/kv_event_sources")).json() == {"sources": []}

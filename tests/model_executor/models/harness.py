@@ -55,11 +55,13 @@ def build_kv_cache_config(specs: dict[str, KVCacheSpec]) -> KVCacheConfig:
 
 @dataclass
 class Request:
-    """One request: its tokens, how many are computed, its blocks by group."""
+    """One request: its tokens, how many are computed, its blocks by group, its steps' bounds."""
 
     token_ids: list[int]
     num_computed: int = 0
     blocks: list[dict[int, int]] = field(default_factory=list)
+    write_from: tuple[int, ...] = ()
+    read_from: int = 0
 
     @property
     def num_left(self) -> int:
@@ -110,23 +112,37 @@ class PagedHarness:
         """Adds a request."""
         return Request(token_ids, 0, [{} for _ in self.layout.groups])
 
-    def step(self, work: Sequence[tuple[Request, int]]) -> list[torch.Tensor]:
+    def step(
+        self, work: Sequence[tuple[Request, int]], num_rejected: Sequence[int] = ()
+    ) -> list[torch.Tensor]:
         """Runs (request, tokens) pairs in one batch.
+
+        Args:
+            work: The requests and how many tokens of each.
+            num_rejected: By request, how many of its last rows hold wrong drafts: other tokens
+                than the request's, and not computed afterwards. Empty: none.
 
         Returns:
             fp32 logits [tokens, V] of each request.
         """
+        rejected = num_rejected or [0] * len(work)
         # What the last step left dead goes now, not then: an MTP block may have run in between.
         for sequence, _ in work:
             self._free_dead(sequence)
-        slices = [self.find_slice(sequence, count) for sequence, count in work]
+        slices = [
+            self.find_slice(sequence, count, num_wrong)
+            for (sequence, count), num_wrong in zip(work, rejected, strict=True)
+        ]
         meta = build_step_metadata(slices, self.layout, "cpu")
         token_ids: list[int] = []
         positions: list[int] = []
-        for sequence, count in work:
+        for (sequence, count), num_wrong in zip(work, rejected, strict=True):
             start = sequence.num_computed
-            token_ids += sequence.token_ids[start : start + count]
-            positions += range(start, start + count)
+            end = start + count
+            token_ids += sequence.token_ids[start : end - num_wrong]
+            wrong = sequence.token_ids[end - num_wrong : end]
+            token_ids += [(token_id + 1) % self.model.config.vocab_size for token_id in wrong]
+            positions += range(start, end)
         assert len(token_ids) == meta.num_tokens
         with torch.inference_mode():
             streams = self.model(
@@ -136,8 +152,8 @@ class PagedHarness:
                 self.kv_caches,
             )
             logits = self.model.compute_logits(streams)
-        for sequence, count in work:
-            sequence.num_computed += count
+        for (sequence, count), num_wrong in zip(work, rejected, strict=True):
+            sequence.num_computed += count - num_wrong
         self.last_streams, self.last_meta = streams, meta
         assert all(pages[0].isnan().all() for pages in self.kv_caches.values())
         return list(torch.split(logits, [count for _, count in work]))
@@ -155,21 +171,39 @@ class PagedHarness:
             for index in list(sequence.blocks[group_id]):
                 self._free_block(sequence, group_id, index)
 
-    def find_slice(self, sequence: Request, count: int) -> RequestSlice:
-        """Takes the blocks of the next ``count`` tokens; returns the request's slice."""
+    def find_slice(self, sequence: Request, count: int, num_rejected: int = 0) -> RequestSlice:
+        """Takes the blocks of the next ``count`` tokens; returns the request's slice.
+
+        What must be left when the last ``num_rejected`` tokens turn out wrong is kept as well.
+        """
         start, end = sequence.num_computed, sequence.num_computed + count
         tables = []
         for group_id, group in enumerate(self.layout.groups):
             held = sequence.blocks[group_id]
-            for index in _blocks_kept(group, end):
+            for index in _blocks_kept(group, end - num_rejected, end):
                 if index not in held:
                     held[index] = self._free[group_id].pop()
             tables.append(_to_table(held))
-        return RequestSlice(start, count, tuple(tables))
+        return RequestSlice(start, count, tuple(tables), sequence.write_from, sequence.read_from)
+
+    def forget_windows(self, sequence: Request) -> None:
+        """Loses all that is not dense, as when a prefix's checkpoint is evicted."""
+        for group_id, group in enumerate(self.layout.groups):
+            if group.kind != "dense":
+                for index in list(sequence.blocks[group_id]):
+                    self._free_block(sequence, group_id, index)
+
+    def read_rows(self, sequence: Request, name: str, positions: range) -> torch.Tensor:
+        """Returns the stored rows [len(positions), width] of a window or state cache."""
+        group_id = self.layout.group_of[name]
+        size = self.layout.groups[group_id].block_size
+        held = sequence.blocks[group_id]
+        rows = [self.kv_caches[name][held[p // size], p % size] for p in positions]
+        return torch.stack(rows)
 
     def _free_dead(self, sequence: Request) -> None:
         for group_id, group in enumerate(self.layout.groups):
-            kept = set(_blocks_kept(group, sequence.num_computed))
+            kept = set(_blocks_kept(group, sequence.num_computed, sequence.num_computed))
             for index in list(sequence.blocks[group_id]):
                 if index not in kept:
                     self._free_block(sequence, group_id, index)
@@ -182,14 +216,14 @@ class PagedHarness:
         self._free[group_id].append(block)
 
 
-def _blocks_kept(group: GroupLayout, end: int) -> range:
-    """Block indices that hold rows needed after ``end`` tokens."""
+def _blocks_kept(group: GroupLayout, accepted: int, end: int) -> range:
+    """Block indices of the rows up to ``end`` that are needed after ``accepted`` tokens."""
     if group.kind == "window":
-        first = max(0, end - (group.window - 1))
+        first = max(0, accepted - (group.window - 1))
     elif group.kind == "dense":
         first = 0
     else:
-        first = end // group.ratio * group.ratio - (group.ratio if group.has_overlap else 0)
+        first = accepted // group.ratio * group.ratio - (group.ratio if group.has_overlap else 0)
         first = max(first, 0)
     return (
         range(first // group.block_size, -(-end // group.block_size)) if end > first else range(0)

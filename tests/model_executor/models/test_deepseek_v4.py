@@ -157,7 +157,54 @@ def test_batch_mix(case: Case, block_size: int, packed: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunking", ["whole", "512", "random", "then decode"])
+def test_rejected_drafts_leave_no_trace(case: Case) -> None:
+    # Prefill chunks, decode rows and drafts, some of them wrong, in random steps.
+    rng = random.Random(6)
+    harness = PagedHarness(case.model, num_blocks=800, packed=True)
+    live = [harness.add(token_ids) for token_ids in case.sequences]
+    num_wrong = 0
+    while any(sequence.num_left for sequence in live):
+        work, rejected = [], []
+        for sequence in live:
+            count = min(sequence.num_left, rng.choice([1, 1, 2, 3, 4, 5, 8, 9, 64, 129]))
+            if count and rng.random() < 0.8:
+                work.append((sequence, count))
+                rejected.append(rng.randrange(count) if count < 10 else 0)
+        num_wrong += sum(rejected)
+        logits = harness.step(work, rejected)
+        for (sequence, count), wrong, rows in zip(work, rejected, logits, strict=True):
+            end = sequence.num_computed
+            expected = case.references[live.index(sequence)].logits[end - count + wrong : end]
+            kept = rows[: count - wrong]
+            torch.testing.assert_close(kept, expected, atol=TOLERANCE, rtol=0)
+    assert num_wrong > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("boundary", [16, 128, 256])
+def test_drafts_across_a_boundary_accepted_and_rejected(case: Case, boundary: int) -> None:
+    # Entries of 4, 16 and 128 tokens are completed inside the drafted rows, or by rejected ones.
+    harness = PagedHarness(case.model, num_blocks=1000)
+    token_ids, reference = case.sequences[2], case.references[2].logits
+    starts = [start for start in range(boundary - 5, boundary + 1) for _ in range(5)]
+    # Beside them, requests that see fewer entries than the indexer chooses.
+    starts += range(20, 25)
+    live = [harness.add(token_ids) for _ in starts]
+    harness.step(list(zip(live, starts, strict=True)))
+    for num_rejected in ([0, 1, 2, 3, 4], [4, 0, 3, 1, 2], [2, 2, 2, 2, 2]):
+        rejected = num_rejected * (len(starts) // 5)
+        firsts = [sequence.num_computed for sequence in live]
+        # Alone in a padded batch, then ragged: requests with one row less at odd indices.
+        counts = [max(5 - i % 2, wrong + 1) for i, wrong in enumerate(rejected)]
+        logits = harness.step(list(zip(live, counts, strict=True)), rejected)
+        for first, count, wrong, rows in zip(firsts, counts, rejected, logits, strict=True):
+            num_kept = count - wrong
+            expected = reference[first : first + num_kept]
+            torch.testing.assert_close(rows[:num_kept], expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunking", ["whole", "512", "random", "then decode", "then drafts"])
 def test_long_sequences(
     case: Case, chunking: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -171,6 +218,7 @@ def test_long_sequences(
         "512": split(LONG_LENGTH, 512),
         "random": random_split(LONG_LENGTH, random.Random(3)),
         "then decode": [LONG_LENGTH - 150, *[1] * 150],
+        "then drafts": [LONG_LENGTH - 150, *[4, 5, 1, 8, 2] * 7, 4, 4, 2],
     }[chunking]
     logits = PagedHarness(case.model, num_blocks=400).run(case.long_sequence, chunks)
     torch.testing.assert_close(
@@ -179,6 +227,22 @@ def test_long_sequences(
         atol=TOLERANCE,
         rtol=0,
     )
+
+
+@pytest.mark.slow
+def test_drafts_of_long_requests_choose_their_own_entries(case: Case) -> None:
+    harness = PagedHarness(case.model, num_blocks=900)
+    firsts = [1200, 1203, 1206]
+    live = [harness.add(case.long_sequence) for _ in firsts]
+    for sequence, first in zip(live, firsts, strict=True):
+        harness.step([(sequence, first)])
+    for counts in ([4, 3, 4], [8, 8, 5], [1, 2, 2]):
+        starts = [sequence.num_computed for sequence in live]
+        logits = harness.step(list(zip(live, counts, strict=True)))
+        for start, count, rows in zip(starts, counts, logits, strict=True):
+            assert case.long_reference.margins[start : start + count].min() > MIN_MARGIN
+            expected = case.long_reference.logits[start : start + count]
+            torch.testing.assert_close(rows, expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.fixture(scope="module")

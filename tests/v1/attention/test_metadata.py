@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,8 +47,16 @@ class Tables:
         self.rng = rng
         self.next_id = 1
         self.position_of: list[dict[Address, tuple[int, int]]] = [{} for _ in LAYOUT.groups]
+        self.slices: dict[int, RequestSlice] = {}
 
-    def make_slice(self, request: int, start: int, count: int) -> RequestSlice:
+    def make_slice(
+        self,
+        request: int,
+        start: int,
+        count: int,
+        write_from: tuple[int, ...] = (),
+        read_from: int = 0,
+    ) -> RequestSlice:
         tables = []
         for group_id, group in enumerate(LAYOUT.groups):
             end = start + count
@@ -56,7 +65,8 @@ class Tables:
                 (first_needed(group, start), start),
                 (first_needed(group, end), end),
             ):
-                kept |= {position // group.block_size for position in range(low, high)}
+                stored = max(low, read_from) if group.kind == "window" else low
+                kept |= {position // group.block_size for position in range(stored, high)}
             base = min(kept, default=3) - (self.rng.random() < 0.3 and min(kept, default=0) > 0)
             ids = np.zeros(max(kept, default=base - 1) - base + 1, dtype=np.int64)
             for index in kept:
@@ -67,7 +77,19 @@ class Tables:
                     self.position_of[group_id][self.next_id, row] = where
                 self.next_id += 1
             tables.append(BlockTableView(int(base), ids))
-        return RequestSlice(start, count, tuple(tables))
+        found = RequestSlice(start, count, tuple(tables), write_from, read_from)
+        self.slices[request] = found
+        return found
+
+    def make_bounded_slice(self, request: int, start: int, count: int) -> RequestSlice:
+        """Writes some groups from later on, and reads no window rows from before some position."""
+        entries, *others = (start + self.rng.randrange(-3, count + 20) for _ in range(4))
+        write_from = (others[0], entries, entries, *others[1:])
+        return self.make_slice(request, start, count, write_from, self.rng.randrange(start + 1))
+
+    def is_written(self, group_id: int, request: int, position: int) -> bool:
+        write_from = self.slices[request].write_from
+        return not write_from or position >= write_from[group_id]
 
     def read(self, group_id: int, page_rows: PageRows) -> list[tuple[int, int]]:
         return [
@@ -83,9 +105,12 @@ def build_case(seed: int) -> tuple[Tables, list[tuple[int, int]], StepMetadata]:
     tables = Tables(rng)
     work = [
         (rng.choice([0, 0, 1, 3, 4, 11, 12, 15, 16, 31, rng.randrange(100)]), count)
-        for count in rng.choices([1, 1, 1, 2, 5, 16, 33, 300], k=rng.randrange(1, 6))
+        for count in rng.choices([1, 1, 1, 2, 3, 4, 5, 8, 9, 33, 300], k=rng.randrange(1, 8))
     ]
-    slices = [tables.make_slice(r, start, count) for r, (start, count) in enumerate(work)]
+    slices = [
+        (tables.make_bounded_slice if rng.random() < 0.3 else tables.make_slice)(r, start, count)
+        for r, (start, count) in enumerate(work)
+    ]
     return tables, work, build_step_metadata(slices, LAYOUT, "cpu")
 
 
@@ -107,6 +132,7 @@ def test_writes(seed: int) -> None:
                 (request, position + 1 - group.ratio)
                 for request, position in rows
                 if (position + 1) % group.ratio == 0
+                and tables.is_written(group_id, request, position)
             ]
             assert tables.read(group_id, meta.entries[group_id].target) == expected
             continue
@@ -115,7 +141,8 @@ def test_writes(seed: int) -> None:
         written = tables.read(group_id, part.writes.target)
         assert [rows[source] for source in sources] == written
         stored = set(tables.position_of[group_id].values())
-        assert set(written) == stored & set(rows)
+        wanted = {row for row in rows if tables.is_written(group_id, *row)}
+        assert set(written) == stored & wanted
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -128,7 +155,12 @@ def test_completed_windows(seed: int) -> None:
         state = meta.states[group_id]
         assert state.phases.tolist() == [position % group.ratio for _, position in rows]
         source = tables.read(group_id, state.prior) + rows
-        done = [(r, p + 1 - group.ratio) for r, p in rows if (p + 1) % group.ratio == 0]
+        dense_id = {4: 1, 16: 2}[group.ratio]
+        done = [
+            (r, p + 1 - group.ratio)
+            for r, p in rows
+            if (p + 1) % group.ratio == 0 and tables.is_written(dense_id, r, p)
+        ]
         assert state.num_completed == len(done)
         assert state.entry_positions.tolist() == [first for _, first in done]
         for index, (request, first) in enumerate(done):
@@ -157,7 +189,11 @@ def test_each_query_sees_exactly_its_keys(seed: int, ratio: int, dense_group: in
     plan = meta.plans[WINDOW, ratio]
     seen: dict[tuple[int, int], tuple[set[int], set[int]]] = {}
     for index, decode in enumerate(meta.decodes):
-        flat = range(len(rows)) if decode.rows is None else decode.rows.tolist()
+        flat = list(range(len(rows))) if decode.rows is None else decode.rows.tolist()
+        kept = range(len(flat)) if decode.kept is None else decode.kept.tolist()
+        assert len(flat) == decode.num_requests * decode.num_queries
+        if decode.kept_rows is not None:
+            assert decode.kept_rows.tolist() == [flat[index] for index in kept]
         reads = meta.windows[0].decode_reads[index]
         width = reads.source.blocks.shape[1]
         window_keys = tables.read(0, reads.source)
@@ -167,17 +203,20 @@ def test_each_query_sees_exactly_its_keys(seed: int, ratio: int, dense_group: in
             num_entries = entry_reads.source.blocks.shape[1]
             entry_keys = tables.read(dense_group, entry_reads.source)
             assert entry_reads.min_length == min(entry_reads.lengths.tolist())
-        for b, flat_row in enumerate(flat):
-            request, position = rows[flat_row]
+        for padded in kept:
+            b, q = divmod(padded, decode.num_queries)
+            request, position = rows[flat[padded]]
+            own = [rows[row] for row in flat[b * decode.num_queries :][: decode.num_queries]]
             keys = entry_keys[b * num_entries : (b + 1) * num_entries]
-            keys = keys + window_keys[b * width : (b + 1) * width] + [(request, position)]
+            keys = keys + window_keys[b * width : (b + 1) * width] + own
             mask = plan.decode_masks[index]
-            is_seen = [True] * len(keys) if mask is None else visible(mask[b, 0, 0])
+            is_seen = [True] * len(keys) if mask is None else visible(mask[b, q, 0])
             assert len(is_seen) == len(keys)
             picked = [key for key, is_in in zip(keys, is_seen, strict=True) if is_in]
             assert all(owner == request for owner, _ in picked)
             split = sum(is_seen[:num_entries])
             assert len(picked) == len(set(picked[:split])) + len(set(picked[split:]))
+            assert (request, position) not in seen
             seen[request, position] = (
                 {p // ratio for _, p in picked[:split]},
                 {p for _, p in picked[split:]},
@@ -206,9 +245,10 @@ def test_each_query_sees_exactly_its_keys(seed: int, ratio: int, dense_group: in
                     },
                 )
     assert set(seen) == set(rows)
-    for (_, position), (entry_set, window_set) in seen.items():
+    for (request, position), (entry_set, window_set) in seen.items():
         assert entry_set == (set(range((position + 1) // ratio)) if ratio else set())
-        assert window_set == set(range(max(0, position - WINDOW + 1), position + 1))
+        first = max(tables.slices[request].read_from, position - WINDOW + 1)
+        assert window_set == set(range(first, position + 1))
 
 
 def test_requests_without_tokens_are_ignored() -> None:
@@ -218,6 +258,18 @@ def test_requests_without_tokens_are_ignored() -> None:
     assert meta.num_tokens == 1
     assert [decode.num_requests for decode in meta.decodes] == [1]
     assert meta.decodes[0].rows is None
+
+
+def test_bounds_that_contradict_each_other_are_named() -> None:
+    tables = Tables(random.Random(0))
+    uneven = LAYOUT.groups[1]
+    layout = CacheLayout((*LAYOUT.groups, uneven), {})
+    good = tables.make_slice(0, 20, 8, (0, 24, 0, 0, 0))
+    bad = replace(good, tables=(*good.tables, good.tables[1]), write_from=(0, 24, 0, 0, 0, 28))
+    with pytest.raises(InvariantError, match=r"ratio 4 write from different .*24.*28"):
+        build_step_metadata([bad], layout, "cpu")
+    with pytest.raises(InvariantError, match=r"read from \[21\] in steps from \[20\]"):
+        build_step_metadata([replace(good, read_from=21)], LAYOUT, "cpu")
 
 
 def test_long_contexts_do_not_pad_short_ones() -> None:
@@ -231,6 +283,34 @@ def test_long_contexts_do_not_pad_short_ones() -> None:
         [3],
         [4, 5],
     ]
+
+
+def test_decodes_with_drafts_are_batched_and_padded_at_most_twofold() -> None:
+    tables = Tables(random.Random(0))
+    counts = [4, 1, 2, 3, 8, 1, 5, 9]
+    slices = [tables.make_slice(r, 40 + r, count) for r, count in enumerate(counts)]
+    meta = build_step_metadata(slices, LAYOUT, "cpu")
+    shapes = [(decode.num_requests, decode.num_queries) for decode in meta.decodes]
+    assert shapes == [(2, 1), (1, 2), (2, 4), (2, 8)]
+    assert [chunk.num_tokens for chunk in meta.chunks] == [9]
+    padded = meta.decodes[2]
+    assert padded.rows is not None
+    assert padded.kept is not None
+    assert padded.rows.tolist() == [0, 1, 2, 3, 7, 8, 9, 9]
+    assert padded.kept.tolist() == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_taking_and_putting_rows_of_a_padded_batch() -> None:
+    tables = Tables(random.Random(0))
+    slices = [tables.make_slice(r, 20, count) for r, count in enumerate([1, 3, 4])]
+    decode = build_step_metadata(slices, LAYOUT, "cpu").decodes[1]
+    values = torch.arange(8.0).unsqueeze(1)
+    taken = decode.take(values)
+    assert taken.squeeze(2).tolist() == [[1, 2, 3, 3], [4, 5, 6, 7]]
+    output = torch.zeros_like(values)
+    taken[0, 3] = 99.0  # the padding goes nowhere
+    decode.put(taken, output)
+    assert output.flatten().tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("group_id", range(len(LAYOUT.groups)))

@@ -17,6 +17,7 @@ from vllm.v1.core.kv_cache_utils import (
     init_none_hash,
     make_block_hash_with_group_id,
     maybe_convert_block_hash,
+    salt_digest,
 )
 
 
@@ -304,7 +305,8 @@ def test_stored_events_of_a_masked_range() -> None:
             block_hashes=hashes[:1],
             parent_block_hash=None,
             token_ids=list(range(4)),
-            extra_keys=[("fr", "salt")],
+            # The salt is a secret.
+            extra_keys=[("fr", salt_digest("salt"))],
             **common,
         ),
         BlockStored(
@@ -357,3 +359,20 @@ def test_removed_before_stored() -> None:
     for event, block_hash in ((first, request.block_hashes[1]), (second, request.block_hashes[0])):
         assert event == BlockRemoved([maybe_convert_block_hash(block_hash)], "GPU", group_idx=1)
     assert isinstance(last, BlockStored)
+
+
+def test_views_follow_the_request_they_were_asked_for() -> None:
+    pool = BlockPool(4, True, 2)
+    first, second = make_request("0", range(16), 2), make_request("1", range(50, 66), 2)
+    view = pool.hashes_at(first.block_hashes, 4)
+    assert pool.hashes_at(first.block_hashes, 4) is view
+    assert pool.hashes_at(first.block_hashes, 2) is first.block_hashes
+    assert list(view) == list(BlockHashListWithBlockSize(first.block_hashes, 2, 4))
+    assert pool.hashes_at(first.block_hashes, 8)[0] == b"".join(first.block_hashes[:4])
+    assert list(pool.hashes_at(second.block_hashes, 4)) == list(
+        BlockHashListWithBlockSize(second.block_hashes, 2, 4)
+    )
+    # A view grows with its request.
+    first.append_output_token_ids([1, 2, 3, 4])
+    assert len(pool.hashes_at(first.block_hashes, 4)) == 5
+    assert pool.hashes_at(first.block_hashes, 4)[4] == b"".join(first.block_hashes[8:10])

@@ -436,3 +436,22 @@ def test_no_groups_at_all() -> None:
     assert blocks.get_block_ids() == ()
     assert manager.can_ever_fit(request)
     manager.free(request)
+
+
+@pytest.mark.parametrize(("dcp", "pcp"), [(2, 1), (1, 2), (2, 2)])
+def test_context_parallel_ranks_share_a_block(dcp: int, pcp: int) -> None:
+    size = 16 * dcp * pcp
+    manager = make_manager(
+        make_config(40, [full()]),
+        scheduler_block_size=size,
+        hash_block_size=size,
+        dcp_world_size=dcp,
+        pcp_world_size=pcp,
+    )
+    request = make_request("0", range(3 * size + 1), size)
+    blocks, _ = start(manager, request)
+    assert blocks.get_block_ids() == ([1, 2, 3, 4],)
+    manager.free(request)
+    hit, num_hit = manager.get_computed_blocks(make_request("1", range(3 * size + 1), size))
+    assert num_hit == 3 * size
+    assert hit.get_block_ids() == ([1, 2, 3],)

@@ -13,6 +13,7 @@ from vllm.v1.core.kv_cache_utils import (
     BlockHashListWithBlockSize,
     KVCacheBlock,
     generate_block_hash_extra_keys,
+    generate_event_extra_keys,
     get_block_hash,
     get_group_id,
     get_request_block_hasher,
@@ -152,6 +153,18 @@ class TestExtraKeys:
         request = make_request(list(range(8)), salt="salt")
         assert generate_block_hash_extra_keys(request, 0, 4, 0) == (("salt",), 0)
         assert generate_block_hash_extra_keys(request, 4, 8, 0) == (None, 0)
+
+    def test_events_name_the_salt_by_its_digest(self):
+        lora = LoRARequest("lora", 1, "/x")
+        request = make_request(list(range(8)), self.MM, lora, salt="salt")
+        (name, *items, salt), mm_idx = generate_block_hash_extra_keys(request, 0, 4, 0)
+        assert salt == "salt"
+        digest = "salt-sha256:63479ad69a090b258277ec8fba6f9941"
+        public = generate_event_extra_keys(request, 0, 4, 0)
+        assert public == ((name, *items, digest), mm_idx)
+        assert generate_event_extra_keys(request, 4, 8, 0) == generate_block_hash_extra_keys(
+            request, 4, 8, 0
+        )
 
     def test_order(self, monkeypatch):
         monkeypatch.setattr(utils, "tensor_data", lambda part: bytes(part))

@@ -97,7 +97,7 @@ def test_bad_interval(interval: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "multiple of scheduler_block_size" in str(error.value)
 
 
-@pytest.mark.parametrize("interval", ["32", "64", "-16"])
+@pytest.mark.parametrize("interval", ["0", "32", "64", "-16"])
 def test_interval_without_a_window_group(interval: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV, interval)
     for specs in ([full()], [full(block_size=32), chunked(block_size=32)]):
@@ -105,7 +105,7 @@ def test_interval_without_a_window_group(interval: str, monkeypatch: pytest.Monk
             make_manager(make_config(10, specs))
 
 
-@pytest.mark.parametrize("interval", ["0", "none", "auto"])
+@pytest.mark.parametrize("interval", ["none", "auto"])
 def test_nothing_to_choose_without_a_window_group(
     interval: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash, salt_digest
 from vllm.v1.core.unit_block_pool import Checkpoint, GhostList, Tier, UnitBlockPool
 
 
@@ -134,9 +135,9 @@ def test_ghosts_are_bounded_and_drop_the_oldest() -> None:
         ghosts.add(h(name))
     assert h("b") not in ghosts
     assert h("a") in ghosts
-    ghosts.discard(h("a"))
+    ghosts.discard([h("a")])
     assert h("a") not in ghosts
-    ghosts.discard(h("never seen"))
+    ghosts.discard([h("never seen")])
 
 
 def test_usage_counts_held_blocks_only() -> None:
@@ -146,3 +147,33 @@ def test_usage_counts_held_blocks_only() -> None:
     pool.add_key(a, 0, h("k"))
     pool.free_blocks([a])
     assert pool.get_usage() == 0.25
+
+
+def test_a_reset_is_one_event_after_what_happened_before() -> None:
+    pool = UnitBlockPool(9, [0, 1], enable_kv_cache_events=True)
+    blocks = pool.get_new_blocks(8)
+    for i, block in enumerate(blocks):
+        pool.add_key(block, i % 2, h(f"p{i}"))
+    pool.record_stored([h("p0")], None, [1, 2], 2, 0)
+    pool.free_blocks(blocks)
+    pool.get_new_blocks(1)  # takes the first one's key away
+    removed = BlockRemoved([maybe_convert_block_hash(h("p0"))], "GPU", 0)
+    assert not pool.reset_prefix_cache()
+    pool.free_blocks(blocks[:1])
+    assert pool.reset_prefix_cache()
+    stored, *rest = pool.take_events()
+    assert isinstance(stored, BlockStored)
+    assert rest == [removed, AllBlocksCleared()]
+    assert pool.take_events() == []
+    assert all(not index for index in pool.index.values())
+
+
+def test_a_stored_event_names_a_salt_by_its_digest_beside_the_first_hash() -> None:
+    pool = UnitBlockPool(9, [0], enable_kv_cache_events=True)
+    pool.record_stored([h("a"), h("b")], None, [1, 2, 3, 4], 2, 0, "secret")
+    pool.record_stored([h("c")], h("b"), [5, 6], 2, 0)
+    salted, plain = pool.take_events()
+    assert isinstance(salted, BlockStored)
+    assert isinstance(plain, BlockStored)
+    assert salted.extra_keys == [(salt_digest("secret"),), None]
+    assert plain.extra_keys is None

@@ -17,7 +17,9 @@ def test_dense_groups_take_blocks_for_complete_rows_only() -> None:
     group.extend("r", pool.get_new_blocks(1))
     assert group.capacity("r") == 4096 + 127
     assert group.num_missing("r", 4096 + 128, 0) == 1
-    assert group.block_below("r", 4096) is group.tables["r"][0]
+    group.extend("r", pool.get_new_blocks(1))
+    first, second = group.tables["r"]
+    assert group.blocks_below("r", [128, 4096, 4097]) == [first, first, second]
     group.free("r")
     assert pool.get_num_free_blocks() == 19
     group.free("unknown")

@@ -12,6 +12,7 @@ from tests.v1.core.v4_geometry import v4_config
 from vllm.exceptions import ConfigError, InvariantError
 from vllm.v1.core.retention import max_request_blocks
 from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
+from vllm.v1.request import Request
 
 
 def tokens_of(seed: int, n: int) -> list[int]:
@@ -115,8 +116,7 @@ def test_records_add_up_and_name_reasons() -> None:
     for tokens in (prompt, prompt, [*prompt[:160], *tokens_of(8, 40)], tokens_of(12, 20)):
         request = driver.add(tokens, max_tokens=1)
         driver.step(2048)
-        stats = driver.manager.take_prefill_stats(request.request_id)
-        assert stats is not None
+        stats = driver.records[request.request_id]
         assert stats.num_cached_tokens + sum(stats.miss_tokens.values()) == len(tokens)
         reasons.append((stats.num_cached_tokens, stats.dense_match_tokens, stats.miss_tokens))
         driver.run_all()
@@ -139,8 +139,7 @@ def test_eviction_is_told_from_first_sight() -> None:
         driver.run_all()
     request = driver.add(prompt, max_tokens=1)
     driver.step(2048)
-    stats = driver.manager.take_prefill_stats(request.request_id)
-    assert stats is not None
+    stats = driver.records[request.request_id]
     assert stats.num_cached_tokens == 0
     assert stats.miss_tokens.get("evicted", 0) + stats.miss_tokens.get("window_evicted", 0) > 0
 
@@ -182,6 +181,57 @@ def test_private_prefill_window_takes_no_blocks_inside_the_chunk() -> None:
     assert dense == 8192 // 128 + 2
     # Two window groups of 4 blocks, 2 blocks of C4 state, nothing of C128 state at 128 | 8192.
     assert held - dense == 2 * 4 + 2
+
+
+def advance(manager: UnitKVCacheManager, request: Request, num_new: int) -> bool:
+    """Schedule tokens and, as if the model had run, append one behind the last."""
+    manager.new_step_starts()
+    if manager.allocate_slots(request, num_new) is None:
+        return False
+    manager.commit_step()
+    request.num_computed_tokens += num_new
+    request.append_output_token_ids(7)
+    manager.check_invariants({request.request_id: request.num_computed_tokens})
+    return True
+
+
+def test_decode_goes_to_the_pool_once_in_a_quarter_of_a_unit() -> None:
+    manager = UnitKVCacheManager(v4_config(32, 600), 4096)
+    request = make_request("r", tokens_of(1, 64), 32, max_tokens=200)
+    assert advance(manager, request, 64)
+    pool, took = manager.block_pool, []
+    for _ in range(100):
+        free, computed = pool.get_num_free_blocks(), request.num_computed_tokens
+        assert advance(manager, request, 1)
+        if pool.get_num_free_blocks() != free:
+            took.append(computed)
+    assert took, "nothing was taken"
+    # At multiples of 32 boundaries complete; else blocks of 2 tokens are taken 4 at a time.
+    assert all(p % 8 == 0 or p % 32 == 31 for p in took), took
+
+
+def test_decode_takes_what_it_needs_where_the_pool_has_no_more() -> None:
+    manager = UnitKVCacheManager(v4_config(32, 600), 4096)
+    request = make_request("r", tokens_of(1, 72), 32, max_tokens=200)
+    assert advance(manager, request, 72)
+    pool = manager.block_pool
+    # Blocks of both kinds of state are due, of 2 and of 8 tokens, beside one the step gives back.
+    hoard = pool.get_new_blocks(pool.get_num_free_blocks() - 2)
+    num_free = pool.get_num_free_blocks()
+    manager.new_step_starts()
+    assert manager.allocate_slots(request, 1) is not None
+    assert pool.get_num_free_blocks() <= num_free
+    pool.free_blocks(hoard)
+
+
+def test_decode_takes_no_blocks_beyond_the_longest_context() -> None:
+    manager = UnitKVCacheManager(v4_config(32, 600), 75)
+    request = make_request("r", tokens_of(1, 72), 32, max_tokens=3)
+    assert advance(manager, request, 72)
+    assert advance(manager, request, 1)
+    for window in manager.coordinator.windows:
+        table = window.tables["r"]
+        assert (table.base + len(table.blocks) - 1) * window.geometry.block_size < 75
 
 
 def test_invariant_checker_notices_a_wrong_count() -> None:
@@ -226,10 +276,7 @@ def run_random_traffic(unit: int, seed: int) -> Driver:
     driver.run_all(budget=300)
     assert driver.manager.usage == 0
     assert driver.memory.num_rows_read > 1000
-    stats = driver.manager.make_prefix_cache_stats()
-    assert stats is not None
-    assert stats.queries == stats.hits + sum(stats.miss_tokens.values())
-    assert stats.requests == len(driver.hits)
+    assert driver.records.keys() == driver.hits.keys()
     return driver
 
 

@@ -21,6 +21,7 @@ from vllm.v1.core.retention import AUTO, RetentionPolicy
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
+from vllm.v1.engine.messages import PrefillStats
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
@@ -167,9 +168,7 @@ class Driver:
         self.unit = config.hit_unit
         self.rng = random.Random(seed)
         coordinator = UnitKVCacheCoordinator(config, True, policy, enable_kv_cache_events=True)
-        self.manager = UnitKVCacheManager(
-            config, max_model_len, log_stats=True, coordinator=coordinator
-        )
+        self.manager = UnitKVCacheManager(config, max_model_len, coordinator=coordinator)
         self.memory = RowMemory(self.manager)
         self.max_model_len = max_model_len
         self.waits = waits
@@ -177,6 +176,7 @@ class Driver:
         self.running: list[Request] = []
         self.tags: dict[str, list[Tag]] = {}
         self.hits: dict[str, int] = {}
+        self.records: dict[str, PrefillStats] = {}
         self.finished: dict[str, list[int]] = {}
         self.num_preemptions = 0
         self.num_rebuilds = 0
@@ -210,6 +210,15 @@ class Driver:
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.insert(0, request)
+
+    def _check_record(self, request: Request, hit: int) -> None:
+        """Every admission leaves a record: hits and reasons are the request's tokens, exactly."""
+        record = self.manager.take_prefill_stats(request.request_id)
+        assert record is not None
+        assert record.num_prompt_tokens == request.num_tokens
+        assert record.num_cached_tokens == hit <= record.num_prompt_tokens - 1
+        assert hit + sum(record.miss_tokens.values()) == record.num_prompt_tokens
+        self.records.setdefault(request.request_id, record)
 
     def finish(self, request: Request) -> None:
         """End a request."""
@@ -259,6 +268,7 @@ class Driver:
                 break
             request.num_computed_tokens = hit
             self.hits.setdefault(request.request_id, hit)
+            self._check_record(request, hit)
             self.waiting.pop(0)
             self.running.append(request)
             scheduled[request.request_id] = num_new

@@ -1,6 +1,14 @@
+import time
+import uuid
+from dataclasses import replace
+
+import msgspec
 import pytest
+import zmq
 
 from tests.v1.engine.fakes import FakeExecutor, build_fake_core, scripted_token
+from vllm.config.kv_events import KVEventsConfig
+from vllm.distributed.kv_events import AllBlocksCleared, BlockStored, KVEventBatch
 from vllm.exceptions import CheckpointError, ConfigError, InvariantError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest, FinishReason
@@ -86,6 +94,45 @@ def test_a_resend_is_served_from_the_cache_and_a_reset_forgets_it(config):
     assert [cached(), cached()] == [0, 32]
     assert core.reset_prefix_cache()
     assert cached() == 0
+
+
+def test_a_reset_of_an_idle_core_is_published_at_once(config):
+    endpoint = f"inproc://{uuid.uuid4()}"
+    events = KVEventsConfig(True, endpoint=endpoint)
+    core = build_fake_core(replace(config(), kv_events_config=events))
+    with zmq.Context.instance().socket(zmq.SUB) as socket:
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        socket.setsockopt(zmq.RCVTIMEO, 5000)
+        socket.connect(endpoint)
+        time.sleep(0.03)  # a publisher looks for new subscriptions every few milliseconds
+        add(core, request(prompt=[5] * 40))
+        run(core)
+        assert core.reset_prefix_cache()
+        core.scheduler.shutdown()  # sends what is queued
+        batches = []
+        while not batches or batches[-1].events != [AllBlocksCleared()]:
+            payload = socket.recv_multipart()[2]
+            batches.append(msgspec.msgpack.decode(payload, type=KVEventBatch))
+    assert isinstance(batches[0].events[0], BlockStored)
+
+
+def test_a_taken_events_address_is_an_error_before_the_model_loads(config):
+    taken = KVEventsConfig(True, endpoint=f"inproc://{uuid.uuid4()}")
+    first = build_fake_core(replace(config(), kv_events_config=taken))
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        EngineCore(replace(config(), kv_events_config=taken), pytest.fail)
+    first.shutdown()
+
+
+def test_a_core_that_cannot_start_leaves_its_events_address_free(config):
+    events = replace(config(), kv_events_config=KVEventsConfig(True, endpoint="inproc://again"))
+
+    def fail(_config):
+        raise CheckpointError("no weights")
+
+    for _ in range(2):
+        with pytest.raises(CheckpointError):
+            EngineCore(events, fail)
 
 
 def test_the_description_of_the_kv_cache(config):

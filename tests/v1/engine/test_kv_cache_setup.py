@@ -1,13 +1,23 @@
 import pytest
 
+from tests.v1.core.v4_geometry import v4_config
 from tests.v1.engine.fakes import Float32
 from vllm.exceptions import ConfigError
-from vllm.v1.engine.kv_cache_setup import describe_kv_cache, is_hybrid, plan_kv_cache
+from vllm.v1.core.kv_cache_manager import make_kv_cache_manager
+from vllm.v1.core.retention import CacheGeometry, max_request_blocks
+from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager, check_room_for_one
+from vllm.v1.engine.kv_cache_setup import (
+    check_fixed_pool,
+    describe_kv_cache,
+    is_hybrid,
+    plan_kv_cache,
+)
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheGroupSpec,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
+    SlidingWindowSpec,
 )
 
 MEMORY = 1 << 22
@@ -31,6 +41,32 @@ def test_a_plain_model_keeps_the_plain_rules(config):
     assert plan.scheduler_config.hit_unit is None
     assert (plan.scheduler_block_size, plan.hash_block_size) == (16, 16)
     assert vllm_config.cache_config.num_gpu_blocks == 40
+
+
+@pytest.mark.parametrize("interval", [None, "auto", "0", 0])
+def test_a_model_without_windows_has_nothing_to_retain(config, interval, monkeypatch):
+    if interval is not None:
+        monkeypatch.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", str(interval))
+    vllm_config = config(num_blocks=40)
+    vllm_config.cache_config.prefix_cache_retention_interval = interval
+    plan = plan_kv_cache(vllm_config, [{"a": full()}], [MEMORY])
+    manager = make_kv_cache_manager(
+        plan.scheduler_config, 1024, plan.scheduler_block_size, plan.hash_block_size
+    )
+    assert manager.coordinator.retention_interval is None
+    assert describe_kv_cache(vllm_config, plan).retention.startswith("every block")
+
+
+def test_a_lone_window_group_follows_the_interval(config):
+    vllm_config = config(num_blocks=40)
+    vllm_config.cache_config.prefix_cache_retention_interval = "64"
+    window = SlidingWindowSpec(block_size=16, sliding_window=32, **COMMON)
+    plan = plan_kv_cache(vllm_config, [{"a": window}], [MEMORY])
+    assert plan.scheduler_config.hit_unit is None
+    manager = make_kv_cache_manager(
+        plan.scheduler_config, 1024, plan.scheduler_block_size, plan.hash_block_size
+    )
+    assert manager.coordinator.retention_interval == 64
 
 
 def test_a_hybrid_model_hits_at_one_unit(config):
@@ -85,3 +121,78 @@ def test_a_fitted_context_is_taken_over(config):
     plan = plan_kv_cache(vllm_config, [{"a": full()}], [MEMORY])
     info = describe_kv_cache(vllm_config, plan)
     assert info.max_model_len == vllm_config.model_config.max_model_len == 64
+
+
+class TestFixedPool:
+    """A pool of known size is checked before weights load."""
+
+    PAGE = 16 * 2 * 8 * 4  # tokens, K and V, head size, float32
+
+    def check(self, vllm_config, fixed_bytes, total_bytes=1 << 40, specs=None):
+        check_fixed_pool(vllm_config, [specs or {"a": full()}], fixed_bytes, lambda: total_bytes)
+
+    def test_an_unknown_size_is_not_checked(self, config):
+        vllm_config = config()
+        vllm_config.cache_config.num_gpu_blocks_override = None
+        check_fixed_pool(vllm_config, [{"a": full()}], None, pytest.fail)
+
+    def test_bytes(self, config):
+        vllm_config = config()
+        vllm_config.cache_config.num_gpu_blocks_override = None
+        needed = 256 // 16 * self.PAGE
+        self.check(vllm_config, needed)
+        with pytest.raises(ConfigError, match=r"max seq len \(256\)"):
+            self.check(vllm_config, needed - 1)
+        self.check(vllm_config, 1 << 30, total_bytes=1 << 30)
+        with pytest.raises(ConfigError, match=r"4\.00 GiB does not fit .* memory of 2\.00 GiB"):
+            self.check(vllm_config, 4 << 30, total_bytes=2 << 30)
+        # Nothing of the trial is left.
+        assert vllm_config.cache_config.num_gpu_blocks is None
+
+    def test_blocks_win_over_bytes(self, config):
+        self.check(config(num_blocks=16), 1)
+        with pytest.raises(ConfigError, match="num_gpu_blocks_override"):
+            self.check(config(num_blocks=15), 1 << 30)
+        with pytest.raises(ConfigError, match="does not fit in the device's memory"):
+            self.check(config(num_blocks=1 << 31), None)
+
+    def test_it_refuses_what_would_be_refused_after_loading(self, config):
+        vllm_config = config(num_blocks=600)
+        vllm_config.cache_config.block_size = 32
+        refused = []
+        for num_blocks in range(1, 40):
+            vllm_config.cache_config.num_gpu_blocks_override = num_blocks
+            outcomes = []
+            for attempt in (
+                lambda: self.check(vllm_config, None, specs=hybrid_specs()),
+                lambda: self.load(vllm_config),
+            ):
+                try:
+                    attempt()
+                except ConfigError as error:
+                    outcomes.append(str(error))
+                else:
+                    outcomes.append(None)
+            assert outcomes[0] == outcomes[1], num_blocks
+            refused.append(outcomes[0] is not None)
+        assert set(refused) == {False, True}
+
+    def load(self, vllm_config):
+        plan = plan_kv_cache(vllm_config, [hybrid_specs()], [MEMORY])
+        UnitKVCacheManager(plan.scheduler_config, vllm_config.model_config.max_model_len)
+
+    def test_the_windows_beside_the_longest_request_count(self):
+        geometry = CacheGeometry.from_config(v4_config(32, 500))
+        needed = max_request_blocks(geometry, 1024, 2)
+        check_room_for_one(geometry, needed + 1, 1024, 2)
+        with pytest.raises(ConfigError, match=f"{needed - 1} usable blocks, .* needs {needed}: "):
+            check_room_for_one(geometry, needed, 1024, 2)
+
+    def test_a_length_to_be_fitted_needs_room_for_one_token(self, config):
+        vllm_config = config()
+        vllm_config.cache_config.num_gpu_blocks_override = None
+        vllm_config.model_config.original_max_model_len = -1
+        self.check(vllm_config, self.PAGE)
+        with pytest.raises(ConfigError):
+            self.check(vllm_config, self.PAGE - 1)
+        assert vllm_config.model_config.max_model_len == 256

@@ -128,6 +128,24 @@ def test_a_request_that_ends_without_a_token_still_ends():
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("error", "no room")
 
 
+def test_the_first_of_many_answers_comes_first_and_counts_the_prompt():
+    processor = OutputProcessor(TOKENIZER)
+    params = SamplingParams(n=20, temperature=1.0)
+    request = EngineCoreRequest("r", [1, 2, 3], params, time.monotonic())
+    children = processor.add_request(request, None, None)
+    ids = [child.request_id for child in children]
+    assert ids == sorted(ids)
+    assert [child.is_extra_answer for child in children] == [False] + [True] * 19
+    stats = IterationStats()
+    outputs = [
+        EngineCoreOutput(i, ABC[:1], prefill_stats=PrefillStats(3, 2 * (k > 0), 0, {}))
+        for k, i in enumerate(ids)
+    ]
+    processor.process_outputs(EngineCoreOutputs(outputs), stats)
+    assert (stats.num_prompt_tokens, stats.num_cached_prompt_tokens) == (3, 0)
+    assert stats.num_generation_tokens == 20
+
+
 def test_the_counts_of_a_request():
     processor = OutputProcessor(TOKENIZER)
     (core_id,) = add(processor, max_tokens=9)
@@ -153,7 +171,6 @@ def test_the_counts_of_a_request():
         last,
     )
     assert (first.num_prompt_tokens, first.num_cached_prompt_tokens) == (3, 2)
-    assert first.miss_tokens == {"evicted": 1}
     assert len(first.time_to_first_tokens_iter) == 1
     assert last.inter_token_latencies_iter == [pytest.approx(1)]
     (finished,) = last.finished_requests

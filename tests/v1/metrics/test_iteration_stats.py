@@ -1,5 +1,3 @@
-import pytest
-
 from vllm.v1.engine import (
     EngineCoreEvent,
     EngineCoreEventType,
@@ -25,7 +23,6 @@ def test_the_life_of_a_request():
     assert first.time_to_first_tokens_iter == [5.5]
     assert (first.num_prompt_tokens, first.num_cached_prompt_tokens) == (8, 6)
     assert first.num_computed_prompt_tokens == 2
-    assert first.miss_tokens == {"first_seen": 2}
     later = IterationStats(iteration_timestamp=18.0)
     later.update_from_output(output(2, 3), 17.0, 8, prefill, request)
     assert later.time_to_first_tokens_iter == []
@@ -64,12 +61,3 @@ def test_a_request_aborted_in_the_queue_has_no_times():
     assert done.e2e_latency == 4.0
     assert (done.queued_time, done.prefill_time, done.decode_time) == (0.0, 0.0, 0.0)
     assert done.mean_time_per_output_token == 0.0
-
-
-def test_misses_add_up_over_requests():
-    stats = IterationStats()
-    for reasons in ({"a": 1, "b": 2}, {"b": 3}):
-        prefill = PrefillStats(10, 5, miss_tokens=reasons)
-        stats.update_from_output(output(1), 2.0, 10, prefill, RequestStateStats())
-    assert stats.miss_tokens == {"a": 1, "b": 5}
-    assert stats.num_generation_tokens == pytest.approx(2)

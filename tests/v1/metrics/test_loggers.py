@@ -73,7 +73,8 @@ def test_totals():
     totals = TotalsStatLogger()
     stats = IterationStats(num_prompt_tokens=5, num_cached_prompt_tokens=2, num_generation_tokens=1)
     stats.finished_requests.append(FinishedRequestStats(FinishReason.STOP))
-    cache = PrefixCacheStats(requests=1, queries=5, hits=2)
+    misses = {"first_seen": 2, "above_last_boundary": 1}
+    cache = PrefixCacheStats(requests=1, queries=5, hits=2, miss_tokens=misses)
     for _ in range(2):
         totals.record(SchedulerStats(1, 2, 3, 0.5, cache), stats)
     totals.record(None, None)
@@ -82,6 +83,8 @@ def test_totals():
     assert metrics["vllm:prompt_tokens"] == 10
     assert metrics["vllm:prompt_tokens_cached"] == 4
     assert metrics["vllm:prefix_cache_hits"] == 4
+    assert metrics["vllm:prefix_cache_miss_tokens:first_seen"] == 4
+    assert metrics["vllm:prefix_cache_miss_tokens:above_last_boundary"] == 2
     assert metrics["vllm:request_success:stop"] == 2
     assert metrics["vllm:num_requests_waiting"] == 5
     assert metrics["vllm:kv_cache_usage_perc"] == 0.5

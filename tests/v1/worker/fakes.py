@@ -78,6 +78,7 @@ class FakeModel:
     def __init__(self) -> None:
         self.num_calls = 0
         self.logit_rows: list[int] = []
+        self.last_slices: Sequence[RequestSlice] = ()
 
     def __call__(
         self,
@@ -88,6 +89,7 @@ class FakeModel:
     ) -> torch.Tensor:
         self.num_calls += 1
         slices: Sequence[RequestSlice] = meta
+        self.last_slices = slices
         assert len(token_ids) == sum(part.num_tokens for part in slices)
         hashes: list[int] = []
         row = 0

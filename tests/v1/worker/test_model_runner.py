@@ -16,7 +16,7 @@ from tests.v1.worker.fakes import (
 )
 from vllm.exceptions import InvariantError
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput, WindowTable
+from vllm.v1.core.sched.output import NewRequestData, RowBounds, SchedulerOutput, WindowTable
 
 
 def run_until_done(
@@ -136,6 +136,18 @@ def test_chunk_that_does_not_end_the_prompt_samples_nothing() -> None:
     assert result.sampled_token_ids == [[]]
     assert result.logprobs is None
     assert model.logit_rows == []
+
+
+def test_bounds_of_what_is_written_reach_the_metadata_and_default_to_everything() -> None:
+    runner, model, _ = make_runner()
+    out = first_step(new_request("a", [1] * 8), 5)
+    out.row_bounds = {"a": RowBounds(write_from=(4, 0), read_from=0)}
+    runner.execute_model(out)
+    assert [part.write_from for part in model.last_slices] == [(4, 0)]
+    out = SchedulerOutput.make_empty()
+    next_step(out, "a", 5, 2, 0)
+    runner.execute_model(out)
+    assert [(part.write_from, part.read_from) for part in model.last_slices] == [((), 0)]
 
 
 def test_step_without_tokens_runs_copies_and_forgets_finished_requests() -> None:

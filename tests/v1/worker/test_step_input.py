@@ -4,6 +4,7 @@ import pytest
 
 from vllm.exceptions import InvariantError
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import RowBounds
 from vllm.v1.worker.request_state import RequestState
 from vllm.v1.worker.step_input import StepInputBuilder
 
@@ -35,6 +36,14 @@ def test_prefill_decode_and_drafts_in_one_batch() -> None:
     ]
     assert [list(drafts) for drafts in step.drafts] == [[], [], [7, 8], []]
     assert states[2].num_tokens == 2  # drafts are not known tokens
+
+
+def test_what_a_request_writes_reaches_its_slice() -> None:
+    states = [request("plain", [1, 2, 3], 2), request("rebuild", [4, 5, 6, 7], 1)]
+    bounds = {"rebuild": RowBounds(write_from=(3,), read_from=1)}
+    step = StepInputBuilder(8, 8).build(states, [1, 2], {}, bounds)
+    assert [(part.write_from, part.read_from) for part in step.slices] == [((), 0), ((3,), 1)]
+    assert step.sampled_counts == [1, 0]
 
 
 def test_buffers_are_reused() -> None:

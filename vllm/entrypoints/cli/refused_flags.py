@@ -20,7 +20,6 @@ REFUSED_SERVE_FLAGS = (
     _value("--kv-offloading-size"),
     _value("--kv-offloading-backend", harmless=("native",)),
     _value("--kv-transfer-config"),
-    _value("--kv-events-config"),
     _switch("--kv-cache-metrics"),
     _value("--kv-cache-metrics-sample"),
     _value("--cpu-offload-gb", harmless=("0",)),

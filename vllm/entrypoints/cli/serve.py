@@ -79,7 +79,8 @@ def _add_server_args(group: argparse._ArgumentGroup) -> None:
     _add_switch(
         group,
         "--enable-prompt-tokens-details",
-        "Accepted: usage.prompt_tokens_details is always there.",
+        "Say in usage.prompt_tokens_details why prompt tokens had to be computed; cached_tokens is "
+        "always there.",
     )
     _add_switch(group, "--enable-request-id-headers", "Send X-Request-Id with every response.")
     _add_switch(group, "--enable-force-include-usage", "Send the usage in every chunk of a stream.")
@@ -117,6 +118,7 @@ def make_server_args(args: argparse.Namespace) -> ServerArgs:
         generation_config=args.generation_config,
         enable_log_requests=args.enable_log_requests,
         max_log_len=args.max_log_len,
+        enable_prompt_tokens_details=args.enable_prompt_tokens_details,
         enable_request_id_headers=args.enable_request_id_headers,
         enable_force_include_usage=args.enable_force_include_usage,
         shutdown_timeout_s=args.shutdown_timeout,

@@ -9,6 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from vllm import envs
+from vllm.entrypoints.openai.dev_routes import dev_router
 from vllm.entrypoints.openai.disconnect import ClientGoneError
 from vllm.entrypoints.openai.errors import describe_exception
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
@@ -52,6 +54,9 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
     app.state.server = state
     app.state.registry = registry
     app.include_router(router)
+    if envs.VLLM_SERVER_DEV_MODE:
+        logger.warning("VLLM_SERVER_DEV_MODE=1: routes for development are open to every client.")
+        app.include_router(dev_router)
     for kind in (VllmError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _handle_error)
     app.add_exception_handler(ClientGoneError, _handle_client_gone)

@@ -126,3 +126,4 @@ class ServingContext:
     args: ServerArgs
     state: ServerState
     engine: EngineClient
+    config: VllmConfig

@@ -30,6 +30,11 @@ class EngineClient(Protocol):
     ) -> AsyncIterator[RequestOutput]:
         """Run a request; leaving the iterator early aborts it."""
 
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget every cached prefix; False, with nothing forgotten, while requests use it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:

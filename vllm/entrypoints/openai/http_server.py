@@ -161,6 +161,7 @@ class HttpServer:
             args=self._args,
             state=state,
             engine=engine,
+            config=self._config,
         )
         state.set_ready()
         logger.info("Application startup complete.")
@@ -273,6 +274,7 @@ def cache_facts(config: VllmConfig, kv_cache: KVCacheInfo) -> dict[str, object]:
         "gpu_memory_utilization": cache.gpu_memory_utilization,
         "cache_dtype": cache.cache_dtype,
         "num_gpu_blocks_override": cache.num_gpu_blocks_override,
+        "prefix_cache_retention_interval": kv_cache.retention_interval,
         "retention": kv_cache.retention,
     }
 

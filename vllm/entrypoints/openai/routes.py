@@ -121,6 +121,22 @@ async def metrics(request: Request) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
+@router.get("/kv_event_sources", tags=["operations"])
+async def kv_event_sources(context: Context) -> Response:
+    """Where KV events are published, as the engine was configured; none when they are off."""
+    events = context.config.kv_events_config
+    if events is None or not events.publishes:
+        return _json({"sources": []})
+    source = {
+        "data_parallel_rank": context.config.parallel_config.data_parallel_index,
+        "publisher": events.publisher,
+        "endpoint": events.endpoint,
+        "replay_endpoint": events.replay_endpoint,
+        "topic": events.topic,
+    }
+    return _json({"sources": [source]})
+
+
 @router.get("/load", tags=["operations"])
 async def load(request: Request) -> Response:
     """Requests that have not been answered in full."""

@@ -22,6 +22,7 @@ class ServerArgs:
         default_chat_template_kwargs: Under the ``chat_template_kwargs`` of a request.
         generation_config: "auto": the checkpoint's sampling defaults; "vllm": neutral ones.
         max_log_len: Characters of a prompt to log; None: all.
+        enable_prompt_tokens_details: Whether ``usage`` says why prompt tokens were computed.
         shutdown_timeout_s: How long running requests may finish after SIGTERM.
     """
 
@@ -33,6 +34,7 @@ class ServerArgs:
     generation_config: str = "auto"
     enable_log_requests: bool = False
     max_log_len: int | None = None
+    enable_prompt_tokens_details: bool = False
     enable_request_id_headers: bool = False
     enable_force_include_usage: bool = False
     shutdown_timeout_s: float = 30.0

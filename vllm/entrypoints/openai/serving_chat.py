@@ -72,6 +72,12 @@ class _Chat:
         num_top = self.body.top_logprobs or 0
         return chat_logprobs(output.token_ids, output.logprobs or [], num_top, as_ids)
 
+    def usage_counter(self) -> UsageCounter:
+        return UsageCounter(
+            [len(self.prompt.token_ids)],
+            shows_misses=self.context.args.enable_prompt_tokens_details,
+        )
+
     def chunk(self, choices: list[ChatChunkChoice]) -> ChatChunkBody:
         return ChatChunkBody(
             id=self.scope.response_id,
@@ -158,7 +164,7 @@ async def encode_chat(
 
 async def _collect(chat: _Chat, stream: EngineStream) -> bytes:
     await stream.start()
-    usage = UsageCounter([len(chat.prompt.token_ids)])
+    usage = chat.usage_counter()
     choices: list[ChatChoice] = []
     prompt_logprobs = None
     try:
@@ -200,7 +206,7 @@ async def _events(chat: _Chat, stream: EngineStream) -> AsyncIterator[bytes]:
     options = chat.body.stream_options
     force = chat.context.args.enable_force_include_usage
     in_every_chunk = force or bool(options and options.continuous_usage_stats)
-    usage = UsageCounter([len(chat.prompt.token_ids)])
+    usage = chat.usage_counter()
     opened: set[int] = set()
     async for item in stream.outputs():
         usage.add(item)

@@ -64,6 +64,12 @@ class _Completion:
             system_fingerprint=self.context.facts.fingerprint,
         )
 
+    def usage_counter(self) -> UsageCounter:
+        return UsageCounter(
+            [len(prompt.token_ids) for prompt in self.prompts],
+            shows_misses=self.context.args.enable_prompt_tokens_details,
+        )
+
     def prompt_text(self, job_index: int) -> str:
         prompt = self.prompts[job_index]
         if prompt.text is not None:
@@ -178,7 +184,7 @@ async def _check(
 
 async def _collect(request: _Completion, stream: EngineStream) -> bytes:
     await stream.start()
-    usage = UsageCounter([len(prompt.token_ids) for prompt in request.prompts])
+    usage = request.usage_counter()
     choices: list[CompletionChoice] = []
     try:
         async for item in stream.outputs():
@@ -198,7 +204,7 @@ async def _events(request: _Completion, stream: EngineStream) -> AsyncIterator[b
     options = request.body.stream_options
     force = request.context.args.enable_force_include_usage
     in_every_chunk = force or bool(options and options.continuous_usage_stats)
-    usage = UsageCounter([len(prompt.token_ids) for prompt in request.prompts])
+    usage = request.usage_counter()
     answers: dict[tuple[int, int], _Answer] = {}
     async for item in stream.outputs():
         usage.add(item)

@@ -1,9 +1,11 @@
 """Counting the tokens of one HTTP request."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from vllm.entrypoints.openai.engine_stream import JobOutput
 from vllm.entrypoints.openai.protocol.responses import PromptTokensDetails, Usage
+from vllm.v1.engine.messages import PrefillStats
 
 
 class UsageCounter:
@@ -11,25 +13,37 @@ class UsageCounter:
 
     Args:
         prompt_lens: Length of each prompt in tokens.
+        shows_misses: Whether to say why prompt tokens had to be computed.
     """
 
-    def __init__(self, prompt_lens: Sequence[int]) -> None:
+    def __init__(self, prompt_lens: Sequence[int], *, shows_misses: bool = False) -> None:
         self._num_prompt_tokens = sum(prompt_lens)
+        self._shows_misses = shows_misses
         self._num_cached = [0] * len(prompt_lens)
+        self._prefills: list[PrefillStats | None] = [None] * len(prompt_lens)
         self._num_completion_tokens = 0
 
     def add(self, item: JobOutput) -> None:
         """Count one output; every answer token must come once (deltas, or final outputs)."""
         if item.output.num_cached_tokens is not None:
             self._num_cached[item.job_index] = item.output.num_cached_tokens
+        self._prefills[item.job_index] = item.output.prefill_stats
         self._num_completion_tokens += sum(len(o.token_ids) for o in item.output.outputs)
 
     @property
     def usage(self) -> Usage:
-        """The counts so far."""
+        """The counts so far; prompts that have no answer yet count as computed."""
         return Usage(
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self._num_completion_tokens,
             total_tokens=self._num_prompt_tokens + self._num_completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(sum(self._num_cached)),
+            prompt_tokens_details=self._details(),
         )
+
+    def _details(self) -> PromptTokensDetails:
+        details = PromptTokensDetails(sum(self._num_cached))
+        if self._shows_misses:
+            known = [prefill for prefill in self._prefills if prefill is not None]
+            details.dense_match_tokens = sum(prefill.dense_match_tokens for prefill in known)
+            details.miss_tokens = dict(sum((Counter(p.miss_tokens) for p in known), Counter()))
+        return details

@@ -6,7 +6,7 @@ import torch
 from vllm.v1.attention.block_lookup import to_device
 from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.attention.step_batch import StepBatch
-from vllm.v1.attention.step_tables import AttentionPlan, QueryTile
+from vllm.v1.attention.step_tables import AttentionPlan, Chunk, QueryTile
 
 _TILE_QUERIES = 256
 
@@ -20,12 +20,12 @@ def build_attention_plans(
     return {
         (window, ratio): AttentionPlan(
             decode_masks=tuple(
-                _build_decode_mask(batch.starts[requests], window, ratio, device)
+                _build_decode_mask(batch, requests, window, ratio, device)
                 for requests in batch.decode_requests
             ),
             chunk_tiles=tuple(
-                _build_tiles(chunk.start, chunk.num_tokens, window, ratio, device)
-                for chunk in batch.chunks
+                _build_tiles(chunk, int(batch.count_prior(window)[request]), window, ratio, device)
+                for request, chunk in zip(batch.chunk_requests, batch.chunks, strict=True)
             ),
         )
         for window in window_lengths
@@ -39,23 +39,28 @@ def _to_mask(is_visible: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def _build_decode_mask(
-    starts: np.ndarray, window: int, ratio: int, device: torch.device
+    batch: StepBatch, requests: np.ndarray, window: int, ratio: int, device: torch.device
 ) -> torch.Tensor | None:
-    """Masks | entries, first ones count | window rows, last ones count | the query's own row |."""
-    lengths = np.minimum(starts, window - 1)
-    longest = int(lengths.max())
-    is_visible = np.arange(longest + 1) >= (longest - lengths)[:, None]
+    """Masks | entries, first ones count | window rows, last ones count | the step's own rows |."""
+    starts, counts = batch.starts[requests], batch.counts[requests]
+    lengths = batch.count_prior(window)[requests, None, None]
+    num_queries = int(counts.max())
+    # Padding repeats a request's last query.
+    queries = np.minimum(np.arange(num_queries), counts[:, None] - 1)[:, :, None]
+    # Positions from the request's start on: window rows below zero, then its own.
+    keys = np.arange(-int(lengths.max()), num_queries)
+    is_visible = (keys >= -lengths) & (keys <= queries) & (keys > queries - window)
     if ratio:
-        num_entries = (starts + 1) // ratio
-        entries = np.arange(int(num_entries.max())) < num_entries[:, None]
-        is_visible = np.concatenate([entries, is_visible], axis=1)
-    return None if is_visible.all() else _to_mask(is_visible[:, None, None, :], device)
+        num_entries = (starts[:, None, None] + queries + 1) // ratio
+        entries = np.arange(int(num_entries.max())) < num_entries
+        is_visible = np.concatenate([entries, is_visible], axis=2)
+    return None if is_visible.all() else _to_mask(is_visible[:, :, None, :], device)
 
 
 def _build_tiles(
-    start: int, num_tokens: int, window: int, ratio: int, device: torch.device
+    chunk: Chunk, num_prior: int, window: int, ratio: int, device: torch.device
 ) -> tuple[QueryTile, ...]:
-    num_prior = min(start, window - 1)
+    start, num_tokens = chunk.start, chunk.num_tokens
     tiles = []
     for first in range(0, num_tokens, _TILE_QUERIES):
         last = min(first + _TILE_QUERIES, num_tokens)

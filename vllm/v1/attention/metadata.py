@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from vllm.exceptions import InvariantError
 from vllm.v1.attention.attention_plan import build_attention_plans
 from vllm.v1.attention.block_lookup import BlockLookup, to_device
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
@@ -46,10 +47,12 @@ def build_step_metadata(
         device: Where the tables are used.
 
     Raises:
-        InvariantError: A row that attention must read is not stored (I5).
+        InvariantError: A row that attention must read is not stored (I5), or the bounds of what is
+            written contradict each other.
     """
     torch_device = torch.device(device)
     batch = StepBatch.from_slices(slices, torch_device)
+    entries_from = _find_entries_from(batch, layout)
     windows: dict[int, WindowMetadata] = {}
     states: dict[int, StateMetadata] = {}
     entries: dict[int, DenseMetadata] = {}
@@ -57,11 +60,13 @@ def build_step_metadata(
         tables = [batch_slice.tables[group_id] for batch_slice in batch.slices]
         lookup = BlockLookup(tables, group, torch_device)
         if group.kind == "window":
-            windows[group_id] = _build_window(batch, group, lookup)
+            writes = _build_writes(batch, lookup, batch.find_write_from(group_id))
+            windows[group_id] = _build_window(batch, group, lookup, writes)
         elif group.kind == "state":
-            states[group_id] = _build_state(batch, group, lookup)
+            writes = _build_writes(batch, lookup, batch.find_write_from(group_id))
+            states[group_id] = _build_state(batch, group, lookup, writes, entries_from[group.ratio])
         else:
-            entries[group_id] = _build_dense(batch, group, lookup)
+            entries[group_id] = _build_dense(batch, group, lookup, entries_from[group.ratio])
     return StepMetadata(
         num_tokens=batch.num_tokens,
         decodes=batch.decodes,
@@ -74,32 +79,53 @@ def build_step_metadata(
     )
 
 
-def _build_writes(batch: StepBatch, lookup: BlockLookup) -> RowWrites:
-    """Keeps the rows of this step whose block is stored."""
+def _find_entries_from(batch: StepBatch, layout: CacheLayout) -> dict[int, np.ndarray]:
+    """Returns by ratio the position from which each request writes entries, int64 [R]."""
+    found: dict[int, np.ndarray] = {}
+    for group_id, group in enumerate(layout.groups):
+        if group.kind == "dense":
+            own = batch.find_write_from(group_id)
+            # Their compressors fill the same windows, so one list of windows serves them all.
+            if not np.array_equal(found.setdefault(group.ratio, own), own):
+                raise InvariantError(
+                    f"dense groups of ratio {group.ratio} write from different positions: "
+                    f"{found[group.ratio]} and {own} (group {group_id})"
+                )
+    return found
+
+
+def _build_writes(batch: StepBatch, lookup: BlockLookup, write_from: np.ndarray) -> RowWrites:
+    """Keeps the rows of this step that are to be written and whose block is stored."""
     blocks = lookup.find_blocks(batch.request_of_row, batch.position_of_row)
     rows = lookup.find_rows(batch.position_of_row)
+    if write_from is not batch.starts:
+        blocks[batch.position_of_row < write_from[batch.request_of_row]] = 0
     if blocks.all():
         return RowWrites(None, lookup.to_page_rows(blocks, rows))
     kept = np.flatnonzero(blocks)
     return RowWrites(to_device(kept, lookup.device), lookup.to_page_rows(blocks[kept], rows[kept]))
 
 
-def _build_window(batch: StepBatch, group: GroupLayout, lookup: BlockLookup) -> WindowMetadata:
+def _build_window(
+    batch: StepBatch, group: GroupLayout, lookup: BlockLookup, writes: RowWrites
+) -> WindowMetadata:
+    num_prior = batch.count_prior(group.window)
     decode_reads = []
     for requests in batch.decode_requests:
         starts = batch.starts[requests]
-        lengths = np.minimum(starts, group.window - 1)
-        # The last rows count: padding repeats each request's position 0, which it has in its
+        lengths = num_prior[requests]
+        # The last rows count: padding repeats each request's first row, which it has in its
         # window whenever it is short enough to be padded.
         positions = starts[:, None] - np.arange(int(lengths.max()), 0, -1)
-        decode_reads.append(_locate_padded(lookup, requests, np.maximum(positions, 0), lengths))
+        positions = np.maximum(positions, batch.read_from[requests, None])
+        decode_reads.append(_locate_padded(lookup, requests, positions, lengths))
     chunk_reads = []
     for request in batch.chunk_requests:
         start = int(batch.starts[request])
-        positions = np.arange(group.find_first_needed(start), start)
+        positions = np.arange(start - int(num_prior[request]), start)
         chunk_reads.append(lookup.locate(np.full(1, request), positions))
     return WindowMetadata(
-        writes=_build_writes(batch, lookup),
+        writes=writes,
         decode_reads=tuple(decode_reads),
         chunk_reads=tuple(chunk_reads),
     )
@@ -127,17 +153,23 @@ def _locate_padded(
     )
 
 
-def _build_state(batch: StepBatch, group: GroupLayout, lookup: BlockLookup) -> StateMetadata:
+def _build_state(
+    batch: StepBatch,
+    group: GroupLayout,
+    lookup: BlockLookup,
+    writes: RowWrites,
+    entries_from: np.ndarray,
+) -> StateMetadata:
     """Lays out, for each window completed in this step, where its rows are.
 
-    Of a request that starts at s, with its open window at o = s // ratio * ratio:
+    Of a request that starts at s and writes entries from there on, with its open window at
+    o = s // ratio * ratio (one that writes them from later on has o there, and fewer prior rows):
 
         prior rows (from pages)                own rows (this step)
         | o - ratio .. o - 1 (overlap) | o .. s - 1 | s .. end - 1 |
     """
     ratio, device = group.ratio, lookup.device
-    requests, first_positions = batch.find_completed(ratio)
-    writes = _build_writes(batch, lookup)
+    requests, first_positions = batch.find_completed(ratio, entries_from)
     phases = to_device(batch.position_of_row % ratio, device)
     if not len(requests):
         # Most decode steps: three in four at ratio 4.
@@ -145,11 +177,10 @@ def _build_state(batch: StepBatch, group: GroupLayout, lookup: BlockLookup) -> S
         return StateMetadata(
             writes, phases, PageRows(nothing, nothing), nothing, None, None, nothing
         )
-    opened = batch.starts // ratio * ratio
+    opened = entries_from // ratio * ratio
     first_needed = np.maximum(opened - ratio, 0) if group.has_overlap else opened
-    num_prior = np.where(
-        batch.ends // ratio > batch.starts // ratio, batch.starts - first_needed, 0
-    )
+    has_completed = batch.ends // ratio > entries_from // ratio
+    num_prior = np.where(has_completed, np.maximum(batch.starts - first_needed, 0), 0)
     total_prior = int(num_prior.sum())
     # Index of position p: p + prior_shift among the prior rows, p + own_shift among this step's.
     prior_shift = (np.cumsum(num_prior) - num_prior - first_needed)[requests, None]
@@ -179,9 +210,11 @@ def _build_state(batch: StepBatch, group: GroupLayout, lookup: BlockLookup) -> S
     )
 
 
-def _build_dense(batch: StepBatch, group: GroupLayout, lookup: BlockLookup) -> DenseMetadata:
+def _build_dense(
+    batch: StepBatch, group: GroupLayout, lookup: BlockLookup, entries_from: np.ndarray
+) -> DenseMetadata:
     ratio = group.ratio
-    requests, first_positions = batch.find_completed(ratio)
+    requests, first_positions = batch.find_completed(ratio, entries_from)
     decode_reads = []
     for batch_requests in batch.decode_requests:
         lengths = batch.ends[batch_requests] // ratio

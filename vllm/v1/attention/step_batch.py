@@ -6,11 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from vllm.exceptions import InvariantError
 from vllm.v1.attention.block_lookup import to_device
 from vllm.v1.attention.step_tables import Chunk, DecodeBatch, RequestSlice
 
-# One-token requests share a padded batch while their contexts are below this, then per doubling:
-# padding then at most doubles the rows read, and a request's batch depends on itself alone.
+# Requests with at most so many tokens are batched: a decode step with up to seven drafts.
+_MAX_DECODE_QUERIES = 8
+
+# Decodes share a padded batch while their contexts are below this, then per doubling, and per
+# doubling of their tokens: padding then at most doubles the rows read and the queries, and a
+# request's batch depends on itself alone.
 _DECODE_BUCKET_TOKENS = 4096
 
 
@@ -21,6 +26,8 @@ class StepBatch:
     Attributes:
         slices: Requests with tokens.
         starts, ends: Positions before and after the step, int64 [R].
+        counts: Tokens of each request, int64 [R].
+        read_from: First position whose window rows are stored, int64 [R].
         row_starts: First flat row of each request, int64 [R].
         num_tokens: Flat rows T.
         request_of_row, position_of_row: int64 [T].
@@ -31,6 +38,8 @@ class StepBatch:
     slices: tuple[RequestSlice, ...]
     starts: np.ndarray
     ends: np.ndarray
+    counts: np.ndarray
+    read_from: np.ndarray
     row_starts: np.ndarray
     num_tokens: int
     request_of_row: np.ndarray
@@ -42,28 +51,35 @@ class StepBatch:
 
     @classmethod
     def from_slices(cls, slices: Sequence[RequestSlice], device: torch.device) -> "StepBatch":
-        """Sorts the requests of a step."""
+        """Sorts the requests of a step.
+
+        Raises:
+            InvariantError: A request reads window rows from beyond its start.
+        """
         kept = tuple(item for item in slices if item.num_tokens)
         starts = np.array([item.start for item in kept], dtype=np.int64)
         counts = np.array([item.num_tokens for item in kept], dtype=np.int64)
+        read_from = np.array([item.read_from for item in kept], dtype=np.int64)
+        if (read_from > starts).any():
+            raise InvariantError(f"window rows are read from {read_from} in steps from {starts}")
         row_starts = np.cumsum(counts) - counts
         decode_requests = _bucket_decodes(starts, counts)
-        covers_all = len(decode_requests) == 1 and len(decode_requests[0]) == len(kept)
-        chunk_requests = tuple(int(request) for request in np.flatnonzero(counts > 1))
+        chunk_requests = tuple(
+            int(request) for request in np.flatnonzero(counts > _MAX_DECODE_QUERIES)
+        )
         return cls(
             slices=kept,
             starts=starts,
             ends=starts + counts,
+            counts=counts,
+            read_from=read_from,
             row_starts=row_starts,
             num_tokens=int(counts.sum()),
             request_of_row=np.repeat(np.arange(len(kept)), counts),
             position_of_row=ragged_arange(starts, counts),
             decode_requests=decode_requests,
             decodes=tuple(
-                DecodeBatch(
-                    None if covers_all else to_device(row_starts[requests], device), len(requests)
-                )
-                for requests in decode_requests
+                _build_decode(requests, row_starts, counts, device) for requests in decode_requests
             ),
             chunk_requests=chunk_requests,
             chunks=tuple(
@@ -76,14 +92,31 @@ class StepBatch:
             ),
         )
 
-    def find_completed(self, ratio: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the windows of ``ratio`` tokens that this step completes.
+    def find_write_from(self, group_id: int) -> np.ndarray:
+        """Returns the position from which each request writes a group's rows, int64 [R]."""
+        if not any(item.write_from for item in self.slices):
+            return self.starts
+        own = [item.write_from[group_id] if item.write_from else 0 for item in self.slices]
+        positions: np.ndarray = np.maximum(self.starts, np.array(own, dtype=np.int64))
+        return positions
+
+    def count_prior(self, window: int) -> np.ndarray:
+        """Returns how many window rows before its start each request reads, int64 [R]."""
+        counts: np.ndarray = np.minimum(self.starts - self.read_from, window - 1)
+        return counts
+
+    def find_completed(self, ratio: int, write_from: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the windows of ``ratio`` tokens that this step completes and writes.
+
+        Args:
+            ratio: Tokens of a window.
+            write_from: Position from which each request writes entries, int64 [R].
 
         Returns:
             Their request index and first position, int64 [N] each, in flat-batch order.
         """
-        first_entries = self.starts // ratio
-        counts = self.ends // ratio - first_entries
+        first_entries = write_from // ratio
+        counts = np.maximum(self.ends // ratio - first_entries, 0)
         return (
             np.repeat(np.arange(len(counts)), counts),
             ragged_arange(first_entries, counts) * ratio,
@@ -97,13 +130,36 @@ def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _bucket_decodes(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, ...]:
-    requests = np.flatnonzero(counts == 1)
+    requests = np.flatnonzero(counts <= _MAX_DECODE_QUERIES)
     if not len(requests):
         return ()
-    if int(starts[requests].max()) < _DECODE_BUCKET_TOKENS:
+    if int(starts[requests].max()) < _DECODE_BUCKET_TOKENS and int(counts[requests].max()) == 1:
         return (requests,)
-    buckets: dict[int, list[int]] = {}
+    buckets: dict[tuple[int, int], list[int]] = {}
     for request in requests.tolist():
-        key = (int(starts[request]) // _DECODE_BUCKET_TOKENS).bit_length()
+        context = int(starts[request]) // _DECODE_BUCKET_TOKENS
+        key = (context.bit_length(), (int(counts[request]) - 1).bit_length())
         buckets.setdefault(key, []).append(request)
     return tuple(np.array(buckets[key], dtype=np.int64) for key in sorted(buckets))
+
+
+def _build_decode(
+    requests: np.ndarray, row_starts: np.ndarray, counts: np.ndarray, device: torch.device
+) -> DecodeBatch:
+    own_counts = counts[requests]
+    num_requests, num_queries = len(requests), int(own_counts.max())
+    if len(requests) == len(counts) and int(own_counts.min()) == num_queries:
+        return DecodeBatch(None, num_requests, num_queries)
+    queries = np.arange(num_queries)
+    offsets = np.minimum(queries, own_counts[:, None] - 1)
+    rows = (row_starts[requests, None] + offsets).reshape(-1)
+    kept = np.flatnonzero(queries < own_counts[:, None])
+    if len(kept) == len(rows):
+        return DecodeBatch(to_device(rows, device), num_requests, num_queries)
+    return DecodeBatch(
+        to_device(rows, device),
+        num_requests,
+        num_queries,
+        to_device(kept, device),
+        to_device(rows[kept], device),
+    )

@@ -3,12 +3,13 @@
 Built once per step and shared by all layers of a group, so that layers hold no per-request
 Python on the decode path. Two ways through a layer exist and give the same numbers:
 
-* requests with one token are batched into padded gathers (``DecodeBatch``),
+* requests with few tokens (decode steps, alone or with drafts) are batched into padded gathers
+  (``DecodeBatch``),
 * the others run one by one, their queries in tiles (``Chunk``).
 
 Keys of a query, in column order:
 
-    | compressed entries 0..n-1 (or the indexer's choice) | window rows, the query's own last |
+    | compressed entries 0..n-1 (or the indexer's choice) | window rows, then the step's own |
 """
 
 from collections.abc import Mapping
@@ -40,11 +41,17 @@ class RequestSlice:
         num_tokens: Tokens of this step: positions start..start+num_tokens-1, contiguous in the
             flat batch, requests in the order of the slices.
         tables: One per KV group, in group order.
+        write_from: By KV group, the position from which this step writes rows; rows below are
+            computed for what reads them inside the step, and entries below are taken as stored.
+            Empty: everything is written.
+        read_from: The first position whose window rows are stored; attention sees none before.
     """
 
     start: int
     num_tokens: int
     tables: tuple[BlockTableView, ...]
+    write_from: tuple[int, ...] = ()
+    read_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +97,42 @@ class PaddedRows:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """Requests with one token, of comparable length.
+    """Requests with few tokens, of comparable context: B requests of up to Q tokens each.
+
+    A request with fewer than Q tokens is padded with its last row; what is computed there is
+    dropped.
 
     Attributes:
-        rows: Their flat rows, int64 [B], or None when they are all rows of the step.
+        rows: Their flat rows, int64 [B * Q], a request's in order; None when they are all rows of
+            the step, unpadded and in its order.
         num_requests: B.
+        num_queries: Q.
+        kept: Indices into ``rows`` without the padding, int64 [N]; None when there is none.
+        kept_rows: ``rows[kept]``, None likewise.
     """
 
     rows: torch.Tensor | None
     num_requests: int
+    num_queries: int = 1
+    kept: torch.Tensor | None = None
+    kept_rows: torch.Tensor | None = None
+
+    def take(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the batch's rows [B, Q, ...] of per-row values [T, ...]."""
+        picked = values if self.rows is None else values[self.rows]
+        return picked.view(self.num_requests, self.num_queries, *values.shape[1:])
+
+    def put(self, values: torch.Tensor, output: torch.Tensor) -> None:
+        """Stores values [B, Q, ...] at the batch's rows, the padding's left out.
+
+        Mutates:
+            output [T, ...].
+        """
+        flat = values.flatten(0, 1)
+        if self.kept is None:
+            output[slice(None) if self.rows is None else self.rows] = flat
+        else:
+            output[self.kept_rows] = flat[self.kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +157,7 @@ class QueryTile:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A request with more than one token: its flat rows and its first position."""
+    """A request with many tokens: its flat rows and its first position."""
 
     rows: slice
     start: int
@@ -135,8 +169,8 @@ class AttentionPlan:
     """Masks of one kind of layer: a window length with a compress ratio (0 for none).
 
     Attributes:
-        decode_masks: By decode batch: fp32 [B, 1, 1, entries + window + 1], 0 or -inf; None when
-            nothing is padded.
+        decode_masks: By decode batch: fp32 [B, Q, 1, entries + window + Q], 0 or -inf; None when
+            every query sees all keys.
         chunk_tiles: By chunk: its tiles.
     """
 
@@ -205,7 +239,7 @@ class StepMetadata:
 
     Attributes:
         num_tokens: Rows of the flat batch.
-        decodes: Batches of one-token requests.
+        decodes: Batches of requests with few tokens.
         chunks: The other requests.
         plans: (window, ratio) -> masks; ratio 0 is a layer without entries.
         windows, states, entries: By group id.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress, groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import (
     MEDIUM_GPU,
@@ -21,7 +21,7 @@ from vllm.v1.core.kv_cache_utils import (
     BlockHashWithGroupId,
     FreeKVCacheBlockQueue,
     KVCacheBlock,
-    generate_block_hash_extra_keys,
+    generate_event_extra_keys,
     get_block_hash,
     get_group_id,
     make_block_hash_with_group_id,
@@ -56,10 +56,10 @@ class BlockHashToBlockMap:
 
     def insert(self, key: BlockHashWithGroupId, block: KVCacheBlock) -> None:
         """Enter a block under a key, beside the ones that are there."""
-        found = self._cache.get(key)
-        if found is None:
-            self._cache[key] = block
-        elif isinstance(found, dict):
+        found = self._cache.setdefault(key, block)
+        if found is block:
+            return
+        if isinstance(found, dict):
             found[block.block_id] = block
         else:
             self._cache[key] = {found.block_id: found, block.block_id: block}
@@ -96,7 +96,7 @@ class BlockPool:
     """All blocks of the KV cache.
 
     Owns: every block's ref count and hash, the free queue, the pinned tier (if there is one), the
-    hash index, pending KV events.
+    hash index, pending KV events, the views of the hashes asked for last.
 
     The free queue is also the eviction order: a freed block keeps its hash, and serves hits, until
     it reaches the front and is handed out again. Block 0 is the null block, the placeholder for
@@ -134,6 +134,9 @@ class BlockPool:
         self.metrics_collector = metrics_collector
         # Free blocks stand in the free queue or here; None: nothing is ever pinned.
         self.pinned: PinnedTier | None = None
+        # The hashes that hashes_at was last asked about, and their views by block size.
+        self._viewed_hashes: list[BlockHash] | None = None
+        self._views: dict[int, BlockHashListWithBlockSize] = {}
 
     def enable_pinning(self, max_pinned: int, min_drop_blocks: int) -> None:
         """Keep windows that long prompts leave behind in a tier that allocation reaches last.
@@ -193,22 +196,25 @@ class BlockPool:
         stored = [index for index in candidates if not blocks[index].is_null]
         if not stored:
             return
-        block_hashes = self._hashes_at(request, block_size)
+        block_hashes = self.hashes_at(request.block_hashes, block_size)
         assert len(block_hashes) >= num_full_blocks, (
             f"Request {request.request_id} has {len(block_hashes)} block hashes, "
             f"{num_full_blocks} full blocks."
         )
-        # The length was checked above, for all.
-        hash_at = (
+        # The length was checked above, for all. From here on without properties and NewTypes: they
+        # cost calls, and a chunk may enter hundreds of blocks.
+        hash_at: Callable[[int], Any] = (
             block_hashes.merged
             if isinstance(block_hashes, BlockHashListWithBlockSize)
             else block_hashes.__getitem__
         )
         insert = self.cached_block_hash_to_block.insert
+        suffix = make_block_hash_with_group_id(BlockHash(b""), kv_cache_group_id)
         for index in stored:
-            key = make_block_hash_with_group_id(hash_at(index), kv_cache_group_id)
+            key = hash_at(index) + suffix
             block = blocks[index]
-            block.block_hash = key
+            assert block._block_hash is None, f"Block {block.block_id} is cached already."
+            block._block_hash = key
             insert(key, block)
         if not self.enable_kv_cache_events:
             return
@@ -221,12 +227,21 @@ class BlockPool:
                 request, block_hashes, indices, (first, end), block_size, kv_cache_group_id
             )
 
-    def _hashes_at(self, request: Request, block_size: int) -> BlockHashList:
-        """Return the request's hashes, one for each block of ``block_size`` tokens."""
+    def hashes_at(self, block_hashes: list[BlockHash], block_size: int) -> BlockHashList:
+        """Return a request's hashes, one for each block of ``block_size`` tokens.
+
+        All groups ask in turn about one request: those of one block size share a view, and so do
+        a lookup and the caching that follows it.
+        """
         if block_size == self.hash_block_size:
-            return request.block_hashes
-        assert block_size % self.hash_block_size == 0
-        return BlockHashListWithBlockSize(request.block_hashes, self.hash_block_size, block_size)
+            return block_hashes
+        if self._viewed_hashes is not block_hashes:
+            self._viewed_hashes, self._views = block_hashes, {}
+        view = self._views.get(block_size)
+        if view is None:
+            view = BlockHashListWithBlockSize(block_hashes, self.hash_block_size, block_size)
+            self._views[block_size] = view
+        return view
 
     def _record_stored(
         self,
@@ -244,7 +259,7 @@ class BlockPool:
         extra_keys = []
         mm_index = 0
         for index in stored:
-            keys, mm_index = generate_block_hash_extra_keys(
+            keys, mm_index = generate_event_extra_keys(
                 request, index * block_size, (index + 1) * block_size, mm_index
             )
             extra_keys.append(keys)

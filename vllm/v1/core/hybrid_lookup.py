@@ -9,7 +9,6 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
     BlockHashList,
-    BlockHashListWithBlockSize,
     KVCacheBlock,
 )
 from vllm.v1.core.managers.base import SingleTypeKVCacheManager
@@ -49,7 +48,6 @@ class HybridLookup:
     Args:
         managers: One per group, in group order.
         block_pool: The pool.
-        hash_block_size: Tokens under one hash of a request.
         alignment_tokens: A hit's length is a multiple of it.
         context_parallel: Decode and prefill context-parallel world sizes.
     """
@@ -59,13 +57,11 @@ class HybridLookup:
         managers: Sequence[SingleTypeKVCacheManager],
         block_pool: BlockPool,
         *,
-        hash_block_size: int,
         alignment_tokens: int,
         context_parallel: tuple[int, int] = (1, 1),
     ) -> None:
         self._managers = managers
         self._block_pool = block_pool
-        self._hash_block_size = hash_block_size
         self._alignment_tokens = alignment_tokens
         self._dcp_world_size, self._pcp_world_size = context_parallel
         group_ids_by_spec: dict[KVCacheSpec, list[int]] = {}
@@ -105,7 +101,6 @@ class HybridLookup:
         # Per spec the length its blocks in hit_blocks are for.
         accepted: list[int | None] = [None] * len(self._specs)
         length = max(max_length, 0)
-        views: dict[int, BlockHashList] = {}
         is_stable = False
         while not is_stable:
             is_stable = True
@@ -115,9 +110,7 @@ class HybridLookup:
                 if accepted[i] is not None and groups.manager_class.is_downward_closed:
                     accepted[i] = length
                     continue
-                view = views.get(groups.block_size)
-                if view is None:
-                    view = views[groups.block_size] = self._view(block_hashes, groups.block_size)
+                view = self._block_pool.hashes_at(block_hashes, groups.block_size)
                 found = self._find_in_spec(groups, view, length, max_length)
                 for group_id, blocks in zip(groups.group_ids, found, strict=True):
                     hit_blocks[group_id] = blocks
@@ -130,11 +123,6 @@ class HybridLookup:
             for group_id in groups.group_ids:
                 del hit_blocks[group_id][length // groups.block_size :]
         return tuple(hit_blocks), length
-
-    def _view(self, block_hashes: list[BlockHash], block_size: int) -> BlockHashList:
-        if block_size == self._hash_block_size:
-            return block_hashes
-        return BlockHashListWithBlockSize(block_hashes, self._hash_block_size, block_size)
 
     def _find_in_spec(
         self, groups: SpecGroups, block_hashes: BlockHashList, length: int, max_length: int

@@ -327,7 +327,6 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         self._lookup = HybridLookup(
             self.single_type_managers,
             self.block_pool,
-            hash_block_size=self.hash_block_size,
             alignment_tokens=self.scheduler_block_size,
             context_parallel=(self.dcp_world_size, self.pcp_world_size),
         )

@@ -444,7 +444,6 @@ def make_kv_cache_manager(
             max_model_len,
             enable_caching=enable_caching,
             max_lookahead=num_lookahead_tokens,
-            log_stats=log_stats,
             coordinator=coordinator,
             stale_row=StaleRow(stale_row),
         )

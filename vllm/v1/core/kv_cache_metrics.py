@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from vllm.v1.metrics.stats import KVCacheEvictionEvent
 
 if TYPE_CHECKING:
     from vllm.v1.core.free_block_queue import KVCacheBlock
@@ -18,21 +19,6 @@ _NS_PER_S = 1e9
 
 def _seconds(nanoseconds: int) -> float:
     return nanoseconds / _NS_PER_S
-
-
-@dataclass(frozen=True, slots=True)
-class KVCacheEvictionEvent:
-    """What became of a followed block.
-
-    Attributes:
-        lifetime_seconds: Allocation to eviction.
-        idle_seconds: Last use to eviction.
-        reuse_gaps_seconds: Between its last few uses, oldest first.
-    """
-
-    lifetime_seconds: float
-    idle_seconds: float
-    reuse_gaps_seconds: tuple[float, ...]
 
 
 class BlockMetricsState:

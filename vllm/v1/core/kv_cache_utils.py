@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from vllm import envs
@@ -74,6 +74,9 @@ __all__ = [
 ExternalBlockHash = bytes | int
 
 _GROUP_ID_BYTES = 4
+
+# Hashes in a row are a hash, without a call of the NewType.
+_join: Callable[[Iterable[bytes]], Any] = b"".join
 
 # Parent of a first block. Random until init_none_hash so that nobody can predict a hash.
 NONE_HASH: BlockHash = BlockHash(os.urandom(32))
@@ -181,14 +184,37 @@ def generate_block_hash_extra_keys(
         The keys in fixed order (LoRA name, multimodal items, salt, embeddings), None if there are
         none; and the item to start at for the next block.
     """
+    return _extra_keys(request, start_token_idx, end_token_idx, start_mm_idx, request.cache_salt)
+
+
+def generate_event_extra_keys(
+    request: Request, start_token_idx: int, end_token_idx: int, start_mm_idx: int
+) -> tuple[tuple[Any, ...] | None, int]:
+    """Return what ``generate_block_hash_extra_keys`` does, the salt replaced by its digest.
+
+    Whoever knows a salt can share its owner's prefixes: it must not leave the process.
+    """
+    salt = request.cache_salt
+    public_salt = salt_digest(salt) if salt and start_token_idx == 0 else None
+    return _extra_keys(request, start_token_idx, end_token_idx, start_mm_idx, public_salt)
+
+
+def salt_digest(salt: str) -> str:
+    """Return how a cache salt is named in KV events: ``salt-sha256:`` and 32 hex digits."""
+    return f"salt-sha256:{hashlib.sha256(salt.encode()).hexdigest()[:32]}"
+
+
+def _extra_keys(
+    request: Request, start_token_idx: int, end_token_idx: int, start_mm_idx: int, salt: str | None
+) -> tuple[tuple[Any, ...] | None, int]:
     keys: list[Any] = []
     if request.lora_request is not None:
         keys.append(request.lora_request.lora_name)
     mm_keys, next_mm_idx = _mm_extra_keys(request, start_token_idx, end_token_idx, start_mm_idx)
     keys += mm_keys
     # The chain carries the salt on: the first block is enough.
-    if start_token_idx == 0 and request.cache_salt:
-        keys.append(request.cache_salt)
+    if start_token_idx == 0 and salt:
+        keys.append(salt)
     if request.prompt_embeds is not None:
         keys.append(_prompt_embeds_digest(request, start_token_idx, end_token_idx))
     return (tuple(keys) if keys else None), next_mm_idx
@@ -290,7 +316,7 @@ class BlockHashListWithBlockSize(Sequence[BlockHash]):
         merged = self._known.get(index)
         if merged is None:
             base = index * self.scale_factor
-            merged = BlockHash(b"".join(self.block_hashes[base : base + self.scale_factor]))
+            merged = _join(self.block_hashes[base : base + self.scale_factor])
             self._known[index] = merged
         return merged
 

@@ -17,7 +17,7 @@ def resolve_retention_interval(
     """Return the tokens between kept boundaries; None keeps all of them, 0 the replay boundary.
 
     "auto" is 0: a tail at every boundary flushes other prompts (docs/prefix_cache.md). Without a
-    window group nothing is ever dropped, so nothing remains to choose.
+    window group nothing is ever dropped: "auto" has nothing to choose, and a number is a mistake.
 
     Args:
         value: None or "none", "auto", or a number of tokens.
@@ -38,11 +38,11 @@ def resolve_retention_interval(
             f"{name} is not valid: use none, auto, 0 or a number of tokens."
         ) from error
     if not has_window_groups:
-        if interval == 0:
+        if text == "auto":
             return None
         raise ConfigError(
             f"{name} has nothing to act on: the model has no sliding-window KV cache group (no "
-            "SlidingWindowSpec). Unset it, or use none, auto or 0."
+            "SlidingWindowSpec). Unset it, or use none or auto."
         )
     if interval < 0 or interval % scheduler_block_size:
         raise ConfigError(

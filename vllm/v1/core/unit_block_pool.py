@@ -28,6 +28,7 @@ from vllm.v1.core.kv_cache_utils import (
     FreeKVCacheBlockQueue,
     KVCacheBlock,
     maybe_convert_block_hash,
+    salt_digest,
 )
 
 
@@ -94,9 +95,11 @@ class GhostList:
         if len(self._entries) > self.capacity:
             self._entries.popitem(last=False)
 
-    def discard(self, prefix_hash: BlockHash) -> None:
-        """Forget a hash: it is cached again."""
-        self._entries.pop(prefix_hash, None)
+    def discard(self, prefix_hashes: Iterable[BlockHash]) -> None:
+        """Forget hashes: they are cached again."""
+        if self._entries:
+            for prefix_hash in prefix_hashes:
+                self._entries.pop(prefix_hash, None)
 
     def clear(self) -> None:
         """Forget all."""
@@ -198,8 +201,14 @@ class UnitBlockPool:
             raise ValueError(
                 f"Cannot get {num_blocks} blocks: only {self.get_num_free_blocks()} are free."
             )
-        taken: list[KVCacheBlock] = []
+        # Scratch blocks cache nothing, so they go in one piece.
+        scratch = self.tiers[Tier.SCRATCH]
+        taken = scratch.popleft_n(min(num_blocks, scratch.num_free_blocks))
+        for block in taken:
+            self._tier_of[block.block_id] = _HELD
+            block.ref_cnt = 1
         while len(taken) < num_blocks:
+            # One at a time: a checkpoint that loses a block gives its others to scratch.
             block = self._pop_lowest()
             self._forget(block)
             block.ref_cnt = 1
@@ -304,30 +313,36 @@ class UnitBlockPool:
 
     def add_keys(
         self,
-        block: KVCacheBlock,
+        blocks: Sequence[KVCacheBlock],
         group_id: int,
         prefix_hashes: Sequence[BlockHash],
         parents: Sequence[BlockHash | None],
     ) -> None:
-        """Publish that a held block has all its group's rows up to some prefixes' ends.
+        """Publish that held blocks have all their group's rows up to some prefixes' ends.
 
         Args:
-            block: The block; its keys are added in ascending order of position.
-            group_id: Its dense group.
-            prefix_hashes: Hashes of the prefixes, ascending.
+            blocks: For each prefix the block with its last rows.
+            group_id: Their dense group.
+            prefix_hashes: Hashes of the prefixes, ascending in position.
             parents: For each the hash of the prefix one unit shorter; None for the first unit.
         """
-        assert not block.is_null
-        entry = self._keys.get(block.block_id)
-        if entry is None:
-            entry = self._keys[block.block_id] = (group_id, [])
-        assert entry[0] == group_id
-        entry[1].extend(prefix_hashes)
-        index, forget_ghost = self.index[group_id], self.ghosts.discard
-        for prefix_hash in prefix_hashes:
-            if index.setdefault(prefix_hash, block) is not block:
-                self._duplicates[group_id].setdefault(prefix_hash, []).append(block)
-            forget_ghost(prefix_hash)
+        for block, prefix_hash in zip(blocks, prefix_hashes, strict=True):
+            entry = self._keys.get(block.block_id)
+            if entry is None:
+                assert not block.is_null
+                self._keys[block.block_id] = (group_id, [prefix_hash])
+            else:
+                assert entry[0] == group_id
+                entry[1].append(prefix_hash)
+        index = self.index[group_id]
+        if index.keys().isdisjoint(prefix_hashes):
+            index.update(zip(prefix_hashes, blocks, strict=True))
+        else:
+            duplicates = self._duplicates[group_id]
+            for prefix_hash, block in zip(prefix_hashes, blocks, strict=True):
+                if index.setdefault(prefix_hash, block) is not block:
+                    duplicates.setdefault(prefix_hash, []).append(block)
+        self.ghosts.discard(prefix_hashes)
         if group_id == self._lineage_group:
             known, num_children = self._parents, self._num_children
             for prefix_hash, parent in zip(prefix_hashes, parents, strict=True):
@@ -343,7 +358,7 @@ class UnitBlockPool:
         parent: BlockHash | None = None,
     ) -> None:
         """Publish one prefix; see ``add_keys``."""
-        self.add_keys(block, group_id, (prefix_hash,), (parent,))
+        self.add_keys((block,), group_id, (prefix_hash,), (parent,))
 
     def has_other_continuation(self, prefix_hash: BlockHash, next_hash: BlockHash | None) -> bool:
         """Whether a cached prefix goes on with other tokens than those of ``next_hash``."""
@@ -381,7 +396,7 @@ class UnitBlockPool:
         self.checkpoints[record.prefix_hash] = record
         for group_id in self._groups_of(record):
             self.record_stored((record.prefix_hash,), None, (), 0, group_id)
-        self.checkpoint_ghosts.discard(record.prefix_hash)
+        self.checkpoint_ghosts.discard((record.prefix_hash,))
         for block in record.all_blocks():
             assert not block.is_null
             self._records.setdefault(block.block_id, []).append(record)
@@ -441,6 +456,7 @@ class UnitBlockPool:
         token_ids: Sequence[int],
         unit: int,
         group_id: int,
+        cache_salt: str | None = None,
     ) -> None:
         """Record that prefixes became reusable; nothing unless events are on.
 
@@ -452,6 +468,7 @@ class UnitBlockPool:
                 groups' events describe.
             unit: Tokens between two hashes; 0 for checkpoints.
             group_id: The group.
+            cache_salt: What the first of the hashes holds besides tokens, at a prompt's start.
         """
         if not self.enable_kv_cache_events or not prefix_hashes:
             return
@@ -464,6 +481,7 @@ class UnitBlockPool:
                 lora_id=None,
                 medium=MEDIUM_GPU,
                 lora_name=None,
+                extra_keys=_event_keys(cache_salt, len(prefix_hashes)),
                 group_idx=group_id,
             )
         )
@@ -488,6 +506,7 @@ class UnitBlockPool:
         """
         if self.get_num_free_blocks() != self.num_gpu_blocks - 1:
             return False
+        num_events = len(self._events)
         for record in list(self.checkpoints.values()):
             self.dissolve(record)
         for block_id in list(self._keys):
@@ -497,5 +516,13 @@ class UnitBlockPool:
         self.ghosts.clear()
         self.checkpoint_ghosts.clear()
         if self.enable_kv_cache_events:
-            self._events.append(AllBlocksCleared())
+            # One event says it all: a full pool would give as many as it has keys.
+            self._events[num_events:] = [AllBlocksCleared()]
         return True
+
+
+def _event_keys(cache_salt: str | None, num_hashes: int) -> list[tuple[str, ...] | None] | None:
+    """Return what an event tells of a salt: its digest, beside the first hash."""
+    if not cache_salt:
+        return None
+    return [(salt_digest(cache_salt),), *[None] * (num_hashes - 1)]

@@ -154,6 +154,9 @@ class UnitKVCacheCoordinator:
         pool = self.block_pool
         self.dense = tuple(DenseGroup(g, pool) for g in self.geometry.dense)
         self.windows = tuple(WindowGroup(g, pool) for g in self.geometry.windows)
+        # Decode steps take blocks for so many tokens at a time. State blocks hold as few as a
+        # sixteenth of a unit; going to the pool for each would be most of a decode step's cost.
+        self._stride = max(1, self.geometry.unit // 4)
         self.copies: list[BlockCopy] = []
         self._sources_in_flight: list[KVCacheBlock] = []
         # Request -> block of the checkpoint whose last row it makes anew.
@@ -183,29 +186,32 @@ class UnitKVCacheCoordinator:
             group.drop_below(request_id, position)
 
     def try_advance(
-        self, request_id: str, start: int, end: int, alloc_end: int, num_available: int
+        self,
+        request_id: str,
+        start: int,
+        end: int,
+        alloc_end: int,
+        limit: int,
+        num_available: int,
     ) -> tuple[list[KVCacheBlock], ...] | None:
         """Take the blocks of a short step that completes no boundary, such as a decode step.
 
-        The same as planning and committing, without the parts such a step does not have.
+        The same as planning and committing, without the parts such a step does not have. Blocks are
+        taken for a few steps at a time, but for no position from ``limit`` on.
 
         Returns:
-            Per group the new dense blocks; None if ``num_available`` blocks are too few or the
-            step needs a plan, and then no block was taken.
+            Per group the new dense blocks; None if ``num_available`` blocks are too few for that
+            or the step needs a plan, and then no block was taken: a plan takes what it must.
         """
         state = self._states[request_id]
         if alloc_end <= state.ready_until:
             return self._no_blocks
         self.release_passed(request_id, start)
-        appended = [group.find_appended(request_id, end, alloc_end) for group in self.windows]
-        num_dense = [group.num_missing(request_id, alloc_end, 0) for group in self.dense]
-        num_new = sum(num_dense)
-        for indices in appended:
-            if indices is None:
-                return None
-            num_new += len(indices)
-        if num_new > num_available:
+        ahead = -(-alloc_end // self._stride) * self._stride
+        needed = self._find_appended(request_id, end, min(ahead, limit))
+        if needed is None or needed[0] > num_available:
             return None
+        num_new, num_dense, appended = needed
         taken = iter(self.block_pool.get_new_blocks(num_new))
         new_blocks = self._no_blocks
         if any(num_dense):
@@ -222,6 +228,21 @@ class UnitKVCacheCoordinator:
         window_end = min(group.capacity(request_id) for group in self.windows)
         state.ready_until = min(dense_end, window_end)
         return new_blocks
+
+    def _find_appended(
+        self, request_id: str, end: int, alloc_end: int
+    ) -> tuple[int, list[int], list[range]] | None:
+        """Return the blocks in all, per dense group and by window group that a short step takes."""
+        num_dense = [group.num_missing(request_id, alloc_end, 0) for group in self.dense]
+        num_new = sum(num_dense)
+        appended = []
+        for group in self.windows:
+            indices = group.find_appended(request_id, end, alloc_end)
+            if indices is None:
+                return None
+            num_new += len(indices)
+            appended.append(indices)
+        return num_new, num_dense, appended
 
     def plan_step(
         self,
@@ -440,6 +461,7 @@ class UnitKVCacheCoordinator:
         token_ids: Sequence[int],
         end: int,
         boundaries: Sequence[int],
+        cache_salt: str | None = None,
     ) -> None:
         """Make the prefixes a step completes visible to later lookups.
 
@@ -449,9 +471,10 @@ class UnitKVCacheCoordinator:
             token_ids: Its tokens, as far as they are known.
             end: Tokens computed after the step, drafts not counted.
             boundaries: Boundaries the step completes, to keep a checkpoint of.
+            cache_salt: The request's salt, which is in its hashes; events carry its digest.
         """
         state = self._states[request_id]
-        self._publish_keys(request_id, state, block_hashes, token_ids, end)
+        self._publish_keys(request_id, state, block_hashes, token_ids, end, cache_salt)
         for position in boundaries:
             token = token_ids[position] if position < len(token_ids) else None
             prefix_hash = block_hashes[position // self.geometry.unit - 1]
@@ -465,30 +488,28 @@ class UnitKVCacheCoordinator:
         block_hashes: Sequence[BlockHash],
         token_ids: Sequence[int],
         end: int,
+        cache_salt: str | None,
     ) -> None:
         unit = self.geometry.unit
         for group in self.dense:
-            geometry, group_id = group.geometry, group.geometry.group_id
-            step = max(unit, geometry.ratio)
+            step = max(unit, group.geometry.ratio)
             first = state.num_units * unit // step * step
-            keys = [block_hashes[p // unit - 1] for p in range(first + step, end + 1, step)]
+            ends = range(first + step, end + 1, step)
+            if not ends:
+                continue
+            group_id = group.geometry.group_id
+            # The hash of a prefix of p tokens is at p // unit - 1, that of one unit less before it.
+            at, stop, stride = ends[0] // unit - 1, end // unit, step // unit
+            keys = block_hashes[at:stop:stride]
             parents = [
-                block_hashes[p // unit - 2] if p > unit else None
-                for p in range(first + step, end + 1, step)
+                block_hashes[at - 1] if at else None,
+                *block_hashes[at + stride - 1 : stop - 1 : stride],
             ]
-            done = 0
-            while done < len(keys):
-                position = first + (done + 1) * step
-                block = group.block_below(request_id, position)
-                # Keys up to the end of this block.
-                block_end = -(-position // geometry.block_size) * geometry.block_size
-                count = min(len(keys) - done, (block_end - position) // step + 1)
-                part = slice(done, done + count)
-                self.block_pool.add_keys(block, group_id, keys[part], parents[part])
-                done += count
+            self.block_pool.add_keys(group.blocks_below(request_id, ends), group_id, keys, parents)
             before = block_hashes[first // unit - 1] if first else None
-            span = token_ids[first : first + len(keys) * step] if keys else ()
-            self.block_pool.record_stored(keys, before, span, step, group_id)
+            span = token_ids[first : ends[-1]]
+            salt = cache_salt if first == 0 else None
+            self.block_pool.record_stored(keys, before, span, step, group_id, salt)
         state.num_units = max(state.num_units, end // unit)
 
     def _publish_checkpoint(

@@ -1,6 +1,6 @@
 """One group's block tables: dense ones grow, window ones slide."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -38,9 +38,10 @@ class DenseGroup:
         """Append new blocks."""
         self.tables.setdefault(request_id, []).extend(blocks)
 
-    def block_below(self, request_id: str, end: int) -> KVCacheBlock:
-        """Return the block that holds the last row of the first ``end`` tokens."""
-        return self.tables[request_id][(end - 1) // self.geometry.block_size]
+    def blocks_below(self, request_id: str, ends: Iterable[int]) -> list[KVCacheBlock]:
+        """Return for each position the block that holds the last row of the tokens below it."""
+        table, block_size = self.tables[request_id], self.geometry.block_size
+        return [table[(end - 1) // block_size] for end in ends]
 
     def free(self, request_id: str) -> None:
         """Give all blocks back, a sequence's tail before its head."""

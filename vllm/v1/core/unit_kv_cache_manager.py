@@ -13,6 +13,7 @@ from vllm.v1.core.invariants import check_unit_cache
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.prefix_lookup import BYPASSED, PrefixHit, explain_misses
 from vllm.v1.core.retention import (
+    CacheGeometry,
     max_request_blocks,
     replay_boundaries,
     step_boundaries,
@@ -25,7 +26,6 @@ from vllm.v1.kv_cache_interface import (
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
 )
-from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request
 
 logger = init_logger(__name__)
@@ -43,6 +43,24 @@ class HitBlocks(KVCacheBlocks):
     def __init__(self, blocks: tuple[Sequence[Any], ...], hit: PrefixHit) -> None:
         super().__init__(blocks)
         self.hit = hit
+
+
+def check_room_for_one(
+    geometry: CacheGeometry, num_blocks: int, max_model_len: int, max_lookahead: int
+) -> None:
+    """Refuse a pool that cannot hold the longest request alone.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    needed = max_request_blocks(geometry, max_model_len, max_lookahead)
+    if num_blocks - 1 < needed:
+        raise ConfigError(
+            f"The KV cache has {num_blocks - 1} usable blocks, but one request of max seq len "
+            f"{max_model_len} needs {needed}: give more memory (--kv-cache-memory-bytes, "
+            "VLLM_CPU_KVCACHE_SPACE, --gpu-memory-utilization, --num-gpu-blocks-override) or "
+            "lower --max-model-len."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +83,6 @@ class UnitKVCacheManager:
         max_model_len: Longest request in tokens.
         enable_caching: Whether prefixes are kept and looked up.
         max_lookahead: Draft tokens a step may need slots for.
-        log_stats: Whether hit statistics are gathered.
         stale_row: What becomes of a drafter's row that another next token made.
 
     Raises:
@@ -79,7 +96,6 @@ class UnitKVCacheManager:
         *,
         enable_caching: bool = True,
         max_lookahead: int = 0,
-        log_stats: bool = False,
         coordinator: UnitKVCacheCoordinator | None = None,
         stale_row: StaleRow = StaleRow.REBUILD,
     ) -> None:
@@ -92,7 +108,6 @@ class UnitKVCacheManager:
         self.max_model_len = max_model_len
         self.num_kv_cache_groups = len(self.geometry.groups)
         self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in self.geometry.groups))
-        self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self._max_lookahead = max_lookahead
         self._stale_row = stale_row
         self._pending: dict[str, PendingPublication] = {}
@@ -101,14 +116,7 @@ class UnitKVCacheManager:
         self._prefilling: dict[str, Request] = {}
         self._wait_deadlines: dict[str, int] = {}
         self._step = 0
-        needed = max_request_blocks(self.geometry, max_model_len, max_lookahead)
-        if kv_cache_config.num_blocks - 1 < needed:
-            raise ConfigError(
-                f"The KV cache has {kv_cache_config.num_blocks - 1} usable blocks, but one request "
-                f"of max seq len {max_model_len} needs {needed}: give more memory "
-                "(--kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, --gpu-memory-utilization) or "
-                "lower --max-model-len."
-            )
+        check_room_for_one(self.geometry, kv_cache_config.num_blocks, max_model_len, max_lookahead)
 
     # ---- counts ------------------------------------------------------------------------------
 
@@ -122,13 +130,6 @@ class UnitKVCacheManager:
         length = min(self.max_model_len, request.num_prompt_tokens + request.max_tokens)
         needed = max_request_blocks(self.geometry, length, self._max_lookahead)
         return needed < self.block_pool.num_gpu_blocks
-
-    def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
-        """Return the statistics gathered since the last call, and begin anew."""
-        stats = self.prefix_cache_stats
-        if stats is not None:
-            self.prefix_cache_stats = PrefixCacheStats()
-        return stats
 
     def take_prefill_stats(self, request_id: str) -> PrefillStats | None:
         """Drain the record of a request's last admission."""
@@ -214,7 +215,9 @@ class UnitKVCacheManager:
             self._publish_accepted(request, start)
         if not is_new and not publishes and not full_sequence_must_fit:
             available = self.block_pool.get_num_free_blocks() - reserved_blocks
-            advanced = self.coordinator.try_advance(request_id, start, end, alloc_end, available)
+            advanced = self.coordinator.try_advance(
+                request_id, start, end, alloc_end, self.max_model_len, available
+            )
             if advanced is not None:
                 return KVCacheBlocks(advanced)
         wanted, junctions = self._wanted_boundaries(request, new_computed_blocks, is_new=is_new)
@@ -393,9 +396,7 @@ class UnitKVCacheManager:
     ) -> None:
         """Commit the lookup's outcome once, now that the request is admitted."""
         num_tokens = request.num_tokens
-        if not self.enable_caching:
-            return
-        if request.skip_reading_prefix_cache:
+        if not self.enable_caching or request.skip_reading_prefix_cache:
             cached, matched, misses = 0, 0, {BYPASSED: num_tokens}
         else:
             found = looked_up.hit if isinstance(looked_up, HitBlocks) else self._find_hit(request)
@@ -407,13 +408,6 @@ class UnitKVCacheManager:
                 # Admitted without its hit because the pool was too full for it.
                 misses[BYPASSED] = misses.get(BYPASSED, 0) + found.position - cached
         self._prefill_stats[request.request_id] = PrefillStats(num_tokens, cached, matched, misses)
-        if self.prefix_cache_stats is not None:
-            self.prefix_cache_stats.record(
-                num_tokens=num_tokens,
-                num_hits=cached,
-                preempted=request.num_preemptions > 0,
-                miss_tokens=misses,
-            )
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:
         """Shorten a prefill chunk that does not finish the prompt to a lean boundary, if it can."""
@@ -439,6 +433,7 @@ class UnitKVCacheManager:
                 request.all_token_ids,
                 pending.end,
                 pending.boundaries,
+                request.cache_salt,
             )
             if pending.end >= self.geometry.floor_unit(request.num_prompt_tokens):
                 self._prefilling.pop(request_id, None)

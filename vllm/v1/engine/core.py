@@ -6,7 +6,8 @@ from typing import Any
 
 from vllm import envs
 from vllm.config import VllmConfig
-from vllm.exceptions import ConfigError, InvariantError, VllmError
+from vllm.distributed.kv_events import EventPublisherFactory
+from vllm.exceptions import InvariantError
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -40,8 +41,16 @@ class EngineCore:
         self, vllm_config: VllmConfig, executor_class: Callable[[VllmConfig], Executor]
     ) -> None:
         report_model(vllm_config)
+        # A taken address must show before the minutes that weights can take.
+        publisher = EventPublisherFactory.create(
+            vllm_config.kv_events_config, vllm_config.parallel_config.data_parallel_index
+        )
         started = time.monotonic()
-        self.executor = executor_class(vllm_config)
+        try:
+            self.executor = executor_class(vllm_config)
+        except BaseException:
+            publisher.shutdown()
+            raise
         self.load_s = time.monotonic() - started
         try:
             plan = self._set_up_kv_cache(vllm_config)
@@ -53,8 +62,10 @@ class EngineCore:
                 block_size=plan.scheduler_block_size,
                 hash_block_size=plan.hash_block_size,
                 log_stats=vllm_config.observability_config.log_stats,
+                kv_event_publisher=publisher,
             )
         except BaseException:
+            publisher.shutdown()
             self.executor.shutdown()
             raise
         self._block_hasher = _make_block_hasher(vllm_config, plan.hash_block_size)
@@ -63,16 +74,11 @@ class EngineCore:
         report_start(vllm_config, self.kv_cache_info, self.load_s)
 
     def _set_up_kv_cache(self, vllm_config: VllmConfig) -> KVCachePlan:
-        try:
-            plan = plan_kv_cache(
-                vllm_config,
-                self.executor.get_kv_cache_specs(),
-                self.executor.determine_available_memory(),
-            )
-        except VllmError:
-            raise
-        except (ValueError, NotImplementedError) as error:
-            raise ConfigError(f"The KV cache cannot be set up: {error}") from error
+        plan = plan_kv_cache(
+            vllm_config,
+            self.executor.get_kv_cache_specs(),
+            self.executor.determine_available_memory(),
+        )
         self.executor.initialize_from_config(plan.worker_configs)
         return plan
 
@@ -146,6 +152,8 @@ class EngineCore:
     ) -> bool:
         """Forget every cached prefix; False, with nothing forgotten, while blocks are in use."""
         done = self.scheduler.reset_prefix_cache(reset_running_requests, reset_connector)
+        # Now: an idle core may not step for hours, and routers would keep a stale view.
+        self.scheduler.publish_kv_events()
         self.check_invariants()
         return done
 

@@ -1,12 +1,23 @@
 """The production engine core; the one module of the engine that imports an executor and torch."""
 
+from functools import partial
+
 from vllm import platforms
 from vllm.config import VllmConfig
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.kv_cache_setup import check_fixed_pool
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.kv_cache_interface import KVCacheSpec
 
 
 def build_engine_core(vllm_config: VllmConfig) -> EngineCore:
     """Make the engine core of this process, the platform's defaults filled in."""
     config = platforms.current_platform.check_and_update_config(vllm_config)
-    return EngineCore(config, UniProcExecutor)
+    return EngineCore(config, partial(UniProcExecutor, check_specs=_check_specs))
+
+
+def _check_specs(config: VllmConfig, specs: list[dict[str, KVCacheSpec]]) -> None:
+    platform = platforms.current_platform
+    check_fixed_pool(
+        config, specs, platform.fixed_kv_cache_bytes(config), platform.total_memory_bytes
+    )

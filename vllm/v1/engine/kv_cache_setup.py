@@ -1,9 +1,13 @@
 """From the workers' specs and memory to the KV cache of an engine, and its description."""
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.exceptions import ConfigError, VllmError
+from vllm.utils.mem_constants import GiB_bytes
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
     get_kv_cache_configs,
@@ -11,6 +15,8 @@ from vllm.v1.core.kv_cache_utils import (
     resolve_kv_cache_block_sizes,
 )
 from vllm.v1.core.retention import CacheGeometry, member_spec, parse_retention
+from vllm.v1.core.sched.limits import SchedulerLimits
+from vllm.v1.core.unit_kv_cache_manager import check_room_for_one
 from vllm.v1.engine.wire import GroupGeometry, KVCacheInfo
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
@@ -55,17 +61,26 @@ def plan_kv_cache(
     Mutates:
         ``cache_config.num_gpu_blocks``, and ``model_config.max_model_len`` when it was -1.
     """
-    configs = get_kv_cache_configs(vllm_config, specs, available_bytes)
+    try:
+        configs = get_kv_cache_configs(vllm_config, specs, available_bytes)
+    except VllmError:
+        raise
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"The KV cache cannot be set up: {error}") from error
     vllm_config.cache_config.num_gpu_blocks = configs[0].num_blocks
-    if is_hybrid(configs[0].kv_cache_groups):
+    groups = configs[0].kv_cache_groups
+    retention = vllm_config.cache_config.prefix_cache_retention_interval
+    if not has_windows(groups):
+        # Every block is kept: 0 and "auto", which suit all models, leave nothing to choose.
+        retention = "none"
+    configs = [replace(config, prefix_cache_retention_interval=retention) for config in configs]
+    if is_hybrid(groups):
         unit = vllm_config.cache_config.block_size
-        retention = vllm_config.cache_config.prefix_cache_retention_interval
         configs = [
             replace(
                 config,
                 kv_cache_groups=_mark_drafter(config.kv_cache_groups, vllm_config),
                 hit_unit=unit,
-                prefix_cache_retention_interval=retention,
             )
             for config in configs
         ]
@@ -88,9 +103,61 @@ def _mark_drafter(
     ]
 
 
+def check_fixed_pool(
+    vllm_config: VllmConfig,
+    specs: list[dict[str, KVCacheSpec]],
+    fixed_bytes: int | None,
+    get_total_bytes: Callable[[], int],
+) -> None:
+    """Refuse a KV pool whose size is known and cannot work, before the time that weights take.
+
+    Args:
+        vllm_config: The configuration; not changed.
+        specs: Per worker, the spec of each cache by name.
+        fixed_bytes: What the user gave each worker's pool; None: it will be known after loading.
+        get_total_bytes: Tells the memory of a worker's device; asked only if the size is known.
+
+    Raises:
+        ConfigError: The pool cannot hold one request, or is larger than the device's memory.
+    """
+    if fixed_bytes is None and vllm_config.cache_config.num_gpu_blocks_override is None:
+        return
+    total_bytes = get_total_bytes()
+    trial = replace(
+        vllm_config,
+        model_config=copy.copy(vllm_config.model_config),
+        cache_config=copy.copy(vllm_config.cache_config),
+    )
+    if trial.model_config.original_max_model_len == -1:
+        # It will be fitted to the pool: only what fits nothing is wrong.
+        trial.model_config.original_max_model_len = trial.model_config.max_model_len = 1
+    available = total_bytes if fixed_bytes is None else fixed_bytes
+    plan = plan_kv_cache(trial, specs, [available] * len(specs))
+    pool_bytes = max(sum(t.size for t in c.kv_cache_tensors) for c in plan.worker_configs)
+    if pool_bytes > total_bytes:
+        raise ConfigError(
+            f"A KV pool of {pool_bytes / GiB_bytes:.2f} GiB does not fit in the device's memory of "
+            f"{total_bytes / GiB_bytes:.2f} GiB: lower --num-gpu-blocks-override, "
+            "--kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE."
+        )
+    config = plan.scheduler_config
+    if config.hit_unit is not None:
+        check_room_for_one(
+            CacheGeometry.from_config(config),
+            config.num_blocks,
+            trial.model_config.max_model_len,
+            SchedulerLimits.from_config(vllm_config).num_lookahead_tokens,
+        )
+
+
 def is_hybrid(groups: list[KVCacheGroupSpec]) -> bool:
     """Whether a model mixes caches that keep everything with caches that keep a window."""
-    return len(groups) > 1 and any(
+    return len(groups) > 1 and has_windows(groups)
+
+
+def has_windows(groups: list[KVCacheGroupSpec]) -> bool:
+    """Whether any cache keeps only a window."""
+    return any(
         get_kv_cache_spec_sliding_window(group.kv_cache_spec) is not None for group in groups
     )
 
@@ -103,6 +170,7 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
     if not config.kv_cache_groups:
         concurrency = 0.0  # nothing is kept, so nothing bounds it; infinity does not print
     caching = vllm_config.cache_config.enable_prefix_caching
+    retention, retention_interval = _describe_retention(vllm_config, config)
     return KVCacheInfo(
         num_blocks=config.num_blocks,
         capacity_tokens=int(concurrency * max_model_len),
@@ -114,7 +182,8 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
         hash_block_size=plan.hash_block_size,
         smallest_reusable_prefix=plan.scheduler_block_size if caching else None,
         hit_unit=config.hit_unit,
-        retention=_describe_retention(vllm_config, config),
+        retention=retention,
+        retention_interval=retention_interval,
         groups=tuple(_describe_group(group) for group in config.kv_cache_groups),
     )
 
@@ -140,24 +209,24 @@ def _name_group(group: KVCacheGroupSpec) -> str:
     return get_kv_cache_spec_kind(spec).value.replace("_", " ")
 
 
-def _describe_retention(vllm_config: VllmConfig, config: KVCacheConfig) -> str:
+def _describe_retention(vllm_config: VllmConfig, config: KVCacheConfig) -> tuple[str, str | None]:
+    """Return what is kept for later requests, in words and as the flag spells it."""
     if not vllm_config.cache_config.enable_prefix_caching:
-        return "prefix caching is off"
-    windows = [get_kv_cache_spec_sliding_window(g.kv_cache_spec) for g in config.kv_cache_groups]
-    if all(window is None for window in windows):
-        return "every block, until its memory is needed"
+        return "prefix caching is off", None
+    if not has_windows(config.kv_cache_groups):
+        return "every block, until its memory is needed", "none"
     if config.hit_unit is not None:
         policy = parse_retention(
             config.prefix_cache_retention_interval, CacheGeometry.from_config(config)
         )
         ends = "window state where prompts and answers end and where prompts part"
         grid = f", and every {policy.interval} tokens" if policy.interval else ""
-        return f"{ends}{grid} (policy {policy.name})"
+        return f"{ends}{grid} (policy {policy.name})", policy.name
     interval = vllm_config.cache_config.prefix_cache_retention_interval
     if interval is None:
         interval = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
     if interval is None:
-        return "window state at every scheduler block"
+        return "window state at every scheduler block", "none"
     if interval == 0:
-        return "window state at replay boundaries only"
-    return f"window state every {interval} tokens"
+        return "window state at replay boundaries only", "0"
+    return f"window state every {interval} tokens", str(interval)

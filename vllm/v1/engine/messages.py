@@ -64,7 +64,12 @@ class PrefillStats(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A validated, tokenized request on its way to the engine core."""
+    """A validated, tokenized request on its way to the engine core.
+
+    Attributes:
+        is_extra_answer: Whether it is one of ``n`` answers to a prompt, and not the first: the
+            prompt is counted once.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -74,6 +79,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 0
     cache_salt: str | None = None
     trace_headers: dict[str, str] | None = None
+    is_extra_answer: bool = False
 
 
 class LogprobsRows(msgspec.Struct, frozen=True):

@@ -86,8 +86,10 @@ class OutputProcessor:
         return children
 
     def _next_id(self, external_id: str) -> str:
+        # Ids sort as they were given: equal requests run in that order, and the first of n answers
+        # is the one that meets the cache as it was before.
         self._num_added += 1
-        return f"{external_id}-{self._num_added:x}"
+        return f"{external_id}-{self._num_added:08x}"
 
     def process_outputs(
         self, core_outputs: EngineCoreOutputs, stats: IterationStats | None
@@ -197,10 +199,11 @@ class OutputProcessor:
     ) -> None:
         if stats is None:
             return
-        num_prompt_tokens = len(state.request.prompt_token_ids)
-        stats.update_from_output(
-            output, timestamp, num_prompt_tokens, state.prefill_stats, state.stats
-        )
+        # A prompt counts once, with the first of its answers.
+        is_extra = state.request.is_extra_answer
+        num_prompt_tokens = 0 if is_extra else len(state.request.prompt_token_ids)
+        prefill_stats = None if is_extra else state.prefill_stats
+        stats.update_from_output(output, timestamp, num_prompt_tokens, prefill_stats, state.stats)
         if state.finish_reason is not None:
             self._count_finished(state, stats)
 
@@ -231,4 +234,5 @@ def _make_child(request: EngineCoreRequest, index: int, request_id: str) -> Engi
         priority=request.priority,
         cache_salt=request.cache_salt,
         trace_headers=request.trace_headers,
+        is_extra_answer=index > 0,
     )

@@ -59,6 +59,7 @@ def report_start(vllm_config: VllmConfig, kv_cache: KVCacheInfo, load_s: float) 
             kv_cache.smallest_reusable_prefix,
             kv_cache.retention,
         )
+    _report_kv_events(vllm_config)
     derived = " (derived)" if model.original_max_model_len in (None, -1) else ""
     logger.info(
         "Limits: max_model_len=%d%s, max_num_seqs=%d, max_num_batched_tokens=%d, "
@@ -71,3 +72,15 @@ def report_start(vllm_config: VllmConfig, kv_cache: KVCacheInfo, load_s: float) 
         scheduler.policy,
     )
     logger.info("Model loaded in %.2f s.", load_s)
+
+
+def _report_kv_events(vllm_config: VllmConfig) -> None:
+    events = vllm_config.kv_events_config
+    if events is None or not events.publishes:
+        return
+    logger.info(
+        "KV events: published on %s, topic %r, replay %s.",
+        events.endpoint,
+        events.topic,
+        f"on {events.replay_endpoint}" if events.replay_endpoint else "off",
+    )

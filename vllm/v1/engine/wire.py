@@ -70,6 +70,8 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
         smallest_reusable_prefix: Fewest tokens a prefix hit can cover; None: caching is off.
         hit_unit: The unit of hits of a hybrid model; None: plain rules.
         retention: How window groups keep state for later hits, in words.
+        retention_interval: The same as the flag spells it: auto, none, 0 or tokens; None: caching
+            is off.
     """
 
     num_blocks: int
@@ -84,6 +86,7 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
     hit_unit: int | None
     retention: str
     groups: tuple[GroupGeometry, ...]
+    retention_interval: str | None = None
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):

@@ -1,5 +1,6 @@
 """One worker in the engine core's own process."""
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +20,8 @@ class UniProcExecutor:
     Args:
         vllm_config: The configuration; the platform's defaults are filled in here if they were not.
         platform: The device's kind; None: the current one.
+        check_specs: Called with the configuration and each worker's cache specs, before weights
+            load.
 
     Raises:
         ConfigError: The configuration does not suit the platform or the model.
@@ -27,7 +30,12 @@ class UniProcExecutor:
     Owns: its worker.
     """
 
-    def __init__(self, vllm_config: VllmConfig, platform: Platform | None = None) -> None:
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        platform: Platform | None = None,
+        check_specs: Callable[[VllmConfig, list[dict[str, KVCacheSpec]]], None] | None = None,
+    ) -> None:
         platform = platforms.current_platform if platform is None else platform
         config = platform.check_and_update_config(vllm_config)
         if config.parallel_config.world_size != 1:
@@ -41,7 +49,9 @@ class UniProcExecutor:
         platform.register_kv_cache_coordinators()
         self._worker: Any = _load_class(platform.worker_class_path)(config, platform)
         # A wrong block size or cache dtype must show before the minutes that weights can take.
-        self._worker.get_kv_cache_specs()
+        specs = self.get_kv_cache_specs()
+        if check_specs is not None:
+            check_specs(config, specs)
         self._worker.init_device()
         self._worker.load_model()
 

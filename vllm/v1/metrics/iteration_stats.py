@@ -79,9 +79,8 @@ class IterationStats:
 
     Attributes:
         iteration_timestamp: Monotonic time at which the outputs reached the front end.
-        num_prompt_tokens: Prompt tokens of requests whose prefill ended in this step.
+        num_prompt_tokens: Tokens of prompts whose prefill ended in this step.
         num_cached_prompt_tokens: Of those, read from the prefix cache.
-        miss_tokens: The others by reason.
         num_preemptions: Requests set back in this step.
         max_num_generation_tokens_iter: Longest answer so far, of each request that ended.
         n_params_iter: ``n`` of each request that ended.
@@ -93,7 +92,6 @@ class IterationStats:
     num_generation_tokens: int = 0
     num_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0
-    miss_tokens: dict[str, int] = field(default_factory=dict)
     num_preemptions: int = 0
     finished_requests: list[FinishedRequestStats] = field(default_factory=list)
     max_num_generation_tokens_iter: list[int] = field(default_factory=list)
@@ -119,7 +117,7 @@ class IterationStats:
         Args:
             output: What the engine core sent for the request.
             timestamp: Monotonic time at which the core made it.
-            num_prompt_tokens: Length of the request's prompt.
+            num_prompt_tokens: Length of the request's prompt; 0 if another answer counts it.
             prefill_stats: Where its prompt tokens came from, once known.
             stats: The request's record; updated.
         """
@@ -152,11 +150,8 @@ class IterationStats:
 
     def _count_prefill(self, num_prompt_tokens: int, prefill_stats: PrefillStats | None) -> None:
         self.num_prompt_tokens += num_prompt_tokens
-        if prefill_stats is None:
-            return
-        self.num_cached_prompt_tokens += prefill_stats.num_cached_tokens
-        for reason, num_tokens in prefill_stats.miss_tokens.items():
-            self.miss_tokens[reason] = self.miss_tokens.get(reason, 0) + num_tokens
+        if prefill_stats is not None:
+            self.num_cached_prompt_tokens += prefill_stats.num_cached_tokens
 
     def update_from_finished_request(
         self,

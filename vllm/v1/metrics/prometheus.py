@@ -80,9 +80,9 @@ class PrometheusStatLogger:
         self._counters = {
             name: self._counter(name, text)
             for name, text in (
-                ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
-                ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-                ("prompt_tokens", "Prompt tokens of requests whose prefill ended."),
+                ("prefix_cache_queries", "Tokens of admitted prompts: hits plus all misses."),
+                ("prefix_cache_hits", "Tokens of admitted prompts found in the prefix cache."),
+                ("prompt_tokens", "Tokens of prompts whose prefill ended."),
                 ("prompt_tokens_cached", "Of those, tokens read from the prefix cache."),
                 ("generation_tokens", "Tokens generated."),
                 ("num_preemptions", "Requests set back to make room."),
@@ -92,7 +92,9 @@ class PrometheusStatLogger:
             )
         }
         self._misses = self._labelled_counter(
-            "prefix_cache_miss_tokens", "Prompt tokens computed, by reason.", "reason"
+            "prefix_cache_miss_tokens",
+            "Tokens of admitted prompts that had to be computed, by reason.",
+            "reason",
         )
         self._accepted_per_pos = self._labelled_counter(
             "spec_decode_num_accepted_tokens_per_pos",

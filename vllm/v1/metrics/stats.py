@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """Prefix-cache lookups since the last report, in tokens.
+    """Prefix-cache lookups since the last report, in tokens; a scheduler counts admissions.
 
     Attributes:
         reset: Whether the cache was reset in this interval: earlier counts no longer apply.
@@ -23,8 +23,8 @@ class PrefixCacheStats:
             is mostly their own.
         preempted_queries: Their tokens.
         preempted_hits: Of those, tokens found in the cache.
-        miss_tokens: Tokens of first-time requests by reason of their miss; where reasons are
-            known, ``hits + sum(miss_tokens.values()) == queries``.
+        miss_tokens: Tokens of first-time requests by reason of their miss; of admissions
+            ``hits + sum(miss_tokens.values()) == queries``, exactly.
     """
 
     reset: bool = False
@@ -174,7 +174,8 @@ class SchedulerStats:
         num_waiting_reqs: Requests ready but not admitted.
         num_skipped_waiting_reqs: Requests that wait for something other than room.
         kv_cache_usage: Share of the blocks that requests hold, 0..1.
-        prefix_cache_stats: Lookups of this engine's own cache since the last report.
+        prefix_cache_stats: Where the tokens of requests admitted since the last report came from;
+            what a KV connector loads counts as a hit.
         connector_prefix_cache_stats: Lookups beyond it through the KV connector, if any.
         spec_decoding_stats: None when nothing was drafted.
     """

@@ -1,7 +1,7 @@
 """Drafts of the model's own multi-token-prediction block."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -172,7 +172,12 @@ class MTPProposer:
     ) -> torch.Tensor:
         group_id = self._cache.group_id
         own = [
-            RequestSlice(item.start, item.num_tokens, (item.tables[group_id],)) for item in slices
+            replace(
+                item,
+                tables=(item.tables[group_id],),
+                write_from=item.write_from[group_id : group_id + 1],
+            )
+            for item in slices
         ]
         return self._model.forward_mtp(
             streams,
@@ -220,7 +225,7 @@ def _find_standing_rows(step: StepInput, rebuilt: Sequence[str]) -> _StandingRow
         rows.append(np.arange(row, row + end - item.start, dtype=np.int64))
         positions.append(np.arange(start, end, dtype=np.int64))
         next_ids.append(state.get_tokens(start + 1, end + 1))
-        slices.append(RequestSlice(start, end - start, item.tables))
+        slices.append(replace(item, start=start, num_tokens=end - start))
     return _StandingRows(
         np.concatenate(rows), np.concatenate(positions), np.concatenate(next_ids), slices
     )

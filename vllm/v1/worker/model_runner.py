@@ -113,6 +113,7 @@ class ModelRunner:
             [self._states.get(req_id) for req_id in output.num_scheduled_tokens],
             list(output.num_scheduled_tokens.values()),
             output.scheduled_spec_decode_tokens,
+            output.row_bounds,
         )
         streams = self._forward(step)
         sampled = self._sample(step, streams)

@@ -10,14 +10,18 @@ known tokens, at one position more than it has drafts.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from vllm.exceptions import InvariantError
 from vllm.v1.attention.metadata import RequestSlice
+from vllm.v1.core.sched.output import RowBounds
 from vllm.v1.worker.request_state import RequestState
 
 _NO_DRAFTS: tuple[int, ...] = ()
+_EVERYTHING = RowBounds(write_from=())
+_NO_BOUNDS: Mapping[str, RowBounds] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class StepInputBuilder:
         requests: list[RequestState],
         num_scheduled: Sequence[int],
         drafts_by_id: Mapping[str, Sequence[int]],
+        bounds_by_id: Mapping[str, RowBounds] = _NO_BOUNDS,
     ) -> StepInput:
         """Lay out one step.
 
@@ -76,6 +81,7 @@ class StepInputBuilder:
             requests: In batch order, their states up to date.
             num_scheduled: Tokens of each, drafts included; positive.
             drafts_by_id: Draft tokens of requests that have some.
+            bounds_by_id: What requests write that do not write everything.
 
         Raises:
             InvariantError: A request is scheduled past its known tokens.
@@ -98,7 +104,12 @@ class StepInputBuilder:
             self._sampled_rows[num_sampled:sampled_end] = self._counting[
                 next_row - count : next_row
             ]
-            slices.append(RequestSlice(start, num_tokens, state.tables.views))
+            bounds = bounds_by_id.get(state.req_id, _EVERYTHING) if bounds_by_id else _EVERYTHING
+            slices.append(
+                RequestSlice(
+                    start, num_tokens, state.tables.views, bounds.write_from, bounds.read_from
+                )
+            )
             row_starts.append(row)
             counts.append(count)
             drafts.append(guessed)

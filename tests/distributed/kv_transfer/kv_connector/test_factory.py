@@ -57,16 +57,28 @@ def test_by_registration_and_by_module_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vllm_config", "message"),
+    ("name", "message"),
     [
-        (config("Nobody"), "use one of .*ExampleConnector"),
-        (config(None), "names no kv_connector"),
-        (config("Nobody", kv_connector_module_path=MODULE), "has no KV connector 'Nobody'"),
+        ("Nobody", "use one of .*ExampleConnector"),
+        (None, "names no kv_connector"),
     ],
 )
-def test_mistakes_are_named(vllm_config: VllmConfig, message: str) -> None:
+def test_mistakes_are_named(name: str | None, message: str) -> None:
+    vllm_config = config(name)
     with pytest.raises(ConfigError, match=message):
         KVConnectorFactory.create_connector(vllm_config, KVConnectorRole.SCHEDULER)
+
+
+def test_a_module_without_the_connector_is_named() -> None:
+    with pytest.raises(ConfigError, match="has no KV connector 'Nobody'"):
+        config("Nobody", kv_connector_module_path=MODULE)
+
+
+def test_what_is_known() -> None:
+    assert KVConnectorFactory.is_known(KVTransferConfig("ExampleConnector"))
+    assert KVConnectorFactory.is_known(KVTransferConfig("X", kv_connector_module_path=MODULE))
+    assert not KVConnectorFactory.is_known(KVTransferConfig("X"))
+    assert not KVConnectorFactory.is_known(KVTransferConfig(None))
 
 
 def test_defaults_do_nothing() -> None:

@@ -21,3 +21,46 @@ def test_lone_surrogates_are_refused(field: str) -> None:
 def test_messages_must_be_objects() -> None:
     with pytest.raises(ValidationError):
         ChatCompletionRequest.model_validate({"messages": ["hi"]})
+
+
+WHOLE = ("n", "top_k", "seed", "max_tokens", "min_tokens", "prompt_logprobs", "priority")
+SWITCHES = ("stream", "ignore_eos", "echo", "return_token_ids", "skip_special_tokens")
+
+
+@pytest.mark.parametrize("field", [*WHOLE, "temperature", "top_p", "min_p", "logprobs"])
+@pytest.mark.parametrize("value", [True, False, "1", "0.5", ""])
+def test_only_numbers_are_numbers(field: str, value: object) -> None:
+    with pytest.raises(ValidationError, match="should be a number"):
+        CompletionRequest.model_validate({"prompt": "x", field: value})
+
+
+@pytest.mark.parametrize("field", WHOLE)
+def test_a_whole_number_may_be_written_with_a_point(field: str) -> None:
+    body = CompletionRequest.model_validate({"prompt": "x", field: 2.0})
+    value = getattr(body, field)
+    assert (value, type(value)) == (2, int)
+    with pytest.raises(ValidationError, match="fractional"):
+        CompletionRequest.model_validate({"prompt": "x", field: 2.5})
+
+
+@pytest.mark.parametrize("field", SWITCHES)
+@pytest.mark.parametrize("value", [1, 0, 1.0, "true", "no"])
+def test_only_booleans_are_switches(field: str, value: object) -> None:
+    with pytest.raises(ValidationError, match="valid boolean"):
+        CompletionRequest.model_validate({"prompt": "x", field: value})
+
+
+def test_nested_fields_are_as_strict() -> None:
+    for nested in ({"stream_options": {"include_usage": 1}}, {"stop_token_ids": [True]}):
+        with pytest.raises(ValidationError):
+            CompletionRequest.model_validate({"prompt": "x", **nested})
+    body = CompletionRequest.model_validate({"prompt": "x", "temperature": 1, "seed": None})
+    assert (body.temperature, body.seed) == (1.0, None)
+    with pytest.raises(ValidationError):
+        ChatCompletionRequest.model_validate({"messages": [], "logprobs": 1})
+
+
+def test_the_schema_still_tells_the_types() -> None:
+    properties = CompletionRequest.model_json_schema()["properties"]
+    kinds = {name: properties[name]["anyOf"][0]["type"] for name in ("n", "top_p", "stream")}
+    assert kinds == {"n": "integer", "top_p": "number", "stream": "boolean"}

@@ -28,6 +28,17 @@ def test_linear(rand: torch.Generator, num_rows: int, out_size: int) -> None:
     torch.testing.assert_close(mapped, x @ weight.T)
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 8])
+def test_products_by_columns(rand: torch.Generator, num_rows: int) -> None:
+    x, weight = randn(rand, num_rows, 10), randn(rand, 80, 10)
+    torch.testing.assert_close(reference.linear_by_columns(x, weight), x @ weight.T)
+    row, weights = randn(rand, 1, 4, 6), randn(rand, 4, 5, 6)
+    torch.testing.assert_close(
+        reference.grouped_linear_by_columns(row, weights),
+        torch.einsum("tgi,goi->tgo", row, weights),
+    )
+
+
 @pytest.mark.parametrize("num_rows", [0, 1, 3])
 def test_grouped_linear(rand: torch.Generator, num_rows: int) -> None:
     x, weight = randn(rand, num_rows, 4, 6), randn(rand, 4, 5, 6)

@@ -57,6 +57,11 @@ def test_sync_load_starts_behind_the_external_tokens() -> None:
     prefill = bundles[0].outputs[0].prefill_stats
     assert prefill is not None
     assert prefill.num_cached_tokens == 32
+    # What is loaded counts as a hit; every other token has a reason.
+    assert prefill.num_prompt_tokens == 50
+    assert prefill.miss_tokens == {"first_seen": 16, "above_last_boundary": 2}
+    cache = stats.prefix_cache_stats
+    assert (cache.queries, cache.hits, cache.miss_tokens) == (50, 32, prefill.miss_tokens)
 
 
 def test_unknown_match_is_asked_again() -> None:
@@ -222,6 +227,14 @@ def test_failed_async_load_keeps_what_arrived(index: int, start: int) -> None:
     output = scheduler.schedule()
     assert output.num_scheduled_tokens == {"0": 50 - start}
     assert not scheduler.failed_recving_kv_req_ids
+    # Its tokens were counted when it was admitted, with what was promised.
+    stats = scheduler.make_stats()
+    assert stats is not None
+    assert stats.prefix_cache_stats.requests == 0
+    record = scheduler.requests["0"].prefill_stats
+    assert record is not None
+    assert record.num_cached_tokens == 32
+    assert sum(record.miss_tokens.values()) == 18
 
 
 def test_strangers_are_ignored() -> None:

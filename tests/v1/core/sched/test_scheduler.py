@@ -26,6 +26,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreEventType, FinishReason, PrefillStats
+from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.outputs import DraftTokenIds, LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -261,12 +262,85 @@ def test_prefill_stats_come_once_with_the_first_output() -> None:
     assert again.num_cached_tokens == 32
 
 
-def test_prefill_stats_without_a_record_of_the_manager() -> None:
+@pytest.mark.parametrize("make", [make_scheduler, lambda **kw: make_v4_scheduler(1000, **kw)])
+def test_without_caching_every_token_is_bypassed(make: Callable[..., Scheduler]) -> None:
+    scheduler = make(enable_prefix_caching=False)
+    scheduler.add_request(make_request("0", 40, max_tokens=1))
+    output = scheduler.schedule()
+    bundles = scheduler.update_from_output(output, answer(output, {"0": [1]}))
+    assert bundles[0].outputs[0].prefill_stats == PrefillStats(40, 0, 0, {"bypassed": 40})
+    stats = bundles[0].scheduler_stats
+    assert stats is not None
+    assert stats.prefix_cache_stats.queries == 40
+    assert stats.prefix_cache_stats.miss_tokens == {"bypassed": 40}
+
+
+@pytest.mark.parametrize(("make", "num_blocks"), [(make_scheduler, 40), (make_v4_scheduler, 118)])
+def test_a_request_without_room_is_counted_once(
+    make: Callable[..., Scheduler], num_blocks: int
+) -> None:
+    """It is looked up again in every step; queries count its admission."""
+    scheduler = make(num_blocks=num_blocks, max_model_len=600)
+    unit = scheduler.block_size
+    executor = executor_of(scheduler)
+    prompt = list(range(300))
+    scheduler.add_request(make_request("0", prompt, max_tokens=20, block_size=unit))
+    scheduler.add_request(make_request("1", prompt, max_tokens=2, block_size=unit))
+    scheduler.add_request(make_request("2", list(range(1000, 1590)), 1, block_size=unit))
+    totals = PrefixCacheStats()
+    num_steps_with_a_queue = 0
+    while scheduler.has_requests():
+        output = scheduler.schedule()
+        bundles = scheduler.update_from_output(output, executor.execute(output))
+        stats = next(b.scheduler_stats for b in bundles.values() if b.scheduler_stats)
+        cache = stats.prefix_cache_stats
+        assert cache.queries == cache.hits + sum(cache.miss_tokens.values())
+        totals.record(cache.queries, cache.hits, preempted=False, miss_tokens=cache.miss_tokens)
+        num_steps_with_a_queue += stats.num_waiting_reqs > 0
+    assert num_steps_with_a_queue > 10
+    assert totals.queries == 300 + 300 + 590
+    assert totals.hits == 299 // unit * unit
+
+
+def test_a_manager_without_records_leaves_no_token_without_a_reason() -> None:
     scheduler = make_scheduler()
     scheduler.kv_cache_manager.take_prefill_stats = Mock(return_value=None)  # type: ignore[method-assign]
     executor = executor_of(scheduler)
-    scheduler.add_request(make_request("0", 40, max_tokens=1))
-    assert step(scheduler, executor)["0"].prefill_stats == PrefillStats(40, 0, 0, {})
+    prompt = list(range(40))
+    scheduler.add_request(make_request("0", prompt, max_tokens=1))
+    misses = {"first_seen": 32, "above_last_boundary": 8}
+    assert step(scheduler, executor)["0"].prefill_stats == PrefillStats(40, 0, 0, misses)
+    scheduler.add_request(make_request("1", prompt, max_tokens=1))
+    again = step(scheduler, executor)["1"].prefill_stats
+    assert again == PrefillStats(40, 32, 32, {"above_last_boundary": 8})
+
+
+def test_of_several_answers_to_a_prompt_one_counts() -> None:
+    scheduler = make_scheduler()
+    prompt = list(range(40))
+    scheduler.add_request(make_request("0", prompt))
+    scheduler.add_request(make_request("1", prompt, is_extra_answer=True))
+    output = scheduler.schedule()
+    bundles = scheduler.update_from_output(output, answer(output, {"0": [1], "1": [2]}))
+    assert [o.prefill_stats.num_cached_tokens for o in bundles[0].outputs] == [0, 32]
+    stats = bundles[0].scheduler_stats
+    assert stats is not None
+    cache = stats.prefix_cache_stats
+    assert (cache.requests, cache.queries, cache.hits) == (1, 40, 0)
+
+
+def test_preempted_requests_are_counted_apart() -> None:
+    scheduler = make_scheduler(num_blocks=11)
+    scheduler.add_request(make_request("0", 40, max_tokens=4))
+    scheduler.schedule()
+    scheduler.make_stats()
+    assert scheduler.reset_prefix_cache(reset_running_requests=True)
+    scheduler.schedule()
+    stats = scheduler.make_stats()
+    assert stats is not None
+    cache = stats.prefix_cache_stats
+    assert (cache.reset, cache.requests, cache.queries, cache.miss_tokens) == (True, 0, 0, {})
+    assert (cache.preempted_requests, cache.preempted_queries) == (1, 40)
 
 
 def test_a_preempted_request_keeps_its_first_record() -> None:

@@ -50,10 +50,10 @@ def test_below_min_tokens_nothing_stops(token: int) -> None:
     assert check_stop(request, 100)
 
 
-def test_min_tokens_cannot_outgrow_the_model() -> None:
+def test_below_min_tokens_no_length_stops() -> None:
     request = request_with([1, 2], min_tokens=10)
-    assert check_stop(request, 6)
-    assert request.status is RequestStatus.FINISHED_LENGTH_CAPPED
+    assert check_stop(request, 6) is False
+    assert not request.is_finished()
 
 
 def test_lengths() -> None:

@@ -35,6 +35,13 @@ class KVConnectorFactory:
         cls._registry[name] = (module_path, class_name)
 
     @classmethod
+    def is_known(cls, config: KVTransferConfig) -> bool:
+        """Whether a configuration says where its connector is."""
+        if config.kv_connector is None:
+            return False
+        return config.kv_connector_module_path is not None or config.kv_connector in cls._registry
+
+    @classmethod
     def get_connector_class(cls, config: KVTransferConfig) -> type[KVConnectorBase_V1]:
         """Return the class a configuration names.
 

@@ -2,7 +2,16 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
 
 
 def _check_text(text: str) -> str:
@@ -15,7 +24,17 @@ def _check_text(text: str) -> str:
     return text
 
 
+def _check_number(value: Any) -> Any:
+    """Refuse what only turns into a number: true, false and texts."""
+    if isinstance(value, bool | str):
+        raise PydanticCustomError("number_type", "Input should be a number")
+    return value
+
+
 Text = Annotated[str, AfterValidator(_check_text)]
+# JSON has one kind of number: 2.0 is as whole as 2.
+Whole = Annotated[int, BeforeValidator(_check_number)]
+Number = Annotated[float, BeforeValidator(_check_number)]
 
 # Checked by hand: a union's four error messages help nobody, and lists can be long.
 PromptField = Annotated[
@@ -41,58 +60,62 @@ class _Body(BaseModel):
 class StreamOptions(_Body):
     """What a stream tells besides the text."""
 
-    include_usage: bool | None = Field(None, description="Send a last chunk with the usage.")
-    continuous_usage_stats: bool | None = Field(None, description="Send the usage in every chunk.")
+    include_usage: StrictBool | None = Field(None, description="Send a last chunk with the usage.")
+    continuous_usage_stats: StrictBool | None = Field(
+        None, description="Send the usage in every chunk."
+    )
 
 
 class SamplingRequest(_Body):
     """Fields that completions and chats share; null means the default everywhere."""
 
     model: Text | None = Field(None, description="A served name; the default when absent.")
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
+    n: Whole | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Whole | None = None
+    min_p: Number | None = None
+    seed: Whole | None = None
     stop: Text | list[Text] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
-    stream: bool | None = None
+    stop_token_ids: list[Whole] | None = None
+    include_stop_str_in_output: StrictBool | None = None
+    ignore_eos: StrictBool | None = None
+    max_tokens: Whole | None = None
+    min_tokens: Whole | None = None
+    skip_special_tokens: StrictBool | None = None
+    spaces_between_special_tokens: StrictBool | None = None
+    prompt_logprobs: Whole | None = None
+    stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = Field(None, description="Lower runs earlier, with priority scheduling.")
+    priority: Whole | None = Field(
+        None, description="Lower runs earlier, with priority scheduling."
+    )
     request_id: Text | None = None
     cache_salt: Text | None = Field(None, description="Prefixes are reused only under equal salts.")
-    add_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: StrictBool | None = None
+    return_token_ids: StrictBool | None = None
+    return_tokens_as_token_ids: StrictBool | None = None
 
 
 class CompletionRequest(SamplingRequest):
     """``POST /v1/completions``."""
 
     prompt: PromptField
-    logprobs: int | None = Field(None, description="Most likely tokens to report per position.")
-    echo: bool | None = Field(None, description="Put the prompt in front of the answer.")
+    logprobs: Whole | None = Field(None, description="Most likely tokens to report per position.")
+    echo: StrictBool | None = Field(None, description="Put the prompt in front of the answer.")
 
 
 class ChatCompletionRequest(SamplingRequest):
     """``POST /v1/chat/completions``."""
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
+    max_completion_tokens: Whole | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Whole | None = None
     reasoning_effort: Text | None = None
-    include_reasoning: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+    include_reasoning: StrictBool | None = None
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -102,10 +125,10 @@ class TokenizeRequest(_Body):
     model: Text | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+    add_special_tokens: StrictBool | None = None
+    return_token_strs: StrictBool | None = None
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool | None = None
     reasoning_effort: Text | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

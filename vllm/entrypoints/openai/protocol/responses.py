@@ -11,9 +11,19 @@ PromptLogprobsJson = list[dict[str, dict[str, Any]] | None]
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """Where prompt tokens came from."""
+    """Where prompt tokens came from; all but the first with ``--enable-prompt-tokens-details``.
+
+    Attributes:
+        cached_tokens: Read from the prefix cache.
+        dense_match_tokens: How far the caches that keep everything matched; what it exceeds
+            ``cached_tokens`` by was lost to window state.
+        miss_tokens: The tokens that had to be computed, by reason; they add up to
+            ``prompt_tokens - cached_tokens``.
+    """
 
     cached_tokens: int
+    dense_match_tokens: int | UnsetType = UNSET
+    miss_tokens: dict[str, int] | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct):

@@ -126,11 +126,10 @@ class DeepseekV4Attention(nn.Module):
         """Returns [T, H, head_dim], still turned to the queries' positions."""
         decodes = step.meta.decodes
         if len(decodes) == 1 and decodes[0].rows is None:
-            return self._attend_decodes(0, queries, kv, index_queries, step)
+            return self._attend_decodes(0, queries, kv, index_queries, step).flatten(0, 1)
         output = torch.empty_like(queries)
         for index, decode in enumerate(decodes):
-            rows = decode.rows
-            output[rows] = self._attend_decodes(index, queries[rows], kv[rows], index_queries, step)
+            decode.put(self._attend_decodes(index, queries, kv, index_queries, step), output)
         for index, chunk in enumerate(step.meta.chunks):
             self._attend_chunk(
                 index, queries[chunk.rows], kv[chunk.rows], index_queries, step, output[chunk.rows]
@@ -145,18 +144,24 @@ class DeepseekV4Attention(nn.Module):
         index_queries: IndexQueries | None,
         step: Step,
     ) -> torch.Tensor:
-        """Attends one query per request: [B, H, head_dim] in and out."""
-        plan = step.meta.plans[self._plan_key]
-        entries, mask = self.entries.read_decodes(index, index_queries, plan, step)
+        """Attends the queries of a decode batch: [B, Q, H, head_dim]."""
+        plan, decode = step.meta.plans[self._plan_key], step.meta.decodes[index]
+        picked = self.entries.read_decodes(index, index_queries, plan, step)
         reads = self._window.find_group(step.meta.windows, step).decode_reads[index]
-        keys = [self._zero_key.expand(kv.shape[0], -1, -1)]
-        if entries is not None:
-            keys.append(entries)
-        keys += [self._window.read_padded(reads, step), kv.unsqueeze(1)]
+        batch_queries = decode.take(queries)
+        recent = [self._window.read_padded(reads, step), decode.take(kv)]
+        output_shape = batch_queries.shape
+        if picked.entries is not None and picked.entries.shape[0] > decode.num_requests:
+            # Every query has entries of its own, and so becomes a batch of its own.
+            batch_queries = batch_queries.flatten(0, 1).unsqueeze(1)
+            recent = [rows.repeat_interleave(decode.num_queries, 0) for rows in recent]
+        keys = [self._zero_key.expand(batch_queries.shape[0], -1, -1)]
+        if picked.entries is not None:
+            keys.append(picked.entries)
         attended: torch.Tensor = self._attend(
-            queries.unsqueeze(1), torch.cat(keys, 1), mask, self.sinks
+            batch_queries, torch.cat([*keys, *recent], 1), picked.mask, self.sinks
         )
-        return attended.squeeze(1)
+        return attended.view(output_shape)
 
     def _attend_chunk(
         self,

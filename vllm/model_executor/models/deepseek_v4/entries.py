@@ -13,6 +13,7 @@ from vllm.model_executor.models.deepseek_v4.compressor import Compressor
 from vllm.model_executor.models.deepseek_v4.config import LayerPlan
 from vllm.model_executor.models.deepseek_v4.entry_source import (
     ChunkEntries,
+    DecodeEntries,
     EntrySource,
     IndexQueries,
     TileEntries,
@@ -20,10 +21,11 @@ from vllm.model_executor.models.deepseek_v4.entry_source import (
 from vllm.model_executor.models.deepseek_v4.kv_cache import LayerCacheNames
 from vllm.model_executor.models.deepseek_v4.page_reader import PageReader
 from vllm.model_executor.models.deepseek_v4.step import ModelParts, Step
-from vllm.v1.attention.step_tables import AttentionPlan, PageRows, QueryTile
+from vllm.v1.attention.step_tables import AttentionPlan, PaddedRows, PageRows, QueryTile
 
 # Masking entries that were not chosen shares one key matrix between queries; listing the chosen
-# ones copies rows per query. On a CPU listing wins from about 2 * top-k entries (8 times at 16).
+# ones copies rows per query. On a CPU listing wins from about 2 * top-k entries (8 times at 16),
+# for the few queries of a decode batch from 2 * queries * top-k.
 _LISTED_ENTRIES_FACTOR = 2
 
 
@@ -41,10 +43,10 @@ class NoEntries(nn.Module):
 
     def read_decodes(
         self, index: int, queries: IndexQueries | None, plan: AttentionPlan, step: Step
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    ) -> DecodeEntries:
         """Returns no entries and the window's mask."""
         del queries, step
-        return None, plan.decode_masks[index]
+        return DecodeEntries(None, plan.decode_masks[index])
 
     def read_chunk(
         self, index: int, queries: IndexQueries | None, step: Step
@@ -85,11 +87,11 @@ class AllEntries(nn.Module):
 
     def read_decodes(
         self, index: int, queries: IndexQueries | None, plan: AttentionPlan, step: Step
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    ) -> DecodeEntries:
         """See ``EntrySource``."""
         del queries
         reads = self._entries.find_group(step.meta.entries, step).decode_reads[index]
-        return self._entries.read_padded(reads, step), plan.decode_masks[index]
+        return DecodeEntries(self._entries.read_padded(reads, step), plan.decode_masks[index])
 
     def read_chunk(
         self, index: int, queries: IndexQueries | None, step: Step
@@ -162,31 +164,52 @@ class ChosenEntries(nn.Module):
 
     def read_decodes(
         self, index: int, queries: IndexQueries | None, plan: AttentionPlan, step: Step
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    ) -> DecodeEntries:
         """See ``EntrySource``."""
         reads = self._entries.find_group(step.meta.entries, step).decode_reads[index]
-        num_requests, num_entries = reads.source.blocks.shape
+        num_entries = reads.source.blocks.shape[1]
         if num_entries <= self._top_k:
             return self.all_entries.read_decodes(index, queries, plan, step)
         assert queries is not None
-        rows = step.meta.decodes[index].rows
-        index_queries, head_weights = queries.queries, queries.head_weights
-        if rows is not None:
-            index_queries, head_weights = index_queries[rows], head_weights[rows]
+        decode, mask = step.meta.decodes[index], plan.decode_masks[index]
         keys = self._index_keys.read_padded(reads, step)
-        scores = self._score(index_queries.unsqueeze(1), keys, head_weights.unsqueeze(1))[:, 0]
-        mask = plan.decode_masks[index]
-        if mask is not None:
-            entry_mask = mask[:, 0, 0, :num_entries]
-            scores += entry_mask
-        chosen = self._select(scores, self._top_k).nonzero()[:, 1].view(num_requests, -1)
-        if mask is not None:
-            chosen_mask = entry_mask.gather(1, chosen)[:, None, None]
-            mask = torch.cat([chosen_mask, mask[..., num_entries:]], -1)
-        source = PageRows(
-            reads.source.blocks.gather(1, chosen), reads.source.rows.gather(1, chosen)
+        scores = self._score(decode.take(queries.queries), keys, decode.take(queries.head_weights))
+        visible = None if mask is None else mask[:, :, 0, :num_entries]
+        if visible is not None:
+            scores += visible
+        chosen = self._select(scores, self._top_k)
+        num_listed = decode.num_queries * self._top_k
+        if decode.num_queries == 1 or num_entries > _LISTED_ENTRIES_FACTOR * num_listed:
+            return self._list_chosen(chosen, reads, mask, step)
+        # A query with fewer visible entries than top-k had invisible ones chosen as fill.
+        assert mask is not None, "queries of one request do not see the same keys"
+        hidden = mask[..., :num_entries].masked_fill(~chosen.unsqueeze(2), float("-inf"))
+        mask = torch.cat([hidden, mask[..., num_entries:]], -1)
+        return DecodeEntries(self._entries.read_padded(reads, step), mask)
+
+    def _list_chosen(
+        self, chosen: torch.Tensor, reads: PaddedRows, mask: torch.Tensor | None, step: Step
+    ) -> DecodeEntries:
+        """Reads for each query the entries chosen [B, Q, K] for it."""
+        num_requests, num_queries, num_entries = chosen.shape
+        listed = chosen.nonzero()[:, 2].view(num_requests, -1)
+        blocks, rows = (
+            part.gather(1, listed).view(num_requests * num_queries, -1)
+            for part in (reads.source.blocks, reads.source.rows)
         )
-        return self._entries.read_with_empty(source, reads.empty_requests, step), mask
+        empty = reads.empty_requests
+        if empty is not None and num_queries > 1:
+            offsets = torch.arange(num_queries, device=empty.device)
+            empty = (empty.unsqueeze(1) * num_queries + offsets).flatten()
+        entries = self._entries.read_with_empty(PageRows(blocks, rows), empty, step)
+        if mask is None:
+            return DecodeEntries(entries, None)
+        mask = mask.flatten(0, 1)
+        listed = listed.view(num_requests * num_queries, 1, -1)
+        chosen_mask = mask[..., :num_entries].gather(2, listed)
+        return DecodeEntries(
+            entries, torch.cat([chosen_mask, mask[..., num_entries:]], -1).unsqueeze(1)
+        )
 
     def read_chunk(
         self, index: int, queries: IndexQueries | None, step: Step

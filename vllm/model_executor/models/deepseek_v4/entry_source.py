@@ -54,6 +54,20 @@ class TileEntries:
     chosen: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeEntries:
+    """What the queries of a decode batch attend to besides the window.
+
+    Attributes:
+        entries: [B, K, head_dim]; or [B * Q, K, head_dim], each query's own; or None.
+        mask: fp32 [B, Q, 1, M], or [B * Q, 1, 1, M] with entries of each query's own, 0 or -inf,
+            of the M keys (entries, window rows, own rows); None when all are seen.
+    """
+
+    entries: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
 class EntrySource(Protocol):
     """Where a layer's compressed entries come from; see ``entries`` for the three kinds."""
 
@@ -74,8 +88,8 @@ class EntrySource(Protocol):
 
     def read_decodes(
         self, index: int, queries: IndexQueries | None, plan: AttentionPlan, step: Step
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Returns entries [B, K, head_dim] of decode batch ``index``, and the mask of all keys."""
+    ) -> DecodeEntries:
+        """Reads the entries of decode batch ``index``."""
 
     def read_chunk(
         self, index: int, queries: IndexQueries | None, step: Step

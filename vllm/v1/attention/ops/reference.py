@@ -8,13 +8,18 @@ import torch
 from torch.nn.functional import linear as torch_linear
 from torch.nn.functional import silu, softplus
 
+from vllm.utils.cpu_vendor import find_cpu_vendor
+
 # Scores of one block of queries stay below this many values (2 MiB of fp32): they stay in the
 # cache (up to twice as fast as 64 MiB), and a long chunk costs time but not memory.
 _MAX_SCORE_VALUES = 1 << 19
 
 
-# With few rows, weight @ x^T beats x @ weight^T on a CPU (MKL, AVX-512, cold weights of 4096 x 384:
-# 0.32 against 0.71 ms at one row, 0.88 against 1.15 at eight); narrow outputs do not gain.
+# With few rows, weight @ x^T beats x @ weight^T on a CPU that MKL was not tuned for (AMD EPYC,
+# AVX-512, cold weights of 4096 x 384: 0.32 against 0.71 ms at one row, 0.88 against 1.15 at eight);
+# narrow outputs do not gain. On an Intel one it loses (Xeon, AVX-512, same weights: 1.30 against
+# 0.45 ms at one row, 1.37 against 1.36 at eight).
+_HAS_TUNED_PRODUCTS = find_cpu_vendor() == "GenuineIntel"
 _MAX_FEW_ROWS = 8
 _MIN_WIDE_OUTPUT = 64
 
@@ -29,10 +34,15 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def _linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``linear``, its result strided."""
-    num_rows = x.shape[0]
-    is_few = 0 < num_rows <= _MAX_FEW_ROWS and weight.shape[0] >= _MIN_WIDE_OUTPUT
-    if not is_few or x.device.type != "cpu":
+    is_few = 0 < x.shape[0] <= _MAX_FEW_ROWS and weight.shape[0] >= _MIN_WIDE_OUTPUT
+    if _HAS_TUNED_PRODUCTS or not is_few or x.device.type != "cpu":
         return torch_linear(x, weight)
+    return linear_by_columns(x, weight)
+
+
+def linear_by_columns(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``linear`` as weight @ x^T, its result strided."""
+    num_rows = x.shape[0]
     # One row is doubled: a matrix-vector product is slower than a product with two columns.
     columns = x.expand(2, -1).contiguous() if num_rows == 1 else x
     return torch.mm(weight, columns.t()).t()[:num_rows]
@@ -40,11 +50,15 @@ def _linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def grouped_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Maps slices of the input by a matrix each: [T, g, in] by [g, out, in] to [T, g, out]."""
-    grouped = x.transpose(0, 1)
-    if x.shape[0] == 1 and x.device.type == "cpu":
-        columns = grouped.expand(-1, 2, -1).contiguous()
-        return torch.bmm(weight, columns.mT)[:, :, 0].unsqueeze(0)
-    return torch.bmm(grouped, weight.mT).transpose(0, 1)
+    if x.shape[0] == 1 and x.device.type == "cpu" and not _HAS_TUNED_PRODUCTS:
+        return grouped_linear_by_columns(x, weight)
+    return torch.bmm(x.transpose(0, 1), weight.mT).transpose(0, 1)
+
+
+def grouped_linear_by_columns(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``grouped_linear`` of one row as weight @ x^T."""
+    columns = x.transpose(0, 1).expand(-1, 2, -1).contiguous()
+    return torch.bmm(weight, columns.mT)[:, :, 0].unsqueeze(0)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:

@@ -72,7 +72,7 @@ class SingleTypeKVCacheManager(ABC):
         # Blocks from the table's start that caching is done with, masked ones included. A request
         # in it has been admitted: it will adopt no more hits.
         self.num_cached_block: dict[str, int] = {}
-        self._new_blocks: list[KVCacheBlock] = []
+        self._new_blocks: list[Sequence[KVCacheBlock]] = []
         self._null_block = block_pool.null_block
 
     # ---- sizing and allocation ---------------------------------------------------------------
@@ -169,7 +169,7 @@ class SingleTypeKVCacheManager(ABC):
     def _extend_table(self, table: list[KVCacheBlock], num_new: int) -> list[KVCacheBlock]:
         new_blocks = self.block_pool.get_new_blocks(num_new)
         table.extend(new_blocks)
-        self._new_blocks.extend(new_blocks)
+        self._new_blocks.append(new_blocks)
         return new_blocks
 
     # ---- caching -----------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class SingleTypeKVCacheManager(ABC):
 
     def take_new_block_ids(self) -> list[int]:
         """Return the ids of blocks taken since the last call or the step's start."""
-        block_ids = [block.block_id for block in self._new_blocks]
+        block_ids = [block.block_id for blocks in self._new_blocks for block in blocks]
         self._new_blocks.clear()
         return block_ids
 

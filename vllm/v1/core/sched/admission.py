@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from vllm.v1.core.admission_record import whole_block_prefill_stats
 from vllm.v1.core.sched.request_queue import (
     RequestQueue,
     SchedulingPolicy,
     create_request_queue,
 )
 from vllm.v1.core.sched.running_pass import fit_chunk
-from vllm.v1.engine import EngineCoreEventType, PrefillStats
+from vllm.v1.engine import EngineCoreEventType
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.encoder_inputs import EncoderDecision, EncoderPlanner
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.sched.step_plan import StepPlan
+    from vllm.v1.engine import PrefillStats
     from vllm.v1.request import Request
 
 
@@ -243,11 +245,19 @@ class AdmissionPass:
                 )
         # Drained even when an earlier record stays: it must not outlive this admission.
         record = scheduler.kv_cache_manager.take_prefill_stats(request.request_id)
-        if lookup.num_external_tokens > 0 or record is None:
-            num_cached = lookup.num_local_tokens + lookup.num_external_tokens
-            record = PrefillStats(request.num_tokens, num_cached, 0, {})
         if request.num_computed_tokens == 0:
-            request.record_prefill_stats(record)
+            scheduler._record_admission(request, record or self._make_record(request, lookup))
+
+    def _make_record(self, request: Request, lookup: PrefixLookup) -> PrefillStats:
+        """Return the record of an admission whose manager, an outsider's, keeps none."""
+        scheduler = self.scheduler
+        caches = scheduler.vllm_config.cache_config.enable_prefix_caching
+        return whole_block_prefill_stats(
+            num_tokens=request.num_tokens,
+            num_cached_tokens=lookup.num_local_tokens + lookup.num_external_tokens,
+            granularity=scheduler.block_size,
+            is_bypassed=not caches or request.skip_reading_prefix_cache,
+        )
 
     def _start_running(self, request: Request, start: int, decision: EncoderDecision) -> None:
         scheduler, plan = self.scheduler, self.plan

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput, WindowTable
     from vllm.v1.engine import EngineCoreOutputs, PrefillStats
-    from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
+    from vllm.v1.metrics.stats import SchedulerStats
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
@@ -141,8 +141,6 @@ class KVManager(Protocol):
     def take_events(self) -> list[Any]: ...
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]: ...
-
-    def make_prefix_cache_stats(self) -> PrefixCacheStats | None: ...
 
     def reset_prefix_cache(self) -> bool: ...
 

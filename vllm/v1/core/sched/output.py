@@ -28,6 +28,19 @@ class WindowTable:
     block_ids: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class RowBounds:
+    """What a step writes and reads that computes tokens again whose rows partly exist.
+
+    Attributes:
+        write_from: By KV cache group, the position from which rows are written.
+        read_from: The first position whose window rows are stored; attention sees none before.
+    """
+
+    write_from: tuple[int, ...]
+    read_from: int = 0
+
+
 @dataclass
 class NewRequestData:
     """A request that the workers see for the first time (or again after a preemption)."""
@@ -150,6 +163,8 @@ class SchedulerOutput:
     # Requests whose drafter makes the last row of their hit anew: the row stands before the first
     # scheduled token; the block is the one in which the hit found it (hit_unit only).
     drafter_rebuilds: dict[str, int] = field(default_factory=dict)
+    # Requests that do not write every row of the tokens they compute.
+    row_bounds: dict[str, RowBounds] = field(default_factory=dict)
 
     @classmethod
     def make_empty(cls) -> "SchedulerOutput":

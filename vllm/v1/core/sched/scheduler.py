@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vllm import envs
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
-from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch
+from vllm.distributed.kv_events import EventPublisher, EventPublisherFactory, KVEventBatch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, SupportsHMA
 from vllm.logger import init_logger
@@ -47,6 +47,7 @@ from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.engine import PrefillStats
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.structured_output import StructuredOutputManager
@@ -68,7 +69,8 @@ _BLOCKED = frozenset(
 class Scheduler(SchedulerInterface):
     """Synchronous scheduler.
 
-    Owns: the requests and all their fields, the queues, the running list, the KV manager.
+    Owns: the requests and all their fields, the queues, the running list, the KV manager, the
+    statistics since the last report.
 
     Attributes:
         requests: Every request that is alive, or ended with blocks still held for a transfer.
@@ -89,6 +91,8 @@ class Scheduler(SchedulerInterface):
         mm_registry: Sizes of multimodal items; text models need none.
         include_finished_set: Whether outputs list the requests that ended.
         log_stats: Whether statistics and events are gathered.
+        kv_event_publisher: Takes the KV events, and is shut down with the scheduler; None: one is
+            made from the configuration.
     """
 
     # Read in steps of schedulers that tests build without __init__ (facts of the interface).
@@ -106,6 +110,7 @@ class Scheduler(SchedulerInterface):
         mm_registry: Any = None,
         include_finished_set: bool = False,
         log_stats: bool = False,
+        kv_event_publisher: EventPublisher | None = None,
     ) -> None:
         self.vllm_config = vllm_config
         self.limits = SchedulerLimits.from_config(vllm_config)
@@ -130,10 +135,11 @@ class Scheduler(SchedulerInterface):
         # Admitted requests whose prompt is not computed yet, loading ones included.
         self._inflight_prefills: set[Request] = set()
 
+        self._prefix_cache_stats = PrefixCacheStats()
         self.kv_cache_manager = self._make_kv_cache_manager(hash_block_size or block_size)
         self._init_encoder(mm_registry)
         self._init_connectors()
-        self.kv_event_publisher = EventPublisherFactory.create(
+        self.kv_event_publisher = kv_event_publisher or EventPublisherFactory.create(
             vllm_config.kv_events_config, vllm_config.parallel_config.data_parallel_index
         )
 
@@ -152,7 +158,9 @@ class Scheduler(SchedulerInterface):
             max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
             enable_caching=config.cache_config.enable_prefix_caching,
             use_eagle=self.limits.use_eagle,
-            log_stats=self.log_stats,
+            # A manager counts lookups, and a request that finds no room is looked up again every
+            # step. Admissions are counted here: see _record_admission.
+            log_stats=False,
             enable_kv_cache_events=(
                 events_config is not None and events_config.enable_kv_cache_events
             ),
@@ -360,7 +368,7 @@ class Scheduler(SchedulerInterface):
         self.kv_cache_manager.commit_step()
         output = self._make_scheduler_output(plan)
         self._update_after_schedule(output)
-        self._publish_kv_events()
+        self.publish_kv_events()
         if self._checks_invariants:
             self.kv_cache_manager.check_invariants(
                 {request.request_id: request.num_computed_tokens for request in self.running}
@@ -432,6 +440,25 @@ class Scheduler(SchedulerInterface):
             request.record_event(EngineCoreEventType.PREEMPTED, timestamp)
         self.waiting.prepend_request(request)
 
+    def _record_admission(self, request: Request, record: PrefillStats) -> None:
+        """Count where an admitted request's tokens come from, once per admission.
+
+        A request whose connector failed to load what it promised is admitted a second time: the
+        first record stays. Of ``n`` answers to one prompt the first counts, as in ``usage``: the
+        others find what it computes.
+        """
+        is_resumed = request.num_preemptions > 0
+        if request.prefill_stats is not None and not is_resumed:
+            return
+        request.record_prefill_stats(record)
+        if self.log_stats and not request.is_extra_answer:
+            self._prefix_cache_stats.record(
+                num_tokens=record.num_prompt_tokens,
+                num_hits=record.num_cached_tokens,
+                preempted=is_resumed,
+                miss_tokens=record.miss_tokens,
+            )
+
     def _blocks_reserved_for_prefills(self) -> int:
         """Return the blocks that requests in prefill, or loading, will still take."""
         manager = self.kv_cache_manager
@@ -486,7 +513,7 @@ class Scheduler(SchedulerInterface):
             Outputs by client; with statistics on, at least one.
         """
         outputs, spec_stats = UpdatePass(self, scheduler_output, model_runner_output).run()
-        self._publish_kv_events()
+        self.publish_kv_events()
         return self._collect_outputs(outputs, spec_stats)
 
     def _update_request_with_output(
@@ -526,7 +553,8 @@ class Scheduler(SchedulerInterface):
             next(iter(bundles.values())).scheduler_stats = stats
         return bundles
 
-    def _publish_kv_events(self) -> None:
+    def publish_kv_events(self) -> None:
+        """Send what the cache did since the last step; steps do so by themselves."""
         events = list(self.kv_cache_manager.take_events() or ())
         if self.connector is not None:
             events += self.connector.take_events() or ()
@@ -576,6 +604,8 @@ class Scheduler(SchedulerInterface):
                 request.num_output_placeholders = 0
             self._previous_step = set()
         done = self.kv_cache_manager.reset_prefix_cache()
+        # Hit rates over recent requests begin anew.
+        self._prefix_cache_stats.reset |= done
         if reset_connector:
             done = self.reset_connector_cache() and done
         return done
@@ -597,7 +627,7 @@ class Scheduler(SchedulerInterface):
         """Return the state after a step; None when statistics are off."""
         if not self.log_stats:
             return None
-        prefix_stats = self.kv_cache_manager.make_prefix_cache_stats()
+        prefix_stats, self._prefix_cache_stats = self._prefix_cache_stats, PrefixCacheStats()
         connector_stats = self.connector_prefix_cache_stats
         if connector_stats is not None:
             self.connector_prefix_cache_stats = PrefixCacheStats()
@@ -606,7 +636,7 @@ class Scheduler(SchedulerInterface):
             num_waiting_reqs=len(self.waiting),
             num_skipped_waiting_reqs=len(self.skipped_waiting),
             kv_cache_usage=self.kv_cache_manager.usage,
-            prefix_cache_stats=prefix_stats or PrefixCacheStats(),
+            prefix_cache_stats=prefix_stats,
             connector_prefix_cache_stats=connector_stats,
             spec_decoding_stats=spec_decoding_stats,
         )

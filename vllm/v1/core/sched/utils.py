@@ -44,8 +44,8 @@ def check_stop(request: Request, max_model_len: int) -> bool:
     params = request.sampling_params
     assert params is not None
     if request.num_output_tokens < params.min_tokens:
-        # The model's length is a wall that min_tokens cannot move.
-        return request.num_tokens >= max_model_len and _finish_by_length(request)
+        # Requests whose min_tokens do not fit into the model's length are refused on entry.
+        return False
     last_token_id = request.output_token_ids[-1]
     if params.eos_token_id is not None and last_token_id == params.eos_token_id:
         request.finish(RequestStatus.FINISHED_STOPPED)
@@ -54,14 +54,10 @@ def check_stop(request: Request, max_model_len: int) -> bool:
         request.finish(RequestStatus.FINISHED_STOPPED, stop_reason=last_token_id)
         return True
     if request.num_tokens >= max_model_len or request.num_output_tokens >= request.max_tokens:
-        return _finish_by_length(request)
+        request.finish(RequestStatus.FINISHED_LENGTH_CAPPED)
+        return True
     repetition = params.repetition_detection
     if repetition is not None and check_sequence_repetition(request.output_token_ids, repetition):
         request.finish(RequestStatus.FINISHED_REPETITION, stop_reason="repetition_detected")
         return True
     return False
-
-
-def _finish_by_length(request: Request) -> bool:
-    request.finish(RequestStatus.FINISHED_LENGTH_CAPPED)
-    return True

@@ -1,0 +1,30 @@
+"""A KV pool that cannot work is refused before weights load."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.server_process import ServerProcess
+
+
+@pytest.mark.parametrize(
+    ("flags", "space_gib", "message"),
+    [
+        (("--num-gpu-blocks-override", "20"), "0.03", "20 usable blocks|max seq len"),
+        (("--kv-cache-memory-bytes", "100k"), "0.03", "max seq len"),
+        ((), "0.0001e1", "max seq len"),
+        ((), "1000000", "does not fit in the device's memory"),
+        (("--num-gpu-blocks-override", "1G"), "0.03", "does not fit in the device's memory"),
+    ],
+)
+def test_refused(flags: tuple[str, ...], space_gib: str, message: str, tmp_path: Path) -> None:
+    environment = {"VLLM_CPU_KVCACHE_SPACE": space_gib}
+    server = ServerProcess(tmp_path / "log.txt", *flags, environment=environment)
+    try:
+        assert server.process.wait(60) == 2
+    finally:
+        server.stop()
+    assert any(part in server.log for part in message.split("|"))
+    assert "Traceback" not in server.log
+    # The device is set up right before weights load.
+    assert "worker 0" not in server.log
