@@ -5,7 +5,8 @@
 A tiny model of DeepSeek-V4's architecture whose MTP block is right most of the time (constructed,
 not trained: ``benchmarks/tiny_checkpoint.py``) serves a prompt, and then prompts that leave it at
 the end of a unit. For each of the three answers to the row that the other token made: hit tokens,
-the accepted length of the first steps after the hit, and whether the answers are the same.
+the accepted length of the first steps after the hit, how many drafts differ from those of a fresh
+computation, and whether the answers are the same.
 Prints a markdown table and one JSON line.
 """
 
@@ -41,12 +42,14 @@ class Tally:
         first: (steps, accepted draft tokens) of the first steps of requests after their hit.
         later: The same of later steps.
         answers: All tokens, to compare.
+        drafts: (case, tokens known) -> what was drafted after them.
     """
 
     hit_tokens: int = 0
     first: list[int] = field(default_factory=lambda: [0, 0])
     later: list[int] = field(default_factory=lambda: [0, 0])
     answers: list[list[int]] = field(default_factory=list)
+    drafts: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
 
 def make_core(folder: Path, num_drafts: int, stale_row: StaleRow) -> EngineCore:
@@ -67,15 +70,18 @@ def make_core(folder: Path, num_drafts: int, stale_row: StaleRow) -> EngineCore:
 
 def serve(
     core: EngineCore, name: str, prompt: list[int], max_tokens: int
-) -> list[EngineCoreOutput]:
-    """Serve one request alone; returns its outputs, one a step."""
+) -> tuple[list[EngineCoreOutput], dict[int, list[int]]]:
+    """Serve one request alone; returns its outputs, one a step, and drafts by known tokens."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     core.add_request(core.make_request(EngineCoreRequest(name, prompt, params, time.time())))
-    outputs = []
+    outputs: list[EngineCoreOutput] = []
+    drafts: dict[int, list[int]] = {}
     while core.has_work():
         for batch in core.step()[0].values():
             outputs += batch.outputs
-    return outputs
+        for request in core.scheduler.requests.values():
+            drafts[request.num_tokens] = list(request.spec_token_ids)
+    return outputs, drafts
 
 
 def measure(folder: Path, stale_row: StaleRow, num_drafts: int, cases: int, steps: int) -> Tally:
@@ -88,7 +94,8 @@ def measure(folder: Path, stale_row: StaleRow, num_drafts: int, cases: int, step
         serve(core, f"{case}", [*shared, 1, 2], 4)
         # The tokens that follow differ from those before: 3 and a few more.
         own = [3, *(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(0, 3)))]
-        outputs = serve(core, f"{case} parted", [*shared, *own], steps)
+        outputs, drafts = serve(core, f"{case} parted", [*shared, *own], steps)
+        tally.drafts |= {(case, known): draft for known, draft in drafts.items()}
         verified = [output for output in outputs if output.num_draft_tokens]
         for i, output in enumerate(verified):
             counts = tally.first if i < FIRST_STEPS else tally.later
@@ -115,8 +122,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     values = {}
     answers = []
-    print(f"| stale row | hit tokens | accepted length, first {FIRST_STEPS} drafts | later |")
-    print("|---|--:|--:|--:|")
+    print(f"| stale row | hit tokens | length, first {FIRST_STEPS} drafts | later | other drafts |")
+    print("|---|--:|--:|--:|--:|")
+    fresh: dict[tuple[int, int], list[int]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder, config = Path(name), tiny_config()
         tensors = make_tensors(config, noise=args.noise, mtp_noise=args.mtp_noise)
@@ -124,13 +132,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         for stale_row in StaleRow:
             tally = measure(folder, stale_row, args.drafts, args.cases, args.steps)
             first, later = (1 + n / max(1, steps) for steps, n in (tally.first, tally.later))
-            print(f"| {stale_row} | {tally.hit_tokens} | {first:.3f} | {later:.3f} |", flush=True)
+            fresh = fresh or tally.drafts
+            common = fresh.keys() & tally.drafts.keys()
+            num_other = sum(fresh[key] != tally.drafts[key] for key in common)
+            print(
+                f"| {stale_row} | {tally.hit_tokens} | {first:.3f} | {later:.3f} | "
+                f"{num_other} of {len(common)} |",
+                flush=True,
+            )
             values[str(stale_row)] = {
                 "hit_tokens": tally.hit_tokens,
                 "first_steps": tally.first[0],
                 "accepted_length_first": round(first, 4),
                 "later_steps": tally.later[0],
                 "accepted_length_later": round(later, 4),
+                "other_drafts": num_other,
+                "drafts": len(common),
             }
             answers.append(tally.answers)
     same = all(other == answers[0] for other in answers)
