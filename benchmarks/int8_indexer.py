@@ -1,8 +1,9 @@
-"""How many of the indexer's choices change when its keys are int8 rows with an fp16 scale?
+"""How many of the indexer's choices change when its keys are rows of one byte per value?
 
 Random queries and keys of DeepSeek-V4-Flash's indexer (64 heads of 128, head weights of either
 sign), keys normed as the compressor's are. A choice "changes" when an entry of the exact top-k is
-not in the rounded one's. bf16 rows, which the CPU platform keeps, are measured beside.
+not in the rounded one's. int8 with an fp16 scale is A2's and A3's, fp8 with an fp32 scale A5's;
+bf16 rows, which the CPU platform keeps, are measured beside.
 
     python -m benchmarks.int8_indexer [--num-entries 4096] [--num-selected 512] [--num-queries 256]
 """
@@ -13,7 +14,7 @@ import torch
 
 from benchmarks.result import print_result
 from vllm.v1.attention.ops.reference import index_scores, select_entries
-from vllm_ascend.ops.pages import dequantise_rows, quantise_rows
+from vllm_ascend.ops.row_formats import Fp8IndexRows, Int8Rows
 
 NUM_HEADS, WIDTH = 64, 128
 
@@ -32,7 +33,8 @@ def measure(num_entries: int, num_selected: int, num_queries: int, seed: int) ->
     keys = torch.randn(num_entries, WIDTH, generator=rand)
     weights = torch.randn(1, num_queries, NUM_HEADS, generator=rand)
     kept = {
-        "int8": dequantise_rows(quantise_rows(keys), torch.float32),
+        "int8": Int8Rows().decode(Int8Rows().encode(keys), torch.float32),
+        "fp8": Fp8IndexRows().decode(Fp8IndexRows().encode(keys), torch.float32),
         "bf16": keys.bfloat16().float(),
     }
     exact = select_entries(index_scores(queries, keys[None], weights), num_selected)

@@ -5,6 +5,7 @@ import os
 from vllm.exceptions import ConfigError
 
 REFERENCE_VARIABLE = "VLLM_ASCEND_REFERENCE"
+GENERATION_VARIABLE = "VLLM_ASCEND_REFERENCE_GENERATION"
 COMPRESSED_BLOCK_VARIABLE = "VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE"
 GRAPH_VARIABLE = "VLLM_ASCEND_DECODE_GRAPHS"
 NZ_VARIABLE = "VLLM_ASCEND_WEIGHT_NZ"
@@ -38,6 +39,11 @@ def wants_nz_weights() -> bool:
         ConfigError: The variable is no boolean.
     """
     return _read_flag(NZ_VARIABLE)
+
+
+def read_reference_generation() -> str | None:
+    """Return which generation reference mode is asked to stand for, None if nothing was said."""
+    return os.environ.get(GENERATION_VARIABLE, "").strip() or None
 
 
 def read_compressed_block_size() -> str | None:

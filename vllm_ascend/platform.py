@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.exceptions import ConfigError
+from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import Platform
 from vllm_ascend import envs
-from vllm_ascend.core.geometry import C128_RATIO, Generation, get_dsv4_compressed_kv_block_size
+from vllm_ascend.core.geometry import (
+    Generation,
+    get_dsv4_compressed_kv_block_size,
+    reference_generation,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -22,9 +28,14 @@ _MODEL_TYPE = "deepseek_v4"
 
 
 class AscendPlatform(Platform):
-    """What the NPU and reference mode share: config checks, KV cache registrations, the worker."""
+    """What the NPU and reference mode share: config checks, KV cache registrations, the worker.
+
+    Attributes:
+        has_float_pages: Whether pages may hold fp32 rows; devices have no kernels for them.
+    """
 
     worker_class_path = "vllm_ascend.worker.worker.NPUWorker"
+    has_float_pages: ClassVar[bool] = False
 
     def check_and_update_config(self, config: VllmConfig) -> VllmConfig:
         """As the base class; DeepSeek-V4's block size is checked against the variable too.
@@ -34,22 +45,31 @@ class AscendPlatform(Platform):
         Raises:
             ConfigError: Another device was asked for, or the block size is refused.
         """
-        model = config.model_config
-        if model is not None and model.hf_config.get("model_type") == _MODEL_TYPE:
-            get_dsv4_compressed_kv_block_size(C128_RATIO, config.cache_config.block_size)
+        if config.model_config is not None and _is_deepseek_v4(config.model_config.hf_config):
+            get_dsv4_compressed_kv_block_size(
+                _longest_ratio(config.model_config.hf_config), config.cache_config.block_size
+            )
         return super().check_and_update_config(config)
 
+    def default_block_size(self, hf_config: Mapping[str, Any]) -> int | None:
+        """Return 32 for DeepSeek-V4, or what the variable says where it has C128 layers.
+
+        Raises:
+            ConfigError: The variable is not 32, 64 or 128.
+        """
+        if not _is_deepseek_v4(hf_config):
+            return None
+        return get_dsv4_compressed_kv_block_size(_longest_ratio(hf_config))
+
+    @abstractmethod
     def generation(self) -> Generation:
         """Return the device's generation: page formats and op sets differ."""
-        return Generation.A2_A3
 
-    def uses_device_pages(self, row_itemsize: int) -> bool:
-        """Whether pages are laid out as on the device: int8 index rows, padded state pages.
+    def device_api(self) -> Any:
+        """Return ``torch.npu``, which torch_npu has added to torch by now."""
+        import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
 
-        Args:
-            row_itemsize: Bytes of a cached value; fp32 pages exist in reference mode only.
-        """
-        return row_itemsize == 2
+        return torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
 
     def find_quantization(self, checkpoint: str) -> WeightQuantization | None:
         """Return ModelSlim's w8a8 where the checkpoint folder describes it.
@@ -96,8 +116,13 @@ class NPUPlatform(AscendPlatform):
     dist_backend = "hccl"
 
     def generation(self) -> Generation:
-        """Return the generation by the name the driver gives the device."""
-        name = str(_torch_npu().get_device_name())
+        """Return the generation by the name the driver gives the first visible device.
+
+        Raises:
+            ConfigError: No NPU is visible.
+        """
+        self._check_visible(0)
+        name = str(self.device_api().get_device_name(0))
         return Generation.A5 if name.startswith(_A5_NAMES) else Generation.A2_A3
 
     def get_op(self, name: str) -> Callable[..., Any]:
@@ -118,40 +143,35 @@ class NPUPlatform(AscendPlatform):
         """
         import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
 
-        npu = _torch_npu()
-        count = npu.device_count()
-        if not 0 <= local_rank < count:
-            raise ConfigError(
-                f"worker {local_rank} needs its own NPU, but {count} are visible "
-                f"({self.device_control_env_var} selects them)."
-            )
+        self._check_visible(local_rank)
+        npu = self.device_api()
         device = torch.device("npu", local_rank)
         npu.set_device(device)
         npu.empty_cache()
         return device
 
+    def _check_visible(self, local_rank: int) -> None:
+        """Refuse a worker without an NPU; the driver is asked, no device is touched."""
+        count = self.device_api().device_count()
+        if not 0 <= local_rank < count:
+            raise ConfigError(
+                f"worker {local_rank} needs its own NPU, but {count} are visible "
+                f"({self.device_control_env_var} selects them)."
+            )
+
     def total_memory_bytes(self) -> int:
-        """Return the NPU's memory from its properties, which does not create a context."""
-        return int(_torch_npu().get_device_properties(0).total_memory)
+        """Return the memory of the worker's NPU.
+
+        The driver tells it of a device that is in use only: this is asked after ``make_device``,
+        never while a configuration is resolved.
+        """
+        return int(self.device_api().mem_get_info()[1])
 
     def free_memory_bytes(self) -> int:
         """Return what the driver reports free, plus what torch's allocator holds unused."""
-        npu = _torch_npu()
+        npu = self.device_api()
         unused = npu.memory_reserved() - npu.memory_allocated()
         return int(npu.mem_get_info()[0]) + int(unused)
-
-    def uses_device_pages(self, row_itemsize: int) -> bool:
-        """Return True; fp32 pages have no kernels.
-
-        Raises:
-            ConfigError: The cache dtype is not two bytes wide.
-        """
-        if row_itemsize != 2:
-            raise ConfigError(
-                f"a KV cache of {8 * row_itemsize}-bit values has no kernels on an NPU: use "
-                "--kv-cache-dtype bfloat16, or auto with --dtype bfloat16."
-            )
-        return True
 
     def allocate_kv_pool(
         self, num_blocks: int, stride_bytes: int, device: torch.device
@@ -166,6 +186,15 @@ class ReferencePlatform(AscendPlatform, CpuPlatform):
     """Reference mode: the Ascend tree on CPU tensors, npu ops in plain torch."""
 
     device_name = "ascend-reference"
+    has_float_pages = True
+
+    def generation(self) -> Generation:
+        """Return the generation that VLLM_ASCEND_REFERENCE_GENERATION names; A2/A3 by default.
+
+        Raises:
+            ConfigError: It names none.
+        """
+        return reference_generation()
 
     def get_op(self, name: str) -> Callable[..., Any]:
         """Return the op called ``name``; npu calls are registered on first use.
@@ -177,7 +206,7 @@ class ReferencePlatform(AscendPlatform, CpuPlatform):
         from vllm_ascend.ops.schemas import register_npu_ops  # noqa: PLC0415  (loads torch)
 
         register_npu_ops()
-        return get_ascend_op(name)
+        return get_ascend_op(name, is_a5=self.generation() is Generation.A5)
 
     def allocate_kv_pool(
         self, num_blocks: int, stride_bytes: int, device: torch.device
@@ -188,8 +217,10 @@ class ReferencePlatform(AscendPlatform, CpuPlatform):
         return super().allocate_kv_pool(num_blocks, stride_bytes, device).view(torch.int8)
 
 
-def _torch_npu() -> Any:
-    """Return ``torch.npu``, which torch_npu has added to torch by now."""
-    import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
+def _is_deepseek_v4(hf_config: Mapping[str, Any]) -> bool:
+    return hf_config.get("model_type") == _MODEL_TYPE
 
-    return torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
+
+def _longest_ratio(hf_config: Mapping[str, Any]) -> int:
+    """Return the most tokens per entry of any layer: 128 where there are C128 layers."""
+    return max(plan.ratio for plan in DeepseekV4Config.from_dict(hf_config).layers)

@@ -1,5 +1,6 @@
 """Which platform the entry point names."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -32,6 +33,7 @@ def fake_torch_npu(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(autouse=True)
 def _no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # the plug-in sets it: given back
     monkeypatch.delenv(REFERENCE_VARIABLE, raising=False)
 
 
@@ -67,6 +69,49 @@ def test_a_working_torch_npu_is_the_npu(tmp_path: Path, monkeypatch: pytest.Monk
     assert isinstance(platform, NPUPlatform)
 
 
+# What a user starts, as far as it matters: the platform is asked for, then torch is imported.
+CHOOSE = """
+from vllm.logger import setup_logging
+setup_logging()
+from vllm.platforms.resolve import PLUGIN_GROUP, choose_platform_path, load_platform
+from importlib.metadata import EntryPoint
+plugin = EntryPoint("ascend", "vllm_ascend.plugin:find_platform", PLUGIN_GROUP)
+print(type(load_platform(choose_platform_path([plugin], lambda: False))).__name__)
+# The engine core, which this process starts, asks again.
+import subprocess, sys
+code = "from vllm_ascend.plugin import find_platform; find_platform()"
+subprocess.run([sys.executable, "-c", code], check=True)
+"""
+COMPUTE = "import torch; print(torch.ones(2).sum().item())"
+
+
+def run_beside(package: str, code: str, folder: Path, **variables: str) -> tuple[str, str, int]:
+    """Run code in a process of its own beside a torch_npu, with torch's hook that loads it.
+
+    Returns:
+        What it printed and logged, and its exit status.
+    """
+    (folder / "torch_npu.py").write_text(package)
+    hook = folder / "torch_npu-0.dist-info"
+    hook.mkdir(exist_ok=True)
+    (hook / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_npu\nVersion: 0\n")
+    (hook / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:autoload\n")
+    environment = {**os.environ, **variables}
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT)])
+    environment.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.stdout, done.stderr, done.returncode
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [
@@ -75,13 +120,23 @@ def test_a_working_torch_npu_is_the_npu(tmp_path: Path, monkeypatch: pytest.Monk
         "raise RuntimeError('Failed to load the backend extension')",
     ],
 )
-def test_a_half_installed_torch_npu_is_one_line(
-    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_torch_npu(tmp_path, body, monkeypatch)
-    lines: list[str] = []
-    monkeypatch.setattr(plugin.logger, "warning", lambda text, *args: lines.append(text % args))
-    assert choose_platform_path([entry_point()], lambda: False).endswith("CpuPlatform")
-    (line,) = lines
-    assert "\n" not in line
+def test_a_half_installed_torch_npu_is_one_line(body: str, tmp_path: Path) -> None:
+    printed, logged, _ = run_beside(body, CHOOSE, tmp_path)
+    assert printed == "CpuPlatform\n"
+    (line,) = logged.splitlines()
+    assert "torch_npu is installed but cannot be imported" in line
     assert "CANN" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_reference", [False, True])
+def test_torch_loads_beside_a_half_installed_torch_npu(is_reference: bool, tmp_path: Path) -> None:
+    body = "raise ImportError('libhccl.so')"
+    printed, logged, _ = run_beside(
+        body, CHOOSE + COMPUTE, tmp_path, **{REFERENCE_VARIABLE: str(int(is_reference))}
+    )
+    assert printed == f"{'ReferencePlatform' if is_reference else 'CpuPlatform'}\n2.0\n"
+    assert len(logged.splitlines()) == (0 if is_reference else 1), logged
+    if not is_reference:
+        # The hook is real: without the plug-in torch cannot be imported.
+        assert run_beside(body, COMPUTE, tmp_path)[2] == 1

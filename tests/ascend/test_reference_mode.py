@@ -1,7 +1,7 @@
 """Reference mode end to end: the embedded checkpoint, in process, beside the CPU platform."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,48 +9,29 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ascend.rounding import round_index_key, round_int8_key, round_key
 from tests.v1.engine.test_cache_keeps_outputs import (
     Session,
     count_compared,
     drive,
     random_tokens,
 )
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
-from vllm.exceptions import ConfigError
-from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from tests.v1.engine.test_cache_keeps_outputs import make_core as make_embedded_core
+from vllm.config import SpeculativeConfig
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import Platform
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.worker.worker import Worker
 from vllm_ascend.core.coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.envs import COMPRESSED_BLOCK_VARIABLE
-from vllm_ascend.ops.pages import dequantise_rows, quantise_rows
+from vllm_ascend.core.geometry import Generation
 from vllm_ascend.platform import ReferencePlatform
 
-MAX_LEN = 1024
+NUM_BLOCKS = 400
 
 
-def make_core(platform: Platform, unit: int = 32, *, cache_dtype: str = "auto") -> EngineCore:
-    checkpoint = resolve_checkpoint("deepseek-v4")
-    model = ModelConfig(
-        "deepseek-v4",
-        path=str(checkpoint.path),
-        is_embedded=True,
-        hf_config=read_hf_config(checkpoint.path),
-        max_model_len=MAX_LEN,
-    )
-    config = VllmConfig(
-        model_config=model,
-        cache_config=CacheConfig(
-            block_size=unit, num_gpu_blocks_override=400, cache_dtype=cache_dtype
-        ),
-        scheduler_config=SchedulerConfig(
-            max_model_len=MAX_LEN, max_num_batched_tokens=256, max_num_seqs=16
-        ),
-    )
-    return EngineCore(config, partial(UniProcExecutor, platform=platform))
+def make_core(platform: Platform, unit: int = 32, **kwargs: Any) -> EngineCore:
+    return make_embedded_core(unit, num_blocks=NUM_BLOCKS, budget=256, platform=platform, **kwargs)
 
 
 def run_alone(core: EngineCore, prompt: list[int], num_tokens: int) -> tuple[list[int], int]:
@@ -64,34 +45,54 @@ def run_alone(core: EngineCore, prompt: list[int], num_tokens: int) -> tuple[lis
     return session.answers[request].tokens, stats.num_cached_tokens
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("unit", [32, 128])
-def test_fp32_pages_say_what_the_cpu_says(unit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+class A5Reference(ReferencePlatform):
+    """Reference mode standing for an A5."""
+
+    def generation(self) -> Generation:
+        return Generation.A5
+
+
+def drive_all(platforms: Mapping[Platform, str], unit: int = 32, seed: int = 4) -> list[Session]:
+    """Run the same traffic on each platform, with its cache dtype."""
     sessions = []
-    for platform in (CpuPlatform(), ReferencePlatform()):
-        session = Session(make_core(platform, unit))
-        drive(session, random.Random(4), 10, 500)
+    for platform, cache_dtype in platforms.items():
+        session = Session(make_core(platform, unit, cache_dtype=cache_dtype))
+        drive(session, random.Random(seed), 10, 500)
         sessions.append(session)
-    expected, actual = sessions
-    is_ascend = isinstance(
-        actual.core.scheduler.kv_cache_manager.coordinator, AscendHybridKVCacheCoordinator
-    )
-    assert is_ascend
+    return sessions
+
+
+def share_compared(expected: Session, actual: Session) -> float:
+    """Check that two runs say the same; the share of tokens that no near-tie left out."""
     assert expected.prompts == actual.prompts
     compared = sum(
         count_compared(expected.answers[name], answer) for name, answer in actual.answers.items()
     )
-    total = sum(len(answer.tokens) for answer in expected.answers.values())
-    assert compared > 0.9 * total > 0
+    return compared / sum(len(answer.tokens) for answer in expected.answers.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", [32, 128])
+def test_fp32_pages_say_what_the_cpu_says(unit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+    expected, actual = drive_all({CpuPlatform(): "auto", ReferencePlatform(): "auto"}, unit)
+    is_ascend = isinstance(
+        actual.core.scheduler.kv_cache_manager.coordinator, AscendHybridKVCacheCoordinator
+    )
+    assert is_ascend
+    assert share_compared(expected, actual) > 0.9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", [32, 64, 128])
-@pytest.mark.parametrize("cache_dtype", ["auto", "bfloat16"])
-def test_hits_at_one_unit(unit: int, cache_dtype: str) -> None:
-    """Prompts of one unit and a token hit that unit, in fp32 and in the device's pages."""
-    core = make_core(ReferencePlatform(), unit, cache_dtype=cache_dtype)
+@pytest.mark.parametrize(
+    ("platform", "cache_dtype"),
+    [(ReferencePlatform(), "auto"), (ReferencePlatform(), "bfloat16"), (A5Reference(), "fp8")],
+    ids=["fp32", "A3", "A5"],
+)
+def test_hits_at_one_unit(unit: int, platform: Platform, cache_dtype: str) -> None:
+    """Prompts of one unit and a token hit that unit, in fp32 and in the devices' pages."""
+    core = make_core(platform, unit, cache_dtype=cache_dtype)
     prompt = random_tokens(random.Random(unit), unit + 1)
     first, no_hit = run_alone(core, prompt, 8)
     again, hit = run_alone(core, prompt, 8)
@@ -101,16 +102,32 @@ def test_hits_at_one_unit(unit: int, cache_dtype: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_front_end_and_the_core_see_one_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(COMPRESSED_BLOCK_VARIABLE, "64")
-    with pytest.raises(ConfigError, match=f"--block-size 32.*{COMPRESSED_BLOCK_VARIABLE}=64"):
-        make_core(ReferencePlatform(), 32)
-    core = make_core(ReferencePlatform(), 64)
-    assert core.kv_cache_info.block_size == core.kv_cache_info.hit_unit == 64
-    core.shutdown()
+@pytest.mark.parametrize(
+    ("platform", "cache_dtype"),
+    [(ReferencePlatform(), "bfloat16"), (A5Reference(), "fp8")],
+    ids=["A3", "A5"],
+)
+def test_drafts_change_nothing_in_the_devices_pages(platform: Platform, cache_dtype: str) -> None:
+    """The MTP block's window rows are quantised too; hits with it are at one unit."""
+    drafting = SpeculativeConfig.from_dict({"method": "mtp", "num_speculative_tokens": 1})
+    plain = make_core(platform, cache_dtype=cache_dtype)
+    drafted = make_core(platform, cache_dtype=cache_dtype, speculative=drafting)
+    rng = random.Random(5)
+    for length in (33, 200, 450):
+        prompt = random_tokens(rng, length)
+        expected, _ = run_alone(plain, prompt, 12)
+        for num_hit in (0, (length - 1) // 32 * 32):
+            assert run_alone(drafted, prompt, 12) == (expected, num_hit)
+    plain.shutdown()
+    drafted.shutdown()
 
 
-class RoundingWorker(Worker):
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+# Of the embedded model: no compressor row is as narrow.
+KEY_WIDTH, ROPE_WIDTH, INDEX_WIDTH = 64, 16, 32
+
+
+class FloatIndexWorker(Worker):
     """The core's worker with fp32 pages for index keys, so that rounded ones are kept exactly."""
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
@@ -121,24 +138,33 @@ class RoundingWorker(Worker):
 
 
 class RoundingCpu(CpuPlatform):
-    """The CPU platform, rounding index keys as int8 rows with an fp16 scale would."""
+    """The CPU platform; rows of some widths are rounded, number by number, before they are kept.
 
-    worker_class_path = f"{__name__}.RoundingWorker"
+    Args:
+        roundings: From the width of a row to what rounds it; other rows are kept as they are.
+    """
+
+    worker_class_path = f"{__name__}.FloatIndexWorker"
+
+    def __init__(self, roundings: Mapping[int, Rounding]) -> None:
+        self._roundings = roundings
+
+    def _round(self, cache: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        rounding = self._roundings.get(cache.shape[-1])
+        if rounding is None or not len(values):
+            return values
+        assert cache.dtype is torch.float32, "the pages must keep what was rounded"
+        return rounding(values).to(values.dtype)
 
     def get_op(self, name: str) -> Callable[..., Any]:
         op = super().get_op(name)
-        if name != "write_rows":
-            return op
-
-        def write_rounded(
-            cache: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, values: torch.Tensor
-        ) -> None:
-            # 32 is the embedded model's index_head_dim; no state row is that narrow.
-            if cache.dtype is torch.float32 and cache.shape[-1] == 32:
-                values = dequantise_rows(quantise_rows(values), torch.float32)
-            op(cache, blocks, rows, values)
-
-        return write_rounded
+        if name == "round_rows":
+            return lambda cache, values: op(cache, self._round(cache, values))
+        if name == "write_rows":
+            return lambda cache, blocks, rows, values: op(
+                cache, blocks, rows, self._round(cache, values)
+            )
+        return op
 
 
 def largest_gap(one: Session, other: Session) -> float:
@@ -151,20 +177,27 @@ def largest_gap(one: Session, other: Session) -> float:
 
 
 @pytest.mark.slow
-def test_device_pages_equal_a_reference_that_rounds_the_same_way(
+def test_a3_pages_equal_a_reference_that_rounds_the_same_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Measured: margins 6e-4 apart (bf16 flips of other sums), 2e-2 without int8 rounding."""
     monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
-    sessions = []
-    for platform in (RoundingCpu(), ReferencePlatform(), CpuPlatform()):
-        session = Session(make_core(platform, cache_dtype="bfloat16"))
-        drive(session, random.Random(9), 10, 500)
-        sessions.append(session)
-    expected, actual, plain = sessions
-    compared = sum(
-        count_compared(expected.answers[name], answer) for name, answer in actual.answers.items()
+    platforms = (RoundingCpu({INDEX_WIDTH: round_int8_key}), ReferencePlatform(), CpuPlatform())
+    expected, actual, plain = drive_all(dict.fromkeys(platforms, "bfloat16"), seed=9)
+    assert share_compared(expected, actual) > 0.9
+    assert largest_gap(expected, actual) < 3e-3 < largest_gap(plain, actual)
+
+
+@pytest.mark.slow
+def test_a5_pages_equal_a_reference_that_rounds_the_same_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Measured: margins 4e-4 apart; without rounding most answers are others."""
+    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+    rounding = RoundingCpu(
+        {KEY_WIDTH: partial(round_key, rope_dim=ROPE_WIDTH), INDEX_WIDTH: round_index_key}
     )
-    total = sum(len(answer.tokens) for answer in expected.answers.values())
-    assert compared > 0.9 * total > 0
+    platforms = {rounding: "auto", A5Reference(): "fp8", CpuPlatform(): "auto"}
+    expected, actual, plain = drive_all(platforms, seed=9)
+    assert share_compared(expected, actual) > 0.9
     assert largest_gap(expected, actual) < 3e-3 < largest_gap(plain, actual)

@@ -31,6 +31,7 @@ def v4_config(ratios: list[int]) -> DeepseekV4Config:
         num_hidden_layers=len(ratios),
         compress_ratios=ratios,
         head_dim=512,
+        qk_rope_head_dim=64,
         index_head_dim=128,
         num_nextn_predict_layers=1,
         sliding_window=128,

@@ -1,4 +1,4 @@
-"""One server for the whole session, and clients of it."""
+"""One server per platform, and clients of it: every test runs on the CPU and in reference mode."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,9 @@ import openai
 import pytest
 
 from tests.e2e.server_process import ServerProcess
+
+# The Ascend tree on CPU tensors; fp32 pages and float index keys, so the same tokens are said.
+PLATFORMS = {"cpu": {"VLLM_ASCEND_REFERENCE": "0"}, "ascend": {"VLLM_ASCEND_REFERENCE": "1"}}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -16,10 +19,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture(scope="session", params=list(PLATFORMS))
+def platform(request: pytest.FixtureRequest) -> str:
+    """The platform's name."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
-def session_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The shared server."""
-    with ServerProcess(tmp_path_factory.mktemp("server") / "log.txt") as server:
+def platform_environment(platform: str) -> dict[str, str]:
+    """The variables that select it."""
+    return PLATFORMS[platform]
+
+
+@pytest.fixture(scope="session")
+def session_server(
+    tmp_path_factory: pytest.TempPathFactory, platform_environment: dict[str, str]
+) -> Iterator[ServerProcess]:
+    """The shared server of a platform."""
+    log_path = tmp_path_factory.mktemp("server") / "log.txt"
+    with ServerProcess(log_path, environment=platform_environment) as server:
         yield server
 
 

@@ -48,13 +48,15 @@ class StreamReader(threading.Thread):
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+def launch(
+    tmp_path: Path, platform_environment: dict[str, str]
+) -> Iterator[Callable[..., ServerProcess]]:
     """Start servers of one's own; a failed test shows their logs."""
     servers: list[ServerProcess] = []
 
     def start(*flags: str, wait: bool = True, **environment: str) -> ServerProcess:
         log_path = tmp_path / f"log{len(servers)}.txt"
-        server = ServerProcess(log_path, *flags, environment=environment)
+        server = ServerProcess(log_path, *flags, environment=platform_environment | environment)
         servers.append(server)
         return server.__enter__() if wait else server
 

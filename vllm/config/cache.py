@@ -5,6 +5,7 @@ from typing import Any
 
 from vllm.exceptions import ConfigError
 
+CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8")
 HASH_ALGOS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 
@@ -17,6 +18,7 @@ class CacheConfig:
         gpu_memory_utilization: Share of the device's memory the process may take.
         kv_cache_memory_bytes: Exact size of the pool in bytes; None: derived from free memory.
         num_gpu_blocks_override: Exact number of blocks; wins over memory.
+        cache_dtype: Type of cached rows; "auto": the model's.
         hash_block_size: Tokens under one prefix hash; None: derived from the groups.
         prefix_cache_retention_interval: How often window state is kept; None: unset.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm import envs
-from vllm.config.cache import HASH_ALGOS, CacheConfig
+from vllm.config.cache import CACHE_DTYPES, HASH_ALGOS, CacheConfig
 from vllm.config.kv_events import KVEventsConfig
 from vllm.config.load import LOAD_FORMATS, LoadConfig
 from vllm.config.model import DTYPES, ModelConfig
@@ -27,6 +27,7 @@ from vllm.model_executor.model_loader.resolve import (
     resolve_checkpoint,
 )
 from vllm.model_executor.models.registry import resolve_model
+from vllm.platforms.resolve import find_plugin_platform
 from vllm.utils.argparse_utils import human_int, human_int_or_auto, json_object
 
 logger = init_logger(__name__)
@@ -48,6 +49,7 @@ class EngineArgs:
         tokenizer: Folder or hub id of the tokenizer, where it is not the model's.
         max_model_len: Longest prompt + answer in tokens; -1: what fits in memory.
         block_size: Tokens of a KV block; for DeepSeek-V4 32 (default), 64 or 128.
+        kv_cache_dtype: Type of cached rows; "auto": the model's.
         kv_cache_memory_bytes: Exact size of the KV pool.
         num_gpu_blocks_override: Exact number of KV blocks; wins over memory.
         prefix_cache_retention_interval: Which window state is kept: auto, none, 0 or a number of
@@ -74,6 +76,7 @@ class EngineArgs:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     block_size: int | None = None
+    kv_cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
@@ -182,6 +185,7 @@ class EngineArgs:
         _check_retention(retention, block_size, model_config)
         return CacheConfig(
             block_size=block_size,
+            cache_dtype=self.kv_cache_dtype,
             prefix_cache_retention_interval=retention,
             gpu_memory_utilization=self.gpu_memory_utilization,
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
@@ -249,7 +253,9 @@ def _resolve_block_size(block_size: int | None, model_config: ModelConfig) -> in
     if model_config.hf_config.get("model_type") != "deepseek_v4":
         return _DEFAULT_BLOCK_SIZE if block_size is None else block_size
     if block_size is None:
-        return DEEPSEEK_V4_BLOCK_SIZES[0]
+        platform = find_plugin_platform()
+        own = platform.default_block_size(model_config.hf_config) if platform else None
+        return own or DEEPSEEK_V4_BLOCK_SIZES[0]
     if block_size not in DEEPSEEK_V4_BLOCK_SIZES:
         allowed = ", ".join(map(str, DEEPSEEK_V4_BLOCK_SIZES))
         raise ConfigError(
@@ -324,7 +330,7 @@ def _add_model_args(group: argparse._ArgumentGroup) -> None:
         "--enforce-eager",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="Never capture graphs. There are none to capture yet.",
+        help="Never capture graphs; so far only an Ascend NPU can (docs/ascend.md).",
     )
 
 
@@ -333,6 +339,12 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         "--block-size",
         type=human_int,
         help="Tokens of a KV block: for DeepSeek-V4 32 (default), 64 or 128.",
+    )
+    group.add_argument(
+        "--kv-cache-dtype",
+        choices=CACHE_DTYPES,
+        default="auto",
+        help="Type of cached rows; auto: the model's. fp8: an Ascend A5's own pages.",
     )
     group.add_argument(
         "--gpu-memory-utilization",

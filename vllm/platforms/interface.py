@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.exceptions import ConfigError
@@ -71,6 +71,21 @@ class Platform(ABC):
         hf_config = config.model_config.hf_config
         declared = hf_config.get("torch_dtype") or hf_config.get("dtype")
         return declared if declared in ("float16", "bfloat16", "float32") else "bfloat16"
+
+    def default_block_size(self, hf_config: Mapping[str, Any]) -> int | None:
+        """Return what an unset ``--block-size`` means for a model; None: the model's own default.
+
+        Asked of a plug-in's platform, once, where flags become a config: every process then works
+        with the same number. Must not load torch.
+
+        Args:
+            hf_config: The model's config.json.
+
+        Raises:
+            ConfigError: What the operator said elsewhere is not a block size.
+        """
+        del hf_config
+        return None
 
     def check_and_update_config(self, config: VllmConfig) -> VllmConfig:
         """Return ``config`` with this platform's defaults filled in; the argument is not changed.

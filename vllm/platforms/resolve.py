@@ -23,8 +23,21 @@ def get_current_platform() -> Platform:
     Raises:
         ConfigError: Several plug-ins are active, or an active one names no platform class.
     """
+    found = find_plugin_platform()
+    return found or load_platform(choose_platform_path((), is_cuda_available))
+
+
+def find_plugin_platform() -> Platform | None:
+    """Build the active plug-in's platform; None without one.
+
+    For processes that must not load torch: looking for CUDA can mean importing it.
+
+    Raises:
+        ConfigError: Several plug-ins are active, or an active one names no platform class.
+    """
     plugins = importlib.metadata.entry_points(group=PLUGIN_GROUP)
-    return load_platform(choose_platform_path(plugins, is_cuda_available))
+    path = choose_platform_path(plugins, lambda: False)
+    return None if path == CPU_PATH else load_platform(path)
 
 
 def choose_platform_path(

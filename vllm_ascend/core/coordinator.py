@@ -1,45 +1,52 @@
 """All groups of a DeepSeek-V4 on Ascend together.
 
-Hits, checkpoints and retention are the core's (``UnitKVCacheCoordinator``). Ascend's part is what
-its kernels demand of the pages, and the masks that a store beside the pool asks for.
+Hits, checkpoints, retention and what a store should keep are the core's. Ascend's part is what its
+kernels demand of the pages.
 """
 
+from inspect import signature
+from typing import Any
+
 from vllm.exceptions import ConfigError
-from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+from vllm.v1.core.kept_blocks import kept_block_mask
+from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
 from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, UniformTypeKVCacheSpecs
 from vllm_ascend.core.geometry import check_kernel_rows
 from vllm_ascend.core.kv_cache_interface import CompressAttentionSpec, unpack_groups
-from vllm_ascend.core.masks import kept_block_mask
+
+_ARGUMENTS = frozenset(signature(get_kv_cache_coordinator).parameters)
 
 
 class AscendHybridKVCacheCoordinator(UnitKVCacheCoordinator):
     """The core's coordinator over Ascend's pages.
 
-    Takes the keyword arguments of ``get_kv_cache_coordinator``, all by name: a renamed one is an
-    error here and never a silent default.
+    Takes the keyword arguments of ``get_kv_cache_coordinator``, all by name; those that are not
+    listed here do not matter for hits at one unit.
 
     Owns: as ``UnitKVCacheCoordinator``.
 
     Raises:
         ConfigError: A block does not suit the kernels or the unit, or context parallelism is on.
+        TypeError: ``get_kv_cache_coordinator`` has no such argument: a renamed one is an error
+            here and never a silent default.
     """
 
     def __init__(
         self,
         *,
         kv_cache_config: KVCacheConfig,
-        max_model_len: int,
-        max_num_batched_tokens: int,
-        use_eagle: bool,
         enable_caching: bool,
         enable_kv_cache_events: bool,
+        use_eagle: bool,
+        hash_block_size: int,
         dcp_world_size: int,
         pcp_world_size: int,
-        scheduler_block_size: int,
-        hash_block_size: int,
-        metrics_collector: KVCacheMetricsCollector | None = None,
+        **others: Any,
     ) -> None:
+        unknown = sorted(others.keys() - _ARGUMENTS)
+        if unknown:
+            raise TypeError(f"{type(self).__name__} got unknown arguments: {', '.join(unknown)}")
         ranks = dcp_world_size * pcp_world_size
         if ranks != 1:
             raise ConfigError(
@@ -62,9 +69,15 @@ class AscendHybridKVCacheCoordinator(UnitKVCacheCoordinator):
         self.use_mtp = use_eagle
 
     def kept_block_mask(self, group_id: int, num_tokens: int) -> list[bool]:
-        """Return for each block of a prompt whether a later request can use it; see ``masks``."""
+        """Return for each block of a prompt whether a later request can use it.
+
+        Compressed groups are dense, window groups keep the tails below the boundaries of the
+        retention policy, its interval included; with MTP also those one unit lower.
+        """
         group = self.geometry.groups[group_id]
-        return kept_block_mask(self.geometry, group, num_tokens, use_mtp=self.use_mtp)
+        return kept_block_mask(
+            self.geometry, self.policy, group, num_tokens, has_drafter=self.use_mtp
+        )
 
 
 def serves(kv_cache_config: KVCacheConfig, enable_caching: bool) -> bool:

@@ -3,7 +3,7 @@
 For ``--block-size`` bs (tokens of one prefix unit), head 512, index head 128:
 
     cache           block (tokens)  rows  A2/A3 row            A5 row
-    window          bs              bs    512 bf16             640 bytes: 512 fp8 + 128
+    window          bs              bs    512 bf16             640 bytes, see RowFormat
     C4, C128        4 bs, 128 bs    bs    512 bf16             640 bytes
     indexer         4 bs            bs    128 int8 + fp16      128 fp8 + fp32
     C4 state        bs / 16         same  2048 fp32            2048 fp32
@@ -43,25 +43,42 @@ class Generation(StrEnum):
     A5 = "A5"
 
 
+def reference_generation() -> Generation:
+    """Return the generation that reference mode stands for: A2/A3 unless the variable says A5.
+
+    Raises:
+        ConfigError: It names no generation.
+    """
+    raw = envs.read_reference_generation()
+    if raw is None or raw.upper() in ("A2", "A3", "A2/A3"):
+        return Generation.A2_A3
+    if raw.upper() == "A5":
+        return Generation.A5
+    raise ConfigError(f"{envs.GENERATION_VARIABLE}={raw!r} must be A2, A3 or A5.")
+
+
 @dataclass(frozen=True, slots=True)
 class RowFormat:
     """Bytes of stored rows on a generation.
 
+    A5's 640 bytes are 512 + 128: 448 fp8 values, the rotary part's 64 bytes free for scales, and
+    behind them the 64 rotary values in bf16 (``vllm_ascend.ops.row_formats``).
+
     Attributes:
         row_itemsize: Bytes per value of window rows and entries.
-        row_extra_bytes: Bytes a row carries beside its values.
+        rope_extra_itemsize: Bytes a row carries beside its values, per rotary value.
         index_scale_bytes: Bytes of an indexer row's scale; its values take one byte each.
         c128_state_divisor: The C128 state block is the unit divided by this.
     """
 
     row_itemsize: int
-    row_extra_bytes: int
+    rope_extra_itemsize: int
     index_scale_bytes: int
     c128_state_divisor: int
 
-    def row_bytes(self, head_dim: int) -> int:
-        """Return the bytes of one window row or entry."""
-        return head_dim * self.row_itemsize + self.row_extra_bytes
+    def row_bytes(self, head_dim: int, rope_dim: int) -> int:
+        """Return the bytes of one window row or entry, ``rope_dim`` of its values rotary."""
+        return head_dim * self.row_itemsize + rope_dim * self.rope_extra_itemsize
 
     def index_row_bytes(self, index_head_dim: int) -> int:
         """Return the bytes of one indexer row, its scale included."""
@@ -71,7 +88,7 @@ class RowFormat:
 ROW_FORMATS: Mapping[Generation, RowFormat] = MappingProxyType(
     {
         Generation.A2_A3: RowFormat(2, 0, 2, 4),
-        Generation.A5: RowFormat(1, 128, 4, 8),
+        Generation.A5: RowFormat(1, 2, 4, 8),
     }
 )
 
@@ -118,14 +135,14 @@ def v4_geometry(
     *,
     head_dim: int = 512,
     index_head_dim: int = 128,
+    rope_dim: int = 64,
 ) -> V4Geometry:
-    """Return the table's column for a ``--block-size``; None means 32.
+    """Return the table's column for a ``--block-size``; None: the variable's, else 32.
 
     Raises:
         ConfigError: The size is not 32, 64 or 128, or the variable says another one.
     """
-    unit = check_block_size(block_size)
-    rows = get_dsv4_compressed_kv_block_size(C128_RATIO, unit)
+    unit = rows = get_dsv4_compressed_kv_block_size(C128_RATIO, block_size)
     layout = ROW_FORMATS[generation]
     c4_state, c128_state = unit // 16, unit // layout.c128_state_divisor
     return V4Geometry(
@@ -136,7 +153,7 @@ def v4_geometry(
         window_block=unit,
         c4_state_block=c4_state,
         c128_state_block=c128_state,
-        row_page=unit * layout.row_bytes(head_dim),
+        row_page=unit * layout.row_bytes(head_dim, rope_dim),
         indexer_page=unit * layout.index_row_bytes(index_head_dim),
         c4_state_page=c4_state * _C4_STATE_FACTOR * head_dim * _STATE_ITEMSIZE,
         indexer_state_page=c4_state * _C4_STATE_FACTOR * index_head_dim * _STATE_ITEMSIZE,
@@ -165,11 +182,11 @@ def get_dsv4_compressed_kv_block_size(compress_ratio: int, block_size: int | Non
 
     Rows are the same at every ratio: that is what gives all row pages one size. The variable
     ``VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE`` is another way to write ``--block-size`` for the
-    C128 entries; it is read for ratio 128 only, and may only say the same.
+    C128 entries; it is read for ratio 128 only. Where both are written they must say the same.
 
     Args:
         compress_ratio: Tokens per entry.
-        block_size: ``--block-size``; None: not known here, so the variable decides, else 32.
+        block_size: ``--block-size``; None: it was not written, so the variable decides, else 32.
 
     Raises:
         ConfigError: Either value is not 32, 64 or 128, or they differ.
@@ -177,13 +194,12 @@ def get_dsv4_compressed_kv_block_size(compress_ratio: int, block_size: int | Non
     raw = envs.read_compressed_block_size() if compress_ratio == C128_RATIO else None
     if raw is None:
         return check_block_size(block_size)
-    if not raw.isdigit() or int(raw) not in BLOCK_SIZES:
+    if not raw.isdecimal() or int(raw) not in BLOCK_SIZES:
         raise ConfigError(f"{envs.COMPRESSED_BLOCK_VARIABLE}={raw!r} must be 32, 64 or 128.")
     if block_size is not None and check_block_size(block_size) != int(raw):
-        default = " (the default)" if block_size == DEFAULT_BLOCK_SIZE else ""
         raise ConfigError(
-            f"--block-size {block_size}{default} and {envs.COMPRESSED_BLOCK_VARIABLE}={raw} "
-            f"disagree: unset the variable, or give --block-size {raw}."
+            f"--block-size {block_size} and {envs.COMPRESSED_BLOCK_VARIABLE}={raw} disagree: "
+            f"unset the variable, or give --block-size {raw}."
         )
     return int(raw)
 

@@ -16,10 +16,8 @@ from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache
 from vllm.v1.core.hybrid_layout import packed_block_stride
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
-    KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
-    KVCacheTensor,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
     UniformTypeKVCacheSpecs,
@@ -27,7 +25,6 @@ from vllm.v1.kv_cache_interface import (
 from vllm_ascend.core.geometry import (
     BLOCK_SIZES,
     DEFAULT_BLOCK_SIZE,
-    ROW_FORMATS,
     Generation,
     V4Geometry,
     check_kernel_rows,
@@ -41,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK_SIZES",
     "DEFAULT_BLOCK_SIZE",
+    "PACKED_BYTES_PER_UNIT_TOKEN",
     "PUBLISHED_BYTES_PER_BLOCK",
     "CompressAttentionSpec",
     "Generation",
@@ -50,7 +48,7 @@ __all__ = [
     "ascend_kv_cache_specs",
     "explain_bytes_per_block",
     "get_dsv4_compressed_kv_block_size",
-    "tensors_in_use",
+    "model_geometry",
     "unpack_groups",
     "v4_geometry",
 ]
@@ -58,6 +56,10 @@ __all__ = [
 # What vllm-ascend reports for V4-Flash with MTP on A2/A3, by --block-size.
 PUBLISHED_BYTES_PER_BLOCK: Mapping[int, int] = MappingProxyType(
     {32: 845_184, 64: 1_690_368, 128: 3_380_736}
+)
+# What our grouping gives for the published models with MTP on A2/A3, per token of --block-size.
+PACKED_BYTES_PER_UNIT_TOKEN: Mapping[str, int] = MappingProxyType(
+    {"V4-Flash": 24_234, "V4-Pro": 34_620}
 )
 _PUBLISHED_ROW_TENSORS, _PUBLISHED_INDEXER_TENSORS = 23, 22
 
@@ -99,31 +101,48 @@ def ascend_kv_cache_specs(
         block_size: ``--block-size``; None: 32.
         dtypes: Types of the pages. With ``index`` set the pages are the device's, state padding
             included; without it (reference mode in fp32) they are the core's.
-        generation: Of the device. A5's extra bytes of a row are part of its width.
+        generation: Of the device. On an A5 the bytes of a row beside its values are part of its
+            width.
 
     Raises:
         ConfigError: The block size is refused, or disagrees with the variable.
     """
-    geometry = v4_geometry(
-        block_size, generation, head_dim=config.head_dim, index_head_dim=config.index_head_dim
-    )
+    geometry = model_geometry(config, block_size, generation)
     check_kernel_rows(geometry.unit)
     specs = deepseek_v4_kv_cache_specs(config, geometry.unit, dtypes.rows, dtypes.state)
     return {name: _to_ascend(name, spec, geometry, dtypes) for name, spec in specs.items()}
 
 
+def model_geometry(
+    config: DeepseekV4Config, block_size: int | None, generation: Generation
+) -> V4Geometry:
+    """Return the geometry of a model's own head sizes.
+
+    Raises:
+        ConfigError: As ``v4_geometry``.
+    """
+    return v4_geometry(
+        block_size,
+        generation,
+        head_dim=config.head_dim,
+        index_head_dim=config.index_head_dim,
+        rope_dim=config.qk_rope_head_dim,
+    )
+
+
 def _to_ascend(
     name: str, spec: KVCacheSpec, geometry: V4Geometry, dtypes: PageDtypes
 ) -> KVCacheSpec:
-    layout = ROW_FORMATS[geometry.generation]
     if isinstance(spec, CompressorStateSpec):
         return _state_page(name, spec, geometry, is_padded=dtypes.index is not None)
+    assert isinstance(spec, MLAAttentionSpec | SlidingWindowMLASpec), type(spec).__name__
+    width, dtype = spec.head_size, spec.dtype
+    if dtypes.index is not None:
+        is_indexer = name.endswith(".indexer")
+        dtype = dtypes.index if is_indexer else dtypes.rows
+        page = geometry.indexer_page if is_indexer else geometry.row_page
+        width = page // (geometry.unit * dtype.itemsize)
     if isinstance(spec, MLAAttentionSpec):
-        width, dtype = spec.head_size, spec.dtype
-        if dtypes.index is not None and name.endswith(".indexer"):
-            width, dtype = layout.index_row_bytes(width), dtypes.index
-        elif layout.row_extra_bytes:
-            width += layout.row_extra_bytes // dtype.itemsize
         return CompressAttentionSpec(
             block_size=spec.block_size,
             num_kv_heads=1,
@@ -131,9 +150,7 @@ def _to_ascend(
             dtype=dtype,
             compress_ratio=spec.compress_ratio,
         )
-    assert isinstance(spec, SlidingWindowMLASpec), f"{name} is a {type(spec).__name__}"
-    extra = layout.row_extra_bytes // dtypes.rows.itemsize
-    return replace(spec, head_size=spec.head_size + extra, head_size_v=None) if extra else spec
+    return replace(spec, head_size=width, head_size_v=None)
 
 
 def _state_page(
@@ -185,30 +202,23 @@ def aggregate_page_size_bytes(groups: Sequence[KVCacheGroupSpec]) -> int:
     return total
 
 
-def tensors_in_use(config: KVCacheConfig) -> list[KVCacheTensor]:
-    """Return the tensors that some layer uses: nobody reads or writes the others."""
-    return [tensor for tensor in config.kv_cache_tensors if tensor.shared_by]
-
-
-def explain_bytes_per_block(groups: Sequence[KVCacheGroupSpec], geometry: V4Geometry) -> str:
+def explain_bytes_per_block(groups: Sequence[KVCacheGroupSpec], unit: int) -> str:
     """Return a sentence on what one block id costs, beside the published number.
 
     The published one is for V4-Flash with MTP on A2/A3: a tensor for each of 23 row slots and 22
     indexer slots. Slot i is as wide as the widest page at position i of any group, so every block
     pays for all of them. Our packed row is as wide as the widest group alone.
     """
-    ours = packed_block_stride(groups)
-    published = PUBLISHED_BYTES_PER_BLOCK[geometry.unit]
-    slots = (
-        _PUBLISHED_ROW_TENSORS * geometry.row_page
-        + _PUBLISHED_INDEXER_TENSORS * geometry.indexer_page
+    models = " and ".join(
+        f"{count * unit} for {model}" for model, count in PACKED_BYTES_PER_UNIT_TOKEN.items()
     )
-    pages = (
-        f" of {geometry.row_page} and {geometry.indexer_page} bytes" if slots == published else ""
-    )
+    flash = v4_geometry(unit)
     return (
-        f"{ours} bytes per block id at --block-size {geometry.unit}: one packed row as wide as the "
-        f"widest group (published for V4-Flash with MTP: {published}, which is "
-        f"{_PUBLISHED_ROW_TENSORS} row and {_PUBLISHED_INDEXER_TENSORS} indexer tensors{pages}, "
-        "each as wide as the widest page of its place in any group)"
+        f"{packed_block_stride(groups)} bytes per block id at --block-size {unit}: one packed row "
+        f"as wide as the widest group (a page of every layer of all {len(groups)} groups: "
+        f"{aggregate_page_size_bytes(groups)} bytes). With MTP on an A2 or A3, packed rows have "
+        f"{models}; {PUBLISHED_BYTES_PER_BLOCK[unit]} is published for V4-Flash, which is "
+        f"{_PUBLISHED_ROW_TENSORS} row tensors of {flash.row_page} and "
+        f"{_PUBLISHED_INDEXER_TENSORS} indexer tensors of {flash.indexer_page} bytes a block, each "
+        "as wide as the widest page at its place in any group."
     )

@@ -3,14 +3,8 @@
 from typing import Any
 
 from vllm.v1.core.managers.full_attention import FullAttentionManager
-from vllm.v1.kv_cache_interface import KVCacheSpec, UniformTypeKVCacheSpecs
-
-
-def member_of(spec: KVCacheSpec) -> KVCacheSpec:
-    """Return a group's spec, or any member's where the group has unequal pages."""
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        return next(iter(spec.kv_cache_specs.values()))
-    return spec
+from vllm.v1.core.retention import member_spec
+from vllm.v1.kv_cache_interface import KVCacheSpec
 
 
 class CompressAttentionManager(FullAttentionManager):
@@ -24,4 +18,4 @@ class CompressAttentionManager(FullAttentionManager):
     """
 
     def __init__(self, kv_cache_spec: KVCacheSpec, **kwargs: Any) -> None:
-        super().__init__(member_of(kv_cache_spec), **kwargs)
+        super().__init__(member_spec(kv_cache_spec), **kwargs)

@@ -6,7 +6,8 @@ from types import MappingProxyType
 
 from vllm.exceptions import ConfigError
 from vllm.v1.attention.ops.registry import REFERENCE_OPS, Op
-from vllm_ascend.ops import elementwise, experts, pages
+from vllm_ascend.ops import elementwise, experts
+from vllm_ascend.ops.pages import A2_A3_PAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,16 @@ ASCEND_OPS: Mapping[str, AscendOp] = MappingProxyType(
             elementwise.hc_expand, ("npu_mhc_post",), "fp16 or bf16 and 4, 6 or 8 streams", True
         ),
         "write_rows": AscendOp(
-            pages.write_rows, ("npu_scatter_nd_update_",), "[block, row] indices; int8 quantises"
+            A2_A3_PAGES.write_rows,
+            ("npu_scatter_nd_update_",),
+            "[block, row] indices; int8 quantises; a V4 on an A5 has page ops of its own",
         ),
-        "read_rows": AscendOp(pages.read_rows, (), "index_select; int8 rows are dequantised"),
+        "read_rows": AscendOp(
+            A2_A3_PAGES.read_rows, (), "index_select; int8 rows are dequantised; A5: as above"
+        ),
+        "round_rows": AscendOp(
+            A2_A3_PAGES.round_rows, (), "what write_rows and read_rows make of a row"
+        ),
         "compress_windows": _aten("compress_windows", "the wheel has no compressor"),
         "index_scores": _aten(
             "index_scores",

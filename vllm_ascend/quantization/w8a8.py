@@ -5,6 +5,8 @@ as the product wants it; slots are transposed views, so that loading transposes.
 symmetric scheme are zero, which is checked.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch.nn.functional import linear
 
@@ -67,10 +69,18 @@ class Int8Stack:
             self.weights = torch.ops.npu.npu_format_cast(self.weights, _NZ_FORMAT)
 
 
-def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return int8 rows and their fp32 scales."""
-    rows, scales = torch.ops.npu.npu_dynamic_quant(x)
-    return rows, scales
+class QuantisedRows(NamedTuple):
+    """int8 rows [..., in] and their fp32 scales [...]."""
+
+    rows: torch.Tensor
+    scales: torch.Tensor
+
+
+def quantise(x: torch.Tensor) -> QuantisedRows:
+    """Quantise rows [..., in], each by its largest value. No rows: no call."""
+    if not x.shape[0]:
+        return QuantisedRows(x.to(torch.int8), x.new_empty(x.shape[:-1], dtype=torch.float32))
+    return QuantisedRows(*torch.ops.npu.npu_dynamic_quant(x))
 
 
 def multiply(
@@ -104,12 +114,18 @@ class W8A8Matrix:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map [T, in] to [T, out]."""
-        if not x.shape[0]:
-            return x.new_empty((0, self._stack.scales.shape[1]))
-        rows, row_scales = quantise(x)
-        return multiply(
-            rows, row_scales, self._stack.weights[0], self._stack.scales[0], self._dtype
-        )
+        return self.map_prepared(self.prepare(x))
+
+    def prepare(self, x: torch.Tensor) -> QuantisedRows:
+        """Quantise rows [T, in], once for all matrices over them."""
+        return quantise(x)
+
+    def map_prepared(self, prepared: QuantisedRows) -> torch.Tensor:
+        """Map quantised rows to [T, out]."""
+        weight, scale = self._stack.weights[0], self._stack.scales[0]
+        if not prepared.rows.shape[0]:
+            return weight.new_empty((0, weight.shape[1]), dtype=self._dtype)
+        return multiply(prepared.rows, prepared.scales, weight, scale, self._dtype)
 
     def map_groups(self, x: torch.Tensor) -> torch.Tensor:
         """Map [T, 1, in] to [T, 1, out]; ``W8A8GroupedMatrix`` maps more groups."""
@@ -149,6 +165,14 @@ class W8A8GroupedMatrix:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Refuse: ``W8A8Matrix`` does it."""
+        return self.map_prepared(self.prepare(x))
+
+    def prepare(self, x: torch.Tensor) -> QuantisedRows:
+        """Quantise slices [T, g, in], each by itself."""
+        return quantise(x)
+
+    def map_prepared(self, prepared: QuantisedRows) -> torch.Tensor:
+        """Refuse: ``W8A8Matrix`` does it."""
         raise AssertionError(f"{self._name} maps {self._num_groups} groups, not a whole input")
 
     def map_groups(self, x: torch.Tensor) -> torch.Tensor:
@@ -156,7 +180,7 @@ class W8A8GroupedMatrix:
         weights, scales = self._weight.chunk(self._num_groups), self._scale.chunk(self._num_groups)
         if not x.shape[0]:
             return x.new_empty((0, self._num_groups, scales[0].shape[0]))
-        rows, row_scales = quantise(x)
+        rows, row_scales = self.prepare(x)
         parts = [
             multiply(
                 rows[:, group].contiguous(),

@@ -21,10 +21,15 @@ import numpy as np
 import torch
 
 from vllm.v1.attention.metadata import StepMetadata
+from vllm.v1.spec_decode.mtp import MTPModel
 from vllm.v1.worker.model_runner import CausalLM
 
 _MAX_GRAPHS = 64
 _SIGHTINGS_BEFORE_CAPTURE = 2
+
+
+class DraftingLM(CausalLM, MTPModel, Protocol):
+    """A model; its MTP block is asked for where the configuration drafts with it."""
 
 
 class GraphDevice(Protocol):
@@ -62,11 +67,15 @@ class DecodeGraphs:
     Args:
         model: The model.
         device: ``torch.npu``.
+        max_graphs: Most graphs kept.
     """
 
-    def __init__(self, model: CausalLM, device: GraphDevice) -> None:
+    def __init__(
+        self, model: DraftingLM, device: GraphDevice, max_graphs: int = _MAX_GRAPHS
+    ) -> None:
         self._model = model
         self._device = device
+        self._max_graphs = max_graphs
         self._pool: Any = None
         self._sightings: Counter[Hashable] = Counter()
         self._captured: OrderedDict[Hashable, CapturedStep] = OrderedDict()
@@ -92,13 +101,28 @@ class DecodeGraphs:
             # This step ran eagerly and was the warm-up; a second run writes the same rows again.
             del self._sightings[signature]
             self._capture(signature, step, kv_caches)
-        elif len(self._sightings) > _MAX_GRAPHS:
+        elif len(self._sightings) > self._max_graphs:
             self._sightings.clear()
         return streams
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """As the model; never captured: the number of rows is the sampler's."""
         return self._model.compute_logits(streams)
+
+    def forward_mtp(
+        self,
+        streams: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: StepMetadata,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """As the model; never captured: the rows that stand differ from step to step."""
+        return self._model.forward_mtp(streams, next_token_ids, positions, meta, kv_caches)
+
+    def compute_mtp_logits(self, streams: torch.Tensor) -> torch.Tensor:
+        """As the model; never captured."""
+        return self._model.compute_mtp_logits(streams)
 
     def _capture(
         self, signature: Hashable, step: Any, kv_caches: Mapping[str, torch.Tensor]
@@ -112,7 +136,7 @@ class DecodeGraphs:
         with self._device.graph(graph, pool=self._pool):
             streams = self._model(token_ids, positions, meta, kv_caches)
         self._captured[signature] = CapturedStep(graph, tuple(_tensors(static)), streams)
-        if len(self._captured) > _MAX_GRAPHS:
+        if len(self._captured) > self._max_graphs:
             self._captured.popitem(last=False)
 
     def _replay(self, captured: CapturedStep, step: Any) -> torch.Tensor:

@@ -1,16 +1,12 @@
 """The core's worker with Ascend's pages, memory accounting and decode graphs."""
 
-from typing import Any
-
-import torch
-
 from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
+from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.core.hybrid_layout import group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.worker.dtypes import resolve_cache_dtype
 from vllm.v1.worker.worker import Worker
 from vllm_ascend import envs
 from vllm_ascend.core.kv_cache_interface import (
@@ -18,11 +14,12 @@ from vllm_ascend.core.kv_cache_interface import (
     PageDtypes,
     ascend_kv_cache_specs,
     explain_bytes_per_block,
-    v4_geometry,
 )
+from vllm_ascend.ops.pages import make_a5_pages
 from vllm_ascend.platform import AscendPlatform
 from vllm_ascend.worker.decode_graphs import DecodeGraphs
 from vllm_ascend.worker.memory import MemorySnapshot, available_kv_bytes, read_peak_bytes
+from vllm_ascend.worker.page_dtypes import choose_page_dtypes
 from vllm_ascend.worker.profile import run_largest_step
 
 logger = init_logger(__name__)
@@ -52,8 +49,15 @@ class NPUWorker(Worker):
     def init_device(self) -> None:
         """Select the device and note its memory before anything is loaded."""
         super().init_device()
+        logger.info(
+            "Ascend %s%s",
+            self._ascend.generation(),
+            ": this tree has never been run on a device"
+            if self._is_npu
+            else " in reference mode: CPU tensors, npu calls in plain torch",
+        )
         if self._is_npu:
-            self._first_snapshot = MemorySnapshot.take(_torch_npu())
+            self._first_snapshot = MemorySnapshot.take(self._ascend.device_api())
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Return what each of the model's caches keeps, in Ascend's pages.
@@ -63,20 +67,29 @@ class NPUWorker(Worker):
         """
         if not isinstance(self._model_spec, DeepseekV4Config):
             return super().get_kv_cache_specs()
-        generation = self._ascend.generation()
-        if generation is Generation.A5:
-            raise ConfigError(
-                "A5 pages (fp8 rows of 640 bytes) have no kernels in this tree, only their "
-                "geometry is known: use an A2 or A3."
-            )
-        rows = resolve_cache_dtype(self._config.cache_config.cache_dtype, self._dtype)
-        index = torch.int8 if self._ascend.uses_device_pages(rows.itemsize) else None
         return ascend_kv_cache_specs(
             self._model_spec,
             self._config.cache_config.block_size,
-            PageDtypes(rows=rows, index=index, state=torch.float32),
-            generation,
+            self._page_dtypes(),
+            self._ascend.generation(),
         )
+
+    def _page_dtypes(self) -> PageDtypes:
+        return choose_page_dtypes(
+            self._config.cache_config.cache_dtype,
+            self._dtype,
+            self._ascend.generation(),
+            has_float_pages=self._ascend.has_float_pages,
+        )
+
+    def _make_op_resolver(self) -> OpResolver:
+        """Return the platform's ops; on an A5, DeepSeek-V4's pages have ops of their own."""
+        resolve = super()._make_op_resolver()
+        spec = self._model_spec
+        if self._ascend.generation() is not Generation.A5 or not isinstance(spec, DeepseekV4Config):
+            return resolve
+        pages = make_a5_pages(spec.head_dim, spec.qk_rope_head_dim, spec.index_head_dim).by_name()
+        return lambda name: pages[name] if name in pages else resolve(name)
 
     def determine_available_memory(self) -> int:
         """Return the bytes the KV pool may take, after a profile run on an NPU."""
@@ -84,7 +97,7 @@ class NPUWorker(Worker):
         if exact is not None or self._first_snapshot is None:
             return super().determine_available_memory()
         assert self._device is not None, "init_device comes first"
-        npu = _torch_npu()
+        npu = self._ascend.device_api()
         npu.reset_peak_memory_stats()
         scheduler = self._config.scheduler_config
         run_largest_step(
@@ -112,12 +125,12 @@ class NPUWorker(Worker):
             ConfigError: The config's layers are not the model's: missing and extra are listed.
         """
         self._report_bytes()
-        if envs.wants_decode_graphs():
+        if envs.wants_decode_graphs() and not self._config.model_config.enforce_eager:
             if not self._is_npu:
                 raise ConfigError(
                     f"{envs.GRAPH_VARIABLE}=1 needs an NPU, which reference mode is not: unset it."
                 )
-            self._model = DecodeGraphs(self._model, _torch_npu())
+            self._model = DecodeGraphs(self._model, self._ascend.device_api())
         super().initialize_from_config(kv_cache_config)
 
     @property
@@ -127,14 +140,13 @@ class NPUWorker(Worker):
     def _report_bytes(self) -> None:
         if not isinstance(self._model_spec, DeepseekV4Config):
             return
-        geometry = v4_geometry(
-            self._config.cache_config.block_size,
-            head_dim=self._model_spec.head_dim,
-            index_head_dim=self._model_spec.index_head_dim,
-        )
         groups = group_hybrid_mla_specs(self.get_kv_cache_specs())
-        logger.info("KV cache: %s", explain_bytes_per_block(groups, geometry))
-
-
-def _torch_npu() -> Any:
-    return torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
+        unit = self._config.cache_config.block_size
+        logger.info("KV cache: %s", explain_bytes_per_block(groups, unit))
+        dtypes = self._page_dtypes()
+        logger.info(
+            "KV cache pages: rows %s, index keys %s, state %s",
+            dtypes.rows,
+            dtypes.rows if dtypes.index is None else dtypes.index,
+            dtypes.state,
+        )

@@ -72,6 +72,19 @@ def test_mtp_keeps_more_window_blocks() -> None:
     assert with_mtp.kept_block_mask(window, 352) == [False] * 3 + [True] * 8
 
 
+def test_the_retention_interval_reaches_the_masks() -> None:
+    config = replace(make_config(), prefix_cache_retention_interval="128")
+    coordinator = get_kv_cache_coordinator(kv_cache_config=config, **ARGUMENTS)
+    c4, *_, c4_state, _ = range(len(coordinator.geometry.groups))
+    assert coordinator.kept_block_mask(c4, 640) == [True] * 5
+    window = coordinator.windows[0].geometry.group_id
+    assert coordinator.kept_block_mask(window, 640) == [True] * 20
+    kept = [i for i, is_kept in enumerate(coordinator.kept_block_mask(c4_state, 640)) if is_kept]
+    # 608 is the resend's boundary; below each the four rows of the window before.
+    ends = (128, 256, 384, 512, 608, 640)
+    assert kept == [block for end in ends for block in range(end // 2 - 2, end // 2)]
+
+
 def test_other_configurations_keep_the_cores_coordinators() -> None:
     config = make_config()
     assert find_coordinator(config, True).name == "ascend_hybrid"
@@ -80,10 +93,14 @@ def test_other_configurations_keep_the_cores_coordinators() -> None:
     assert find_coordinator(windows_only, True).name == "unit"
 
 
-def test_a_renamed_keyword_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("name", "message"), [("use_eagle", "'use_eagle'"), ("max_model_len", "arguments: renamed")]
+)
+def test_a_renamed_keyword_is_an_error(name: str, message: str) -> None:
+    """Whether the coordinator reads it or not: a renamed one must not be swallowed."""
     arguments = {**ARGUMENTS, "kv_cache_config": make_config()}
-    arguments["use_drafter"] = arguments.pop("use_eagle")
-    with pytest.raises(TypeError, match="use_drafter"):
+    arguments["renamed"] = arguments.pop(name)
+    with pytest.raises(TypeError, match=message):
         AscendHybridKVCacheCoordinator(**arguments)
 
 

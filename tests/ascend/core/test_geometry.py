@@ -10,19 +10,18 @@ from vllm.v1.core.retention import CacheGeometry
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
-    KVCacheTensor,
     UniformTypeKVCacheSpecs,
 )
 from vllm_ascend.core import geometry
 from vllm_ascend.core.geometry import Generation, v4_geometry
 from vllm_ascend.core.kv_cache_interface import (
+    PACKED_BYTES_PER_UNIT_TOKEN,
     PUBLISHED_BYTES_PER_BLOCK,
     CompressAttentionSpec,
     aggregate_page_size_bytes,
     ascend_kv_cache_specs,
     explain_bytes_per_block,
     get_dsv4_compressed_kv_block_size,
-    tensors_in_use,
     unpack_groups,
 )
 from vllm_ascend.envs import COMPRESSED_BLOCK_VARIABLE
@@ -108,16 +107,31 @@ def test_bytes_per_block_id(unit: int) -> None:
     pro = grouped(PRO, unit, Generation.A2_A3)
     assert packed_block_stride(flash) == 775_488 * scale
     assert packed_block_stride(pro) == 1_107_840 * scale
+    assert PACKED_BYTES_PER_UNIT_TOKEN["V4-Flash"] * unit == 775_488 * scale
+    assert PACKED_BYTES_PER_UNIT_TOKEN["V4-Pro"] * unit == 1_107_840 * scale
     assert PUBLISHED_BYTES_PER_BLOCK[unit] == 845_184 * scale
     g = v4_geometry(unit)
+    # The published number is made of what the sentence says it is made of.
     assert PUBLISHED_BYTES_PER_BLOCK[unit] == 23 * g.row_page + 22 * g.indexer_page
-    text = explain_bytes_per_block(flash, g)
-    assert f"{775_488 * scale} bytes" in text
-    assert f"published for V4-Flash with MTP: {845_184 * scale}" in text
+    for groups, ours in ((flash, 775_488), (pro, 1_107_840)):
+        text = explain_bytes_per_block(groups, unit)
+        assert text.startswith(f"{ours * scale} bytes per block id at --block-size {unit}")
+        assert f"{775_488 * scale} for V4-Flash and {1_107_840 * scale} for V4-Pro" in text
+        assert f"{845_184 * scale} is published for V4-Flash" in text
+        assert f"23 row tensors of {g.row_page} and 22 indexer tensors of {g.indexer_page}" in text
     # Every layer of every group counts, not the first group's alone.
-    assert aggregate_page_size_bytes(flash) == (
-        (21 + 20 + 44 + 21 + 20) * g.row_page + (21 + 21) * g.indexer_page
-    )
+    every_page = (21 + 20 + 44 + 21 + 20) * g.row_page + (21 + 21) * g.indexer_page
+    assert aggregate_page_size_bytes(flash) == every_page
+    assert f"all 6 groups: {every_page} bytes" in explain_bytes_per_block(flash, unit)
+
+
+@pytest.mark.parametrize("unit", [32, 64, 128])
+def test_bytes_per_block_id_on_an_a5(unit: int) -> None:
+    scale = unit // 32
+    for ratios, num_c4 in ((FLASH, 21), (PRO, 30)):
+        g = v4_geometry(unit, Generation.A5)
+        stride = packed_block_stride(grouped(ratios, unit, Generation.A5))
+        assert stride == num_c4 * (g.row_page + g.indexer_page) == num_c4 * 24_704 * scale
 
 
 def test_fp32_pages_are_the_cores() -> None:
@@ -146,9 +160,11 @@ def test_the_variable_counts_where_the_ratio_is_128(monkeypatch: pytest.MonkeyPa
     assert get_dsv4_compressed_kv_block_size(4, 128) == 128
     with pytest.raises(ConfigError, match=f"--block-size 32 .*{COMPRESSED_BLOCK_VARIABLE}=64"):
         get_dsv4_compressed_kv_block_size(128, 32)
+    # --block-size left out: the variable says it, for the whole table.
+    assert (v4_geometry(None).unit, v4_geometry(None).c4_block) == (64, 256)
 
 
-@pytest.mark.parametrize("value", ["16", "-32", "many", "32.0"])
+@pytest.mark.parametrize("value", ["16", "-32", "many", "32.0", "²"])
 def test_a_bad_variable_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMPRESSED_BLOCK_VARIABLE, value)
     with pytest.raises(ConfigError, match=f"{COMPRESSED_BLOCK_VARIABLE}='{value}'"):
@@ -171,8 +187,3 @@ def test_unpacking_reads_a_members_block_size() -> None:
     wrong = KVCacheGroupSpec(["a"], UniformTypeKVCacheSpecs(64, mixed.kv_cache_specs))
     with pytest.raises(ConfigError, match="64-token"):
         unpack_groups([wrong])
-
-
-def test_a_tensor_without_layers_is_nobodys() -> None:
-    used = KVCacheTensor(8, ["a"])
-    assert tensors_in_use(KVCacheConfig(1, [used, KVCacheTensor(8, [])], [])) == [used]

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.optests import OpCheckError
 
 from vllm.exceptions import UnsupportedFeatureError
 from vllm_ascend.ops.dtype_codes import code_of, torch_dtype_of
@@ -54,6 +56,34 @@ def test_meta_results_look_like_cpu_results(sample: Any) -> None:
     on_meta = sample.results(torch.device("meta"))
     assert [(r.shape, r.dtype) for r in on_cpu] == [(r.shape, r.dtype) for r in on_meta]
     assert all(r.device.type == "meta" for r in on_meta)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", sample_calls(), ids=lambda sample: sample.name)
+def test_opcheck(sample: Any) -> None:
+    """The schema's word on aliases and mutation is kept, and fake tensors agree with real ones."""
+    arguments, keywords = sample.make(torch.device("cpu"))
+    utils = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(call(sample.name).default, arguments, keywords, test_utils=utils)
+
+
+def test_opcheck_sees_a_mutation_that_the_schema_hides() -> None:
+    with torch.library._scoped_library("checked", "DEF") as library:
+        library.define("hidden(Tensor x) -> Tensor")
+        library.impl("hidden", lambda x: x.add_(1).clone(), "CPU")
+        with pytest.raises(OpCheckError, match="mutated"):
+            torch.library.opcheck(
+                torch.ops.checked.hidden.default, (torch.ones(2),), test_utils="test_schema"
+            )
+
+
+@pytest.mark.parametrize("sample", sample_calls(), ids=lambda sample: sample.name)
+def test_fake_results_look_like_meta_results(sample: Any) -> None:
+    with FakeTensorMode():
+        fake = sample.results(torch.device("cpu"))
+    on_meta = sample.results(torch.device("meta"))
+    assert [(r.shape, r.dtype) for r in fake] == [(r.shape, r.dtype) for r in on_meta]
+    assert all(r.device.type == "cpu" for r in fake)
 
 
 def test_the_dispatcher_checks_call_sites() -> None:

@@ -1,21 +1,27 @@
 """A whole checkpoint: the embedded one, quantised as ModelSlim would, loaded and run."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.ascend.quantization.modelslim_files import quantise_checkpoint
-from tests.model_executor.models.harness import PagedHarness, build_model
+from tests.ascend.quantization.plain_w8a8 import PlainW8A8
+from tests.model_executor.models.harness import build_model, run_with_mtp
 from vllm.exceptions import CheckpointError, UnsupportedFeatureError
+from vllm.model_executor.layers.quantization import WeightQuantization
 from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm_ascend.ops.registry import get_ascend_op
-from vllm_ascend.quantization.description import DESCRIPTION_FILE, parse_description
+from vllm_ascend.quantization.description import (
+    DESCRIPTION_FILE,
+    parse_description,
+    read_description,
+)
 from vllm_ascend.quantization.modelslim import ModelSlimQuantization, find_quantization
 
 pytestmark = pytest.mark.slow
@@ -34,40 +40,62 @@ def config(embedded: Path) -> DeepseekV4Config:
 def load(config: DeepseekV4Config, folder: Path, use_nz: bool = False) -> DeepseekV4ForCausalLM:
     quantisation = find_quantization(str(folder), use_nz=use_nz)
     assert quantisation is not None
+    return load_with(quantisation, config, folder)
+
+
+def load_with(
+    quantisation: WeightQuantization, config: DeepseekV4Config, folder: Path
+) -> DeepseekV4ForCausalLM:
     model = DeepseekV4ForCausalLM(
-        config,
-        ops=partial(get_ascend_op),
-        dtype=torch.float32,
-        device="cpu",
-        quantization=quantisation,
+        config, ops=get_ascend_op, dtype=torch.float32, device="cpu", quantization=quantisation
     )
     load_model_weights(model, folder, use_tqdm=False)
     quantisation.finish_loading()
     return model
 
 
-def logits_of(model: DeepseekV4ForCausalLM) -> torch.Tensor:
-    tokens = torch.randint(3, 500, (150,), generator=torch.Generator().manual_seed(0)).tolist()
-    return PagedHarness(model).run(tokens, [100, 49, 1])
+def logits_of(model: DeepseekV4ForCausalLM) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of 150 tokens in three chunks, and those the MTP block drafts behind each."""
+    tokens = torch.randint(3, 500, (151,), generator=torch.Generator().manual_seed(0)).tolist()
+    return run_with_mtp(model, tokens, [100, 49, 1])
+
+
+def test_quantised_logits_are_a_plain_implementations(
+    tmp_path: Path, embedded: Path, config: DeepseekV4Config
+) -> None:
+    """Equal to the last bit: nothing but the quantised products differs between the two models."""
+    quantise_checkpoint(embedded, tmp_path)
+    description = read_description(tmp_path)
+    assert description is not None
+    names = description.quantised_matrices()
+    model = load(config, tmp_path, use_nz=True)
+    slots = model.weight_slots()
+    # Attention, experts and MTP are really int8.
+    for name in ("layers.0.attn.wq_a", "layers.1.ffn.experts.1.w2", "mtp.0.e_proj"):
+        assert slots[f"{name}.weight"].dtype == torch.int8
+    assert {f"{name}.weight" for name in names} == {
+        name for name, slot in slots.items() if slot.dtype == torch.int8
+    }
+    plain = load_with(PlainW8A8(names), config, tmp_path)
+    for found, expected in zip(logits_of(model), logits_of(plain), strict=True):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize(("skip", "with_offset"), [("", True), (r"shared_experts|wo_a", False)])
-def test_quantised_logits_are_close_to_the_dequantised_models(
+def test_the_effect_of_quantising(
     tmp_path: Path, embedded: Path, config: DeepseekV4Config, skip: str, with_offset: bool
 ) -> None:
-    meaning = quantise_checkpoint(embedded, tmp_path, skip, with_offset)
-    model = load(config, tmp_path, use_nz=True)
-    names = model.weight_slots()
-    # Attention, experts and MTP are really int8.
-    for name in ("layers.0.attn.wq_a", "layers.1.ffn.experts.1.w2", "mtp.0.e_proj"):
-        assert names[f"{name}.weight"].dtype == torch.int8
-    expected = logits_of(build_model(config, meaning))
-    found = logits_of(model)
-    # What is left is the rounding of activations to 8 bits, and experts it makes change.
-    error = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert float(error.median()) < 0.1
-    shuffled = (found - expected.roll(1, 0)).norm(dim=-1) / expected.norm(dim=-1)
-    assert float(shuffled.median()) > 0.5
+    """Against the plain checkpoint; measured: 3.3% (MTP: 3.3%) in the median, same best token for
+    88% (90%) of 150 random ones."""
+    quantise_checkpoint(embedded, tmp_path, skip, with_offset)
+    (file,) = embedded.glob("*.safetensors")
+    expected = logits_of(build_model(config, load_file(file)))
+    found = logits_of(load(config, tmp_path))
+    for ours, plain in zip(found, expected, strict=True):
+        error = (ours - plain).norm(dim=-1) / plain.norm(dim=-1)
+        same = (ours.argmax(-1) == plain.argmax(-1)).float().mean()
+        assert float(error.median()) < 0.05
+        assert float(same) > 0.8
 
 
 def test_a_plain_folder_has_no_quantisation(embedded: Path) -> None:

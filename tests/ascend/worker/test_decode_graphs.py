@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_ascend.worker import decode_graphs
 from vllm_ascend.worker.decode_graphs import DecodeGraphs
 
 
@@ -92,6 +91,13 @@ class FakeModel:
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         return streams + 1
 
+    def forward_mtp(self, streams: torch.Tensor, *others: Any) -> torch.Tensor:
+        self.npu.calls.append("mtp")
+        return streams + 2
+
+    def compute_mtp_logits(self, streams: torch.Tensor) -> torch.Tensor:
+        return streams + 3
+
 
 def step(token: int, *, batch: int = 2, longest: int = 7, chunks: tuple[int, ...] = ()) -> tuple:
     rows = torch.arange(batch)
@@ -150,10 +156,8 @@ def test_prefill_runs_as_it_is(graphs: DecodeGraphs, npu: FakeNPU) -> None:
     assert npu.calls == ["model"] * 4
 
 
-def test_graphs_are_bounded(
-    graphs: DecodeGraphs, npu: FakeNPU, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decode_graphs, "_MAX_GRAPHS", 2)
+def test_graphs_are_bounded(npu: FakeNPU) -> None:
+    graphs = DecodeGraphs(FakeModel(npu), npu, max_graphs=2)  # type: ignore[arg-type]
     for batch in (1, 2, 3):
         for token in (1, 2):
             graphs(*step(token, batch=batch))
@@ -165,5 +169,10 @@ def test_graphs_are_bounded(
     assert npu.calls == ["stream.synchronize", "replay"]
 
 
-def test_logits_pass_through(graphs: DecodeGraphs) -> None:
+def test_logits_and_drafts_pass_through(graphs: DecodeGraphs, npu: FakeNPU) -> None:
     assert graphs.compute_logits(torch.zeros(1)).item() == 1
+    token_ids, positions, meta, caches = step(1)
+    for _ in range(4):
+        drafted = graphs.forward_mtp(torch.zeros(1), token_ids, positions, meta, caches)
+        assert graphs.compute_mtp_logits(drafted).item() == 5
+    assert npu.calls == ["mtp"] * 4

@@ -11,6 +11,7 @@ from tests.ascend.test_reference_mode import make_core, run_alone
 from tests.ascend.worker.test_decode_graphs import FakeNPU
 from tests.ascend.worker.test_worker import FakeDevice, HalfNPU
 from tests.v1.engine.test_cache_keeps_outputs import random_tokens
+from vllm.config import SpeculativeConfig
 from vllm.platforms.cpu import CpuPlatform
 from vllm_ascend.envs import GRAPH_VARIABLE
 from vllm_ascend.worker.worker import NPUWorker
@@ -32,8 +33,8 @@ class Device(FakeDevice, FakeNPU):
 class RecordedModel:
     """While a graph is recorded, leaves behind what a replay must do."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, device: FakeNPU) -> None:
+        self._model, self._device = model, device
 
     def __call__(
         self,
@@ -43,8 +44,8 @@ class RecordedModel:
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
         streams = self._model(token_ids, positions, meta, kv_caches)
-        if torch.npu.recording is not None:
-            torch.npu.recording.append(
+        if self._device.recording is not None:
+            self._device.recording.append(
                 lambda: streams.copy_(self._model(token_ids, positions, meta, kv_caches))
             )
         return streams
@@ -52,11 +53,14 @@ class RecordedModel:
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         return self._model.compute_logits(streams)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)  # the MTP block's part
+
 
 class RecordingWorker(NPUWorker):
     def load_model(self) -> None:
         super().load_model()
-        self._model = RecordedModel(self._model)
+        self._model = RecordedModel(self._model, self._ascend.device_api())
 
 
 class GraphPlatform(HalfNPU):
@@ -64,16 +68,21 @@ class GraphPlatform(HalfNPU):
 
 
 @pytest.mark.slow
-def test_graphed_decode_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drafts", [None, "mtp"])
+def test_graphed_decode_says_the_same(drafts: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()
-    monkeypatch.setattr(torch, "npu", device, raising=False)
     monkeypatch.setenv(GRAPH_VARIABLE, "1")
-    graphed, plain = make_core(GraphPlatform()), make_core(CpuPlatform())
+    speculative = None
+    if drafts is not None:
+        speculative = SpeculativeConfig.from_dict({"method": drafts, "num_speculative_tokens": 1})
+    graphed = make_core(GraphPlatform(device), speculative=speculative)
+    plain = make_core(CpuPlatform(), speculative=speculative)
     rng = random.Random(3)
     for _ in range(4):
         # Prompts of one length meet the same signatures again.
         prompt = random_tokens(rng, 150)
         assert run_alone(graphed, prompt, 12) == run_alone(plain, prompt, 12)
+    # Steps that verify drafts are decode steps of several rows a request: replayed too.
     assert device.calls.count("replay") > 12
     graphed.shutdown()
     plain.shutdown()

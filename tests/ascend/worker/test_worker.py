@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ascend.rounding import round_key
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from vllm.v1.attention.ops.registry import get_reference_op
 from vllm.v1.core.hybrid_layout import build_packed_tensors, group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm_ascend.core.kv_cache_interface import Generation
 from vllm_ascend.envs import GRAPH_VARIABLE
+from vllm_ascend.ops.row_formats import E4M3
 from vllm_ascend.platform import NPUPlatform, ReferencePlatform
 from vllm_ascend.worker.decode_graphs import DecodeGraphs
 from vllm_ascend.worker.worker import NPUWorker
@@ -52,9 +55,19 @@ class FakeDevice:
 
 
 class HalfNPU(ReferencePlatform):
-    """CPU tensors under the name of an NPU, so that the worker takes the device's ways."""
+    """CPU tensors under the name of an NPU, so that the worker takes the device's ways.
+
+    Args:
+        device: Plays ``torch.npu``.
+    """
 
     device_type = "npu"
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def device_api(self) -> Any:
+        return self._device
 
 
 class A5(ReferencePlatform):
@@ -96,9 +109,24 @@ def test_two_byte_pages_are_the_devices() -> None:
     assert floats["layers.1.attn.indexer"].dtype is torch.float32
 
 
-def test_a5_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match="A5 pages"):
-        make_worker(A5()).get_kv_cache_specs()
+def test_a5_pages_are_fp8() -> None:
+    specs = make_worker(A5(), "fp8").get_kv_cache_specs()
+    indexer, window = specs["layers.1.attn.indexer"], specs["layers.0.attn.window"]
+    # 32 rows of 32 values and an fp32 scale; of 64 bytes and 16 rotary values in bf16.
+    assert (indexer.dtype, indexer.page_size_bytes) == (E4M3, 32 * (32 + 4))
+    assert (window.dtype, window.page_size_bytes) == (E4M3, 32 * (64 + 2 * 16))
+    assert specs["layers.1.attn.mla"].page_size_bytes == window.page_size_bytes
+    # The C128 state's block is half of an A3's.
+    assert specs["layers.2.attn.state"].block_size == 32 // 8
+
+
+def test_an_a5s_model_gets_its_page_ops() -> None:
+    worker = make_worker(A5(), "fp8")
+    resolve = worker._make_op_resolver()
+    cache = torch.zeros(2, 32, 96, dtype=torch.int8).view(E4M3)
+    values = torch.randn(1, 64)
+    assert torch.equal(resolve("round_rows")(cache, values), round_key(values, 16).float())
+    assert resolve("attend") is get_reference_op("attend")
 
 
 def test_pages_are_strided_views_of_raw_int8() -> None:
@@ -148,12 +176,11 @@ def test_a_tensor_that_nobody_shares_takes_no_memory() -> None:
 
 
 @pytest.mark.slow
-def test_available_memory_by_a_profile_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_by_a_profile_run() -> None:
     npu = FakeDevice()
-    monkeypatch.setattr(torch, "npu", npu, raising=False)
     threads = torch.get_num_threads()
     try:
-        worker = make_worker(HalfNPU(), "bfloat16")
+        worker = make_worker(HalfNPU(npu), "bfloat16")
         worker.init_device()
         assert npu.calls == ["mem_get_info"]  # the snapshot, before anything is loaded
         worker.load_model()
@@ -174,20 +201,24 @@ def test_available_memory_by_a_profile_run(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.slow
 def test_graphs_behind_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "npu", FakeDevice(), raising=False)
     threads = torch.get_num_threads()
     try:
-        for platform, is_graphed in ((HalfNPU(), True), (ReferencePlatform(), False)):
+        for platform, eager in (
+            (HalfNPU(FakeDevice()), False),
+            (HalfNPU(FakeDevice()), True),
+            (ReferencePlatform(), False),
+        ):
             worker = make_worker(platform, "bfloat16")
+            worker._config.model_config.enforce_eager = eager
             worker.init_device()
             worker.load_model()
             groups = group_hybrid_mla_specs(worker.get_kv_cache_specs())
             num_blocks, tensors = build_packed_tensors(groups, 0, 9)
             config = KVCacheConfig(num_blocks, tensors, groups)
             monkeypatch.setenv(GRAPH_VARIABLE, "1")
-            if is_graphed:
+            if platform.device_type == "npu":
                 worker.initialize_from_config(config)
-                assert isinstance(worker._model, DecodeGraphs)
+                assert isinstance(worker._model, DecodeGraphs) is not eager
             else:
                 with pytest.raises(ConfigError, match=GRAPH_VARIABLE):
                     worker.initialize_from_config(config)
@@ -201,6 +232,7 @@ def test_selecting_a_device_in_order() -> None:
     code = """
 import torch
 from vllm.exceptions import ConfigError
+from vllm_ascend.ops.row_formats import E4M3
 from vllm_ascend.platform import NPUPlatform
 torch.utils.rename_privateuse1_backend("npu")
 calls = []
@@ -222,22 +254,45 @@ else:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
 
 
-def test_the_npus_names_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Names:
-        name = "Ascend910B3"
+class Driver:
+    """Plays what ``torch.npu`` tells without touching a device."""
 
-        def get_device_name(self) -> str:
-            return self.name
+    def __init__(self, name: str, count: int) -> None:
+        self._name, self._count = name, count
 
-    device = Names()
-    monkeypatch.setattr(torch, "npu", device, raising=False)
-    platform = NPUPlatform()
+    def device_count(self) -> int:
+        return self._count
+
+    def get_device_name(self, index: int) -> str:
+        assert 0 <= index < self._count
+        return self._name
+
+
+class DrivenNPU(NPUPlatform):
+    """The NPU's platform over a pretended driver."""
+
+    def __init__(self, name: str, count: int = 1) -> None:
+        self._driver = Driver(name, count)
+
+    def device_api(self) -> Any:
+        return self._driver
+
+
+def test_the_npus_names_and_limits() -> None:
+    platform = DrivenNPU("Ascend910B3")
     assert (platform.device_type, platform.dispatch_key) == ("npu", "PrivateUse1")
     assert (platform.ray_device_key, platform.dist_backend) == ("NPU", "hccl")
     assert platform.device_control_env_var == "ASCEND_RT_VISIBLE_DEVICES"
     assert platform.generation() is Generation.A2_A3
-    device.name = "Ascend950DT"
-    assert platform.generation() is Generation.A5
-    assert platform.uses_device_pages(2)
-    with pytest.raises(ConfigError, match="32-bit"):
-        platform.uses_device_pages(4)
+    assert DrivenNPU("Ascend950DT").generation() is Generation.A5
+    assert not platform.has_float_pages
+
+
+def test_no_visible_npu_is_said_before_anything_else() -> None:
+    with pytest.raises(ConfigError, match=r"worker 0 .* 0 are visible .*ASCEND_RT_VISIBLE_DEVICES"):
+        DrivenNPU("", count=0).generation()
+
+
+def test_worker_starts_need_a_device_of_their_own() -> None:
+    with pytest.raises(ConfigError, match="worker 1 needs its own NPU, but 1 are visible"):
+        DrivenNPU("Ascend910B3").make_device(1)

@@ -18,9 +18,18 @@ class HalvedMatrix:
     def __init__(self, in_size: int, out_size: int, num_groups: int) -> None:
         self.half = torch.empty(out_size, in_size)
         self.num_groups = num_groups
+        self.num_prepared = 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return 2 * x @ self.half.T
+        return self.map_prepared(self.prepare(x))
+
+    def prepare(self, x: torch.Tensor) -> tuple[str, torch.Tensor]:
+        self.num_prepared += 1
+        return "doubled", 2 * x
+
+    def map_prepared(self, prepared: tuple[str, torch.Tensor]) -> torch.Tensor:
+        assert prepared[0] == "doubled"
+        return prepared[1] @ self.half.T
 
     def map_groups(self, x: torch.Tensor) -> torch.Tensor:
         halves = self.half.view(self.num_groups, -1, self.half.shape[1])
@@ -81,6 +90,19 @@ def test_some_of_fused_matrices() -> None:
     x = torch.randn(6, 4)
     expected = torch.cat([x @ a.T, 2 * x @ half.T, x @ last.T], -1)
     torch.testing.assert_close(layer(x), expected)
+
+
+def test_fused_matrices_share_their_prepared_input() -> None:
+    quantization = HalvedWeights("p.a", "p.c")
+    layer = ReplicatedLinear(4, (3, 5, 2), factory(quantization), ("a", "b", "c"))
+    first, _, last = layer._quantised
+    a, c = fill(first.half), fill(last.half)
+    (b,) = layer.part_slots(1, "p.b").values()
+    fill(b)
+    x = torch.randn(6, 4)
+    expected = torch.cat([2 * x @ a.T, x @ b.T, 2 * x @ c.T], -1)
+    torch.testing.assert_close(layer(x), expected)
+    assert (first.num_prepared, last.num_prepared) == (1, 0)
 
 
 def test_a_whole_layer() -> None:

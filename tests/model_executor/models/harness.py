@@ -216,6 +216,38 @@ class PagedHarness:
         self._free[group_id].append(block)
 
 
+def run_with_mtp(
+    model: DeepseekV4ForCausalLM, token_ids: list[int], chunks: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Runs the model and its MTP block behind each chunk.
+
+    Args:
+        model: A model with an MTP block.
+        token_ids: One more than the chunks' tokens: the block needs the next one.
+        chunks: Tokens of each step.
+
+    Returns:
+        Logits of the model and of the block, [tokens, V] each.
+    """
+    harness = PagedHarness(model)
+    sequence = harness.add(token_ids[:-1])
+    main, drafted = [], []
+    for count in chunks:
+        start = sequence.num_computed
+        # The step's own tables serve the block too: its cache is in a window group.
+        main += harness.step([(sequence, count)])
+        with torch.inference_mode():
+            streams = model.forward_mtp(
+                harness.last_streams,
+                torch.tensor(token_ids[start + 1 : start + count + 1]),
+                torch.arange(start, start + count),
+                harness.last_meta,
+                harness.kv_caches,
+            )
+            drafted.append(model.compute_mtp_logits(streams))
+    return torch.cat(main), torch.cat(drafted)
+
+
 def _blocks_kept(group: GroupLayout, accepted: int, end: int) -> range:
     """Block indices of the rows up to ``end`` that are needed after ``accepted`` tokens."""
     if group.kind == "window":

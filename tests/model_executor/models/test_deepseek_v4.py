@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from tests.model_executor.models.harness import PagedHarness, build_model
+from tests.model_executor.models.harness import PagedHarness, build_model, run_with_mtp
 from tests.model_executor.models.hf_reference import (
     PARITY_CONFIGS,
     YARN,
@@ -253,33 +253,13 @@ def mtp_model() -> DeepseekV4ForCausalLM:
     return model
 
 
-def run_mtp(model: DeepseekV4ForCausalLM, token_ids: list[int], chunks: list[int]) -> torch.Tensor:
-    harness = PagedHarness(model)
-    sequence = harness.add(token_ids[:-1])
-    logits = []
-    for count in chunks:
-        start = sequence.num_computed
-        # The step's own tables serve the block too: its cache is in a window group.
-        harness.step([(sequence, count)])
-        with torch.inference_mode():
-            streams = model.forward_mtp(
-                harness.last_streams,
-                torch.tensor(token_ids[start + 1 : start + count + 1]),
-                torch.arange(start, start + count),
-                harness.last_meta,
-                harness.kv_caches,
-            )
-            logits.append(model.compute_mtp_logits(streams))
-    return torch.cat(logits)
-
-
 @pytest.mark.slow
 def test_mtp_block_does_not_depend_on_chunking(mtp_model: DeepseekV4ForCausalLM) -> None:
     token_ids = random_tokens(161, 5)
-    whole = run_mtp(mtp_model, token_ids, [160])
+    whole = run_with_mtp(mtp_model, token_ids, [160])[1]
     assert whole.isfinite().all()
     assert whole.std() > 0.1
-    mixed = run_mtp(mtp_model, token_ids, [128, 1, 1, 29, 1])
+    mixed = run_with_mtp(mtp_model, token_ids, [128, 1, 1, 29, 1])[1]
     torch.testing.assert_close(mixed, whole, atol=TOLERANCE, rtol=0)
 
 

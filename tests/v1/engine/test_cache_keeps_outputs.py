@@ -10,11 +10,13 @@ first token whose two best candidates lie closer than ``MARGIN``; nearly all mus
 import random
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from vllm.platforms.interface import Platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.retention import CacheGeometry, max_request_blocks
 from vllm.v1.engine.core import EngineCore
@@ -44,6 +46,8 @@ def make_core(
     caching: bool = True,
     max_len: int = 1024,
     speculative: SpeculativeConfig | None = None,
+    platform: Platform | None = None,
+    cache_dtype: str = "auto",
 ) -> EngineCore:
     checkpoint = resolve_checkpoint("deepseek-v4")
     model = ModelConfig(
@@ -56,14 +60,17 @@ def make_core(
     config = VllmConfig(
         model_config=model,
         cache_config=CacheConfig(
-            block_size=unit, num_gpu_blocks_override=num_blocks, enable_prefix_caching=caching
+            block_size=unit,
+            num_gpu_blocks_override=num_blocks,
+            enable_prefix_caching=caching,
+            cache_dtype=cache_dtype,
         ),
         scheduler_config=SchedulerConfig(
             max_model_len=max_len, max_num_batched_tokens=budget, max_num_seqs=16
         ),
         speculative_config=speculative,
     )
-    return EngineCore(config, UniProcExecutor)
+    return EngineCore(config, partial(UniProcExecutor, platform=platform))
 
 
 class Session:

@@ -16,7 +16,6 @@ def _switch(*names: str, advice: str = "leave it out") -> RefusedFlag:
 REFUSED_SERVE_FLAGS = (
     # Prefix cache and KV cache.
     _value("--prefix-match-unit"),
-    _value("--kv-cache-dtype", harmless=("auto",)),
     _value("--kv-offloading-size"),
     _value("--kv-offloading-backend", harmless=("native",)),
     _value("--kv-transfer-config"),

@@ -118,8 +118,10 @@ class ReplicatedLinear(nn.Module):
             mapped: torch.Tensor = self._linear(x, self.weight)
             return mapped
         plain = torch.split(self._linear(x, self.weight), self._plain_sizes, -1)
+        prepared = next(q for q in self._quantised if q is not None).prepare(x)
         outputs = zip(self._quantised, plain, strict=True)
-        return torch.cat([part if q is None else q(x) for q, part in outputs], -1)
+        parts = [part if q is None else q.map_prepared(prepared) for q, part in outputs]
+        return torch.cat(parts, -1)
 
 
 class _Matrix(nn.Module):

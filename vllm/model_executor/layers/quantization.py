@@ -4,7 +4,7 @@ A model asks its ``TensorFactory`` for each matrix by published name; where the 
 ``WeightQuantization`` knows the name, the layer keeps no weight of its own and calls what it got.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -14,6 +14,15 @@ class QuantisedMatrix(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map [T, in] to [T, out]."""
+
+    def prepare(self, x: torch.Tensor) -> Any:
+        """Return [T, in] as ``map_prepared`` takes it, of this and any matrix of the checkpoint.
+
+        Matrices over one input share the work of it, such as rounding the input.
+        """
+
+    def map_prepared(self, prepared: Any) -> torch.Tensor:
+        """Map what ``prepare`` returned to [T, out]."""
 
     def map_groups(self, x: torch.Tensor) -> torch.Tensor:
         """Map slices by the matrix's g blocks of rows: [T, g, in] to [T, g, out / g]."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from vllm.config import VllmConfig
 from vllm.exceptions import VllmError
 from vllm.logger import init_logger, setup_logging
+from vllm.platforms.resolve import get_current_platform
 from vllm.v1.engine.channel import Channel, Endpoints
 from vllm.v1.engine.core_loop import CoreLoop, Progress, SteppedCore
 from vllm.v1.engine.heartbeat import Pulse, beat_interval_s
@@ -66,6 +67,8 @@ def main() -> None:
 
 def load_factory(path: str) -> CoreFactory:
     """Import the function that ``module:function`` names."""
+    # First: a platform's plug-in may have to say how torch meets its device.
+    get_current_platform()
     module, _, name = path.partition(":")
     factory: CoreFactory = getattr(importlib.import_module(module), name)
     return factory

@@ -14,6 +14,7 @@ from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.model_executor.models.registry import ModelEntry, resolve_model
 from vllm.platforms.interface import Platform
 from vllm.v1.attention.metadata import CacheLayout, build_step_metadata
+from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -75,7 +76,7 @@ class Worker:
         quantization = self._find_quantization()
         self._model = self._entry.load_model_class()(
             self._model_spec,
-            ops=self._platform.get_op,
+            ops=self._make_op_resolver(),
             dtype=self._dtype,
             device=self._device,
             **({} if quantization is None else {"quantization": quantization}),
@@ -96,6 +97,10 @@ class Worker:
                 f"method 'mtp' needs the MTP block, but {model_config.path or model_config.model} "
                 "has no mtp.* tensors; use method 'ngram' or a checkpoint that has them."
             )
+
+    def _make_op_resolver(self) -> OpResolver:
+        """Return what the model resolves op names with."""
+        return self._platform.get_op
 
     def _find_quantization(self) -> WeightQuantization | None:
         """Return how the checkpoint's matrices are stored; random weights are plain."""

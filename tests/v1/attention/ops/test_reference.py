@@ -115,6 +115,7 @@ def test_rows_of_pages(rand: torch.Generator, gap: int, dtype: torch.dtype) -> N
     order = torch.tensor([[2, 0], [1, 1]])
     read = reference.read_rows(cache, blocks[order], rows[order], torch.float32)
     assert torch.equal(read, values.to(dtype).float()[order])
+    assert torch.equal(reference.round_rows(cache, values), values.to(dtype).float())
 
 
 @pytest.mark.parametrize("has_overlap", [False, True])

@@ -86,6 +86,7 @@ class DeepseekV4Attention(nn.Module):
         self._rms_norm = parts.ops("rms_norm")
         self._rotate_ = parts.ops("rotate_")
         self._write_rows = parts.ops("write_rows")
+        self._round_rows = parts.ops("round_rows")
         self._window = PageReader(names.window, parts)
         self._attend = parts.ops("attend")
 
@@ -114,7 +115,8 @@ class DeepseekV4Attention(nn.Module):
         self._write_rows(cache, writes.target.blocks, writes.target.rows, kept)
         # A cache narrower than the model rounds; rounding here too keeps the result independent
         # of where chunks end.
-        return kv if cache.dtype == kv.dtype else kv.to(cache.dtype).to(kv.dtype)
+        rounded: torch.Tensor = self._round_rows(cache, kv)
+        return rounded
 
     def _attend_all(
         self,

@@ -220,6 +220,11 @@ def read_rows(
     return values.view(*blocks.shape, cache.shape[2]).to(dtype)
 
 
+def round_rows(cache: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Returns values [N, width] as reading them back from ``cache`` would give them."""
+    return values if cache.dtype == values.dtype else values.to(cache.dtype).to(values.dtype)
+
+
 def _rows_between_blocks(cache: torch.Tensor) -> int:
     """Returns the distance of two blocks in rows, or 0 when it is no whole number of them.
 

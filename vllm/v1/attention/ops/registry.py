@@ -28,6 +28,7 @@ REFERENCE_OPS: Mapping[str, Op] = MappingProxyType(
             reference.hc_expand,
             reference.write_rows,
             reference.read_rows,
+            reference.round_rows,
             reference.compress_windows,
             reference.index_scores,
             reference.select_entries,
