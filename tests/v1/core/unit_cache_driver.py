@@ -179,6 +179,7 @@ class Driver:
         self.records: dict[str, PrefillStats] = {}
         self.finished: dict[str, list[int]] = {}
         self.num_preemptions = 0
+        self.num_rebuilds = 0
         self._next_id = 0
         self.positions: dict[bytes, int] = {}
         self.announced: Counter[tuple[int | None, bytes | int]] = Counter()
@@ -281,6 +282,7 @@ class Driver:
         manager.commit_step()
         self.memory.copy(manager.take_block_copies())
         self.memory.update_windows(manager.take_window_tables())
+        self.num_rebuilds += len(manager.take_drafter_rebuilds())
         self._run(scheduled)
         self.check()
 
