@@ -1,9 +1,14 @@
-"""What every test finds: loggers as an import leaves them."""
+"""What every test finds: loggers as an import leaves them, no deadline for generated examples."""
 
 import logging
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("any_machine", deadline=None)
+settings.load_profile("any_machine")
 
 
 def _reset_loggers() -> None:

@@ -6,9 +6,10 @@ A step of one request goes through ``plan_step`` (what to take; changes nothing)
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vllm import envs
+from vllm.logger import init_logger
 from vllm.v1.core.drafter_rows import can_rebuild
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix_lookup import PrefixHit, find_prefix
@@ -16,14 +17,19 @@ from vllm.v1.core.retention import (
     CacheGeometry,
     GroupGeometry,
     RetentionPolicy,
+    max_checkpoint_blocks,
     needed_window_blocks,
+    num_dropped_blocks,
     parse_retention,
     trailing_boundaries,
 )
+from vllm.v1.core.scan_guard import ScanGuard
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.unit_block_pool import Checkpoint, UnitBlockPool
 from vllm.v1.core.unit_groups import DenseGroup, WindowGroup
 from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,8 @@ class RequestCacheState:
 class UnitKVCacheCoordinator:
     """The groups of one model over one pool.
 
-    Owns: the pool, the group managers, copies not yet run, what each request has published.
+    Owns: the pool, the group managers, copies not yet run, what each request has published, the
+    guard against scans.
 
     Args:
         kv_cache_config: Groups and number of blocks; ``hit_unit`` is set.
@@ -143,6 +150,12 @@ class UnitKVCacheCoordinator:
                 wanted = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
                 wanted = "none" if wanted is None else wanted
             policy = parse_retention(wanted, self.geometry)
+            if enable_caching and envs.VLLM_PIN_SWA_TOKENS:
+                policy = replace(
+                    policy,
+                    pinned_share=envs.VLLM_PIN_MAX_SHARE,
+                    pin_min_drop_blocks=envs.VLLM_PIN_MIN_DROP_SIZE,
+                )
         self.policy = policy
         self.block_pool = UnitBlockPool(
             kv_cache_config.num_blocks,
@@ -150,10 +163,12 @@ class UnitKVCacheCoordinator:
             enable_caching,
             [group.group_id for group in self.geometry.windows],
             enable_kv_cache_events,
+            max_pinned=self._max_pinned(kv_cache_config.num_blocks),
         )
         pool = self.block_pool
         self.dense = tuple(DenseGroup(g, pool) for g in self.geometry.dense)
         self.windows = tuple(WindowGroup(g, pool) for g in self.geometry.windows)
+        self.scan_guard = ScanGuard() if policy.resists_scans else None
         # Decode steps take blocks for so many tokens at a time. State blocks hold as few as a
         # sixteenth of a unit; going to the pool for each would be most of a decode step's cost.
         self._stride = max(1, self.geometry.unit // 4)
@@ -165,6 +180,23 @@ class UnitKVCacheCoordinator:
         # Requests with window tables that the worker has not seen.
         self._dirty: set[str] = set()
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
+
+    def _max_pinned(self, num_blocks: int) -> int | None:
+        """Return how many blocks may be pinned, and say how many prefixes that is good for."""
+        share = self.policy.pinned_share
+        if share is None:
+            return None
+        max_pinned = int((num_blocks - 1) * share)
+        each = max_checkpoint_blocks(self.geometry)
+        logger.info(
+            "VLLM_PIN_SWA_TOKENS: up to %d of %d blocks hold pinned windows, room for %d prefixes "
+            "of %d blocks",
+            max_pinned,
+            num_blocks,
+            max_pinned // each if each else 0,
+            each,
+        )
+        return max_pinned
 
     # ---- lookup ------------------------------------------------------------------------------
 
@@ -415,6 +447,9 @@ class UnitKVCacheCoordinator:
         for window, blocks_of in zip(self.windows, hit.checkpoint.blocks, strict=True):
             pool.touch(blocks_of)
             window.adopt(request_id, hit.position, blocks_of)
+        for record in (hit.checkpoint, hit.lean_checkpoint):
+            if record is not None:
+                pool.end_trial(record)
         hit.checkpoint.num_hits += 1
         hit.checkpoint.num_live += 1
 
@@ -557,11 +592,39 @@ class UnitKVCacheCoordinator:
                 self.block_pool.dissolve(record)
         state.trailing = remaining
 
+    def pin_window(
+        self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
+    ) -> None:
+        """Pin the checkpoint at which a long step ends; a short step, as in decode, pins nothing.
+
+        Args:
+            request_id: The request, whose step from ``start`` to ``end`` was just published.
+            block_hashes: Its chained hashes.
+            start: Tokens computed before the step.
+            end: Tokens computed after it.
+        """
+        if num_dropped_blocks(self.geometry, start, end) < self.policy.pin_min_drop_blocks:
+            return
+        record = self.block_pool.checkpoints.get(block_hashes[end // self.geometry.unit - 1])
+        if record is None or not self.block_pool.pin(record):
+            return
+        record.is_kept = True
+        state = self._states[request_id]
+        if record in state.trailing:
+            state.trailing.remove(record)
+            state.kept.append(record)
+
     def _supersede(self, records: Sequence[Checkpoint]) -> None:
         if self.policy.supersedes:
             for record in records:
                 if not record.is_junction and record.num_live == 0:
                     self.block_pool.set_cold(record, True)
+
+    def _put_on_trial(self, state: RequestCacheState) -> None:
+        """Give what a leaving request made up first, until somebody resumes there."""
+        for record in (*state.kept, *state.trailing):
+            if record.num_hits == 0 and not record.is_junction:
+                self.block_pool.put_on_trial(record)
 
     def _age_checkpoints(self, state: RequestCacheState) -> None:
         """Order a leaving request's checkpoints for eviction: they age from now.
@@ -631,13 +694,17 @@ class UnitKVCacheCoordinator:
             else:
                 kept.append(copy)
         self.copies = kept
+        state = self._states.pop(request_id, None)
+        trial_start = None
+        if state is not None and self.scan_guard is not None and self.scan_guard.is_active:
+            trial_start = state.origin.position if state.origin is not None else 0
+            self._put_on_trial(state)
         for group in self.dense:
-            group.free(request_id)
+            group.free(request_id, trial_start)
         for window in self.windows:
             window.free(request_id)
         self._dirty.discard(request_id)
         self._rebuilds.pop(request_id, None)
-        state = self._states.pop(request_id, None)
         if state is not None:
             self._age_checkpoints(state)
 

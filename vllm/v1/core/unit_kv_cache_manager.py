@@ -11,7 +11,13 @@ from vllm.logger import init_logger
 from vllm.v1.core.drafter_rows import StaleRow, drop_stale, has_stale_row
 from vllm.v1.core.invariants import check_unit_cache
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.prefix_lookup import BYPASSED, PrefixHit, explain_misses
+from vllm.v1.core.prefix_lookup import (
+    BYPASSED,
+    EVICTED,
+    WINDOW_EVICTED,
+    PrefixHit,
+    explain_misses,
+)
 from vllm.v1.core.retention import (
     CacheGeometry,
     max_request_blocks,
@@ -407,6 +413,9 @@ class UnitKVCacheManager:
             if found.position > cached:
                 # Admitted without its hit because the pool was too full for it.
                 misses[BYPASSED] = misses.get(BYPASSED, 0) + found.position - cached
+            if self.coordinator.scan_guard is not None and request.num_preemptions == 0:
+                lost = misses.get(EVICTED, 0) + misses.get(WINDOW_EVICTED, 0)
+                self.coordinator.scan_guard.observe(cached, lost)
         self._prefill_stats[request.request_id] = PrefillStats(num_tokens, cached, matched, misses)
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:
@@ -435,6 +444,9 @@ class UnitKVCacheManager:
                 pending.boundaries,
                 request.cache_salt,
             )
+            if self.policy.pinned_share is not None:
+                hashes = request.block_hashes
+                self.coordinator.pin_window(request_id, hashes, pending.start, pending.end)
             if pending.end >= self.geometry.floor_unit(request.num_prompt_tokens):
                 self._prefilling.pop(request_id, None)
         self._pending.clear()
