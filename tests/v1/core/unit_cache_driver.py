@@ -188,6 +188,7 @@ class Driver:
         self.records: dict[str, PrefillStats] = {}
         self.finished: dict[str, list[int]] = {}
         self.num_preemptions = 0
+        self.num_rebuilds = 0
         self.num_steps = 0
         self.num_copies = 0
         self.peak_pins = 0
@@ -305,6 +306,7 @@ class Driver:
         self.peak_pins = max(self.peak_pins, len(list(manager.block_pool.pinned or ())))
         self.memory.copy(copies)
         self.memory.update_windows(manager.take_window_tables())
+        self.num_rebuilds += len(manager.take_drafter_rebuilds())
         self._run(scheduled)
         self.check()
 

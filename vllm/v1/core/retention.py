@@ -50,6 +50,7 @@ class GroupGeometry:
         ratio: Dense groups: tokens per stored row. Window groups: 1.
         align: Window groups: the needed tail begins at a multiple of this, less ``keep``.
         keep: Window groups: rows needed below the aligned position.
+        has_drafter_rows: Whether rows of a drafter are in it, made with the token after theirs.
     """
 
     group_id: int
@@ -58,6 +59,7 @@ class GroupGeometry:
     ratio: int = 1
     align: int = 1
     keep: int = 0
+    has_drafter_rows: bool = False
 
     def first_needed(self, position: int) -> int:
         """Return the first row a request needs to go on at ``position``.
@@ -152,7 +154,10 @@ class CacheGeometry:
         unit = config.hit_unit
         assert unit is not None
         groups = tuple(
-            group_geometry(i, group.kv_cache_spec, unit)
+            replace(
+                group_geometry(i, group.kv_cache_spec, unit),
+                has_drafter_rows=group.is_eagle_group,
+            )
             for i, group in enumerate(config.kv_cache_groups)
         )
         lean = unit
@@ -424,4 +429,5 @@ def max_request_blocks(geometry: CacheGeometry, num_tokens: int, lookahead: int 
         min(max_window_blocks(geometry, group, lookahead), ceil_div(end + 1, group.block_size))
         for group in geometry.windows
     )
-    return dense + windows + MAX_COPIES_PER_REQUEST
+    drafter_copies = sum(group.has_drafter_rows for group in geometry.windows)
+    return dense + windows + MAX_COPIES_PER_REQUEST + drafter_copies

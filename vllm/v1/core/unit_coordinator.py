@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from vllm import envs
 from vllm.logger import init_logger
+from vllm.v1.core.drafter_rows import can_rebuild
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix_lookup import PrefixHit, find_prefix
 from vllm.v1.core.retention import (
@@ -63,6 +64,7 @@ class StepPlan:
         window_indices: Per window group the block indices to fill.
         num_new_blocks: All of those, copies' destinations included.
         num_blocks_touched: Free blocks that the hit takes out of the tiers.
+        rebuilt: Window groups whose last row of the hit is made anew, in a private copy.
     """
 
     start: int
@@ -74,6 +76,7 @@ class StepPlan:
     window_indices: tuple[tuple[int, ...], ...]
     num_new_blocks: int
     num_blocks_touched: int
+    rebuilt: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,7 @@ class RequestCacheState:
         lean_origin: The lean one below that.
         kept: Checkpoints it made that outlive its advance.
         is_resumed: Whether it was preempted before, and goes on with the turn it was at.
+        unfollowed: A checkpoint it made before the token that follows was known.
     """
 
     num_units: int = 0
@@ -112,6 +116,7 @@ class RequestCacheState:
     lean_origin: Checkpoint | None = None
     kept: list[Checkpoint] = field(default_factory=list)
     is_resumed: bool = False
+    unfollowed: Checkpoint | None = None
 
 
 class UnitKVCacheCoordinator:
@@ -169,6 +174,8 @@ class UnitKVCacheCoordinator:
         self._stride = max(1, self.geometry.unit // 4)
         self.copies: list[BlockCopy] = []
         self._sources_in_flight: list[KVCacheBlock] = []
+        # Request -> block of the checkpoint whose last row it makes anew.
+        self._rebuilds: dict[str, int] = {}
         self._states: dict[str, RequestCacheState] = {}
         # Requests with window tables that the worker has not seen.
         self._dirty: set[str] = set()
@@ -277,6 +284,8 @@ class UnitKVCacheCoordinator:
         alloc_end: int,
         boundaries: tuple[int, ...],
         hit: PrefixHit | None,
+        *,
+        rebuilds_drafter_row: bool = False,
     ) -> StepPlan:
         """Work out what a step takes.
 
@@ -287,6 +296,7 @@ class UnitKVCacheCoordinator:
             alloc_end: ``end`` with drafts and lookahead.
             boundaries: Boundaries whose checkpoints the step leaves behind.
             hit: The hit of a request that holds nothing yet.
+            rebuilds_drafter_row: Whether the drafter's last row of the hit is made anew.
         """
         partials = self._plan_partials(hit) if hit is not None else ()
         num_partial = [0] * len(self.dense)
@@ -306,7 +316,8 @@ class UnitKVCacheCoordinator:
             if hit is not None and hit.position:
                 adopted = geometry.block_range(geometry.first_needed(hit.position), hit.position)
             window_indices.append(tuple(group.find_missing(request_id, needed, adopted)))
-        num_copies = sum(partial.is_copy for partial in partials)
+        rebuilt = self._plan_rebuilds(hit) if rebuilds_drafter_row else ()
+        num_copies = sum(partial.is_copy for partial in partials) + len(rebuilt)
         return StepPlan(
             start=start,
             end=end,
@@ -317,7 +328,14 @@ class UnitKVCacheCoordinator:
             window_indices=tuple(window_indices),
             num_new_blocks=sum(num_dense_new) + sum(map(len, window_indices)) + num_copies,
             num_blocks_touched=self._num_touched(hit),
+            rebuilt=rebuilt,
         )
+
+    def _plan_rebuilds(self, hit: PrefixHit | None) -> tuple[int, ...]:
+        if hit is None:
+            return ()
+        groups = enumerate(self.windows)
+        return tuple(i for i, group in groups if can_rebuild(group.geometry, hit.position))
 
     def _needed_blocks(
         self,
@@ -380,6 +398,8 @@ class UnitKVCacheCoordinator:
         for partial in plan.partials:
             if partial.is_copy:
                 self._add_copy(request_id, partial, next(taken))
+        for index in plan.rebuilt:
+            self._add_private_tail(request_id, self.windows[index], next(taken))
         new_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
         for group, count in zip(self.dense, plan.num_dense_new, strict=True):
             blocks = [next(taken) for _ in range(count)]
@@ -440,6 +460,15 @@ class UnitKVCacheCoordinator:
         group_id = group.geometry.group_id
         self.copies.append(BlockCopy(request_id, group_id, partial.block, block, partial.keys))
         group.extend(request_id, [block])
+
+    def _add_private_tail(self, request_id: str, window: WindowGroup, block: KVCacheBlock) -> None:
+        """Replace the last block of an adopted checkpoint by a copy that may be written."""
+        source = window.replace_last(request_id, block)
+        # The table's hold on the source is the copy's now; the destination has one of each.
+        self.block_pool.touch([block])
+        group_id = window.geometry.group_id
+        self.copies.append(BlockCopy(request_id, group_id, source, block, ()))
+        self._rebuilds[request_id] = source.block_id
 
     # ---- end of schedule() -------------------------------------------------------------------
 
@@ -540,7 +569,17 @@ class UnitKVCacheCoordinator:
             is_cold=policy.keeps_lean and position % self.geometry.lean != 0 and not is_junction,
         )
         if self.block_pool.add_checkpoint(record):
+            if next_token is None:
+                state.unfollowed = record
             (state.kept if record.is_kept else state.trailing).append(record)
+
+    def note_next_token(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Tell a checkpoint which token followed, now that it may be known."""
+        state = self._states[request_id]
+        record = state.unfollowed
+        if record is not None and record.position < len(token_ids):
+            record.next_token = token_ids[record.position]
+            state.unfollowed = None
 
     def _drop_passed_records(self, state: RequestCacheState, end: int) -> None:
         """Withdraw trailing checkpoints that newer ones replace, unless somebody resumed there."""
@@ -628,6 +667,11 @@ class UnitKVCacheCoordinator:
         self.copies = []
         return pairs
 
+    def take_drafter_rebuilds(self) -> dict[str, int]:
+        """Drain which requests make their hit's last drafter row anew, and the block it was in."""
+        rebuilds, self._rebuilds = self._rebuilds, {}
+        return rebuilds
+
     def release_copies(self) -> None:
         """Let go of the ends of copies that have run."""
         self.block_pool.free_blocks(self._sources_in_flight)
@@ -660,6 +704,7 @@ class UnitKVCacheCoordinator:
         for window in self.windows:
             window.free(request_id)
         self._dirty.discard(request_id)
+        self._rebuilds.pop(request_id, None)
         if state is not None:
             self._age_checkpoints(state)
 

@@ -86,6 +86,13 @@ class WindowGroup:
         assert len(span) == len(blocks)
         self.tables[request_id] = WindowBlocks(span.start, list(blocks))
 
+    def replace_last(self, request_id: str, block: KVCacheBlock) -> KVCacheBlock:
+        """Put a block in the place of a request's last one; returns that."""
+        table = self.tables[request_id]
+        replaced, table.blocks[-1] = table.blocks[-1], block
+        table.is_dirty = True
+        return replaced
+
     def drop_below(self, request_id: str, position: int) -> None:
         """Give back the blocks that going on at ``position`` does not need."""
         table = self.tables.get(request_id)
