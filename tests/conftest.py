@@ -1,10 +1,16 @@
-"""What every test finds: loggers as an import leaves them, no deadline for generated examples."""
+"""What every test finds: loggers as imported, one torch thread, no deadline for examples."""
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+# Torch reads it when it is loaded; servers that tests start inherit it. The models here are so
+# small that a second thread costs more than it brings, and very much more where other work shares
+# the cores: threads wait for each other after every operator.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("any_machine", deadline=None)
