@@ -1,9 +1,15 @@
-"""What every test finds: loggers as an import leaves them."""
+"""What every test finds: loggers as an import leaves them, and threads that wait asleep."""
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# Torch's threads spin while they wait for each other. On busy cores a spinning one keeps its peer
+# from running: at a load of 7 on 2 cores that made a test of 2.5 s take 45 s, and the time limit of
+# a test is in seconds. Read when torch is loaded, which no conftest does before this one.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _reset_loggers() -> None:
