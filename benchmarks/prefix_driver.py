@@ -5,11 +5,13 @@ the prefix-cache benchmarks; decode may advance several tokens a step, because o
 keys it leaves behind matter there.
 """
 
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.drafter_rows import StaleRow
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.retention import AUTO, RetentionPolicy
 from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
@@ -111,6 +113,9 @@ class PrefixDriver:
         max_running: Requests that run side by side.
         waits: Whether a request waits for a running donor of its prefix.
         decode_stride: Tokens a decode step appends.
+        num_drafts: Draft tokens a decode step verifies besides.
+        acceptance: Chance of each draft that the one before it stands.
+        stale_row: What becomes of a drafter's row that another next token made.
     """
 
     def __init__(
@@ -123,13 +128,25 @@ class PrefixDriver:
         max_running: int = 1,
         waits: bool = False,
         decode_stride: int = 1,
+        num_drafts: int = 0,
+        acceptance: float = 0.7,
+        stale_row: StaleRow = StaleRow.REBUILD,
     ) -> None:
         coordinator = UnitKVCacheCoordinator(config, True, policy)
-        self.manager = UnitKVCacheManager(config, max_model_len, coordinator=coordinator)
+        self.manager = UnitKVCacheManager(
+            config,
+            max_model_len,
+            max_lookahead=num_drafts,
+            coordinator=coordinator,
+            stale_row=stale_row,
+        )
         self.chunk = chunk
         self.max_running = max_running
         self.waits = waits
         self.decode_stride = decode_stride
+        self.num_drafts = num_drafts
+        self.acceptance = acceptance
+        self._rng = random.Random(0)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.stats = DriverStats()
@@ -173,6 +190,7 @@ class PrefixDriver:
         manager.commit_step()
         manager.take_block_copies()
         manager.take_window_tables()
+        manager.take_drafter_rebuilds()
         for request in list(self.running):
             num_new = scheduled.get(request.request_id)
             if num_new is not None:
@@ -185,7 +203,12 @@ class PrefixDriver:
                 continue
             num_new = min(request.num_tokens - request.num_computed_tokens, budget)
             num_new = self.manager.chunk_end(request, num_new)
-            while self.manager.allocate_slots(request, num_new) is None:
+            if request.num_computed_tokens + num_new == request.num_tokens:
+                num_new += self.num_drafts
+            while (
+                self.manager.allocate_slots(request, num_new, num_lookahead_tokens=self.num_drafts)
+                is None
+            ):
                 victim = self.running[-1]
                 budget += scheduled.pop(victim.request_id, 0)
                 self._preempt(victim)
@@ -250,8 +273,13 @@ class PrefixDriver:
         request.advance(num_new)
         if request.num_computed_tokens < request.num_tokens:
             return
+        num_drafts = request.num_computed_tokens - request.num_tokens
+        num_accepted = 0
+        while num_accepted < num_drafts and self._rng.random() < self.acceptance:
+            num_accepted += 1
+        request.reject_drafts(num_drafts - num_accepted)
         left = request.max_tokens - request.num_output_tokens
-        request.append_output_token_ids([0] * min(left, self.decode_stride))
+        request.append_output_token_ids([0] * min(left, self.decode_stride + num_accepted))
         if request.num_output_tokens >= request.max_tokens:
             self.manager.free(request)
             self.running.remove(request)

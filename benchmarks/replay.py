@@ -1,8 +1,8 @@
 """Replay a trace of prompts through the real cache manager: which share of their tokens hits?
 
-    python -m benchmarks.replay TRACE [--policies none 0 4096 auto today] [--pages 16384 32768]
-        [--blocks vllm|flash] [--unit 128] [--tail drop|keep] [--concurrency 1] [--outputs]
-        [--every 10] [--limit N]
+    python -m benchmarks.replay TRACE [--policies none 0 4096 16384 pinned auto today]
+        [--pages 8192 16384 32768 65536 131072] [--blocks vllm|flash] [--unit 128]
+        [--tail drop|keep|aligned] [--concurrency 1] [--outputs] [--every 10] [--limit N]
 
 TRACE holds one JSON object a line: ``input_length``, ``output_length`` and ``hash_ids``, one id per
 512 tokens of the prompt (equal ids: equal prefix up to there). Requests come in the order of the
@@ -10,25 +10,30 @@ file; timestamps are ignored. Answers take part only with ``--outputs``, and nev
 
 Most prompts end inside a span, and such an id says less than the tokens would: the conversation's
 next turn goes on with the same tokens, but its span is full and has another id. ``--tail drop``,
-the default, serves only whole spans (a next turn resumes at the prompt's end, as it would in life)
-and counts the rest as missed; ``--tail keep`` serves all tokens, so that every next turn seems to
-part from its predecessor up to 511 tokens before its end.
+the default, serves the whole spans and one token more (a next turn resumes at the prompt's end, as
+it would in life) and counts the rest as missed; ``--tail keep`` serves all tokens, so that every
+next turn seems to part from its predecessor up to 511 tokens before its end; ``--tail aligned``
+serves whole spans only, which makes every prompt end on a boundary, as one in 128 does in life, and
+leave a second checkpoint one unit below.
 
 Pools are given in pages of 1,002,240 bytes, 256 tokens of dense rows in the arrangement of
 vLLM 0.32 (``--blocks vllm``, the default, so that a page is a block); ``--blocks flash`` spends the
 same bytes on our own bf16 blocks at ``--unit``, whose dense tokens weigh 1.7 times as much.
 
-Policies: ``none``, ``0``, N, ``auto`` as operators write them; ``today`` is vLLM's own (interval 0
-and junctions, whole-block hits at 256, transient window blocks taken from the pool, compressor
-windows demanded everywhere), and ``today+lean``, ``today+superseded``, ``today+private`` (with
-lean) and ``today+all`` add one idea at a time. Prints a markdown table and one JSON line.
+Policies: ``none``, ``0``, N, ``auto`` as operators write them; ``pinned`` is ``none`` with pins on
+a quarter of the pool, and so are ``0+pinned`` and ``auto+pinned``. ``today`` is vLLM's own policy
+(interval 0 and junctions) with vLLM's whole-block hits at 256, transient window blocks taken from
+the pool and compressor windows demanded everywhere; ``vllm-none``, ``vllm-pinned``, ``vllm-0`` and
+``vllm-N`` are its other policies on the same terms, without junctions. ``today+lean``,
+``today+superseded``, ``today+private`` (with lean) and ``today+all`` add one idea at a time. Prints
+a markdown table and one JSON line.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -50,12 +55,14 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 SPAN = 512
 
-# Token hit rates (%) of a block-level simulation on the Mooncake conversation trace, by pages.
+# Token hit rates (%) of a block-level simulation on the Mooncake conversation trace, by pages. It
+# gave vLLM's blocks and terms to every policy but the last ones.
 SIMULATED: dict[str, dict[int, float]] = {
     "bound: LRU, dense groups only": {16384: 19.0, 32768: 27.5, 65536: 34.5, 131072: 36.7},
     "pinned": {16384: 5.9, 32768: 13.5, 65536: 23.2, 131072: 30.8},
     "none": {16384: 4.3, 32768: 4.4, 65536: 4.8, 131072: 6.6},
     "4096": {16384: 6.1, 32768: 13.7, 65536: 23.4, 131072: 31.0},
+    "16384": {16384: 8.6, 32768: 19.0, 65536: 27.3, 131072: 33.8},
     "0": {16384: 9.1, 32768: 19.9, 65536: 27.6, 131072: 33.6},
     "today": {16384: 9.2, 32768: 20.1, 65536: 28.0, 131072: 34.4},
     "today+lean": {16384: 13.0, 32768: 23.1, 65536: 30.9, 131072: 35.0},
@@ -65,8 +72,18 @@ SIMULATED: dict[str, dict[int, float]] = {
     "A + B + C + E": {16384: 16.5, 32768: 25.2, 65536: 32.3, 131072: 35.9},
 }
 DEFAULT_PAGES = (8192, 16384, 32768, 65536, 131072)
+DEFAULT_POLICIES = ("none", "0", "4096", "16384", "pinned", "auto", "today")
+PINNED_SHARE = 0.25
 
-_TODAY = {"keeps_lean": False, "supersedes": False, "private_window": False}
+_PINNED = {"pinned": "none", "0+pinned": "0", "auto+pinned": "auto"}
+_VLLM_PREFIX = "vllm-"
+_TODAY = {
+    "keeps_lean": False,
+    "keeps_coarse": False,
+    "supersedes": False,
+    "private_window": False,
+    "resists_scans": False,
+}
 _VARIANTS: dict[str, dict[str, bool]] = {
     "today": {},
     "today+lean": {"keeps_lean": True},
@@ -84,10 +101,16 @@ class TraceRequest:
     num_output_tokens: int
     span_ids: tuple[int, ...]
 
-    def num_served_tokens(self, *, keeps_tail: bool) -> int:
-        """Return the prompt tokens to serve: all, or those of whole spans (all of a short one)."""
+    def num_served_tokens(self, tail: str) -> int:
+        """Return the prompt tokens to serve; all of a prompt shorter than a span.
+
+        Args:
+            tail: "keep": all; "drop": whole spans and a token more; "aligned": whole spans.
+        """
         n = self.num_prompt_tokens
-        return n if keeps_tail or n < SPAN else n // SPAN * SPAN
+        if tail == "keep" or n < SPAN:
+            return n
+        return n // SPAN * SPAN if tail == "aligned" else min(n, n // SPAN * SPAN + 1)
 
 
 def read_trace(path: Path, every: int = 1, limit: int | None = None) -> Iterator[TraceRequest]:
@@ -141,13 +164,19 @@ def make_policy(name: str, geometry: CacheGeometry) -> RetentionPolicy:
     """Return a policy by the name it has on the command line."""
     if name in _VARIANTS:
         return RetentionPolicy(name, **(_TODAY | _VARIANTS[name]))
+    if name.startswith(_VLLM_PREFIX):
+        wanted = make_policy(name.removeprefix(_VLLM_PREFIX), geometry)
+        return replace(wanted, name=name, keeps_junctions=False, **_TODAY)
+    if name in _PINNED:
+        policy = parse_retention(_PINNED[name], geometry)
+        return replace(policy, name=name, pinned_share=PINNED_SHARE)
     return parse_retention(name, geometry)
 
 
 def make_config(name: str, blocks: str, unit: int, num_pages: int) -> KVCacheConfig:
     """Return the cache a policy is tried on: vLLM's own variants keep vLLM's blocks and hits."""
-    if name in _VARIANTS:
-        is_strict = not _VARIANTS[name].get("keeps_lean", False)
+    if name in _VARIANTS or name.startswith(_VLLM_PREFIX):
+        is_strict = not _VARIANTS.get(name, {}).get("keeps_lean", False)
         return vllm_config(num_pages, VLLM_PAGE_TOKENS, is_strict=is_strict)
     if blocks == "vllm":
         return vllm_config(num_pages, unit, is_strict=False)
@@ -162,7 +191,7 @@ def replay(
     chunk: int = 8192,
     concurrency: int = 1,
     outputs: bool = False,
-    keeps_tail: bool = False,
+    tail: str = "drop",
     label: str = "",
 ) -> DriverStats:
     """Run a trace through one cache.
@@ -174,7 +203,7 @@ def replay(
         chunk: Tokens of a step.
         concurrency: Requests that run side by side.
         outputs: Whether answers take blocks too.
-        keeps_tail: Whether prompts are served with their last, partial span.
+        tail: What becomes of prompts' last, partial spans; see ``num_served_tokens``.
         label: For the progress bar.
     """
     unit = config.hit_unit
@@ -193,7 +222,7 @@ def replay(
     for number, request in enumerate(tqdm(trace, desc=label, mininterval=2.0, disable=None)):
         driver.add(
             str(number),
-            tokens[: request.num_served_tokens(keeps_tail=keeps_tail)],
+            tokens[: request.num_served_tokens(tail)],
             PrefixUnits(number, request.span_ids, unit, SPAN),
             max(1, request.num_output_tokens) if outputs else 1,
         )
@@ -235,14 +264,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--policies", nargs="+", default=["none", "0", "4096", "auto", "today"])
+    parser.add_argument("--policies", nargs="+", default=list(DEFAULT_POLICIES))
     parser.add_argument("--pages", nargs="+", type=int, default=list(DEFAULT_PAGES))
     parser.add_argument("--blocks", choices=("vllm", "flash"), default="vllm")
     parser.add_argument("--unit", type=int, choices=UNITS, default=128)
     parser.add_argument("--chunk", type=int, default=8192)
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--outputs", action="store_true")
-    parser.add_argument("--tail", choices=("drop", "keep"), default="drop")
+    parser.add_argument("--tail", choices=("drop", "keep", "aligned"), default="drop")
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--limit", type=int, default=None)
     args = parser.parse_args(argv)
@@ -272,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 chunk=args.chunk,
                 concurrency=args.concurrency,
                 outputs=args.outputs,
-                keeps_tail=args.tail == "keep",
+                tail=args.tail,
                 label=f"{name} {num_pages}",
             )
             rates.setdefault(name, {})[num_pages] = 100 * stats.hit_rate

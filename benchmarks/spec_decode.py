@@ -1,20 +1,26 @@
-"""Accepted length and speed with and without drafts, on the embedded checkpoint.
+"""Accepted length and speed with and without drafts.
 
     OMP_NUM_THREADS=1 python -m benchmarks.spec_decode [--tokens 100] [--requests 1 4 8]
 
-Its weights are untrained, so MTP drafts are hardly ever right: those rows show the cost of
-drafting, not its gain. Two kinds of prompts, 96 tokens each: a phrase of eight tokens said twelve
-times, whose answer does not repeat itself, and one token said 96 times, whose answer does. One JSON
-line per number of requests. Speed is in tokens per second of CPU time, which other processes
-disturb least; with one thread and a free core it is that of the clock.
+The weights of the embedded checkpoint are untrained, so MTP drafts are hardly ever right: those
+rows show the cost of drafting, not its gain. Two kinds of prompts, 96 tokens each: a phrase of
+eight tokens said twelve times, whose answer does not repeat itself, and one token said 96 times,
+whose answer does. Beside it a tiny model, constructed so that its MTP block is right most of the
+time (``benchmarks/tiny_checkpoint.py``), answers random prompts.
+
+One JSON line per number of requests. Speed is in tokens per second of CPU time, which other
+processes disturb least; with one thread and a free core it is that of the clock.
 """
 
 import argparse
 import random
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks.result import print_result
+from benchmarks.tiny_checkpoint import VOCAB_SIZE, make_tensors, tiny_config, write_checkpoint
 from vllm.config.engine_args import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.core import EngineCore
@@ -32,25 +38,44 @@ DRAFTERS: dict[str, dict[str, Any] | None] = {
 }
 
 
-def make_core(raw: dict[str, Any] | None) -> EngineCore:
-    """Build an engine on the embedded checkpoint, in this process."""
-    args = EngineArgs(speculative_config=raw, max_model_len=1024, num_gpu_blocks_override=1600)
+CONSTRUCTED: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    **{f"mtp k={k}": {"method": "mtp", "num_speculative_tokens": k} for k in (1, 2, 4)},
+}
+_NOISE = 0.45
+
+
+def make_core(raw: dict[str, Any] | None, model: str = "deepseek-v4") -> EngineCore:
+    """Build an engine in this process."""
+    args = EngineArgs(
+        model=model,
+        skip_tokenizer_init=True,
+        speculative_config=raw,
+        max_model_len=1024,
+        num_gpu_blocks_override=1600,
+    )
     return EngineCore(args.create_vllm_config(), UniProcExecutor)
 
 
 def measure(
-    core: EngineCore, phrase: int, num_requests: int, num_tokens: int, run: str
+    core: EngineCore,
+    phrase: int,
+    num_requests: int,
+    num_tokens: int,
+    run: str,
+    vocab_size: int = 3000,
 ) -> dict[str, float]:
     """Answer repetitive prompts greedily and describe what it took, prompts left out.
 
     Args:
         phrase: Tokens of the phrase a prompt repeats.
         run: Distinguishes the request ids of an engine's runs.
+        vocab_size: Ids of prompts are below it.
     """
     rng = random.Random(num_requests)
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     for i in range(num_requests):
-        prompt = [rng.randrange(10, 3000) for _ in range(phrase)] * (PROMPT_TOKENS // phrase)
+        prompt = [rng.randrange(10, vocab_size) for _ in range(phrase)] * (PROMPT_TOKENS // phrase)
         request = EngineCoreRequest(f"{run}-{i}", prompt, params, time.time())
         core.add_request(core.make_request(request))
     core.step()
@@ -78,16 +103,26 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 8])
     args = parser.parse_args()
     cores = {name: make_core(raw) for name, raw in DRAFTERS.items()}
-    for core in cores.values():
-        measure(core, 8, 1, 8, "warm-up")
+    with tempfile.TemporaryDirectory() as folder:
+        config = tiny_config()
+        write_checkpoint(Path(folder), config, make_tensors(config, noise=_NOISE, mtp_noise=_NOISE))
+        constructed = {name: make_core(raw, folder) for name, raw in CONSTRUCTED.items()}
+    for core in (*cores.values(), *constructed.values()):
+        measure(core, 8, 1, 8, "warm-up", VOCAB_SIZE)
     for num_requests in args.requests:
         values = {
             f"{kind}, {name}": measure(core, phrase, num_requests, args.tokens, f"{kind}-{name}")
             for kind, phrase in PHRASES.items()
             for name, core in cores.items()
         }
+        values |= {
+            f"constructed, {name}": measure(
+                core, PROMPT_TOKENS, num_requests, args.tokens, name, VOCAB_SIZE
+            )
+            for name, core in constructed.items()
+        }
         print_result("spec_decode", {"requests": num_requests, "tokens": args.tokens}, values)
-    for core in cores.values():
+    for core in (*cores.values(), *constructed.values()):
         core.shutdown()
 
 

@@ -17,7 +17,8 @@ from benchmarks.replay import (
 )
 from vllm.v1.core.retention import CacheGeometry
 
-POLICIES = ["none", "0", "4096", "auto", "today", "today+lean", "today+private", "today+all"]
+POLICIES = ["none", "0", "4096", "auto", "pinned", "0+pinned", "vllm-none", "vllm-4096"]
+POLICIES += ["vllm-pinned", "today", "today+lean", "today+private", "today+all"]
 
 
 def chat_trace(num_sessions: int = 6, num_turns: int = 4) -> list[TraceRequest]:
@@ -77,13 +78,34 @@ def test_a_dropped_tail_counts_as_missed() -> None:
     trace = [TraceRequest(1300, 1, (1, 2, 3)), TraceRequest(1900, 1, (1, 2, 4, 5))]
     config = make_config("auto", "vllm", 128, 3000)
     policy = make_policy("auto", CacheGeometry.from_config(config))
-    dropped = replay(trace, config, policy)
-    assert dropped.hit_tokens == 1024
-    assert dropped.prompt_tokens == 3200
-    assert dropped.miss_tokens["dropped_tail"] == 1300 - 1024 + 1900 - 1536
-    kept = replay(trace, config, policy, keeps_tail=True)
+    for tail, dropped in (("drop", 1300 - 1025 + 1900 - 1537), ("aligned", 276 + 364)):
+        stats = replay(trace, config, policy, tail=tail)
+        assert stats.hit_tokens == 1024
+        assert stats.prompt_tokens == 3200
+        assert stats.miss_tokens["dropped_tail"] == dropped
+    kept = replay(trace, config, policy, tail="keep")
     assert "dropped_tail" not in kept.miss_tokens
     assert kept.prompt_tokens == 3200
+
+
+def test_which_tokens_of_a_prompt_are_served() -> None:
+    tails = ("drop", "aligned", "keep")
+    for n, expected in ((1300, [1025, 1024, 1300]), (1024, [1024] * 3), (300, [300] * 3)):
+        request = TraceRequest(n, 1, (1, 2, 3))
+        assert [request.num_served_tokens(tail) for tail in tails] == expected
+
+
+def test_vllms_terms_go_with_vllms_policies() -> None:
+    config = make_config("vllm-none", "vllm", 128, 3000)
+    geometry = CacheGeometry.from_config(config)
+    assert config.hit_unit == 256
+    none = make_policy("vllm-none", geometry)
+    assert (none.interval, none.keeps_junctions, none.private_window) == (256, False, False)
+    assert none.pinned_share is None
+    pinned = make_policy("vllm-pinned", geometry)
+    assert (pinned.interval, pinned.pinned_share, pinned.keeps_lean) == (256, 0.25, False)
+    ours = make_policy("pinned", CacheGeometry.from_config(make_config("pinned", "vllm", 128, 9)))
+    assert (ours.pinned_share, ours.keeps_lean, ours.private_window) == (0.25, True, True)
 
 
 def test_the_ideal_counts_first_matches_only() -> None:

@@ -29,3 +29,12 @@ def test_prompts_that_do_not_fit_are_counted_against_those_that_would() -> None:
     assert found.fitting_tokens == found.fitting_prompts * 3968
     assert 0 <= found.share < 1
     assert f"| auto | 128 | 30 | 101 | {found.blocks_per_prompt} |" in format_table([found])
+
+
+def test_of_prompts_that_do_not_fit_auto_hits_those_that_would() -> None:
+    shares = [
+        rotate(128, 26, 201, policy_name=name, num_tokens=4000, chunk=1024, passes=3).share
+        for name in ("0", "auto")
+    ]
+    assert shares[0] == 0.0
+    assert shares[1] > 0.6

@@ -1,12 +1,16 @@
 """What ``--speculative-config`` takes and refuses."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.tiny_checkpoint import make_tensors, tiny_config, write_checkpoint
+from tests.v1.spec_decode.tiny_engine import make_core
 from vllm.config.engine_args import EngineArgs
 from vllm.config.speculative import SpeculativeConfig
-from vllm.exceptions import ConfigError
+from vllm.exceptions import CheckpointError, ConfigError
 
 
 @pytest.mark.parametrize(
@@ -20,6 +24,10 @@ from vllm.exceptions import ConfigError
         ({"method": "mtp", "num_speculative_tokens": True}, "must be a number"),
         ({"method": "mtp", "prompt_lookup_max": 3}, "ngram"),
         ({"method": "mtp", "model": "other"}, "other"),
+        ({"method": "mtp", "stale_row": "burn"}, "rebuild, keep, drop"),
+        ({"method": "ngram", "stale_row": "keep"}, "mtp"),
+        ({"method": "ngram", "num_speculative_tokens": 33}, "1 to 32"),
+        ({"method": "ngram", "num_speculative_tokens": "3"}, "must be a number"),
         ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "prompt_lookup_min"),
     ],
 )
@@ -41,3 +49,38 @@ def test_engine_args_hand_it_on() -> None:
     assert config.speculative_config is not None
     assert config.num_speculative_tokens == 2
     assert EngineArgs().create_vllm_config().speculative_config is None
+
+
+def write_config(folder: Path, **more: Any) -> str:
+    (folder / "config.json").write_text(json.dumps(tiny_config(**more)))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dspark_block_size": 5, "dspark_markov_rank": 256}, "DSpark drafter"),
+        ({"num_nextn_predict_layers": 0}, "num_nextn_predict_layers=0"),
+    ],
+)
+def test_mtp_is_refused_by_config_json_alone(
+    fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """The folder has no weights: the refusal cannot come from them."""
+    model = write_config(tmp_path, **fields)
+    args = {"model": model, "skip_tokenizer_init": True, "max_model_len": 512}
+    with pytest.raises(ConfigError, match=message) as refusal:
+        EngineArgs(**args, speculative_config={"method": "mtp"}).create_vllm_config()
+    assert "ngram" in str(refusal.value)
+    EngineArgs(**args, speculative_config={"method": "ngram"}).create_vllm_config()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_without_the_blocks_tensors_is_refused(tmp_path: Path) -> None:
+    config = tiny_config()
+    tensors = make_tensors(config)
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("mtp.")}
+    write_checkpoint(tmp_path, config, kept)
+    with pytest.raises(CheckpointError, match=r"no mtp.* tensors"):
+        make_core(tmp_path, {"method": "mtp"})
+    make_core(tmp_path, {"method": "ngram"})

@@ -9,7 +9,9 @@ from vllm.exceptions import ConfigError
 METHODS = ("mtp", "ngram")
 MAX_MTP_TOKENS = 4
 MAX_NGRAM_TOKENS = 32
-_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
+STALE_ROWS = ("rebuild", "keep", "drop")
+_NUMBERS = ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
+_KEYS = ("method", "model", *_NUMBERS, "stale_row")
 
 
 @dataclass
@@ -22,6 +24,8 @@ class SpeculativeConfig:
         method: "ngram", "mtp" or "eagle"; None: from ``model``. The server offers no "eagle".
         prompt_lookup_max: ngram: most last tokens that are looked up.
         prompt_lookup_min: ngram: fewest last tokens that must match.
+        stale_row: mtp: what becomes, after a prefix hit, of the drafter's one row that another next
+            token made: "rebuild" makes it anew, "keep" leaves it, "drop" shortens the hit.
     """
 
     model: str | None = None
@@ -31,6 +35,7 @@ class SpeculativeConfig:
     target_parallel_config: Any = None
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
+    stale_row: str = "rebuild"
 
     def __post_init__(self) -> None:
         if self.method is None:
@@ -72,7 +77,14 @@ class SpeculativeConfig:
                 f"speculative-config model {values['model']!r} does not go with method "
                 f"{method!r}: leave it out, there are no separate draft models."
             )
-        for key in _KEYS[2:]:
+        if values.get("stale_row", "rebuild") not in STALE_ROWS:
+            raise ConfigError(
+                f"speculative-config stale_row={values['stale_row']!r} is not valid: use "
+                f"{', '.join(STALE_ROWS)}."
+            )
+        if method == "ngram" and "stale_row" in values:
+            raise ConfigError("stale_row needs method 'mtp': ngram has no rows in the cache.")
+        for key in _NUMBERS:
             if key in values and type(values[key]) is not int:
                 raise ConfigError(f"speculative-config {key}={values[key]!r} must be a number.")
         if method == "mtp" and any(key.startswith("prompt_lookup") for key in values):

@@ -65,12 +65,14 @@ def test_empty_queue():
     with pytest.raises(ValueError, match="No free blocks available"):
         queue.popleft()
     assert queue.popleft_n(0) == []
+    assert queue.peekleft() is None
     assert ids(queue) == []
 
 
 def test_popleft_and_append():
     blocks = make_blocks(3)
     queue = FreeKVCacheBlockQueue(blocks)
+    assert queue.peekleft() is blocks[0]
     assert ids(queue) == [0, 1, 2]
     first = queue.popleft()
     assert first is blocks[0]

@@ -13,6 +13,7 @@ from vllm.v1.core.retention import (
     max_request_blocks,
     max_window_blocks,
     needed_window_blocks,
+    num_dropped_blocks,
     replay_boundaries,
     step_boundaries,
     trailing_boundaries,
@@ -52,6 +53,24 @@ def test_first_needed_is_the_lowest_row_ever_read_again(unit: int, position: int
 def test_first_needed_never_moves_down(unit: int, position: int, extra: int) -> None:
     for group in GEOMETRIES[unit].groups:
         assert group.first_needed(position) <= group.first_needed(position + extra)
+
+
+@given(unit=units, start=st.integers(0, 700), length=st.integers(1, 900))
+def test_dropped_blocks_are_those_computed_and_not_kept(unit: int, start: int, length: int) -> None:
+    geometry, end = GEOMETRIES[unit], start + length
+    dropped = []
+    for group in geometry.windows:
+        computed = {row // group.block_size for row in range(start, end)}
+        kept = {row // group.block_size for row in range(group.first_needed(end), end)}
+        # A block that is not full yet is written by the next step, needed or not.
+        kept |= {end // group.block_size}
+        dropped.append(len(computed - kept))
+    assert num_dropped_blocks(geometry, start, end) == max(dropped)
+
+
+@pytest.mark.parametrize("unit", [32, 64, 128])
+def test_a_decode_step_drops_one_block_at_most(unit: int) -> None:
+    assert {num_dropped_blocks(GEOMETRIES[unit], p, p + 1) for p in range(1000)} == {0, 1}
 
 
 @given(unit=units, n=st.integers(1, 40_000))

@@ -1,6 +1,7 @@
 """Hits at one unit: exactness of hits, no wrong read under pressure, records that add up."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -10,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.v1.core.unit_cache_driver import Driver, make_request
 from tests.v1.core.v4_geometry import v4_config
 from vllm.exceptions import ConfigError, InvariantError
-from vllm.v1.core.retention import max_request_blocks
+from vllm.v1.core.retention import AUTO, max_request_blocks
 from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
 from vllm.v1.request import Request
 
@@ -242,66 +243,47 @@ def test_invariant_checker_notices_a_wrong_count() -> None:
         manager.check_invariants()
 
 
-@pytest.mark.parametrize(("unit", "seeds"), [(32, 12), (64, 8), (128, 8)])
-@pytest.mark.slow
-def test_no_wrong_read_under_pressure(unit: int, seeds: int) -> None:
-    """Multi-turn, fan-out and edited prompts in a pool where everything is evicted all the time."""
-    for seed in range(seeds):
-        run_random_traffic(unit, seed)
-
-
-def run_random_traffic(unit: int, seed: int) -> Driver:
-    rng = random.Random(seed)
-    max_len = 1024
-    config = v4_config(unit, 4000)
-    tight = max_request_blocks(UnitKVCacheManager(config, max_len).geometry, max_len) + 2
-    driver = Driver(v4_config(unit, tight + rng.randrange(60)), max_len, seed)
-    histories = [tokens_of(seed * 100 + i, rng.randrange(1, 300)) for i in range(3)]
-    for _ in range(25):
-        base = list(rng.choice(histories))
-        kind = rng.random()
-        if kind < 0.3 and base:  # an edited prompt
-            base[rng.randrange(len(base))] = 2000
-        elif kind < 0.6:  # a shorter sibling
-            base = base[: rng.randrange(1, len(base) + 1)]
-        prompt = (base + tokens_of(rng.randrange(10**6), rng.randrange(0, 120)))[: max_len - 40]
-        request = driver.add(prompt or [1], max_tokens=rng.randrange(1, 40))
-        for _ in range(rng.randrange(6)):
-            driver.step(rng.choice([40, 130, 512]))
-        if rng.random() < 0.1 and driver.running:
-            driver.finish(rng.choice(driver.running))
-        done = driver.finished.get(request.request_id)
-        if done:
-            histories.append(done)
-    driver.run_all(budget=300)
-    assert driver.manager.usage == 0
-    assert driver.memory.num_rows_read > 1000
-    assert driver.records.keys() == driver.hits.keys()
-    return driver
-
-
-def test_random_traffic_really_hits_evicts_and_preempts() -> None:
-    drivers = [run_random_traffic(32, seed) for seed in (101, 102)]
-    assert sum(d.num_preemptions for d in drivers) > 0
-    assert any(hit > 0 for d in drivers for hit in d.hits.values())
-    assert any(len(d.manager.block_pool.ghosts._entries) > 0 for d in drivers)
-
-
 class CacheMachine(RuleBasedStateMachine):
     """Arbitrary interleavings of arrivals, steps, departures and resets; I1..I5 after each."""
 
-    @initialize(unit=st.sampled_from([32, 64, 128]), spare=st.integers(0, 40))
-    def start(self, unit: int, spare: int) -> None:
+    @initialize(
+        unit=st.sampled_from([32, 64, 128]),
+        spare=st.integers(0, 40),
+        pinned_share=st.sampled_from([None, 0.1, 0.5, 1.0]),
+        is_priority=st.booleans(),
+        is_scanned=st.booleans(),
+    )
+    def start(
+        self,
+        unit: int,
+        spare: int,
+        pinned_share: float | None,
+        is_priority: bool,
+        is_scanned: bool,
+    ) -> None:
         self.unit = unit
         big = UnitKVCacheManager(v4_config(unit, 4000), 512)
         blocks = max_request_blocks(big.geometry, 512) + 2 + spare
-        self.driver = Driver(v4_config(unit, blocks), 512, seed=spare)
+        policy = replace(AUTO, pinned_share=pinned_share, pin_min_drop_blocks=4)
+        self.driver = Driver(
+            v4_config(unit, blocks),
+            512,
+            seed=spare,
+            policy=policy,
+            is_priority=is_priority,
+            is_scanned=is_scanned,
+        )
         self.prompts: list[list[int]] = [[1] * 200]
 
-    @rule(seed=st.integers(0, 3), length=st.integers(1, 400), max_tokens=st.integers(1, 30))
-    def add_fresh(self, seed: int, length: int, max_tokens: int) -> None:
+    @rule(
+        seed=st.integers(0, 3),
+        length=st.integers(1, 400),
+        max_tokens=st.integers(1, 30),
+        priority=st.integers(0, 2),
+    )
+    def add_fresh(self, seed: int, length: int, max_tokens: int, priority: int) -> None:
         self.prompts.append(tokens_of(seed, length))
-        self.driver.add(self.prompts[-1], max_tokens)
+        self.driver.add(self.prompts[-1], max_tokens, priority)
 
     @rule(data=st.data(), cut=st.integers(1, 400), extra=st.integers(0, 60))
     def add_relative(self, data: st.DataObject, cut: int, extra: int) -> None:
@@ -323,6 +305,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.driver.manager.reset_prefix_cache() == idle
         if idle:
             assert not self.driver.manager.block_pool.checkpoints
+            assert not list(self.driver.manager.block_pool.pinned or ())
 
     @invariant()
     def invariants_hold(self) -> None:

@@ -6,6 +6,7 @@ fails as soon as a request would read a row that was not computed from exactly i
 """
 
 import random
+from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from vllm.v1.core.kv_cache_utils import (
     maybe_convert_block_hash,
 )
 from vllm.v1.core.retention import AUTO, RetentionPolicy
+from vllm.v1.core.scan_guard import ENTER_AFTER
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
@@ -163,6 +165,8 @@ class Driver:
         *,
         policy: RetentionPolicy = AUTO,
         waits: bool = True,
+        is_priority: bool = False,
+        is_scanned: bool = False,
     ) -> None:
         assert config.hit_unit is not None
         self.unit = config.hit_unit
@@ -172,6 +176,11 @@ class Driver:
         self.memory = RowMemory(self.manager)
         self.max_model_len = max_model_len
         self.waits = waits
+        guard = coordinator.scan_guard
+        for _ in range(ENTER_AFTER if is_scanned and guard is not None else 0):
+            guard.observe(0, 1)
+        # First come, first served; else the lower a request's priority, the sooner.
+        self.is_priority = is_priority
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.tags: dict[str, list[Tag]] = {}
@@ -179,16 +188,28 @@ class Driver:
         self.records: dict[str, PrefillStats] = {}
         self.finished: dict[str, list[int]] = {}
         self.num_preemptions = 0
+        self.num_rebuilds = 0
+        self.num_steps = 0
+        self.num_copies = 0
+        self.peak_pins = 0
         self._next_id = 0
         self.positions: dict[bytes, int] = {}
         self.announced: Counter[tuple[int | None, bytes | int]] = Counter()
 
-    def add(self, tokens: Sequence[int], max_tokens: int = 8) -> Request:
+    def add(self, tokens: Sequence[int], max_tokens: int = 8, priority: int = 0) -> Request:
         """Queue a request."""
         self._next_id += 1
-        request = make_request(f"r{self._next_id}", tokens, self.unit, max_tokens)
-        self.waiting.append(request)
+        request = make_request(
+            f"r{self._next_id}", tokens, self.unit, max_tokens, priority=priority
+        )
+        self._enqueue(request, len(self.waiting))
         return request
+
+    def _enqueue(self, request: Request, index: int) -> None:
+        if self.is_priority:
+            insort(self.waiting, request, key=lambda r: (r.priority, int(r.request_id[1:])))
+        else:
+            self.waiting.insert(index, request)
 
     def _tag_tokens(self, request: Request) -> list[Tag]:
         for i, prefix_hash in enumerate(request.block_hashes):
@@ -208,7 +229,7 @@ class Driver:
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.insert(0, request)
+        self._enqueue(request, 0)
 
     def _check_record(self, request: Request, hit: int) -> None:
         """Every admission leaves a record: hits and reasons are the request's tokens, exactly."""
@@ -279,8 +300,13 @@ class Driver:
             del scheduled[request_id]
             self.preempt(victim)
         manager.commit_step()
-        self.memory.copy(manager.take_block_copies())
+        copies = manager.take_block_copies()
+        self.num_steps += 1
+        self.num_copies += len(copies)
+        self.peak_pins = max(self.peak_pins, len(list(manager.block_pool.pinned or ())))
+        self.memory.copy(copies)
         self.memory.update_windows(manager.take_window_tables())
+        self.num_rebuilds += len(manager.take_drafter_rebuilds())
         self._run(scheduled)
         self.check()
 

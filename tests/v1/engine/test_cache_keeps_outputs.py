@@ -143,11 +143,12 @@ def drive(session: Session, rng: random.Random, num_requests: int, max_len: int)
     session.run()
 
 
-@pytest.mark.parametrize("unit", [32, 64, 128])
+@pytest.mark.parametrize(("unit", "pins"), [(32, "0"), (64, "1"), (128, "0")])
 def test_same_tokens_under_a_pool_that_is_always_full(
-    unit: int, monkeypatch: pytest.MonkeyPatch
+    unit: int, pins: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+    monkeypatch.setenv("VLLM_PIN_SWA_TOKENS", pins)
     max_len = 700
     probe = make_core(unit, num_blocks=2000, budget=2048, caching=False, max_len=max_len)
     geometry = CacheGeometry.from_config(probe.scheduler.kv_cache_config)
@@ -173,6 +174,8 @@ def test_same_tokens_under_a_pool_that_is_always_full(
     assert cached > 0, "the traffic must hit, or the test shows nothing"
     assert compared / total >= MIN_SHARE, f"only {compared} of {total} tokens were comparable"
     assert core.scheduler.kv_cache_manager.usage == 0
+    pinned = core.scheduler.kv_cache_manager.block_pool.pinned
+    assert (pins == "1") == (pinned is not None and any(True for _ in pinned))
 
 
 def test_preemption_really_happens_and_changes_nothing() -> None:

@@ -5,7 +5,7 @@ import pytest
 from vllm.v1.engine import FinishReason
 from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
 from vllm.v1.metrics.loggers import LoggingStatLogger, TotalsStatLogger
-from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
+from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats
 
 
 @pytest.fixture
@@ -88,3 +88,26 @@ def test_totals():
     assert metrics["vllm:request_success:stop"] == 2
     assert metrics["vllm:num_requests_waiting"] == 5
     assert metrics["vllm:kv_cache_usage_perc"] == 0.5
+
+
+def test_drafts_have_a_line_of_their_own(log):
+    clock = Clock()
+    sink, totals = LoggingStatLogger(clock=clock), TotalsStatLogger()
+    drafted = SpecDecodingStats.new(3)
+    for num_accepted in (0, 1, 3, 2):
+        drafted.observe_draft(3, num_accepted)
+    for one in (sink, totals):
+        one.record(SchedulerStats(spec_decoding_stats=drafted), IterationStats())
+    clock.now += 10
+    sink.log()
+    assert log.records[-1].getMessage() == (
+        "Engine 000: Drafted: 12 tokens, accepted: 6 (50.0%), mean accepted length: 2.50"
+    )
+    num_lines = len(log.records)
+    clock.now += 10
+    sink.log()
+    assert all("Drafted" not in record.getMessage() for record in log.records[num_lines:])
+    metrics = totals.get_metrics()
+    assert metrics["vllm:spec_decode_num_drafts"] == 4
+    assert metrics["vllm:spec_decode_num_draft_tokens"] == 12
+    assert metrics["vllm:spec_decode_num_accepted_tokens"] == 6

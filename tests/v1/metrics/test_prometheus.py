@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from vllm.v1.engine.messages import FinishReason
 from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
 from vllm.v1.metrics.prometheus import PrometheusStatLogger, add_process_metrics, token_buckets
-from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
+from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats
 
 LABELS = {"model_name": "m", "engine": "0"}
 
@@ -121,3 +121,19 @@ def test_token_buckets(limit: int, last: float) -> None:
     buckets = token_buckets(limit)
     assert buckets[-1] == last
     assert list(buckets) == sorted(set(buckets))
+
+
+def test_draft_tokens(registry: CollectorRegistry, stats: PrometheusStatLogger) -> None:
+    for num_accepted in (0, 2, 3):
+        drafted = SpecDecodingStats.new(3)
+        drafted.observe_draft(3, num_accepted)
+        stats.record(SchedulerStats(spec_decoding_stats=drafted), None)
+    stats.record(SchedulerStats(), None)
+    assert _value(registry, "spec_decode_num_drafts_total") == 3
+    assert _value(registry, "spec_decode_num_draft_tokens_total") == 9
+    assert _value(registry, "spec_decode_num_accepted_tokens_total") == 5
+    per_pos = [
+        _value(registry, "spec_decode_num_accepted_tokens_per_pos_total", position=str(i))
+        for i in range(3)
+    ]
+    assert per_pos == [2, 2, 1]

@@ -101,6 +101,10 @@ class FreeKVCacheBlockQueue:
         self.num_free_blocks -= 1
         return block
 
+    def peekleft(self) -> KVCacheBlock | None:
+        """Return the first block and leave it there; None if the queue is empty."""
+        return self.fake_free_list_head.next_free_block if self.num_free_blocks else None
+
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
         """Take the first ``n`` blocks, which must be there."""
         if n == 0:

@@ -2,8 +2,9 @@
 
 I1  free + held + null = total.
 I2  A block's ref count is the number of tables, pending copies and transfers that hold it.
-I3  A block is in exactly one free tier iff its ref count is 0 and it is not the null block.
-I4  Keys, checkpoint records and blocks agree both ways.
+I3  A block is in exactly one free tier iff its ref count is 0 and it is not the null block: the
+    tier of the best it serves. No more blocks are pinned than the cap allows.
+I4  Keys, checkpoint records, pins and blocks agree both ways.
 I5  A table covers every row in [first_needed(accepted), computed).
 
 Checked after every step in tests and under ``VLLM_CHECK_INVARIANTS=1``; other code cites them as
@@ -15,6 +16,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import InvariantError
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.unit_block_pool import Tier
 
 if TYPE_CHECKING:
     from vllm.v1.core.unit_block_pool import UnitBlockPool
@@ -42,6 +45,7 @@ def check_unit_cache(
     _check_counts(pool)
     _check_ref_counts(coordinator)
     _check_tiers(pool)
+    _check_pins(pool)
     _check_keys(pool)
     _check_checkpoints(coordinator)
     if num_computed is not None:
@@ -92,6 +96,12 @@ def _check_tiers(pool: "UnitBlockPool") -> None:
                 "I3",
                 f"block {block.block_id} stands in tier {number}, believed in {placed}",
             )
+            best = _best_tier(pool, block)
+            _require(
+                placed is best,
+                "I3",
+                f"block {block.block_id} stands in {placed!r}, but serves what {best!r} is for",
+            )
     _require(seen[0] == 0, "I3", "the null block stands in a tier")
     for block in pool.blocks[1:]:
         expected = 1 if block.ref_cnt == 0 else 0
@@ -101,6 +111,41 @@ def _check_tiers(pool: "UnitBlockPool") -> None:
             f"block {block.block_id} with ref count {block.ref_cnt} stands in "
             f"{seen[block.block_id]} tiers",
         )
+
+
+def _best_tier(pool: "UnitBlockPool", block: KVCacheBlock) -> Tier:
+    records = pool.records_of(block)
+    if pool.pinned is not None and any(record in pool.pinned for record in records):
+        return Tier.PINNED
+    if pool.keys_of(block):
+        return Tier.COLD if pool.is_on_trial(block) else Tier.REGULAR
+    if any(not record.is_cold for record in records):
+        return Tier.REGULAR
+    return Tier.COLD if records else Tier.SCRATCH
+
+
+def _check_pins(pool: "UnitBlockPool") -> None:
+    pinned = pool.pinned
+    if pinned is None:
+        return
+    holds: Counter[int] = Counter()
+    for record in pinned:
+        _require(
+            pool.checkpoints.get(record.prefix_hash) is record,
+            "I4",
+            f"the record at {record.position} is pinned but withdrawn",
+        )
+        holds.update(block.block_id for block in record.all_blocks())
+    _require(
+        pinned.num_pins_by_block() == holds,
+        "I4",
+        f"pins cover the blocks {sorted(holds)}, believed are {sorted(pinned.num_pins_by_block())}",
+    )
+    _require(
+        len(holds) <= pinned.max_blocks,
+        "I3",
+        f"{len(holds)} blocks are pinned, above the cap of {pinned.max_blocks}",
+    )
 
 
 def _check_keys(pool: "UnitBlockPool") -> None:

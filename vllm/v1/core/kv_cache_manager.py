@@ -320,6 +320,10 @@ class KVCacheManager:
         """Drain the window tables that changed: none, tables here only grow."""
         return {}
 
+    def take_drafter_rebuilds(self) -> dict[str, int]:
+        """Drain the requests whose drafter makes its hit's last row anew: none."""
+        return {}
+
     def take_new_block_ids(self) -> list[int]:
         """Drain the ids of blocks taken in this step, for a worker that zeroes them."""
         return [
@@ -408,11 +412,12 @@ def make_kv_cache_manager(
     pcp_world_size: int = 1,
     metrics_collector: KVCacheMetricsCollector | None = None,
     num_lookahead_tokens: int = 0,
+    stale_row: str = "rebuild",
 ) -> KVCacheManager | UnitKVCacheManager:
     """Build the manager for a configuration: ``hit_unit`` chooses, once.
 
-    Args and raises: those of ``KVCacheManager``, and ``num_lookahead_tokens``, the slots a drafter
-    may write beyond a step's tokens.
+    Args and raises: those of ``KVCacheManager``, and of a drafter: ``num_lookahead_tokens``, the
+    slots it may write beyond a step's tokens, and ``stale_row``, a ``StaleRow``.
     """
     coordinator = get_kv_cache_coordinator(
         kv_cache_config=kv_cache_config,
@@ -431,6 +436,7 @@ def make_kv_cache_manager(
     )
     if kv_cache_config.hit_unit is not None:
         # It imports KVCacheBlocks from here, and only hybrid models need it.
+        from vllm.v1.core.drafter_rows import StaleRow  # noqa: PLC0415
         from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager  # noqa: PLC0415
 
         return UnitKVCacheManager(
@@ -439,6 +445,7 @@ def make_kv_cache_manager(
             enable_caching=enable_caching,
             max_lookahead=num_lookahead_tokens,
             coordinator=coordinator,
+            stale_row=StaleRow(stale_row),
         )
     return KVCacheManager(
         kv_cache_config,

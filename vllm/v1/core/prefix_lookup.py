@@ -13,6 +13,7 @@ EVICTED = "evicted"
 WINDOW_NOT_RETAINED = "window_not_retained"
 WINDOW_EVICTED = "window_evicted"
 ABOVE_LAST_BOUNDARY = "above_last_boundary"
+DRAFTER = "drafter"
 BYPASSED = "bypassed"
 MISS_REASONS = (
     FIRST_SEEN,
@@ -20,6 +21,7 @@ MISS_REASONS = (
     WINDOW_NOT_RETAINED,
     WINDOW_EVICTED,
     ABOVE_LAST_BOUNDARY,
+    DRAFTER,
     BYPASSED,
 )
 
@@ -36,6 +38,7 @@ class PrefixHit:
         checkpoint: The window rows; None when ``position`` is 0.
         dense_match: How far the dense groups alone matched, in tokens.
         lean_checkpoint: That of the lean boundary below ``position``, if it is another one.
+        given_up: Deepest boundary that could have been resumed but for the drafter's rows; 0: none.
     """
 
     position: int
@@ -44,6 +47,7 @@ class PrefixHit:
     checkpoint: Checkpoint | None
     dense_match: int
     lean_checkpoint: Checkpoint | None = None
+    given_up: int = 0
 
     @classmethod
     def nothing(cls, num_dense_groups: int, dense_match: int = 0) -> "PrefixHit":
@@ -159,9 +163,12 @@ def explain_misses(
     last = geometry.floor_unit(num_tokens - 1)
     if num_tokens > last:
         reasons[ABOVE_LAST_BOUNDARY] = num_tokens - last
-    window_missed = min(hit.dense_match, last) - hit.position
+    resumable = max(hit.position, hit.given_up)
+    if resumable > hit.position:
+        reasons[DRAFTER] = resumable - hit.position
+    window_missed = min(hit.dense_match, last) - resumable
     if window_missed > 0:
-        first_unit = hit.position // geometry.unit
+        first_unit = resumable // geometry.unit
         units = block_hashes[first_unit : hit.dense_match // geometry.unit]
         lost = any(h in pool.checkpoint_ghosts for h in units)
         reasons[WINDOW_EVICTED if lost else WINDOW_NOT_RETAINED] = window_missed

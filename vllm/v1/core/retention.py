@@ -14,7 +14,7 @@ where a request can resume. *Dense* groups keep every row; *window* groups need 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import lcm
 
@@ -50,6 +50,7 @@ class GroupGeometry:
         ratio: Dense groups: tokens per stored row. Window groups: 1.
         align: Window groups: the needed tail begins at a multiple of this, less ``keep``.
         keep: Window groups: rows needed below the aligned position.
+        has_drafter_rows: Whether rows of a drafter are in it, made with the token after theirs.
     """
 
     group_id: int
@@ -58,6 +59,7 @@ class GroupGeometry:
     ratio: int = 1
     align: int = 1
     keep: int = 0
+    has_drafter_rows: bool = False
 
     def first_needed(self, position: int) -> int:
         """Return the first row a request needs to go on at ``position``.
@@ -152,7 +154,10 @@ class CacheGeometry:
         unit = config.hit_unit
         assert unit is not None
         groups = tuple(
-            group_geometry(i, group.kv_cache_spec, unit)
+            replace(
+                group_geometry(i, group.kv_cache_spec, unit),
+                has_drafter_rows=group.is_eagle_group,
+            )
             for i, group in enumerate(config.kv_cache_groups)
         )
         lean = unit
@@ -217,6 +222,11 @@ class RetentionPolicy:
         keeps_coarse: Also keep the last multiple of ``COARSE_TOKENS`` in a prompt: clients that
             re-render or re-chunk a prompt's end part from it there, or shortly after.
         private_window: Window groups take no blocks for rows that die within the step.
+        resists_scans: Where LRU order gives up every prefix just before its next use, new ones
+            are given up before others until they are hit.
+        pinned_share: Where a long prompt pauses, its checkpoint is given up last; so much of the
+            pool may stand under such pins. None: nothing is pinned.
+        pin_min_drop_blocks: Blocks of rows a step must compute and not keep, in some group, to pin.
     """
 
     name: str = "auto"
@@ -226,9 +236,13 @@ class RetentionPolicy:
     supersedes: bool = True
     keeps_coarse: bool = True
     private_window: bool = True
+    resists_scans: bool = True
+    pinned_share: float | None = None
+    pin_min_drop_blocks: int = 16
 
 
 AUTO = RetentionPolicy()
+_EQUAL_AGES = RetentionPolicy(supersedes=False, keeps_coarse=False, resists_scans=False)
 
 
 def parse_retention(value: str | int | None, geometry: "CacheGeometry") -> RetentionPolicy:
@@ -248,7 +262,7 @@ def parse_retention(value: str | int | None, geometry: "CacheGeometry") -> Reten
     if text == "none":
         sizes = (group.block_size for group in geometry.groups)
         interval = lcm(geometry.unit, *sizes)
-        return RetentionPolicy("none", interval=interval, supersedes=False, keeps_coarse=False)
+        return replace(_EQUAL_AGES, name="none", interval=interval)
     step = max(geometry.unit, geometry.lean)
     try:
         interval = int(text)
@@ -259,7 +273,7 @@ def parse_retention(value: str | int | None, geometry: "CacheGeometry") -> Reten
             f"prefix cache retention interval {value!r} is not valid here: use auto, none, 0, or a "
             f"positive multiple of {step} tokens."
         )
-    return RetentionPolicy(text, interval=interval, supersedes=False, keeps_coarse=False)
+    return replace(_EQUAL_AGES, name=text, interval=interval)
 
 
 def replay_boundaries(
@@ -346,6 +360,39 @@ def needed_window_blocks(
     return indices
 
 
+def num_dropped_blocks(geometry: CacheGeometry, start: int, end: int) -> int:
+    """Return how many blocks of rows a step computes and does not keep, in some window group.
+
+    In a private prefill window such rows never take a block, but count as if they did. The group
+    with the smallest blocks decides for all, because a checkpoint is pinned as a whole or not at
+    all. A decode step drops one block at most; what earlier steps kept does not count, because a
+    compressor drops its whole open window in the one step that closes it.
+
+        window 128, blocks of 32    start 256           end 1024
+        rows       ....................|....................
+                                      256         897   1024
+        blocks                         8 . . . . . 28 29 30 31     dropped: 8..27, 20 blocks
+                                                 |- window -|
+    """
+    return max(
+        (
+            max(0, group.first_needed(end) // group.block_size - start // group.block_size)
+            for group in geometry.windows
+        ),
+        default=0,
+    )
+
+
+def max_checkpoint_blocks(geometry: CacheGeometry) -> int:
+    """Return the blocks of the largest checkpoint."""
+    period = geometry.lean
+    base = (max((group.keep for group in geometry.windows), default=0) // period + 2) * period
+    return max(
+        sum(len(group.block_range(group.first_needed(p), p)) for group in geometry.windows)
+        for p in range(base, base + period, geometry.unit)
+    )
+
+
 @lru_cache(maxsize=64)
 def max_window_blocks(geometry: CacheGeometry, group: GroupGeometry, lookahead: int) -> int:
     """Return the most blocks a request can hold in a window group during one step.
@@ -382,4 +429,5 @@ def max_request_blocks(geometry: CacheGeometry, num_tokens: int, lookahead: int 
         min(max_window_blocks(geometry, group, lookahead), ceil_div(end + 1, group.block_size))
         for group in geometry.windows
     )
-    return dense + windows + MAX_COPIES_PER_REQUEST
+    drafter_copies = sum(group.has_drafter_rows for group in geometry.windows)
+    return dense + windows + MAX_COPIES_PER_REQUEST + drafter_copies

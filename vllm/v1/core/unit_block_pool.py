@@ -3,8 +3,9 @@
 A free block stands in one tier, and allocation takes the lowest tier that has one:
 
     SCRATCH   nothing can hit it: never hashed, or its keys are gone
-    COLD      hashed, but superseded by something better
+    COLD      hashed, but superseded by something better, or on trial
     REGULAR   hashed, in LRU order
+    PINNED    the windows at which long prompts paused, if pins are on; counted as free
 
 A *dense* block carries one key for every unit whose rows it holds; a *window* block belongs to the
 checkpoint records that need it. A record is atomic: losing one block dissolves it, and blocks that
@@ -30,6 +31,7 @@ from vllm.v1.core.kv_cache_utils import (
     maybe_convert_block_hash,
     salt_digest,
 )
+from vllm.v1.core.pinned_checkpoints import PinnedCheckpoints
 
 
 class Tier(IntEnum):
@@ -38,9 +40,11 @@ class Tier(IntEnum):
     SCRATCH = 0
     COLD = 1
     REGULAR = 2
+    PINNED = 3
 
 
 _HELD = -1
+_SCRATCH = int(Tier.SCRATCH)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +62,7 @@ class Checkpoint:
         is_kept: Whether it outlives the advance of the request that made it.
         is_junction: Whether continuations were seen to part here.
         is_cold: Whether it is given up before others.
+        is_on_trial: Whether it is so only until it is hit.
         older: The checkpoints that the request which made this one began at.
     """
 
@@ -70,6 +75,7 @@ class Checkpoint:
     is_kept: bool = False
     is_junction: bool = False
     is_cold: bool = False
+    is_on_trial: bool = False
     older: "tuple[Checkpoint, ...]" = ()
 
     def all_blocks(self) -> Iterable[KVCacheBlock]:
@@ -112,7 +118,7 @@ class GhostList:
 class UnitBlockPool:
     """All blocks of the KV cache.
 
-    Owns: ref counts, free tiers, the dense hash index, checkpoint records.
+    Owns: ref counts, free tiers, the dense hash index, checkpoint records, pins.
 
     Args:
         num_blocks: Blocks in all, the null block included.
@@ -120,6 +126,7 @@ class UnitBlockPool:
         enable_caching: Whether keys and checkpoints are kept at all.
         window_group_ids: Groups that checkpoints hold blocks of, in their order.
         enable_kv_cache_events: Whether stored and removed prefixes are recorded.
+        max_pinned: Most blocks pinned at once; None: there is no tier for them.
     """
 
     def __init__(
@@ -129,6 +136,7 @@ class UnitBlockPool:
         enable_caching: bool = True,
         window_group_ids: Sequence[int] = (),
         enable_kv_cache_events: bool = False,
+        max_pinned: int | None = None,
     ) -> None:
         assert num_blocks > 0
         self._window_group_ids = tuple(window_group_ids)
@@ -139,10 +147,11 @@ class UnitBlockPool:
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[0]
         self.null_block.is_null = True
+        self.pinned = None if max_pinned is None else PinnedCheckpoints(max_pinned)
+        num_cached_tiers = len(Tier) - 1 if self.pinned is not None else len(Tier) - 2
         self.tiers = (
             FreeKVCacheBlockQueue(self.blocks[1:]),
-            FreeKVCacheBlockQueue([]),
-            FreeKVCacheBlockQueue([]),
+            *(FreeKVCacheBlockQueue([]) for _ in range(num_cached_tiers)),
         )
         self._tier_of = [_HELD] + [int(Tier.SCRATCH)] * (num_blocks - 1)
         # Per dense group: prefix -> a block that holds its last rows; further blocks of the same
@@ -153,6 +162,8 @@ class UnitBlockPool:
         }
         # Keys of a dense block in ascending order of position, and its group.
         self._keys: dict[int, tuple[int, list[BlockHash]]] = {}
+        # Free dense blocks that are given up before others until they are hit.
+        self._on_trial: set[int] = set()
         # Which prefix a cached unit continues, and how many cached units continue a prefix; of the
         # first dense group, which has a key at every unit.
         self._lineage_group = dense_group_ids[0] if dense_group_ids else -1
@@ -160,14 +171,15 @@ class UnitBlockPool:
         self._num_children: dict[BlockHash | None, int] = {}
         self.checkpoints: dict[BlockHash, Checkpoint] = {}
         self._records: dict[int, list[Checkpoint]] = {}
-        # A quarter of a million hashes of 32 bytes: a bound on memory, not on usefulness.
-        self.ghosts = GhostList(capacity=max(1024, min(4 * num_blocks, 250_000)))
+        # A quarter of a million hashes of 32 bytes: a bound on memory, not on usefulness. Else for
+        # several times the pool, whose blocks carry several keys each.
+        self.ghosts = GhostList(capacity=max(1024, min(16 * num_blocks, 250_000)))
         self.checkpoint_ghosts = GhostList(capacity=max(1024, min(num_blocks, 65_536)))
 
     # ---- counts ------------------------------------------------------------------------------
 
     def get_num_free_blocks(self) -> int:
-        """Return how many blocks allocation can take, cached ones included."""
+        """Return how many blocks allocation can take, cached and pinned ones included."""
         return sum(tier.num_free_blocks for tier in self.tiers)
 
     def get_usage(self) -> float:
@@ -201,6 +213,8 @@ class UnitBlockPool:
             raise ValueError(
                 f"Cannot get {num_blocks} blocks: only {self.get_num_free_blocks()} are free."
             )
+        if self.pinned is not None:
+            self._demote_pins(self.pinned, num_blocks)
         # Scratch blocks cache nothing, so they go in one piece.
         scratch = self.tiers[Tier.SCRATCH]
         taken = scratch.popleft_n(min(num_blocks, scratch.num_free_blocks))
@@ -225,6 +239,7 @@ class UnitBlockPool:
 
     def _forget(self, block: KVCacheBlock) -> None:
         """Drop what a block caches, because its rows are about to be overwritten."""
+        self._on_trial.discard(block.block_id)
         entry = self._keys.pop(block.block_id, None)
         if entry is not None:
             group_id, hashes = entry
@@ -268,28 +283,50 @@ class UnitBlockPool:
                 tier = self._tier_of[block.block_id]
                 self.tiers[tier].remove(block)
                 self._tier_of[block.block_id] = _HELD
+                self._on_trial.discard(block.block_id)
             block.ref_cnt += 1
 
-    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+    def free_blocks(
+        self, ordered_blocks: Iterable[KVCacheBlock], *, on_trial: bool = False
+    ) -> None:
         """Give blocks back, in the order in which they should be reused.
 
         Those nobody holds any more join REGULAR if something can hit them, else SCRATCH.
+
+        Args:
+            ordered_blocks: The blocks.
+            on_trial: Dense blocks stand in COLD until they are hit.
         """
+        keys, records, tier_of = self._keys, self._records, self._tier_of
+        useless = []
         for block in ordered_blocks:
             if block.is_null:
                 continue
             block.ref_cnt -= 1
             assert block.ref_cnt >= 0, f"block {block.block_id} freed too often"
-            if block.ref_cnt == 0:
+            if block.ref_cnt:
+                continue
+            block_id = block.block_id
+            if on_trial and block_id in keys:
+                self._on_trial.add(block_id)
+            if block_id in keys or block_id in records:
                 self._enqueue(block, self._tier_for(block))
+            else:
+                tier_of[block_id] = _SCRATCH
+                useless.append(block)
+        # Freed last, taken first; see ``_enqueue``.
+        useless.reverse()
+        self.tiers[Tier.SCRATCH].prepend_n(useless)
 
     def _tier_for(self, block: KVCacheBlock) -> Tier:
         """Return where a free block belongs: with the best of what it serves."""
         if block.block_id in self._keys:
-            return Tier.REGULAR
+            return Tier.COLD if block.block_id in self._on_trial else Tier.REGULAR
         records = self._records.get(block.block_id)
         if not records:
             return Tier.SCRATCH
+        if self.pinned is not None and self.pinned.holds(block):
+            return Tier.PINNED
         return Tier.COLD if all(record.is_cold for record in records) else Tier.REGULAR
 
     def _enqueue(self, block: KVCacheBlock, tier: Tier) -> None:
@@ -407,6 +444,8 @@ class UnitBlockPool:
         if self.checkpoints.get(record.prefix_hash) is not record:
             return
         del self.checkpoints[record.prefix_hash]
+        if self.pinned is not None:
+            self.pinned.discard(record)
         for group_id in self._groups_of(record):
             self._record_removed(record.prefix_hash, group_id)
         for block in record.all_blocks():
@@ -424,12 +463,65 @@ class UnitBlockPool:
         if record.is_cold == is_cold or self.checkpoints.get(record.prefix_hash) is not record:
             return
         record.is_cold = is_cold
+        record.is_on_trial = False
         self._place_free_blocks(record, even_if_unchanged=False)
+
+    def put_on_trial(self, record: Checkpoint) -> None:
+        """Give a checkpoint up before others until it is hit."""
+        if not record.is_cold:
+            self.set_cold(record, True)
+            record.is_on_trial = record.is_cold
+
+    def end_trial(self, record: Checkpoint) -> None:
+        """Keep a checkpoint that was hit as others are kept."""
+        if record.is_on_trial:
+            self.set_cold(record, False)
+
+    def is_on_trial(self, block: KVCacheBlock) -> bool:
+        """Whether a free dense block is given up before others until it is hit."""
+        return block.block_id in self._on_trial
 
     def refresh(self, record: Checkpoint) -> None:
         """Let a checkpoint's free blocks age from now."""
         if self.checkpoints.get(record.prefix_hash) is record:
             self._place_free_blocks(record, even_if_unchanged=True)
+
+    # ---- pins --------------------------------------------------------------------------------
+
+    def pin(self, record: Checkpoint) -> bool:
+        """Let allocation reach a checkpoint's blocks last; the oldest pins give way to the cap.
+
+        A pin outlives hits: touched blocks leave the tier and come back to its end.
+
+        Returns:
+            Whether it is pinned; one that is larger than the cap, or gone, is not.
+        """
+        pinned = self.pinned
+        assert pinned is not None, "pins are off"
+        if self.checkpoints.get(record.prefix_hash) is not record or not pinned.can_hold(record):
+            return False
+        while pinned.num_excess(record) > 0:
+            self.unpin(self._oldest_pin(pinned))
+        pinned.add(record)
+        self._place_free_blocks(record, even_if_unchanged=True)
+        return True
+
+    def unpin(self, record: Checkpoint) -> None:
+        """Take a checkpoint's pin away; its free blocks become the youngest of a lower tier."""
+        if self.pinned is not None and self.pinned.discard(record):
+            self._place_free_blocks(record, even_if_unchanged=False)
+
+    def _demote_pins(self, pinned: PinnedCheckpoints, num_blocks: int) -> None:
+        """Unpin, oldest first, until the lower tiers hold as many blocks."""
+        while sum(tier.num_free_blocks for tier in self.tiers[: Tier.PINNED]) < num_blocks:
+            self.unpin(self._oldest_pin(pinned))
+
+    def _oldest_pin(self, pinned: PinnedCheckpoints) -> Checkpoint:
+        """Return the pin that gives way next: of those with free blocks, the one freed first."""
+        block = self.tiers[Tier.PINNED].peekleft()
+        if block is None:
+            return next(iter(pinned))
+        return next(record for record in self.records_of(block) if record in pinned)
 
     def _place_free_blocks(self, record: Checkpoint, *, even_if_unchanged: bool) -> None:
         for block in record.all_blocks():

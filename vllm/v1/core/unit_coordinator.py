@@ -6,23 +6,30 @@ A step of one request goes through ``plan_step`` (what to take; changes nothing)
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vllm import envs
+from vllm.logger import init_logger
+from vllm.v1.core.drafter_rows import can_rebuild
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix_lookup import PrefixHit, find_prefix
 from vllm.v1.core.retention import (
     CacheGeometry,
     GroupGeometry,
     RetentionPolicy,
+    max_checkpoint_blocks,
     needed_window_blocks,
+    num_dropped_blocks,
     parse_retention,
     trailing_boundaries,
 )
+from vllm.v1.core.scan_guard import ScanGuard
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.unit_block_pool import Checkpoint, UnitBlockPool
 from vllm.v1.core.unit_groups import DenseGroup, WindowGroup
 from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,7 @@ class StepPlan:
         window_indices: Per window group the block indices to fill.
         num_new_blocks: All of those, copies' destinations included.
         num_blocks_touched: Free blocks that the hit takes out of the tiers.
+        rebuilt: Window groups whose last row of the hit is made anew, in a private copy.
     """
 
     start: int
@@ -68,6 +76,7 @@ class StepPlan:
     window_indices: tuple[tuple[int, ...], ...]
     num_new_blocks: int
     num_blocks_touched: int
+    rebuilt: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,7 @@ class RequestCacheState:
         lean_origin: The lean one below that.
         kept: Checkpoints it made that outlive its advance.
         is_resumed: Whether it was preempted before, and goes on with the turn it was at.
+        unfollowed: A checkpoint it made before the token that follows was known.
     """
 
     num_units: int = 0
@@ -106,12 +116,14 @@ class RequestCacheState:
     lean_origin: Checkpoint | None = None
     kept: list[Checkpoint] = field(default_factory=list)
     is_resumed: bool = False
+    unfollowed: Checkpoint | None = None
 
 
 class UnitKVCacheCoordinator:
     """The groups of one model over one pool.
 
-    Owns: the pool, the group managers, copies not yet run, what each request has published.
+    Owns: the pool, the group managers, copies not yet run, what each request has published, the
+    guard against scans.
 
     Args:
         kv_cache_config: Groups and number of blocks; ``hit_unit`` is set.
@@ -138,6 +150,12 @@ class UnitKVCacheCoordinator:
                 wanted = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
                 wanted = "none" if wanted is None else wanted
             policy = parse_retention(wanted, self.geometry)
+            if enable_caching and envs.VLLM_PIN_SWA_TOKENS:
+                policy = replace(
+                    policy,
+                    pinned_share=envs.VLLM_PIN_MAX_SHARE,
+                    pin_min_drop_blocks=envs.VLLM_PIN_MIN_DROP_SIZE,
+                )
         self.policy = policy
         self.block_pool = UnitBlockPool(
             kv_cache_config.num_blocks,
@@ -145,19 +163,40 @@ class UnitKVCacheCoordinator:
             enable_caching,
             [group.group_id for group in self.geometry.windows],
             enable_kv_cache_events,
+            max_pinned=self._max_pinned(kv_cache_config.num_blocks),
         )
         pool = self.block_pool
         self.dense = tuple(DenseGroup(g, pool) for g in self.geometry.dense)
         self.windows = tuple(WindowGroup(g, pool) for g in self.geometry.windows)
+        self.scan_guard = ScanGuard() if policy.resists_scans else None
         # Decode steps take blocks for so many tokens at a time. State blocks hold as few as a
         # sixteenth of a unit; going to the pool for each would be most of a decode step's cost.
         self._stride = max(1, self.geometry.unit // 4)
         self.copies: list[BlockCopy] = []
         self._sources_in_flight: list[KVCacheBlock] = []
+        # Request -> block of the checkpoint whose last row it makes anew.
+        self._rebuilds: dict[str, int] = {}
         self._states: dict[str, RequestCacheState] = {}
         # Requests with window tables that the worker has not seen.
         self._dirty: set[str] = set()
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
+
+    def _max_pinned(self, num_blocks: int) -> int | None:
+        """Return how many blocks may be pinned, and say how many prefixes that is good for."""
+        share = self.policy.pinned_share
+        if share is None:
+            return None
+        max_pinned = int((num_blocks - 1) * share)
+        each = max_checkpoint_blocks(self.geometry)
+        logger.info(
+            "VLLM_PIN_SWA_TOKENS: up to %d of %d blocks hold pinned windows, room for %d prefixes "
+            "of %d blocks",
+            max_pinned,
+            num_blocks,
+            max_pinned // each if each else 0,
+            each,
+        )
+        return max_pinned
 
     # ---- lookup ------------------------------------------------------------------------------
 
@@ -245,6 +284,8 @@ class UnitKVCacheCoordinator:
         alloc_end: int,
         boundaries: tuple[int, ...],
         hit: PrefixHit | None,
+        *,
+        rebuilds_drafter_row: bool = False,
     ) -> StepPlan:
         """Work out what a step takes.
 
@@ -255,6 +296,7 @@ class UnitKVCacheCoordinator:
             alloc_end: ``end`` with drafts and lookahead.
             boundaries: Boundaries whose checkpoints the step leaves behind.
             hit: The hit of a request that holds nothing yet.
+            rebuilds_drafter_row: Whether the drafter's last row of the hit is made anew.
         """
         partials = self._plan_partials(hit) if hit is not None else ()
         num_partial = [0] * len(self.dense)
@@ -274,7 +316,8 @@ class UnitKVCacheCoordinator:
             if hit is not None and hit.position:
                 adopted = geometry.block_range(geometry.first_needed(hit.position), hit.position)
             window_indices.append(tuple(group.find_missing(request_id, needed, adopted)))
-        num_copies = sum(partial.is_copy for partial in partials)
+        rebuilt = self._plan_rebuilds(hit) if rebuilds_drafter_row else ()
+        num_copies = sum(partial.is_copy for partial in partials) + len(rebuilt)
         return StepPlan(
             start=start,
             end=end,
@@ -285,7 +328,14 @@ class UnitKVCacheCoordinator:
             window_indices=tuple(window_indices),
             num_new_blocks=sum(num_dense_new) + sum(map(len, window_indices)) + num_copies,
             num_blocks_touched=self._num_touched(hit),
+            rebuilt=rebuilt,
         )
+
+    def _plan_rebuilds(self, hit: PrefixHit | None) -> tuple[int, ...]:
+        if hit is None:
+            return ()
+        groups = enumerate(self.windows)
+        return tuple(i for i, group in groups if can_rebuild(group.geometry, hit.position))
 
     def _needed_blocks(
         self,
@@ -348,6 +398,8 @@ class UnitKVCacheCoordinator:
         for partial in plan.partials:
             if partial.is_copy:
                 self._add_copy(request_id, partial, next(taken))
+        for index in plan.rebuilt:
+            self._add_private_tail(request_id, self.windows[index], next(taken))
         new_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
         for group, count in zip(self.dense, plan.num_dense_new, strict=True):
             blocks = [next(taken) for _ in range(count)]
@@ -395,6 +447,9 @@ class UnitKVCacheCoordinator:
         for window, blocks_of in zip(self.windows, hit.checkpoint.blocks, strict=True):
             pool.touch(blocks_of)
             window.adopt(request_id, hit.position, blocks_of)
+        for record in (hit.checkpoint, hit.lean_checkpoint):
+            if record is not None:
+                pool.end_trial(record)
         hit.checkpoint.num_hits += 1
         hit.checkpoint.num_live += 1
 
@@ -405,6 +460,15 @@ class UnitKVCacheCoordinator:
         group_id = group.geometry.group_id
         self.copies.append(BlockCopy(request_id, group_id, partial.block, block, partial.keys))
         group.extend(request_id, [block])
+
+    def _add_private_tail(self, request_id: str, window: WindowGroup, block: KVCacheBlock) -> None:
+        """Replace the last block of an adopted checkpoint by a copy that may be written."""
+        source = window.replace_last(request_id, block)
+        # The table's hold on the source is the copy's now; the destination has one of each.
+        self.block_pool.touch([block])
+        group_id = window.geometry.group_id
+        self.copies.append(BlockCopy(request_id, group_id, source, block, ()))
+        self._rebuilds[request_id] = source.block_id
 
     # ---- end of schedule() -------------------------------------------------------------------
 
@@ -505,7 +569,17 @@ class UnitKVCacheCoordinator:
             is_cold=policy.keeps_lean and position % self.geometry.lean != 0 and not is_junction,
         )
         if self.block_pool.add_checkpoint(record):
+            if next_token is None:
+                state.unfollowed = record
             (state.kept if record.is_kept else state.trailing).append(record)
+
+    def note_next_token(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Tell a checkpoint which token followed, now that it may be known."""
+        state = self._states[request_id]
+        record = state.unfollowed
+        if record is not None and record.position < len(token_ids):
+            record.next_token = token_ids[record.position]
+            state.unfollowed = None
 
     def _drop_passed_records(self, state: RequestCacheState, end: int) -> None:
         """Withdraw trailing checkpoints that newer ones replace, unless somebody resumed there."""
@@ -518,11 +592,39 @@ class UnitKVCacheCoordinator:
                 self.block_pool.dissolve(record)
         state.trailing = remaining
 
+    def pin_window(
+        self, request_id: str, block_hashes: Sequence[BlockHash], start: int, end: int
+    ) -> None:
+        """Pin the checkpoint at which a long step ends; a short step, as in decode, pins nothing.
+
+        Args:
+            request_id: The request, whose step from ``start`` to ``end`` was just published.
+            block_hashes: Its chained hashes.
+            start: Tokens computed before the step.
+            end: Tokens computed after it.
+        """
+        if num_dropped_blocks(self.geometry, start, end) < self.policy.pin_min_drop_blocks:
+            return
+        record = self.block_pool.checkpoints.get(block_hashes[end // self.geometry.unit - 1])
+        if record is None or not self.block_pool.pin(record):
+            return
+        record.is_kept = True
+        state = self._states[request_id]
+        if record in state.trailing:
+            state.trailing.remove(record)
+            state.kept.append(record)
+
     def _supersede(self, records: Sequence[Checkpoint]) -> None:
         if self.policy.supersedes:
             for record in records:
                 if not record.is_junction and record.num_live == 0:
                     self.block_pool.set_cold(record, True)
+
+    def _put_on_trial(self, state: RequestCacheState) -> None:
+        """Give what a leaving request made up first, until somebody resumes there."""
+        for record in (*state.kept, *state.trailing):
+            if record.num_hits == 0 and not record.is_junction:
+                self.block_pool.put_on_trial(record)
 
     def _age_checkpoints(self, state: RequestCacheState) -> None:
         """Order a leaving request's checkpoints for eviction: they age from now.
@@ -565,6 +667,11 @@ class UnitKVCacheCoordinator:
         self.copies = []
         return pairs
 
+    def take_drafter_rebuilds(self) -> dict[str, int]:
+        """Drain which requests make their hit's last drafter row anew, and the block it was in."""
+        rebuilds, self._rebuilds = self._rebuilds, {}
+        return rebuilds
+
     def release_copies(self) -> None:
         """Let go of the ends of copies that have run."""
         self.block_pool.free_blocks(self._sources_in_flight)
@@ -587,12 +694,17 @@ class UnitKVCacheCoordinator:
             else:
                 kept.append(copy)
         self.copies = kept
+        state = self._states.pop(request_id, None)
+        trial_start = None
+        if state is not None and self.scan_guard is not None and self.scan_guard.is_active:
+            trial_start = state.origin.position if state.origin is not None else 0
+            self._put_on_trial(state)
         for group in self.dense:
-            group.free(request_id)
+            group.free(request_id, trial_start)
         for window in self.windows:
             window.free(request_id)
         self._dirty.discard(request_id)
-        state = self._states.pop(request_id, None)
+        self._rebuilds.pop(request_id, None)
         if state is not None:
             self._age_checkpoints(state)
 

@@ -2,14 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from vllm.distributed.kv_events import BlockStored, KVCacheEvent
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
+from vllm.v1.core.drafter_rows import StaleRow, drop_stale, has_stale_row
 from vllm.v1.core.invariants import check_unit_cache
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.prefix_lookup import BYPASSED, PrefixHit, explain_misses
+from vllm.v1.core.prefix_lookup import (
+    BYPASSED,
+    EVICTED,
+    WINDOW_EVICTED,
+    PrefixHit,
+    explain_misses,
+)
 from vllm.v1.core.retention import (
     CacheGeometry,
     max_request_blocks,
@@ -81,6 +89,7 @@ class UnitKVCacheManager:
         max_model_len: Longest request in tokens.
         enable_caching: Whether prefixes are kept and looked up.
         max_lookahead: Draft tokens a step may need slots for.
+        stale_row: What becomes of a drafter's row that another next token made.
 
     Raises:
         ConfigError: The pool cannot hold one request of ``max_model_len`` tokens.
@@ -94,6 +103,7 @@ class UnitKVCacheManager:
         enable_caching: bool = True,
         max_lookahead: int = 0,
         coordinator: UnitKVCacheCoordinator | None = None,
+        stale_row: StaleRow = StaleRow.REBUILD,
     ) -> None:
         self.coordinator = coordinator or UnitKVCacheCoordinator(kv_cache_config, enable_caching)
         self.policy = self.coordinator.policy
@@ -105,6 +115,7 @@ class UnitKVCacheManager:
         self.num_kv_cache_groups = len(self.geometry.groups)
         self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in self.geometry.groups))
         self._max_lookahead = max_lookahead
+        self._stale_row = stale_row
         self._pending: dict[str, PendingPublication] = {}
         self._prefill_stats: dict[str, PrefillStats] = {}
         # Requests whose prompt is not published yet: others may wait for them.
@@ -142,13 +153,18 @@ class UnitKVCacheManager:
         if not self.enable_caching or request.skip_reading_prefix_cache:
             hit = PrefixHit.nothing(num_dense)
         else:
-            hit = self.coordinator.find_longest_cache_hit(
-                request.block_hashes, request.num_tokens - 1
-            )
+            hit = self._find_hit(request)
         blocks: list[Sequence[Any]] = [() for _ in self.geometry.groups]
         for group, full in zip(self.geometry.dense, hit.full_blocks, strict=True):
             blocks[group.group_id] = full
         return HitBlocks(tuple(blocks), hit), hit.position
+
+    def _find_hit(self, request: Request) -> PrefixHit:
+        find = partial(self.coordinator.find_longest_cache_hit, request.block_hashes)
+        hit = find(request.num_tokens - 1)
+        if self._stale_row is StaleRow.DROP:
+            hit = drop_stale(self.geometry, hit, request.all_token_ids, find)
+        return hit
 
     # ---- allocation --------------------------------------------------------------------------
 
@@ -200,6 +216,9 @@ class UnitKVCacheManager:
         alloc_end = min(step_end + num_lookahead_tokens, self.max_model_len)
         unit = self.geometry.unit
         publishes = self.enable_caching and not delay_cache_blocks and end // unit > start // unit
+        if not is_new:
+            self.coordinator.note_next_token(request_id, request.all_token_ids)
+            self._publish_accepted(request, start)
         if not is_new and not publishes and not full_sequence_must_fit:
             available = self.block_pool.get_num_free_blocks() - reserved_blocks
             advanced = self.coordinator.try_advance(
@@ -214,7 +233,14 @@ class UnitKVCacheManager:
             boundaries = step_boundaries(self.geometry, start, end, wanted, interval)
         if not is_new:
             self.coordinator.release_passed(request_id, request.num_computed_tokens)
-        plan = self.coordinator.plan_step(request_id, start, end, alloc_end, boundaries, hit)
+        rebuilds = (
+            hit is not None
+            and self._stale_row is StaleRow.REBUILD
+            and has_stale_row(self.geometry, hit, request.all_token_ids)
+        )
+        plan = self.coordinator.plan_step(
+            request_id, start, end, alloc_end, boundaries, hit, rebuilds_drafter_row=rebuilds
+        )
         available = self.block_pool.get_num_free_blocks() - reserved_blocks
         needed = plan.num_new_blocks + plan.num_blocks_touched
         if full_sequence_must_fit:
@@ -232,6 +258,29 @@ class UnitKVCacheManager:
         if is_new:
             self._record_admission(request, hit, new_computed_blocks)
         return KVCacheBlocks(new_blocks)
+
+    def _publish_accepted(self, request: Request, end: int) -> None:
+        """Publish what drafts accepted since the last publication completed.
+
+        A step publishes the tokens known when it is scheduled. Drafts that it proves right are
+        computed by then, so their boundaries must not wait until the window moves on, or the
+        request ends.
+
+        Args:
+            request: A request that holds tables.
+            end: Tokens computed and accepted.
+        """
+        first = self.coordinator.num_published_units(request.request_id) * self.geometry.unit
+        if not self.enable_caching or end < first + self.geometry.unit:
+            return
+        wanted = self.coordinator.wanted_boundaries(request.request_id)
+        self.coordinator.publish(
+            request.request_id,
+            request.block_hashes,
+            request.all_token_ids,
+            end,
+            step_boundaries(self.geometry, first, end, wanted, self.policy.interval),
+        )
 
     def _wanted_boundaries(
         self, request: Request, looked_up: KVCacheBlocks | None, *, is_new: bool
@@ -356,11 +405,7 @@ class UnitKVCacheManager:
         if not self.enable_caching or request.skip_reading_prefix_cache:
             cached, matched, misses = 0, 0, {BYPASSED: num_tokens}
         else:
-            found = (
-                looked_up.hit
-                if isinstance(looked_up, HitBlocks)
-                else self.coordinator.find_longest_cache_hit(request.block_hashes, num_tokens - 1)
-            )
+            found = looked_up.hit if isinstance(looked_up, HitBlocks) else self._find_hit(request)
             cached, matched = (hit.position if hit else 0), found.dense_match
             misses = explain_misses(
                 self.block_pool, self.geometry, request.block_hashes, num_tokens, found
@@ -368,6 +413,9 @@ class UnitKVCacheManager:
             if found.position > cached:
                 # Admitted without its hit because the pool was too full for it.
                 misses[BYPASSED] = misses.get(BYPASSED, 0) + found.position - cached
+            if self.coordinator.scan_guard is not None and request.num_preemptions == 0:
+                lost = misses.get(EVICTED, 0) + misses.get(WINDOW_EVICTED, 0)
+                self.coordinator.scan_guard.observe(cached, lost)
         self._prefill_stats[request.request_id] = PrefillStats(num_tokens, cached, matched, misses)
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:
@@ -396,6 +444,9 @@ class UnitKVCacheManager:
                 pending.boundaries,
                 request.cache_salt,
             )
+            if self.policy.pinned_share is not None:
+                hashes = request.block_hashes
+                self.coordinator.pin_window(request_id, hashes, pending.start, pending.end)
             if pending.end >= self.geometry.floor_unit(request.num_prompt_tokens):
                 self._prefilling.pop(request_id, None)
         self._pending.clear()
@@ -403,6 +454,10 @@ class UnitKVCacheManager:
     def take_block_copies(self) -> list[tuple[int, int]]:
         """Drain the (source, destination) block ids the step must copy before its forward pass."""
         return self.coordinator.take_copies()
+
+    def take_drafter_rebuilds(self) -> dict[str, int]:
+        """Drain the requests whose drafter makes its hit's last row anew; see the coordinator."""
+        return self.coordinator.take_drafter_rebuilds()
 
     def take_window_tables(self) -> dict[str, tuple[WindowTable, ...]]:
         """Drain the window tables that changed, by request."""
@@ -412,6 +467,11 @@ class UnitKVCacheManager:
 
     def free(self, request: Request) -> None:
         """Give back everything a request holds; what it published stays cached."""
+        if self.coordinator.has_request(request.request_id):
+            # Tokens behind a stop are computed, but no part of the request.
+            end = min(request.num_computed_tokens, request.num_tokens)
+            self._publish_accepted(request, end)
+            self.coordinator.note_next_token(request.request_id, request.all_token_ids)
         self._pending.pop(request.request_id, None)
         self._prefilling.pop(request.request_id, None)
         self._wait_deadlines.pop(request.request_id, None)

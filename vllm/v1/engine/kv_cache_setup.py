@@ -76,11 +76,31 @@ def plan_kv_cache(
     configs = [replace(config, prefix_cache_retention_interval=retention) for config in configs]
     if is_hybrid(groups):
         unit = vllm_config.cache_config.block_size
-        configs = [replace(config, hit_unit=unit) for config in configs]
+        configs = [
+            replace(
+                config,
+                kv_cache_groups=_mark_drafter(config.kv_cache_groups, vllm_config),
+                hit_unit=unit,
+            )
+            for config in configs
+        ]
         return KVCachePlan(configs, generate_scheduler_kv_cache_config(configs), unit, unit)
     scheduler_config = generate_scheduler_kv_cache_config(configs)
     sizes = resolve_kv_cache_block_sizes(scheduler_config, vllm_config)
     return KVCachePlan(configs, scheduler_config, *sizes)
+
+
+def _mark_drafter(
+    groups: list[KVCacheGroupSpec], vllm_config: VllmConfig
+) -> list[KVCacheGroupSpec]:
+    """Return the groups, that of the running MTP block flagged."""
+    speculative = vllm_config.speculative_config
+    if speculative is None or not speculative.use_eagle():
+        return groups
+    return [
+        replace(group, is_eagle_group=any(name.startswith("mtp.") for name in group.layer_names))
+        for group in groups
+    ]
 
 
 def check_fixed_pool(

@@ -91,7 +91,12 @@ class LogprobsRows(msgspec.Struct, frozen=True):
 
 
 class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
-    """What one step added to one request."""
+    """What one step added to one request.
+
+    Attributes:
+        num_draft_tokens: Draft tokens that the step verified.
+        num_accepted_tokens: Of those, tokens the model agreed with, up to the end of the answer.
+    """
 
     request_id: str
     new_token_ids: list[int]
@@ -103,6 +108,8 @@ class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
     kv_transfer_params: dict[str, Any] | None = None
     prefill_stats: PrefillStats | None = None
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def finished(self) -> bool:

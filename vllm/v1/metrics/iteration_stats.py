@@ -22,7 +22,13 @@ from vllm.v1.engine.messages import (
 
 @dataclass(slots=True)
 class RequestStateStats:
-    """Times and counts of one request so far; 0.0 marks a stage not reached."""
+    """Times and counts of one request so far; 0.0 marks a stage not reached.
+
+    Attributes:
+        num_drafts: Steps that verified draft tokens.
+        num_draft_tokens: Draft tokens verified.
+        num_accepted_tokens: Of those, tokens that became part of the answer.
+    """
 
     arrival_time: float = 0.0
     queued_ts: float = 0.0
@@ -32,6 +38,14 @@ class RequestStateStats:
     num_generation_tokens: int = 0
     num_preemptions: int = 0
     first_token_latency: float = 0.0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        """Tokens a verified draft brought on average, the model's own included; None: no draft."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +130,10 @@ class IterationStats:
             else:
                 stats.num_preemptions += 1
                 self.num_preemptions += 1
+        if output.num_draft_tokens:
+            stats.num_drafts += 1
+            stats.num_draft_tokens += output.num_draft_tokens
+            stats.num_accepted_tokens += output.num_accepted_tokens
         num_new_tokens = len(output.new_token_ids)
         if num_new_tokens == 0:
             return

@@ -131,6 +131,11 @@ class TotalsStatLogger:
                 self._add("vllm:prefix_cache_hits", cache.hits)
                 for reason, num_tokens in cache.miss_tokens.items():
                     self._add(f"vllm:prefix_cache_miss_tokens:{reason}", num_tokens)
+            drafted = scheduler_stats.spec_decoding_stats
+            if drafted is not None:
+                self._add("vllm:spec_decode_num_drafts", drafted.num_drafts)
+                self._add("vllm:spec_decode_num_draft_tokens", drafted.num_draft_tokens)
+                self._add("vllm:spec_decode_num_accepted_tokens", drafted.num_accepted_tokens)
 
     def _add(self, name: str, amount: int) -> None:
         self._totals[name] = self._totals.get(name, 0) + amount

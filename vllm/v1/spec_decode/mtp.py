@@ -1,6 +1,6 @@
 """Drafts of the model's own multi-token-prediction block."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -8,11 +8,13 @@ import numpy as np
 import torch
 
 from vllm.v1.attention.metadata import (
+    BlockTableView,
     CacheLayout,
     RequestSlice,
     StepMetadata,
     build_step_metadata,
 )
+from vllm.v1.spec_decode.boundary_streams import BoundaryStreams
 from vllm.v1.worker.request_state import RequestState
 from vllm.v1.worker.step_input import StepInput
 
@@ -55,6 +57,9 @@ class MTPProposer:
     The block's row at t needs the token at t + 1, so it runs once the step's tokens are accepted,
     over the rows that stand. Rejected rows are skipped: the next step writes them.
 
+    After a prefix hit the row before the step's first may stem from another next token. It is run
+    again then, from the main model's streams there, which are kept for the last row of every block.
+
     Args:
         model: The target, which holds the block.
         num_drafts: Tokens of a draft; from the second on the block's own streams are fed back.
@@ -73,14 +78,23 @@ class MTPProposer:
         self._num_drafts = num_drafts
         self._cache = cache
         self._device = device
+        self._boundaries = BoundaryStreams()
 
-    def propose(self, step: StepInput, streams: torch.Tensor) -> list[list[int]]:
+    def propose(
+        self, step: StepInput, streams: torch.Tensor, rebuilds: Mapping[str, int]
+    ) -> list[list[int]]:
         """Write the block's rows of the step and draft for the sampled requests."""
-        rows, next_ids, slices = _find_standing_rows(step)
+        found = {req_id: self._boundaries.find(block) for req_id, block in rebuilds.items()}
+        kept = {req_id: row for req_id, row in found.items() if row is not None}
+        standing = _find_standing_rows(step, list(kept))
+        if kept:
+            streams = torch.cat([streams, *(row.unsqueeze(0) for row in kept.values())])
+        if len(standing.rows) < step.num_tokens or kept:
+            streams = streams[self._to_device(standing.rows)]
+        self._save_boundaries(standing, streams)
+        slices = standing.slices
         counts = [item.num_tokens for item in slices]
-        if len(rows) < step.num_tokens:
-            streams = streams[self._to_device(rows)]
-        streams = self._run(streams, next_ids, step.positions[rows], slices)
+        streams = self._run(streams, standing.next_ids, standing.positions, slices)
         drafts: list[list[int]] = [[] for _ in step.requests]
         live = [i for i, count in enumerate(step.sampled_counts) if count]
         streams = streams[self._to_device(np.cumsum(counts)[live] - 1)]
@@ -121,11 +135,33 @@ class MTPProposer:
         chosen = streams[self._to_device(np.array(kept, dtype=np.int64))]
         return self._run(chosen, next_ids, at, slices), still
 
+    def _save_boundaries(self, standing: "_StandingRows", streams: torch.Tensor) -> None:
+        """Keep the streams of rows that end a stored block: a hit may end there."""
+        size = self._cache.layout.groups[0].block_size
+        ends = np.flatnonzero(standing.positions % size == size - 1)
+        if not len(ends):
+            return
+        owners = np.repeat(
+            np.arange(len(standing.slices)), [item.num_tokens for item in standing.slices]
+        )
+        blocks, rows = [], []
+        for row in ends:
+            tables = standing.slices[owners[row]].tables
+            block = self._find_block(tables[self._cache.group_id], int(standing.positions[row]))
+            if block:
+                blocks.append(block)
+                rows.append(row)
+        if blocks:
+            self._boundaries.save(blocks, streams[self._to_device(np.array(rows))])
+
+    def _find_block(self, table: BlockTableView, position: int) -> int:
+        """Return the block that stores a position's row; 0 if none does."""
+        index = position // self._cache.layout.groups[0].block_size - table.base
+        return int(table.block_ids[index]) if 0 <= index < len(table.block_ids) else 0
+
     def _has_slot(self, state: RequestState, position: int) -> bool:
         # A first chunk gets no slots ahead, and none exist beyond the longest request.
-        table = state.tables.views[self._cache.group_id]
-        index = position // self._cache.layout.groups[0].block_size - table.base
-        return 0 <= index < len(table.block_ids) and bool(table.block_ids[index])
+        return self._find_block(state.tables.views[self._cache.group_id], position) != 0
 
     def _run(
         self,
@@ -155,12 +191,41 @@ class MTPProposer:
         return torch.from_numpy(values).to(self._device)
 
 
-def _find_standing_rows(step: StepInput) -> tuple[np.ndarray, np.ndarray, list[RequestSlice]]:
-    """Return the flat rows whose next token is known, those tokens, and the requests' slices."""
-    rows, next_ids, slices = [], [], []
+@dataclass(frozen=True, slots=True)
+class _StandingRows:
+    """The rows of a step whose next token is known.
+
+    Attributes:
+        rows: int64 ``[T]``: flat rows of the step; from its end on, rows made anew.
+        positions, next_ids: int64 ``[T]``: their positions, and the tokens after them.
+        slices: The same by request.
+    """
+
+    rows: np.ndarray
+    positions: np.ndarray
+    next_ids: np.ndarray
+    slices: list[RequestSlice]
+
+
+def _find_standing_rows(step: StepInput, rebuilt: Sequence[str]) -> _StandingRows:
+    """Lay out the rows to run; those of ``rebuilt`` requests begin one position earlier.
+
+    Args:
+        step: The step.
+        rebuilt: Requests in the order of the rows that follow the step's.
+    """
+    extra_rows = {req_id: step.num_tokens + i for i, req_id in enumerate(rebuilt)}
+    rows, positions, next_ids, slices = [], [], [], []
     for state, item, row in zip(step.requests, step.slices, step.row_starts, strict=True):
-        end = min(item.start + item.num_tokens, state.num_tokens - 1)
+        start, end = item.start, min(item.start + item.num_tokens, state.num_tokens - 1)
+        extra = extra_rows.get(state.req_id)
+        if extra is not None:
+            rows.append(np.array([extra], dtype=np.int64))
+            start -= 1
         rows.append(np.arange(row, row + end - item.start, dtype=np.int64))
-        next_ids.append(state.get_tokens(item.start + 1, end + 1))
-        slices.append(replace(item, num_tokens=end - item.start))
-    return np.concatenate(rows), np.concatenate(next_ids), slices
+        positions.append(np.arange(start, end, dtype=np.int64))
+        next_ids.append(state.get_tokens(start + 1, end + 1))
+        slices.append(replace(item, start=start, num_tokens=end - start))
+    return _StandingRows(
+        np.concatenate(rows), np.concatenate(positions), np.concatenate(next_ids), slices
+    )

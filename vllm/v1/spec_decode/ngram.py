@@ -1,5 +1,7 @@
 """Prompt lookup: what followed the last tokens where they stood before is drafted again."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 
@@ -20,8 +22,10 @@ class NgramProposer:
         self._min_length = min_length
         self._max_length = max_length
 
-    def propose(self, step: StepInput, streams: torch.Tensor) -> list[list[int]]:
-        """Draft for the sampled requests; ``streams`` is not looked at."""
+    def propose(
+        self, step: StepInput, streams: torch.Tensor, rebuilds: Mapping[str, int]
+    ) -> list[list[int]]:
+        """Draft for the sampled requests; nothing but their tokens is looked at."""
         return [
             self.find(state.get_tokens(0, state.num_tokens)) if count else []
             for state, count in zip(step.requests, step.sampled_counts, strict=True)

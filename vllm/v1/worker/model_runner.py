@@ -123,7 +123,8 @@ class ModelRunner:
         )
         if self._proposer is not None:
             # Before the connector saves: the drafter's rows belong to the step's blocks.
-            self._drafts = DraftTokenIds(result.req_ids, self._proposer.propose(step, streams))
+            drafts = self._proposer.propose(step, streams, output.drafter_rebuilds)
+            self._drafts = DraftTokenIds(result.req_ids, drafts)
         result.kv_connector_output = self._save_blocks(output)
         return result
 

@@ -26,6 +26,7 @@ class SchedulerLimits:
         num_spec_tokens: Draft tokens of a step; 0 without a drafter.
         use_eagle: Whether the drafter's KV rows depend on the next token (EAGLE, MTP).
         num_lookahead_tokens: Slots the drafter writes beyond a step's tokens.
+        stale_row: What becomes of its row that another next token made.
         sends_new_tokens: Whether workers learn sampled tokens from the scheduler (pipelines).
     """
 
@@ -39,6 +40,7 @@ class SchedulerLimits:
     num_spec_tokens: int
     use_eagle: bool
     num_lookahead_tokens: int
+    stale_row: str
     sends_new_tokens: bool
 
     @classmethod
@@ -61,6 +63,7 @@ class SchedulerLimits:
             use_eagle=use_eagle,
             # An n-gram drafter has no KV rows to write ahead.
             num_lookahead_tokens=num_spec_tokens if use_eagle else 0,
+            stale_row=speculative.stale_row if speculative is not None else "keep",
             sends_new_tokens=pipelined and not config.async_scheduling,
         )
 

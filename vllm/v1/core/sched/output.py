@@ -160,6 +160,9 @@ class SchedulerOutput:
     kv_cache_block_copies: list[tuple[int, int]] = field(default_factory=list)
     # Window groups whose table changed in this step, by request (hit_unit only).
     window_tables: dict[str, tuple[WindowTable, ...]] = field(default_factory=dict)
+    # Requests whose drafter makes the last row of their hit anew: the row stands before the first
+    # scheduled token; the block is the one in which the hit found it (hit_unit only).
+    drafter_rebuilds: dict[str, int] = field(default_factory=dict)
     # Requests that do not write every row of the tokens they compute.
     row_bounds: dict[str, RowBounds] = field(default_factory=dict)
 

@@ -168,6 +168,7 @@ class Scheduler(SchedulerInterface):
             pcp_world_size=config.parallel_config.prefill_context_parallel_size,
             metrics_collector=collector,
             num_lookahead_tokens=self.limits.num_lookahead_tokens,
+            stale_row=self.limits.stale_row,
         )
 
     def _init_encoder(self, mm_registry: Any) -> None:
@@ -399,6 +400,7 @@ class Scheduler(SchedulerInterface):
             ),
             kv_cache_block_copies=manager.take_block_copies(),
             window_tables=manager.take_window_tables(),
+            drafter_rebuilds=manager.take_drafter_rebuilds(),
         )
         if self.connector is not None:
             output.kv_connector_metadata = self.connector.build_connector_meta(output)

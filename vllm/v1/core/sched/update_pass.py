@@ -33,8 +33,12 @@ def make_output(
     logprobs: LogprobsRows | None = None,
     prompt_logprobs: LogprobsRows | None = None,
     kv_transfer_params: dict[str, Any] | None = None,
+    drafted: tuple[int, int] = (0, 0),
 ) -> EngineCoreOutput:
-    """Describe what is new of a request; drains its events and its prefill record."""
+    """Describe what is new of a request; drains its events and its prefill record.
+
+    ``drafted`` counts draft tokens verified and accepted.
+    """
     return EngineCoreOutput(
         request_id=request.request_id,
         new_token_ids=tokens,
@@ -46,6 +50,9 @@ def make_output(
         kv_transfer_params=kv_transfer_params,
         prefill_stats=request.take_prefill_stats(),
         num_preemptions=request.num_preemptions,
+        num_draft_tokens=drafted[0],
+        # A stop may cut the accepted ones short.
+        num_accepted_tokens=min(drafted[1], len(tokens)),
     )
 
 
@@ -103,9 +110,10 @@ class UpdatePass:
         sampled = self.result.sampled_token_ids
         tokens = sampled[index] if sampled else []
         drafts = self.step.scheduled_spec_decode_tokens.get(request.request_id)
+        drafted = (0, 0)
         if drafts and tokens:
-            self._settle_drafts(request, len(drafts), len(tokens) - 1)
-        output = self._apply(request, tokens, index)
+            drafted = self._settle_drafts(request, len(drafts), len(tokens) - 1)
+        output = self._apply(request, tokens, index, drafted)
         if output is not None:
             self._outputs[request.client_index].append(output)
         if not request.is_finished():
@@ -117,8 +125,14 @@ class UpdatePass:
 
     # ------------------------------------------------------------------- drafts
 
-    def _settle_drafts(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        """Take back rejected drafts, which were counted as computed."""
+    def _settle_drafts(
+        self, request: Request, num_drafts: int, num_accepted: int
+    ) -> tuple[int, int]:
+        """Take back rejected drafts, which were counted as computed.
+
+        Returns:
+            How many drafts a model made (padding is invalid), and how many of them stand.
+        """
         num_rejected = num_drafts - num_accepted
         if request.num_computed_tokens > 0:
             request.reject_drafts(num_rejected)
@@ -126,16 +140,20 @@ class UpdatePass:
             # Preempted meanwhile: nothing is computed any more.
             request.num_output_placeholders -= num_rejected
         num_invalid = (self.step.num_invalid_spec_tokens or {}).get(request.request_id, 0)
-        num_valid = num_drafts - num_invalid
-        if not self.scheduler.log_stats or num_valid <= 0:
-            return
+        num_valid = max(0, num_drafts - num_invalid)
+        num_accepted = min(num_accepted, num_valid)
+        if not self.scheduler.log_stats or not num_valid:
+            return num_valid, num_accepted
         if self._spec_stats is None:
             self._spec_stats = SpecDecodingStats.new(self.scheduler.limits.num_spec_tokens)
-        self._spec_stats.observe_draft(num_valid, min(num_accepted, num_valid))
+        self._spec_stats.observe_draft(num_valid, num_accepted)
+        return num_valid, num_accepted
 
     # ------------------------------------------------------------------- tokens
 
-    def _apply(self, request: Request, tokens: list[int], index: int) -> EngineCoreOutput | None:
+    def _apply(
+        self, request: Request, tokens: list[int], index: int, drafted: tuple[int, int]
+    ) -> EngineCoreOutput | None:
         """Append tokens up to a stop; returns what the client must know, if anything."""
         scheduler = self.scheduler
         stopped = False
@@ -155,7 +173,7 @@ class UpdatePass:
         kv_transfer_params = scheduler._free_request(request) if stopped else None
         if not tokens and not stopped and prompt_logprobs is None:
             return None
-        return make_output(request, tokens, logprobs, prompt_logprobs, kv_transfer_params)
+        return make_output(request, tokens, logprobs, prompt_logprobs, kv_transfer_params, drafted)
 
     def _advance_grammar(self, request: Request, tokens: list[int]) -> bool:
         """Advance a grammar; True if it refuses the tokens, which ends the request."""
