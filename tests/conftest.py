@@ -1,4 +1,4 @@
-"""What every test finds: loggers as an import leaves them, and nothing that a busy machine fails."""
+"""What every test finds: plain loggers, and nothing that a busy machine could fail."""
 
 import logging
 import os
