@@ -5,7 +5,7 @@ from vllm.logger import init_logger
 logger = init_logger(__name__)
 
 # Admissions in a row that hit next to nothing of what was cached once. The longest such run on a
-# public chat trace is 4, whatever the pool's size (docs/prefix_cache.md).
+# public chat trace is 6, whatever the pool's size (docs/prefix_cache.md).
 ENTER_AFTER = 12
 # How often it is asked whether keeping what is there still pays.
 REVIEW_EVERY = 128
