@@ -496,7 +496,7 @@ class UnitKVCacheCoordinator:
         token_ids: Sequence[int],
         end: int,
         boundaries: Sequence[int],
-        cache_salt: str | None = None,
+        cache_salt: str | None,
     ) -> None:
         """Make the prefixes a step completes visible to later lookups.
 

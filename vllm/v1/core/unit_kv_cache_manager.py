@@ -280,6 +280,7 @@ class UnitKVCacheManager:
             request.all_token_ids,
             end,
             step_boundaries(self.geometry, first, end, wanted, self.policy.interval),
+            request.cache_salt,
         )
 
     def _wanted_boundaries(
