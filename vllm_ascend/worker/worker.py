@@ -10,12 +10,12 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.worker import Worker
 from vllm_ascend import envs
 from vllm_ascend.core.kv_cache_interface import (
-    Generation,
     PageDtypes,
     ascend_kv_cache_specs,
     explain_bytes_per_block,
 )
 from vllm_ascend.ops.pages import make_a5_pages
+from vllm_ascend.ops.row_formats import E4M3
 from vllm_ascend.platform import AscendPlatform
 from vllm_ascend.worker.decode_graphs import DecodeGraphs
 from vllm_ascend.worker.memory import MemorySnapshot, available_kv_bytes, read_peak_bytes
@@ -83,10 +83,14 @@ class NPUWorker(Worker):
         )
 
     def _make_op_resolver(self) -> OpResolver:
-        """Return the platform's ops; on an A5, DeepSeek-V4's pages have ops of their own."""
+        """Return the platform's ops; DeepSeek-V4's fp8 pages, an A5's, have ops of their own.
+
+        Raises:
+            ConfigError: The model's rows do not fit those pages.
+        """
         resolve = super()._make_op_resolver()
         spec = self._model_spec
-        if self._ascend.generation() is not Generation.A5 or not isinstance(spec, DeepseekV4Config):
+        if not isinstance(spec, DeepseekV4Config) or self._page_dtypes().rows != E4M3:
             return resolve
         pages = make_a5_pages(spec.head_dim, spec.qk_rope_head_dim, spec.index_head_dim).by_name()
         return lambda name: pages[name] if name in pages else resolve(name)

@@ -75,12 +75,14 @@ class A5(ReferencePlatform):
         return Generation.A5
 
 
-def make_worker(platform: ReferencePlatform, cache_dtype: str = "auto") -> NPUWorker:
+def make_worker(
+    platform: ReferencePlatform, cache_dtype: str = "auto", changes: dict[str, Any] | None = None
+) -> NPUWorker:
     checkpoint = resolve_checkpoint("deepseek-v4")
     model = ModelConfig(
         "deepseek-v4",
         path=checkpoint.path,
-        hf_config=read_hf_config(checkpoint.path),
+        hf_config=read_hf_config(checkpoint.path) | (changes or {}),
         dtype="float32",
         max_model_len=512,
     )
@@ -127,6 +129,16 @@ def test_an_a5s_model_gets_its_page_ops() -> None:
     values = torch.randn(1, 64)
     assert torch.equal(resolve("round_rows")(cache, values), round_key(values, 16).float())
     assert resolve("attend") is get_reference_op("attend")
+
+
+def test_float_pages_suit_models_that_fp8_pages_do_not() -> None:
+    def make(cache_dtype: str) -> NPUWorker:
+        # Keys have 64 + 2 * 16 bytes, index keys as many: 92 + 4.
+        return make_worker(A5(), cache_dtype, {"index_head_dim": 92})
+
+    with pytest.raises(ConfigError, match="--kv-cache-dtype float32"):
+        make("fp8")._make_op_resolver()
+    make("float32")._make_op_resolver()
 
 
 def test_pages_are_strided_views_of_raw_int8() -> None:

@@ -10,8 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.v1.core.unit_cache_driver import Driver, make_request
 from tests.v1.core.v4_geometry import v4_config
+from vllm.distributed.kv_events import BlockStored
 from vllm.exceptions import ConfigError, InvariantError
+from vllm.v1.core.kv_cache_utils import salt_digest
 from vllm.v1.core.retention import AUTO, max_request_blocks
+from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
 from vllm.v1.request import Request
 
@@ -194,6 +197,25 @@ def advance(manager: UnitKVCacheManager, request: Request, num_new: int) -> bool
     request.append_output_token_ids(7)
     manager.check_invariants({request.request_id: request.num_computed_tokens})
     return True
+
+
+def test_events_of_prefixes_that_drafts_complete_name_the_salt() -> None:
+    config = v4_config(32, 600)
+    coordinator = UnitKVCacheCoordinator(config, True, enable_kv_cache_events=True)
+    manager = UnitKVCacheManager(config, 4096, max_lookahead=4, coordinator=coordinator)
+    request = make_request("r", tokens_of(1, 30), 32, max_tokens=50, cache_salt="secret")
+    assert advance(manager, request, 30)
+    manager.new_step_starts()
+    assert manager.allocate_slots(request, 5, num_lookahead_tokens=4) is not None
+    manager.commit_step()
+    assert manager.take_events() == []
+    # A row and four drafts, which all stand: the first unit is complete.
+    request.num_computed_tokens += 5
+    request.append_output_token_ids([1, 2, 3, 4, 5])
+    assert advance(manager, request, 1)
+    stored = [e for e in manager.take_events() if isinstance(e, BlockStored) and e.token_ids]
+    assert [e.token_ids for e in stored] == [request.all_token_ids[:32]]
+    assert stored[0].extra_keys == [(salt_digest("secret"),)]
 
 
 def test_decode_goes_to_the_pool_once_in_a_quarter_of_a_unit() -> None:

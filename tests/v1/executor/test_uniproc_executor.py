@@ -128,6 +128,36 @@ def test_a_bad_cache_shows_before_weights_load(changes: dict, message: str) -> N
         UniProcExecutor(config, CpuPlatform())
 
 
+class DeviceWithMemory(CpuPlatform):
+    """A platform that, as some do, knows its memory only once a device is in use."""
+
+    def __init__(self) -> None:
+        self._is_in_use = False
+
+    def make_device(self, local_rank: int) -> torch.device:
+        self._is_in_use = True
+        return super().make_device(local_rank)
+
+    def total_memory_bytes(self) -> int:
+        assert self._is_in_use, "make_device comes first"
+        return 1 << 30
+
+
+def test_specs_are_checked_with_the_device_in_use_and_before_weights_load() -> None:
+    config = make_config()
+    config.model_config.path = "/nowhere"
+    config.load_config = LoadConfig("auto")
+    platform = DeviceWithMemory()
+
+    def refuse(checked: VllmConfig, specs: list[dict[str, Any]]) -> None:
+        (worker_specs,) = specs
+        assert "layers.0.attn.window" in worker_specs
+        raise ConfigError(f"{platform.total_memory_bytes()} bytes will not do.")
+
+    with pytest.raises(ConfigError, match="1073741824 bytes will not do"):
+        UniProcExecutor(config, platform, refuse)
+
+
 def test_more_workers_than_one_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 workers"):
         UniProcExecutor(make_config(parallel_config=ParallelConfig(tensor_parallel_size=2)))

@@ -220,7 +220,7 @@ class UnitKVCacheCoordinator:
     def try_advance(
         self,
         request_id: str,
-        start: int,
+        accepted: int,
         end: int,
         alloc_end: int,
         limit: int,
@@ -229,7 +229,8 @@ class UnitKVCacheCoordinator:
         """Take the blocks of a short step that completes no boundary, such as a decode step.
 
         The same as planning and committing, without the parts such a step does not have. Blocks are
-        taken for a few steps at a time, but for no position from ``limit`` on.
+        taken for a few steps at a time, but for no position from ``limit`` on; those that going on
+        at ``accepted`` does not need are given back.
 
         Returns:
             Per group the new dense blocks; None if ``num_available`` blocks are too few for that
@@ -238,7 +239,7 @@ class UnitKVCacheCoordinator:
         state = self._states[request_id]
         if alloc_end <= state.ready_until:
             return self._no_blocks
-        self.release_passed(request_id, start)
+        self.release_passed(request_id, accepted)
         ahead = -(-alloc_end // self._stride) * self._stride
         needed = self._find_appended(request_id, end, min(ahead, limit))
         if needed is None or needed[0] > num_available:
@@ -496,7 +497,7 @@ class UnitKVCacheCoordinator:
         token_ids: Sequence[int],
         end: int,
         boundaries: Sequence[int],
-        cache_salt: str | None = None,
+        cache_salt: str | None,
     ) -> None:
         """Make the prefixes a step completes visible to later lookups.
 

@@ -218,11 +218,11 @@ class UnitKVCacheManager:
         publishes = self.enable_caching and not delay_cache_blocks and end // unit > start // unit
         if not is_new:
             self.coordinator.note_next_token(request_id, request.all_token_ids)
-            self._publish_accepted(request, start)
+            self._publish_accepted(request)
         if not is_new and not publishes and not full_sequence_must_fit:
             available = self.block_pool.get_num_free_blocks() - reserved_blocks
             advanced = self.coordinator.try_advance(
-                request_id, start, end, alloc_end, self.max_model_len, available
+                request_id, _num_accepted(request), end, alloc_end, self.max_model_len, available
             )
             if advanced is not None:
                 return KVCacheBlocks(advanced)
@@ -232,7 +232,7 @@ class UnitKVCacheManager:
             interval = self.policy.interval
             boundaries = step_boundaries(self.geometry, start, end, wanted, interval)
         if not is_new:
-            self.coordinator.release_passed(request_id, request.num_computed_tokens)
+            self.coordinator.release_passed(request_id, _num_accepted(request))
         rebuilds = (
             hit is not None
             and self._stale_row is StaleRow.REBUILD
@@ -259,17 +259,15 @@ class UnitKVCacheManager:
             self._record_admission(request, hit, new_computed_blocks)
         return KVCacheBlocks(new_blocks)
 
-    def _publish_accepted(self, request: Request, end: int) -> None:
+    def _publish_accepted(self, request: Request) -> None:
         """Publish what drafts accepted since the last publication completed.
 
         A step publishes the tokens known when it is scheduled. Drafts that it proves right are
         computed by then, so their boundaries must not wait until the window moves on, or the
-        request ends.
-
-        Args:
-            request: A request that holds tables.
-            end: Tokens computed and accepted.
+        request ends. ``request`` holds tables.
         """
+        # Tokens behind a stop are computed, but no part of the request.
+        end = min(_num_accepted(request), request.num_tokens)
         first = self.coordinator.num_published_units(request.request_id) * self.geometry.unit
         if not self.enable_caching or end < first + self.geometry.unit:
             return
@@ -280,6 +278,7 @@ class UnitKVCacheManager:
             request.all_token_ids,
             end,
             step_boundaries(self.geometry, first, end, wanted, self.policy.interval),
+            request.cache_salt,
         )
 
     def _wanted_boundaries(
@@ -468,9 +467,7 @@ class UnitKVCacheManager:
     def free(self, request: Request) -> None:
         """Give back everything a request holds; what it published stays cached."""
         if self.coordinator.has_request(request.request_id):
-            # Tokens behind a stop are computed, but no part of the request.
-            end = min(request.num_computed_tokens, request.num_tokens)
-            self._publish_accepted(request, end)
+            self._publish_accepted(request)
             self.coordinator.note_next_token(request.request_id, request.all_token_ids)
         self._pending.pop(request.request_id, None)
         self._prefilling.pop(request.request_id, None)
@@ -546,3 +543,8 @@ class UnitKVCacheManager:
         """About how many tokens of dense rows the pool can hold."""
         per_token = sum(1 / group.block_size for group in self.geometry.dense)
         return int((self.block_pool.num_gpu_blocks - 1) / per_token) if per_token else 0
+
+
+def _num_accepted(request: Request) -> int:
+    """Return the computed tokens that stand, whatever the steps in flight bring."""
+    return request.num_computed_tokens - request.num_output_placeholders

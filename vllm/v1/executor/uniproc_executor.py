@@ -20,8 +20,8 @@ class UniProcExecutor:
     Args:
         vllm_config: The configuration; the platform's defaults are filled in here if they were not.
         platform: The device's kind; None: the current one.
-        check_specs: Called with the configuration and each worker's cache specs, before weights
-            load.
+        check_specs: Called with the configuration and each worker's cache specs, the devices in
+            use, before weights load.
 
     Raises:
         ConfigError: The configuration does not suit the platform or the model.
@@ -50,9 +50,10 @@ class UniProcExecutor:
         self._worker: Any = _load_class(platform.worker_class_path)(config, platform)
         # A wrong block size or cache dtype must show before the minutes that weights can take.
         specs = self.get_kv_cache_specs()
-        if check_specs is not None:
-            check_specs(config, specs)
         self._worker.init_device()
+        if check_specs is not None:
+            # Some devices tell their memory only once they are in use.
+            check_specs(config, specs)
         self._worker.load_model()
 
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:

@@ -128,7 +128,9 @@ class MTPProposer:
             return streams, still
         at = np.array([positions[k] for k in kept], dtype=np.int64)
         slices = [
-            RequestSlice(int(position), 1, step.requests[i].tables.views)
+            RequestSlice(
+                int(position), 1, step.requests[i].tables.views, read_from=step.slices[i].read_from
+            )
             for i, position in zip(still, at, strict=True)
         ]
         next_ids = np.array([drafts[i][-1] for i in still], dtype=np.int64)

@@ -1,5 +1,6 @@
 """Steps scheduled before the last one returned."""
 
+import random
 from collections import deque
 
 import pytest
@@ -10,6 +11,7 @@ from tests.v1.core.sched.builders import (
     answer,
     make_request,
     make_scheduler,
+    make_v4_scheduler,
     outputs_by_request,
 )
 from tests.v1.core.sched.fake_executor import FakeExecutor, scripted
@@ -105,6 +107,28 @@ def test_drafts_are_placeholders_too() -> None:
     assert request.num_tokens == 13
     scheduler.update_draft_token_ids(DraftTokenIds(["0"], [[8, 9]]))
     assert scheduler.schedule().scheduled_spec_decode_tokens == {"0": [8, 9]}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_in_flight_take_no_window_rows_away_and_publish_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    scheduler = make_v4_scheduler(600, use_async=True, num_speculative_tokens=4)
+    scheduler.add_request(make_request("0", rng.randrange(5, 70), 100, block_size=32))
+    request = scheduler.requests["0"]
+    in_flight = [scheduler.schedule()]
+    while scheduler.running:
+        in_flight.append(scheduler.schedule())
+        output = in_flight.pop(0)
+        drafts = output.scheduled_spec_decode_tokens.get("0", [])
+        tokens = [rng.randrange(1000) for _ in range(1 + rng.randrange(len(drafts) + 1))]
+        scheduler.update_from_output(output, answer(output, {"0": tokens}))
+        accepted = request.num_computed_tokens - request.num_output_placeholders
+        running = {item.request_id: accepted for item in scheduler.running}
+        scheduler.kv_cache_manager.check_invariants(running)
+    # The last token was never computed.
+    resent = make_request("1", request.all_token_ids, 1, block_size=32)
+    _, num_hit = scheduler.kv_cache_manager.get_computed_blocks(resent)
+    assert num_hit == (request.num_tokens - 1) // 32 * 32
 
 
 def test_a_reset_discards_tokens_in_flight() -> None:
