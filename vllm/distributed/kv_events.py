@@ -179,7 +179,8 @@ def offset_endpoint_port(endpoint: str, data_parallel_rank: int) -> str:
 def _binds(endpoint: str) -> bool:
     """Whether an address is ours to open, rather than somebody's to connect to.
 
-    Addresses of no single host are ours: ``*``, 0.0.0.0 and ``::``, and those of this machine only.
+    Addresses of no single host are ours (``*``, 0.0.0.0, ``::``), and so are those of this machine
+    only, and IPv6 addresses written with ``::``: other tools read these so, too.
     """
     return any(
         every_host in endpoint for every_host in ("*", "::", "//0.0.0.0:")

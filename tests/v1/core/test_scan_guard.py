@@ -79,13 +79,17 @@ def rotate(policy: RetentionPolicy, num_prompts: int, passes: int = 3) -> tuple[
 
 @pytest.mark.slow
 def test_a_rotation_of_more_prompts_than_fit_hits_those_that_fit() -> None:
-    _, hits = rotate(AUTO, 30)
+    driver, hits = rotate(AUTO, 30)
+    assert driver.manager.coordinator.scan_guard is not None
     assert hits[0] == 0
     fit = hits[2]
     assert fit > 16
     assert hits[1] >= fit - ENTER_AFTER - 1
     plain = parse_retention(0, GEOMETRY)
     assert rotate(plain, 30)[1] == [0, 0, 0]
+    assert driver.manager.coordinator.scan_guard.is_active
+    assert driver.manager.reset_prefix_cache()
+    assert not driver.manager.coordinator.scan_guard.is_active, "it spoke of what is forgotten"
     # What fits is left alone.
     driver, hits = rotate(AUTO, 16)
     assert hits == [0, 16, 16]

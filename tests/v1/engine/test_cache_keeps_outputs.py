@@ -31,11 +31,12 @@ MIN_SHARE = 0.95
 
 @dataclass
 class Answer:
-    """What one request produced."""
+    """What one request produced, and how often it was preempted on the way."""
 
     tokens: list[int] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
     stats: PrefillStats | None = None
+    num_preemptions: int = 0
 
 
 def make_core(
@@ -90,7 +91,13 @@ class Session:
         self.core.add_request(self.core.make_request(message))
         return request_id
 
+    @property
+    def num_preemptions(self) -> int:
+        return sum(answer.num_preemptions for answer in self.answers.values())
+
     def step(self) -> None:
+        for request_id, request in self.core.scheduler.requests.items():
+            self.answers[request_id].num_preemptions = request.num_preemptions
         outputs, _ = self.core.step()
         for batch in outputs.values():
             for output in batch.outputs:
@@ -143,6 +150,15 @@ def drive(session: Session, rng: random.Random, num_requests: int, max_len: int)
     session.run()
 
 
+def crowd(session: Session, rng: random.Random, num_requests: int) -> None:
+    """Short prompts with long answers, all at once: they fit, and then outgrow the pool."""
+    base = random_tokens(rng, 100)
+    for _ in range(num_requests):
+        prompt = base[: rng.randrange(1, 90)] + random_tokens(rng, rng.randrange(1, 20))
+        session.add(prompt, rng.randrange(20, 160))
+    session.run()
+
+
 @pytest.mark.parametrize(("unit", "pins"), [(32, "0"), (64, "1"), (128, "0")])
 def test_same_tokens_under_a_pool_that_is_always_full(
     unit: int, pins: str, monkeypatch: pytest.MonkeyPatch
@@ -153,9 +169,11 @@ def test_same_tokens_under_a_pool_that_is_always_full(
     probe = make_core(unit, num_blocks=2000, budget=2048, caching=False, max_len=max_len)
     geometry = CacheGeometry.from_config(probe.scheduler.kv_cache_config)
     smallest = max_request_blocks(geometry, max_len) + 1
-    core = make_core(unit, num_blocks=smallest + 20, budget=256, max_len=max_len)
+    core = make_core(unit, num_blocks=smallest + 8, budget=256, max_len=max_len)
     session = Session(core)
-    drive(session, random.Random(unit), num_requests=16, max_len=max_len)
+    rng = random.Random(unit + 1)
+    drive(session, rng, num_requests=16, max_len=max_len)
+    crowd(session, rng, num_requests=8)
 
     total = compared = cached = 0
     reference = Session(probe)
@@ -172,6 +190,7 @@ def test_same_tokens_under_a_pool_that_is_always_full(
         )
         cached += actual.stats.num_cached_tokens
     assert cached > 0, "the traffic must hit, or the test shows nothing"
+    assert session.num_preemptions > 0, "the traffic must preempt, or the test shows too little"
     assert compared / total >= MIN_SHARE, f"only {compared} of {total} tokens were comparable"
     assert core.scheduler.kv_cache_manager.usage == 0
     pinned = core.scheduler.kv_cache_manager.block_pool.pinned
@@ -188,13 +207,8 @@ def test_preemption_really_happens_and_changes_nothing() -> None:
     rng = random.Random(3)
     session, alone = Session(core), Session(alone_core)
     ids = [session.add(random_tokens(rng, 20), 60) for _ in range(8)]
-    preempted = 0
-    while core.has_work():
-        session.step()
-        preempted = max(
-            preempted, *(r.num_preemptions for r in core.scheduler.requests.values()), 0
-        )
-    assert preempted > 0
+    session.run()
+    assert session.num_preemptions > 0
     compared = 0
     for request_id in ids:
         expected = alone.add(*session.prompts[request_id])

@@ -684,6 +684,13 @@ class UnitKVCacheCoordinator:
         pending = [block for c in self.copies for block in (c.source, c.destination)]
         return pending + self._sources_in_flight
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget everything cached and what was learnt of it; False while blocks are held."""
+        done = self.block_pool.reset_prefix_cache()
+        if done and self.scan_guard is not None:
+            self.scan_guard = ScanGuard()
+        return done
+
     # ---- tables ------------------------------------------------------------------------------
 
     def free(self, request_id: str) -> None:

@@ -513,7 +513,7 @@ class UnitKVCacheManager:
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached; False while requests hold blocks."""
         self.coordinator.release_copies()
-        done = self.block_pool.reset_prefix_cache()
+        done = self.coordinator.reset_prefix_cache()
         if not done:
             logger.warning(
                 "The prefix cache was not reset: %.1f%% of the KV blocks are in use.",

@@ -591,7 +591,8 @@ class Scheduler(SchedulerInterface):
             reset_connector: Forget the connector's prefixes too.
 
         Returns:
-            False, with nothing forgotten, while blocks are in use.
+            False, with nothing of the local cache forgotten, while blocks are in use; and if the
+            connector refuses.
         """
         if reset_running_requests:
             timestamp = time.monotonic()
