@@ -170,6 +170,19 @@ def test_retention_follows_the_models_compress_rates(
             args.create_vllm_config()
 
 
+def test_a_pinned_share_needs_pins_and_is_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = EngineArgs(prefix_cache_pinned_share=0.5)
+    with pytest.raises(ConfigError, match=r"prefix_cache_pinned_share=0\.5 .* VLLM_PIN_SWA_TOKENS"):
+        args.create_vllm_config()
+    monkeypatch.setenv("VLLM_PIN_SWA_TOKENS", "1")
+    assert args.create_vllm_config().cache_config.prefix_cache_pinned_share == 0.5
+    args.prefix_cache_pinned_share = 1.5
+    with pytest.raises(
+        ConfigError, match=r"prefix_cache_pinned_share=1\.5 must be between 0 and 1"
+    ):
+        args.create_vllm_config()
+
+
 def test_tokenizer_of_another_folder(tmp_path: Path) -> None:
     config = EngineArgs(tokenizer=str(tmp_path), tokenizer_mode="deepseek_v4").create_vllm_config()
     assert config.model_config.tokenizer == str(tmp_path)

@@ -21,6 +21,8 @@ class CacheConfig:
         cache_dtype: Type of cached rows; "auto": the model's.
         hash_block_size: Tokens under one prefix hash; None: derived from the groups.
         prefix_cache_retention_interval: How often window state is kept; None: unset.
+        prefix_cache_pinned_share: Share of the pool that pinned windows may hold, where
+            VLLM_PIN_SWA_TOKENS is on; None: as VLLM_PIN_MAX_SHARE says.
     """
 
     block_size: int = 16
@@ -34,6 +36,7 @@ class CacheConfig:
     hash_block_size: int | None = None
     mamba_cache_mode: str = "none"
     prefix_cache_retention_interval: Any = None
+    prefix_cache_pinned_share: float | None = None
     sliding_window: int | None = None
     is_attention_free: bool = False
 
@@ -45,6 +48,9 @@ class CacheConfig:
                 f"gpu_memory_utilization={self.gpu_memory_utilization} must be above 0 and at "
                 "most 1."
             )
+        share = self.prefix_cache_pinned_share
+        if share is not None and not 0 <= share <= 1:
+            raise ConfigError(f"prefix_cache_pinned_share={share} must be between 0 and 1.")
         if self.prefix_caching_hash_algo not in HASH_ALGOS:
             raise ConfigError(
                 f"prefix_caching_hash_algo={self.prefix_caching_hash_algo!r} is unknown: use one "

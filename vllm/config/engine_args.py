@@ -54,6 +54,8 @@ class EngineArgs:
         num_gpu_blocks_override: Exact number of KV blocks; wins over memory.
         prefix_cache_retention_interval: Which window state is kept: auto, none, 0 or a number of
             tokens; None: as VLLM_PREFIX_CACHE_RETENTION_INTERVAL says, else auto.
+        prefix_cache_pinned_share: Share of the pool that windows pinned under VLLM_PIN_SWA_TOKENS
+            may hold; None: as VLLM_PIN_MAX_SHARE says.
         max_num_batched_tokens: Tokens of one step over all requests.
         max_num_seqs: Requests running at a time.
         max_num_queued_reqs: Waiting requests before new ones are refused.
@@ -83,6 +85,7 @@ class EngineArgs:
     enable_prefix_caching: bool | None = None
     prefix_caching_hash_algo: str = "sha256"
     prefix_cache_retention_interval: str | int | None = None
+    prefix_cache_pinned_share: float | None = None
     enable_chunked_prefill: bool | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
@@ -183,10 +186,16 @@ class EngineArgs:
             retention = getattr(envs, name)
             retention = "none" if retention is None else retention
         _check_retention(retention, block_size, model_config)
+        if self.prefix_cache_pinned_share is not None and not envs.VLLM_PIN_SWA_TOKENS:
+            raise ConfigError(
+                f"prefix_cache_pinned_share={self.prefix_cache_pinned_share} says how much may be "
+                "pinned, but nothing is: set VLLM_PIN_SWA_TOKENS=1, or leave it out."
+            )
         return CacheConfig(
             block_size=block_size,
             cache_dtype=self.kv_cache_dtype,
             prefix_cache_retention_interval=retention,
+            prefix_cache_pinned_share=self.prefix_cache_pinned_share,
             gpu_memory_utilization=self.gpu_memory_utilization,
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
             num_gpu_blocks_override=self.num_gpu_blocks_override,
@@ -367,6 +376,13 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         metavar="{auto,none,0,N}",
         help="Which window state is kept for later requests: auto (default), 0 where prompts and "
         "answers end and part, N also every N tokens, none every common multiple of all blocks.",
+    )
+    group.add_argument(
+        "--prefix-cache-pinned-share",
+        type=float,
+        metavar="SHARE",
+        help="Share of the KV pool that windows pinned under VLLM_PIN_SWA_TOKENS=1 may hold, 0 to "
+        "1; default: VLLM_PIN_MAX_SHARE (0.25).",
     )
     group.add_argument(
         "--kv-events-config",

@@ -639,6 +639,8 @@ class KVCacheConfig:
         kv_cache_groups: Groups, in the order block tables are given.
         prefix_cache_retention_interval: How often window state is kept: "auto", "none", 0 or a
             number of tokens; None: as the environment says.
+        prefix_cache_pinned_share: Share of the pool that pinned windows may hold, where pinning is
+            on; None: as the environment says.
         hit_unit: Tokens of the smallest reusable prefix; None: hits follow the block sizes.
     """
 
@@ -646,6 +648,7 @@ class KVCacheConfig:
     kv_cache_tensors: list[KVCacheTensor]
     kv_cache_groups: list[KVCacheGroupSpec]
     prefix_cache_retention_interval: int | str | None = None
+    prefix_cache_pinned_share: float | None = None
     hit_unit: int | None = None
 
     @property

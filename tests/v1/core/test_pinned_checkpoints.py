@@ -359,6 +359,8 @@ def test_the_variables_reach_the_unit_cache(pinning: pytest.MonkeyPatch) -> None
     assert coordinator.policy == expected
     assert coordinator.block_pool.pinned is not None
     assert coordinator.block_pool.pinned.max_blocks == 40
+    flagged = UnitKVCacheCoordinator(replace(config, prefix_cache_pinned_share=0.5), True)
+    assert flagged.policy.pinned_share == 0.5
     assert UnitKVCacheCoordinator(config, False).block_pool.pinned is None
     pinning.delenv("VLLM_PIN_SWA_TOKENS")
     assert UnitKVCacheCoordinator(config, True).block_pool.pinned is None

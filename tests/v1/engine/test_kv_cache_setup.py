@@ -57,6 +57,16 @@ def test_a_model_without_windows_has_nothing_to_retain(config, interval, monkeyp
     assert describe_kv_cache(vllm_config, plan).retention.startswith("every block")
 
 
+def test_the_pinned_share_reaches_the_pool(config, monkeypatch):
+    monkeypatch.setenv("VLLM_PIN_SWA_TOKENS", "1")
+    vllm_config = config(num_blocks=41)
+    vllm_config.cache_config.block_size = 32
+    vllm_config.cache_config.prefix_cache_pinned_share = 0.5
+    plan = plan_kv_cache(vllm_config, [hybrid_specs()], [MEMORY])
+    manager = UnitKVCacheManager(plan.scheduler_config, 256)
+    assert manager.block_pool.pinned.max_blocks == 20
+
+
 def test_a_lone_window_group_follows_the_interval(config):
     vllm_config = config(num_blocks=40)
     vllm_config.cache_config.prefix_cache_retention_interval = "64"

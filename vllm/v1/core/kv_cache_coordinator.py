@@ -12,6 +12,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.coordinator_registry import find_coordinator, register_coordinator
 from vllm.v1.core.hybrid_lookup import HybridLookup
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.pinned_tier import pinned_share
 from vllm.v1.core.retention_masks import pinned_prefix_capacity, resolve_retention_interval
 from vllm.v1.core.single_type_kv_cache_manager import (
     SlidingWindowManager,
@@ -125,7 +126,7 @@ class KVCacheCoordinator(ABC):
             for manager in self.single_type_managers
             if isinstance(manager, SlidingWindowManager)
         ]
-        max_pinned = int((self.block_pool.num_gpu_blocks - 1) * envs.VLLM_PIN_MAX_SHARE)
+        max_pinned = int((self.block_pool.num_gpu_blocks - 1) * pinned_share(self.kv_cache_config))
         if not window_managers:
             return
         self.block_pool.enable_pinning(max_pinned, envs.VLLM_PIN_MIN_DROP_SIZE)

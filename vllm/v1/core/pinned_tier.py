@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from vllm import envs
 from vllm.v1.core.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+def pinned_share(kv_cache_config: KVCacheConfig) -> float:
+    """Return the share of a pool that pins may hold: the config's, else the environment's."""
+    share = kv_cache_config.prefix_cache_pinned_share
+    return envs.VLLM_PIN_MAX_SHARE if share is None else share
 
 
 class PinnedTier:

@@ -12,6 +12,7 @@ from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core.drafter_rows import can_rebuild
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.pinned_tier import pinned_share
 from vllm.v1.core.prefix_lookup import PrefixHit, find_prefix
 from vllm.v1.core.retention import (
     CacheGeometry,
@@ -153,7 +154,7 @@ class UnitKVCacheCoordinator:
             if enable_caching and envs.VLLM_PIN_SWA_TOKENS:
                 policy = replace(
                     policy,
-                    pinned_share=envs.VLLM_PIN_MAX_SHARE,
+                    pinned_share=pinned_share(kv_cache_config),
                     pin_min_drop_blocks=envs.VLLM_PIN_MIN_DROP_SIZE,
                 )
         self.policy = policy

@@ -73,7 +73,14 @@ def plan_kv_cache(
     if not has_windows(groups):
         # Every block is kept: 0 and "auto", which suit all models, leave nothing to choose.
         retention = "none"
-    configs = [replace(config, prefix_cache_retention_interval=retention) for config in configs]
+    configs = [
+        replace(
+            config,
+            prefix_cache_retention_interval=retention,
+            prefix_cache_pinned_share=vllm_config.cache_config.prefix_cache_pinned_share,
+        )
+        for config in configs
+    ]
     if is_hybrid(groups):
         unit = vllm_config.cache_config.block_size
         configs = [
