@@ -32,7 +32,7 @@ class UsageCounter:
 
     @property
     def usage(self) -> Usage:
-        """The counts so far; prompts that have no answer yet count as computed."""
+        """The counts so far; prompts without an answer yet count as computed, for no reason yet."""
         return Usage(
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self._num_completion_tokens,

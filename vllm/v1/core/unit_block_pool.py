@@ -45,6 +45,7 @@ class Tier(IntEnum):
 
 _HELD = -1
 _SCRATCH = int(Tier.SCRATCH)
+_REGULAR = int(Tier.REGULAR)
 
 
 @dataclass(slots=True, eq=False)
@@ -298,7 +299,9 @@ class UnitBlockPool:
             on_trial: Dense blocks stand in COLD until they are hit.
         """
         keys, records, tier_of = self._keys, self._records, self._tier_of
-        useless = []
+        # Nearly all of a prompt's blocks go to one of two tiers: those are joined in one piece.
+        useless: list[KVCacheBlock] = []
+        useful: list[KVCacheBlock] = []
         for block in ordered_blocks:
             if block.is_null:
                 continue
@@ -309,11 +312,15 @@ class UnitBlockPool:
             block_id = block.block_id
             if on_trial and block_id in keys:
                 self._on_trial.add(block_id)
-            if block_id in keys or block_id in records:
+            if block_id in keys and block_id not in self._on_trial:
+                tier_of[block_id] = _REGULAR
+                useful.append(block)
+            elif block_id in keys or block_id in records:
                 self._enqueue(block, self._tier_for(block))
             else:
                 tier_of[block_id] = _SCRATCH
                 useless.append(block)
+        self.tiers[Tier.REGULAR].append_n(useful)
         # Freed last, taken first; see ``_enqueue``.
         useless.reverse()
         self.tiers[Tier.SCRATCH].prepend_n(useless)
