@@ -6,6 +6,9 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess
 
+# What the log says once weights are in.
+LOADED = "Loaded 367 tensors"
+
 
 @pytest.mark.parametrize(
     ("flags", "space_gib", "message"),
@@ -26,5 +29,10 @@ def test_refused(flags: tuple[str, ...], space_gib: str, message: str, tmp_path:
         server.stop()
     assert any(part in server.log for part in message.split("|"))
     assert "Traceback" not in server.log
-    # The device is set up right before weights load.
-    assert "worker 0" not in server.log
+    assert LOADED not in server.log
+
+
+def test_a_pool_that_fits_is_served(tmp_path: Path) -> None:
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "0.1"}
+    with ServerProcess(tmp_path / "log.txt", environment=environment) as server:
+        assert LOADED in server.log
