@@ -131,27 +131,37 @@ def make_request(request_id: str, tokens: list[int]) -> Request:
     )
 
 
-def decode(manager: Any, request: Request, num_steps: int) -> None:
-    """Run decode steps as the scheduler does."""
-    for _ in range(num_steps):
-        request.append_output_token_ids(7)
-        manager.new_step_starts()
-        assert manager.allocate_slots(request, 1) is not None
-        manager.commit_step()
-        manager.take_block_copies()
-        manager.take_window_tables()
-        request.num_computed_tokens += 1
-
-
-def measure(case: Case, repeats: int, prompt_len: int = PROMPT_LEN) -> dict[str, dict[str, float]]:
-    """Measure one manager: microseconds by phase."""
-    manager = make_kv_cache_manager(
+def make_manager(case: Case, max_num_batched_tokens: int) -> Any:
+    """Return a case's manager, empty."""
+    return make_kv_cache_manager(
         case.config,
         MAX_MODEL_LEN,
         case.scheduler_block_size,
         case.hash_block_size,
-        max_num_batched_tokens=prompt_len,
+        max_num_batched_tokens=max_num_batched_tokens,
     )
+
+
+def run_step(manager: Any, request: Request, num_tokens: int) -> None:
+    """Schedule some more tokens of a request, as the scheduler does."""
+    manager.new_step_starts()
+    assert manager.allocate_slots(request, num_tokens) is not None
+    manager.commit_step()
+    manager.take_block_copies()
+    manager.take_window_tables()
+    request.num_computed_tokens += num_tokens
+
+
+def decode(manager: Any, request: Request, num_steps: int) -> None:
+    """Run decode steps."""
+    for _ in range(num_steps):
+        request.append_output_token_ids(7)
+        run_step(manager, request, 1)
+
+
+def measure(case: Case, repeats: int, prompt_len: int = PROMPT_LEN) -> dict[str, dict[str, float]]:
+    """Measure one manager: microseconds by phase."""
+    manager = make_manager(case, prompt_len)
     hasher = get_request_block_hasher(case.hash_block_size, sha256)
     rng = random.Random(SEED)
     # A long-lived process freezes its start-up objects too: a full collection walks 100,000 blocks.
@@ -185,26 +195,10 @@ def measure(case: Case, repeats: int, prompt_len: int = PROMPT_LEN) -> dict[str,
     return {name: percentiles(samples) for name, samples in clock.samples.items()}
 
 
-def run_step(manager: Any, request: Request, num_tokens: int) -> None:
-    """Schedule some more tokens of a running request's prompt."""
-    manager.new_step_starts()
-    assert manager.allocate_slots(request, num_tokens) is not None
-    manager.commit_step()
-    manager.take_block_copies()
-    manager.take_window_tables()
-    request.num_computed_tokens += num_tokens
-
-
 def measure_steps(case: Case, context: int, repeats: int) -> dict[str, float]:
     """Return the median microseconds of steps of a request that has computed ``context`` tokens."""
     num_tokens = context + sum(CHUNKS) + (len(CHUNKS) + 1) * SETTLING_TOKENS
-    manager = make_kv_cache_manager(
-        case.config,
-        MAX_MODEL_LEN,
-        case.scheduler_block_size,
-        case.hash_block_size,
-        max_num_batched_tokens=context,
-    )
+    manager = make_manager(case, context)
     hasher = get_request_block_hasher(case.hash_block_size, sha256)
     rng = random.Random(SEED)
     gc.collect()

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from tests.model_executor.models.tiny_config import tiny_config as tiny_v4_config
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.v1.attention.ops.registry import get_reference_op
@@ -30,37 +31,14 @@ VOCAB_SIZE = 264
 
 def tiny_config(**overrides: Any) -> dict[str, Any]:
     """Return the published spelling of a config with every layer type and an MTP block."""
-    base: dict[str, Any] = {
-        "architectures": ["DeepseekV4ForCausalLM"],
-        "model_type": "deepseek_v4",
+    ours = {
         "vocab_size": VOCAB_SIZE,
-        "hidden_size": 48,
         "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "qk_rope_head_dim": 8,
-        "q_lora_rank": 24,
-        "o_groups": 2,
-        "o_lora_rank": 8,
-        "sliding_window": 128,
         "compress_ratios": [0, 4, 128, 0],
-        "index_n_heads": 12,
-        "index_head_dim": 16,
-        "index_topk": 12,
-        "n_routed_experts": 8,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "num_hash_layers": 1,
-        "hc_mult": 4,
-        "max_position_embeddings": 4096,
         "num_nextn_predict_layers": 1,
-        "rope_theta": 10000.0,
-        "compress_rope_theta": 160000.0,
         "torch_dtype": "float32",
     }
-    return {**base, **overrides}
+    return tiny_v4_config(**{**ours, **overrides})
 
 
 def make_tensors(

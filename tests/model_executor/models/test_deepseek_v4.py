@@ -23,8 +23,8 @@ from tests.model_executor.models.hf_reference import (
     randomize_,
     run_reference,
     sixteen_rate,
-    tiny_config,
 )
+from tests.model_executor.models.tiny_config import tiny_config
 from vllm.exceptions import InvariantError
 from vllm.model_executor.models.deepseek_v4 import attention, entries
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config

@@ -15,8 +15,8 @@ from tests.model_executor.models.hf_reference import (
     random_tokens,
     randomize_,
     sixteen_rate,
-    tiny_config,
 )
+from tests.model_executor.models.tiny_config import tiny_config
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.v1.attention.ops.registry import get_reference_op

@@ -17,10 +17,10 @@ def kept_boundaries(
 ) -> tuple[int, ...]:
     """Return the boundaries of a prompt where later requests resume, ascending.
 
-    Where prompts and their parts end, and the policy's interval. With a drafter a request that
-    goes on with another token than the one recorded at P resumes one unit lower, because the
-    drafter's last row depends on that token: the boundary below each is kept too, or a shared
-    system prompt could never be hit by siblings that differ behind it.
+    Where prompts and their parts end, and the policy's interval. A drafter's last row below P
+    depends on the token at P, and a store keeps nothing to make it anew from. One that goes on
+    with another token may have to resume one unit lower: the boundary below each is kept too, or
+    siblings that differ behind a shared system prompt could never hit it.
     """
     wanted = set(
         replay_boundaries(

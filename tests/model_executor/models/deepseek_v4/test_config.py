@@ -7,9 +7,9 @@ import pytest
 from tests.model_executor.models.hf_reference import (
     YARN,
     sixteen_rate,
-    tiny_config,
     transformers_spelling,
 )
+from tests.model_executor.models.tiny_config import tiny_config
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config, LayerPlan
 

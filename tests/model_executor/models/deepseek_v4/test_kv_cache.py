@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.model_executor.models.hf_reference import sixteen_rate, tiny_config
+from tests.model_executor.models.hf_reference import sixteen_rate
+from tests.model_executor.models.tiny_config import tiny_config
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache_specs
