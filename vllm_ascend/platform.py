@@ -95,15 +95,6 @@ class AscendPlatform(Platform):
             CompressAttentionSpec, CompressAttentionManager, FullAttentionSpec
         )
 
-    def register_kv_cache_coordinators(self) -> None:
-        """Give hybrid caches in Ascend's pages their coordinator."""
-        from vllm.v1.core.coordinator_registry import register_coordinator  # noqa: PLC0415
-        from vllm_ascend.core import coordinator  # noqa: PLC0415  (start-up)
-
-        register_coordinator(
-            "ascend_hybrid", coordinator.AscendHybridKVCacheCoordinator, coordinator.serves
-        )
-
 
 class NPUPlatform(AscendPlatform):
     """One Ascend NPU through torch_npu. Has never been run on a device."""

@@ -68,8 +68,15 @@ _PUBLISHED_ROW_TENSORS, _PUBLISHED_INDEXER_TENSORS = 23, 22
 class CompressAttentionSpec(MLAAttentionSpec):
     """Entries of compressed attention (C4, its indexer, C128) in Ascend's pages.
 
-    A class of its own so that the registries can give Ascend's manager and coordinator to them.
+    A class of its own so that the registry can give Ascend's manager to them.
+
+    Raises:
+        ConfigError: The rows of a page do not suit the kernels.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_kernel_rows(self.storage_block_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from math import gcd, lcm
 from typing import Any
 
 import pytest
+from vllm_ascend.core.coordinator import AscendHybridKVCacheCoordinator
 
 from tests.ascend.v4_models import A5_PAGES, DEVICE_PAGES, FLASH, PRO, v4_config
 from tests.v1.core.unit_cache_driver import make_request
@@ -20,7 +21,6 @@ from vllm.v1.core.single_type_kv_cache_manager import (
 )
 from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowMLASpec, SlidingWindowSpec
 from vllm.v1.request import Request
-from vllm_ascend.core.coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.geometry import Generation
 from vllm_ascend.core.kv_cache_interface import ascend_kv_cache_specs
 from vllm_ascend.core.managers import CompressAttentionManager

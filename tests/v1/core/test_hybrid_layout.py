@@ -10,7 +10,7 @@ from vllm.v1.core.hybrid_layout import (
     group_hybrid_mla_specs,
     packed_block_stride,
 )
-from vllm.v1.core.retention import CacheGeometry, member_spec
+from vllm.v1.core.policy.geometry import CacheGeometry, member_spec
 from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
 
 

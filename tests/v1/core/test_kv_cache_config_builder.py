@@ -15,7 +15,8 @@ from vllm.v1.core.kv_cache_config_builder import (
     resolve_kv_cache_block_sizes,
 )
 from vllm.v1.core.kv_cache_sizing import get_max_concurrency_for_kv_cache_config
-from vllm.v1.core.retention import CacheGeometry, max_request_blocks
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,

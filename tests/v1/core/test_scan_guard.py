@@ -3,12 +3,13 @@
 import random
 
 import pytest
+from vllm.v1.core.unit_block_pool import Tier
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.retention import AUTO, CacheGeometry, RetentionPolicy, parse_retention
-from vllm.v1.core.scan_guard import ENTER_AFTER, REVIEW_EVERY, ScanGuard
-from vllm.v1.core.unit_block_pool import Tier
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.retention import AUTO, RetentionPolicy, parse_retention
+from vllm.v1.core.policy.scan_guard import ENTER_AFTER, REVIEW_EVERY, ScanGuard
 
 GEOMETRY = CacheGeometry.from_config(v4_config(128, 10))
 

@@ -10,6 +10,9 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 
+from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
+from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
+
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -18,11 +21,9 @@ from vllm.v1.core.kv_cache_utils import (
     init_none_hash,
     maybe_convert_block_hash,
 )
-from vllm.v1.core.retention import AUTO, RetentionPolicy
-from vllm.v1.core.scan_guard import ENTER_AFTER
+from vllm.v1.core.policy.retention import AUTO, RetentionPolicy
+from vllm.v1.core.policy.scan_guard import ENTER_AFTER
 from vllm.v1.core.sched.output import WindowTable
-from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
-from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
 from vllm.v1.engine.messages import PrefillStats
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request

@@ -1,11 +1,12 @@
 import pytest
+from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager, check_room_for_one
 
 from tests.v1.core.v4_geometry import v4_config
 from tests.v1.engine.fakes import Float32
 from vllm.exceptions import ConfigError
 from vllm.v1.core.kv_cache_manager import make_kv_cache_manager
-from vllm.v1.core.retention import CacheGeometry, max_request_blocks
-from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager, check_room_for_one
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.engine.kv_cache_setup import (
     check_fixed_pool,
     describe_kv_cache,

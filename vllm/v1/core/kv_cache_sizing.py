@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from vllm.exceptions import ConfigError
 from vllm.v1.core.hybrid_layout import build_packed_tensors, packed_block_stride
 from vllm.v1.core.kv_cache_grouping import holds_window_mla
-from vllm.v1.core.retention import CacheGeometry, max_request_blocks
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,

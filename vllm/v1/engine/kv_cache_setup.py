@@ -14,9 +14,10 @@ from vllm.v1.core.kv_cache_utils import (
     get_max_concurrency_for_kv_cache_config,
     resolve_kv_cache_block_sizes,
 )
-from vllm.v1.core.retention import CacheGeometry, member_spec, parse_retention
+from vllm.v1.core.policy.geometry import CacheGeometry, member_spec
+from vllm.v1.core.policy.retention import parse_retention
+from vllm.v1.core.policy.sizes import check_room_for_one
 from vllm.v1.core.sched.limits import SchedulerLimits
-from vllm.v1.core.unit_kv_cache_manager import check_room_for_one
 from vllm.v1.engine.wire import GroupGeometry, KVCacheInfo
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,

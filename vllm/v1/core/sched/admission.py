@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.admission_record import whole_block_prefill_stats
+from vllm.v1.core.cache_step import Lookup
 from vllm.v1.core.sched.request_queue import (
     RequestQueue,
     SchedulingPolicy,
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.encoder_inputs import EncoderDecision, EncoderPlanner
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.sched.step_plan import StepPlan
-    from vllm.v1.engine import PrefillStats
     from vllm.v1.request import Request
 
 
@@ -38,18 +37,21 @@ class PrefixLookup:
     """What the caches hold of a request.
 
     Attributes:
-        blocks: Local hit, to be handed to the allocation.
-        num_local_tokens: Tokens of it.
+        local: Local hit, to be handed to the allocation; None: it was not asked for.
         num_external_tokens: Tokens beyond it that the connector can load.
         load_async: Whether loading takes longer than this step.
         is_fresh: Whether the connector was asked in this step.
     """
 
-    blocks: KVCacheBlocks
-    num_local_tokens: int = 0
+    local: Lookup | None = None
     num_external_tokens: int = 0
     load_async: bool = False
     is_fresh: bool = False
+
+    @property
+    def num_local_tokens(self) -> int:
+        """Tokens of the local hit."""
+        return 0 if self.local is None else self.local.num_tokens
 
 
 class AdmissionPass:
@@ -108,7 +110,7 @@ class AdmissionPass:
         outcome = self._admit(queue, request, lookup)
         if outcome is Outcome.STOP and self._is_idle() and self._may_drop_hit(lookup):
             # Nothing will free a block: the hit itself must be what does not fit.
-            lookup = PrefixLookup(self.scheduler.kv_cache_manager.empty_kv_cache_blocks)
+            lookup = PrefixLookup()
             outcome = self._admit(queue, request, lookup)
         if outcome is Outcome.STOP and self._can_never_run(request):
             queue.pop_request()
@@ -142,20 +144,20 @@ class AdmissionPass:
         manager = scheduler.kv_cache_manager
         if request.num_computed_tokens > 0:
             # Its KV was loaded by the connector: it holds the blocks already.
-            lookup = PrefixLookup(manager.empty_kv_cache_blocks)
+            lookup = PrefixLookup()
         else:
-            blocks, num_local = manager.get_computed_blocks(request)
-            if not self._is_idle() and manager.should_wait(request, blocks):
+            local = manager.look_up(request)
+            if not self._is_idle() and manager.should_wait(request, local):
                 return None
             num_external, load_async = 0, False
             if scheduler.connector is not None:
                 found, load_async = scheduler.connector.get_num_new_matched_tokens(
-                    request, num_local
+                    request, local.num_tokens
                 )
                 if found is None:
                     return None
                 num_external = found
-            lookup = PrefixLookup(blocks, num_local, num_external, load_async, is_fresh=True)
+            lookup = PrefixLookup(local, num_external, load_async, is_fresh=True)
         ec_connector = scheduler.ec_connector
         if ec_connector is not None and request.has_encoder_inputs:
             start = self._start(request, lookup)
@@ -215,8 +217,6 @@ class AdmissionPass:
         return scheduler.kv_cache_manager.allocate_slots(
             request,
             num_new_tokens,
-            num_new_computed_tokens=lookup.num_local_tokens,
-            new_computed_blocks=lookup.blocks,
             num_lookahead_tokens=scheduler.limits.num_lookahead_tokens if has_started else 0,
             num_external_computed_tokens=lookup.num_external_tokens,
             delay_cache_blocks=lookup.load_async,
@@ -224,6 +224,7 @@ class AdmissionPass:
             # A preempted request that did not fit would begin, fail and begin again for ever.
             full_sequence_must_fit=scheduler.limits.reserve_full_isl or request.num_preemptions > 0,
             reserved_blocks=reserved_blocks,
+            lookup=lookup.local,
         )
 
     def _after_allocation(self, request: Request, lookup: PrefixLookup) -> None:
@@ -243,21 +244,10 @@ class AdmissionPass:
                     num_hits=lookup.num_external_tokens,
                     preempted=request.num_preemptions > 0,
                 )
-        # Drained even when an earlier record stays: it must not outlive this admission.
-        record = scheduler.kv_cache_manager.take_prefill_stats(request.request_id)
         if request.num_computed_tokens == 0:
-            scheduler._record_admission(request, record or self._make_record(request, lookup))
-
-    def _make_record(self, request: Request, lookup: PrefixLookup) -> PrefillStats:
-        """Return the record of an admission whose manager, an outsider's, keeps none."""
-        scheduler = self.scheduler
-        caches = scheduler.vllm_config.cache_config.enable_prefix_caching
-        return whole_block_prefill_stats(
-            num_tokens=request.num_tokens,
-            num_cached_tokens=lookup.num_local_tokens + lookup.num_external_tokens,
-            granularity=scheduler.block_size,
-            is_bypassed=not caches or request.skip_reading_prefix_cache,
-        )
+            start = self._start(request, lookup)
+            record = scheduler.kv_cache_manager.record_admission(request, lookup.local, start)
+            scheduler._record_admission(request, record)
 
     def _start_running(self, request: Request, start: int, decision: EncoderDecision) -> None:
         scheduler, plan = self.scheduler, self.plan

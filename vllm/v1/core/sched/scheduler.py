@@ -28,11 +28,12 @@ from vllm.v1.core.encoder_cache_manager import (
     EncoderDecoderCacheManager,
     compute_mm_encoder_budget,
 )
-from vllm.v1.core.kv_cache_manager import make_kv_cache_manager
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+from vllm.v1.core.prefix.drafter_rows import StaleRow
 from vllm.v1.core.sched.admission import AdmissionPass
 from vllm.v1.core.sched.encoder_inputs import EncoderPlanner
-from vllm.v1.core.sched.interface import KVManager, SchedulerInterface
+from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.kv_transfer_updates import finish_loading
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -143,14 +144,14 @@ class Scheduler(SchedulerInterface):
             vllm_config.kv_events_config, vllm_config.parallel_config.data_parallel_index
         )
 
-    def _make_kv_cache_manager(self, hash_block_size: int) -> KVManager:
+    def _make_kv_cache_manager(self, hash_block_size: int) -> KVCacheManager:
         config = self.vllm_config
         observability = config.observability_config
         events_config = config.kv_events_config
         collector = None
         if observability.kv_cache_metrics:
             collector = KVCacheMetricsCollector(observability.kv_cache_metrics_sample)
-        return make_kv_cache_manager(
+        return KVCacheManager(
             kv_cache_config=self.kv_cache_config,
             max_model_len=self.max_model_len,
             scheduler_block_size=self.block_size,
@@ -168,7 +169,7 @@ class Scheduler(SchedulerInterface):
             pcp_world_size=config.parallel_config.prefill_context_parallel_size,
             metrics_collector=collector,
             num_lookahead_tokens=self.limits.num_lookahead_tokens,
-            stale_row=self.limits.stale_row,
+            stale_row=StaleRow(self.limits.stale_row),
         )
 
     def _init_encoder(self, mm_registry: Any) -> None:
@@ -376,7 +377,7 @@ class Scheduler(SchedulerInterface):
         return output
 
     def _make_scheduler_output(self, plan: StepPlan) -> SchedulerOutput:
-        manager = self.kv_cache_manager
+        work = self.kv_cache_manager.take_step_work()
         resumed_as_new = self.vllm_config.use_v2_model_runner
         output = SchedulerOutput(
             scheduled_new_reqs=plan.make_new_request_data(resumed_as_new=resumed_as_new),
@@ -393,14 +394,10 @@ class Scheduler(SchedulerInterface):
             finished_req_ids=self.finished_req_ids,
             free_encoder_mm_hashes=self.encoder_cache_manager.get_freed_mm_hashes(),
             preempted_req_ids={request.request_id for request in plan.preempted},
-            new_block_ids_to_zero=(
-                manager.take_new_block_ids()
-                if self.kv_cache_config.needs_kv_cache_zeroing
-                else None
-            ),
-            kv_cache_block_copies=manager.take_block_copies(),
-            window_tables=manager.take_window_tables(),
-            drafter_rebuilds=manager.take_drafter_rebuilds(),
+            new_block_ids_to_zero=work.new_block_ids,
+            kv_cache_block_copies=work.copies,
+            window_tables=work.window_tables,
+            drafter_rebuilds=work.drafter_rebuilds,
         )
         if self.connector is not None:
             output.kv_connector_metadata = self.connector.build_connector_meta(output)
@@ -462,19 +459,7 @@ class Scheduler(SchedulerInterface):
     def _blocks_reserved_for_prefills(self) -> int:
         """Return the blocks that requests in prefill, or loading, will still take."""
         manager = self.kv_cache_manager
-        reserved = 0
-        for request in self._inflight_prefills:
-            num_tokens = min(request.num_tokens, self.max_model_len)
-            reserved += manager.coordinator.get_num_blocks_to_allocate(
-                request_id=request.request_id,
-                num_tokens=num_tokens,
-                new_computed_blocks=manager.empty_kv_cache_blocks.blocks,
-                num_encoder_tokens=0,
-                total_computed_tokens=request.num_computed_tokens,
-                num_tokens_main_model=num_tokens,
-                apply_admission_cap=True,
-            )
-        return reserved
+        return sum(map(manager.num_blocks_to_finish_prompt, self._inflight_prefills))
 
     def _try_promote(self, request: Request) -> bool:
         """Whether a queued request may be scheduled; what it waited for may have come."""

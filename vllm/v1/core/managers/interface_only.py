@@ -1,4 +1,7 @@
-"""State-space layers: one state stands for all tokens before it."""
+"""Kinds of groups that no model served here has, for code written against the interface.
+
+State-space layers, chunked local attention and cross attention: see docs/compat.md.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,9 @@ from math import gcd
 from typing import TYPE_CHECKING, ClassVar
 
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import BlockHashList, BlockHashWithGroupId, KVCacheBlock
-from vllm.v1.core.managers.base import SingleTypeKVCacheManager
-from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec
+from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
+from vllm.v1.core.managers.base import HitQuery, SingleTypeKVCacheManager
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, KVCacheSpec, MambaSpec
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -31,29 +33,9 @@ class MambaManager(SingleTypeKVCacheManager):
 
     drops_eagle_block: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        kv_cache_spec: MambaSpec,
-        block_pool: BlockPool,
-        enable_caching: bool,
-        kv_cache_group_id: int,
-        scheduler_block_size: int,
-        dcp_world_size: int = 1,
-        pcp_world_size: int = 1,
-        max_admission_blocks_per_request: int | None = None,
-    ) -> None:
-        super().__init__(
-            kv_cache_spec,
-            block_pool,
-            enable_caching,
-            kv_cache_group_id,
-            scheduler_block_size,
-            dcp_world_size,
-            pcp_world_size,
-            max_admission_blocks_per_request,
-        )
-        self.num_speculative_blocks = kv_cache_spec.num_speculative_blocks
-        self._aligned = kv_cache_spec.mamba_cache_mode == "align"
+    def _configure(self, spec: MambaSpec) -> None:
+        self.num_speculative_blocks = spec.num_speculative_blocks
+        self._aligned = spec.mamba_cache_mode == "align"
         # States registered in this step are written only when it runs, too late for a reader of
         # the same step: attention reads rows after all writes, a scan starts from its state.
         self.cached_blocks_this_step: set[BlockHashWithGroupId] = set()
@@ -177,29 +159,87 @@ class MambaManager(SingleTypeKVCacheManager):
         super().free(request_id)
 
     @classmethod
-    def find_longest_cache_hit(
-        cls,
-        block_hashes: BlockHashList,
-        max_length: int,
-        kv_cache_group_ids: list[int],
-        block_pool: BlockPool,
-        kv_cache_spec: KVCacheSpec,
-        drop_eagle_block: bool,
-        alignment_tokens: int,
-        dcp_world_size: int = 1,
-        pcp_world_size: int = 1,
-    ) -> tuple[list[KVCacheBlock], ...]:
-        """Find the right-most cached state at an aligned length; ``drop_eagle_block`` is moot."""
-        assert isinstance(kv_cache_spec, MambaSpec)
-        assert dcp_world_size == 1
-        assert pcp_world_size == 1
-        block_size = kv_cache_spec.block_size
-        step = alignment_tokens // gcd(alignment_tokens, block_size)
-        num_blocks = min(max(max_length, 0) // block_size, len(block_hashes))
+    def _find_hit(cls, spec: MambaSpec, query: HitQuery) -> tuple[list[KVCacheBlock], ...]:
+        """Find the right-most cached state at an aligned length; no block is dropped."""
+        assert query.num_context_ranks == 1
+        block_size = spec.block_size
+        step = query.alignment_tokens // gcd(query.alignment_tokens, block_size)
+        num_blocks = query.num_blocks(block_size)
         for end in range(num_blocks - num_blocks % step, 0, -step):
-            cached_blocks = block_pool.get_cached_block(block_hashes[end - 1], kv_cache_group_ids)
-            if cached_blocks is not None:
-                return tuple(
-                    [block_pool.null_block] * (end - 1) + [block] for block in cached_blocks
-                )
-        return tuple([] for _ in kv_cache_group_ids)
+            row = query.cached_row(end - 1)
+            if row is not None:
+                skipped = [query.block_pool.null_block] * (end - 1)
+                return tuple([*skipped, block] for block in row)
+        return tuple([] for _ in query.group_ids)
+
+
+class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
+    """Tables of a group whose tokens attend to those before them in their own chunk."""
+
+    def _configure(self, spec: ChunkedLocalAttentionSpec) -> None:
+        self.attention_chunk_size = spec.attention_chunk_size
+
+    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        """Return the tokens in the chunks before the next token's.
+
+        chunk 4, 6 computed:   0 1 2 3 | 4 5 [6] 7      skipped 4
+        """
+        return num_computed_tokens // self.attention_chunk_size * self.attention_chunk_size
+
+    @classmethod
+    def _find_hit(
+        cls, spec: ChunkedLocalAttentionSpec, query: HitQuery
+    ) -> tuple[list[KVCacheBlock], ...]:
+        """Take the blocks of finished chunks for granted, then walk right until a miss."""
+        block_size = spec.block_size
+        assert not query.drop_eagle_block, "Chunked local attention has no drafter support."
+        assert query.num_context_ranks == 1
+        assert block_size == query.alignment_tokens, (
+            "Chunked local attention needs groups of one block size to cache prefixes."
+        )
+        max_length = max(query.max_length, 0)
+        chunk_size = spec.attention_chunk_size
+        num_granted = max_length // chunk_size * chunk_size // block_size
+        hit_blocks = tuple([query.block_pool.null_block] * num_granted for _ in query.group_ids)
+        for i in range(num_granted, max_length // block_size):
+            row = query.cached_row(i)
+            if row is None:
+                break
+            for group_blocks, block in zip(hit_blocks, row, strict=True):
+                group_blocks.append(block)
+        return hit_blocks
+
+
+class CrossAttentionManager(SingleTypeKVCacheManager):
+    """Tables as long as the encoder's output, written once and never shared."""
+
+    counts_encoder_tokens: ClassVar[bool] = True
+    drops_skipped_blocks: ClassVar[bool] = False
+
+    def adopt_computed_blocks(
+        self, request_id: str, new_computed_blocks: Sequence[KVCacheBlock], num_total_tokens: int
+    ) -> None:
+        """Adopt nothing: encoder entries depend on more than the request's tokens."""
+        assert not new_computed_blocks
+
+    def allocate_external_blocks(self, request_id: str, num_total_tokens: int) -> None:
+        """Take nothing: a connector loads the decoder's tokens only."""
+
+    def cache_blocks(
+        self, request: Request, num_tokens: int, retention_interval: int | None = None
+    ) -> None:
+        """Refuse.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("Cross-attention blocks cannot be cached: turn prefix caching off.")
+
+    @classmethod
+    def _find_hit(cls, spec: KVCacheSpec, query: HitQuery) -> tuple[list[KVCacheBlock], ...]:
+        """Refuse.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError("Cross-attention blocks are never cached.")

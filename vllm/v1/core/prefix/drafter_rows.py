@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from vllm.v1.core.prefix_lookup import PrefixHit
-from vllm.v1.core.retention import CacheGeometry, GroupGeometry
+from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry
+from vllm.v1.core.prefix.lookup import PrefixHit
 
 
 class StaleRow(StrEnum):
@@ -63,3 +63,13 @@ def can_rebuild(group: GroupGeometry, position: int) -> bool:
         return False
     size = group.block_size
     return group.first_needed(position - 1) // size == group.first_needed(position) // size
+
+
+def stale_groups(
+    geometry: CacheGeometry, hit: PrefixHit, token_ids: Sequence[int]
+) -> tuple[int, ...]:
+    """Return which window groups have a stale row, and all that is needed to make it anew."""
+    if not has_stale_row(geometry, hit, token_ids):
+        return ()
+    groups = enumerate(geometry.windows)
+    return tuple(i for i, group in groups if can_rebuild(group, hit.position))

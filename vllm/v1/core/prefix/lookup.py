@@ -1,29 +1,13 @@
-"""Looking a prompt up in the prefix cache, and saying why tokens missed."""
+"""Looking a prompt up in the cache of prefixes that hit at one unit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from vllm.v1.core.cache_step import PartialAdoption
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.retention import CacheGeometry, GroupGeometry
-from vllm.v1.core.unit_block_pool import Checkpoint, UnitBlockPool
-
-# Reasons of a miss, as they appear in metrics and in usage records.
-FIRST_SEEN = "first_seen"
-EVICTED = "evicted"
-WINDOW_NOT_RETAINED = "window_not_retained"
-WINDOW_EVICTED = "window_evicted"
-ABOVE_LAST_BOUNDARY = "above_last_boundary"
-DRAFTER = "drafter"
-BYPASSED = "bypassed"
-MISS_REASONS = (
-    FIRST_SEEN,
-    EVICTED,
-    WINDOW_NOT_RETAINED,
-    WINDOW_EVICTED,
-    ABOVE_LAST_BOUNDARY,
-    DRAFTER,
-    BYPASSED,
-)
+from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry
+from vllm.v1.core.prefix.checkpoints import Checkpoint
+from vllm.v1.core.prefix.prefix_index import PrefixIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +39,17 @@ class PrefixHit:
         empty: tuple[list[KVCacheBlock], ...] = tuple([] for _ in range(num_dense_groups))
         return cls(0, empty, (None,) * num_dense_groups, None, dense_match)
 
+    def num_free_blocks(self) -> int:
+        """Return how many of the blocks it needs nobody holds."""
+        blocks = [block for group in self.full_blocks for block in group]
+        blocks += [entry[0] for entry in self.partial_blocks if entry is not None]
+        if self.checkpoint is not None:
+            blocks += self.checkpoint.all_blocks()
+        return len({block.block_id for block in blocks if block.ref_cnt == 0})
+
 
 def find_prefix(
-    pool: UnitBlockPool,
+    index: PrefixIndex,
     geometry: CacheGeometry,
     block_hashes: Sequence[BlockHash],
     max_tokens: int,
@@ -68,7 +60,7 @@ def find_prefix(
     that count, the deepest boundary with a checkpoint wins.
 
     Args:
-        pool: Where keys and checkpoints are.
+        index: Where keys and checkpoints are.
         geometry: The model's groups.
         block_hashes: Chained hashes, one per unit.
         max_tokens: Upper bound of the hit.
@@ -78,10 +70,10 @@ def find_prefix(
     """
     unit = geometry.unit
     dense = geometry.dense
-    checkpoints = pool.checkpoints
+    checkpoints = index.checkpoints
     num_units = min(len(block_hashes), max_tokens // unit)
     for group in dense:
-        num_units = _count_matched(pool.index[group.group_id], group, block_hashes, num_units, unit)
+        num_units = _count_matched(index.keys[group.group_id], group, block_hashes, num_units, unit)
     matched = num_units * unit
     best: Checkpoint | None = None
     for i in range(num_units - 1, -1, -1):
@@ -92,7 +84,7 @@ def find_prefix(
         return PrefixHit.nothing(len(dense), matched)
     full, partial = [], []
     for group in dense:
-        blocks, tail = _blocks_below(pool, group, block_hashes, best.position, unit)
+        blocks, tail = _blocks_below(index, group, block_hashes, best.position, unit)
         full.append(blocks)
         partial.append(tail)
     lean = geometry.floor_lean(best.position)
@@ -118,7 +110,7 @@ def _count_matched(
 
 
 def _blocks_below(
-    pool: UnitBlockPool,
+    index: PrefixIndex,
     group: GroupGeometry,
     block_hashes: Sequence[BlockHash],
     position: int,
@@ -126,9 +118,11 @@ def _blocks_below(
 ) -> tuple[list[KVCacheBlock], tuple[KVCacheBlock, BlockHash] | None]:
     """Return the full blocks below a matched position, and the partly covered one."""
 
+    keys = index.keys[group.group_id]
+
     def block_at(end: int) -> tuple[KVCacheBlock, BlockHash]:
         prefix_hash = block_hashes[end // unit - 1]
-        block = pool.get_cached_block(prefix_hash, group.group_id)
+        block = keys.get(prefix_hash)
         assert block is not None, "the walk saw this key"
         return block, prefix_hash
 
@@ -140,51 +134,27 @@ def _blocks_below(
     return full, partial
 
 
-def explain_misses(
-    pool: UnitBlockPool,
-    geometry: CacheGeometry,
-    block_hashes: Sequence[BlockHash],
-    num_tokens: int,
-    hit: PrefixHit,
-) -> dict[str, int]:
-    """Give every missed token of a prompt one reason.
-
-    Args:
-        pool: Where keys, checkpoints and the memory of evicted ones are.
-        geometry: The model's groups.
-        block_hashes: Chained hashes of the prompt.
-        num_tokens: Tokens of the prompt.
-        hit: What the lookup found.
-
-    Returns:
-        Reason to tokens, zero entries left out; with ``hit.position`` they sum to ``num_tokens``.
-    """
-    reasons: dict[str, int] = {}
-    last = geometry.floor_unit(num_tokens - 1)
-    if num_tokens > last:
-        reasons[ABOVE_LAST_BOUNDARY] = num_tokens - last
-    resumable = max(hit.position, hit.given_up)
-    if resumable > hit.position:
-        reasons[DRAFTER] = resumable - hit.position
-    window_missed = min(hit.dense_match, last) - resumable
-    if window_missed > 0:
-        first_unit = resumable // geometry.unit
-        units = block_hashes[first_unit : hit.dense_match // geometry.unit]
-        lost = any(h in pool.checkpoint_ghosts for h in units)
-        reasons[WINDOW_EVICTED if lost else WINDOW_NOT_RETAINED] = window_missed
-    dense_missed = last - max(hit.dense_match, hit.position)
-    if dense_missed > 0:
-        evicted = 0
-        for i in range(hit.dense_match // geometry.unit, last // geometry.unit):
-            if block_hashes[i] not in pool.ghosts and not _is_cached(pool, block_hashes[i]):
-                break
-            evicted += geometry.unit
-        if evicted:
-            reasons[EVICTED] = evicted
-        if dense_missed > evicted:
-            reasons[FIRST_SEEN] = dense_missed - evicted
-    return reasons
+def find_junction(
+    index: PrefixIndex, geometry: CacheGeometry, block_hashes: Sequence[BlockHash], hit: PrefixHit
+) -> int:
+    """Return where a cached continuation parts from a prompt, in tokens; 0: nowhere."""
+    num_units = hit.dense_match // geometry.unit
+    if num_units == 0:
+        return 0
+    following = block_hashes[num_units] if num_units < len(block_hashes) else None
+    parts = index.has_other_continuation(block_hashes[num_units - 1], following)
+    return hit.dense_match if parts else 0
 
 
-def _is_cached(pool: UnitBlockPool, prefix_hash: BlockHash) -> bool:
-    return any(pool.get_cached_block(prefix_hash, group_id) is not None for group_id in pool.index)
+def plan_partials(index: PrefixIndex, hit: PrefixHit) -> tuple[PartialAdoption, ...]:
+    """Decide whether a hit's partly covered blocks are adopted or copied."""
+    plans = []
+    for i, entry in enumerate(hit.partial_blocks):
+        if entry is None:
+            continue
+        block, last_key = entry
+        keys = tuple(index.keys_of(block))
+        below = keys[: keys.index(last_key) + 1]
+        is_copy = block.ref_cnt > 0 or len(keys) > len(below)
+        plans.append(PartialAdoption(i, block, below, is_copy))
+    return tuple(plans)
