@@ -27,7 +27,6 @@ __all__ = ["BlockHashToBlockMap", "BlockPool", "Tier"]
 
 logger = init_logger(__name__)
 
-_HELD = -1
 _SCRATCH, _REGULAR, _PINNED = Tier.SCRATCH, Tier.REGULAR, Tier.PINNED
 
 
@@ -88,14 +87,18 @@ class BlockPool:
             pinned = FreeKVCacheBlockQueue([])
             self._queues = (first, pinned)
             self.tiers = (first, first, first, pinned)
-        lowest = _SCRATCH if index.has_scratch else _REGULAR
-        self._tier_of = [_HELD] + [int(lowest)] * (num_gpu_blocks - 1)
+        # Where a free block stands; of no meaning while it is held. Written only where it matters:
+        # with one queue for all tiers, that is for pinned blocks.
+        self._tier_of: list[Tier] = [_SCRATCH if index.has_scratch else _REGULAR] * num_gpu_blocks
 
     # ---- counts ------------------------------------------------------------------------------
 
     def get_num_free_blocks(self) -> int:
         """Return how many blocks allocation can take, cached and pinned ones included."""
-        return sum([queue.num_free_blocks for queue in self._queues])
+        num_free_blocks = 0
+        for queue in self._queues:
+            num_free_blocks += queue.num_free_blocks
+        return num_free_blocks
 
     def get_usage(self) -> float:
         """Return the share of blocks that requests hold, 0..1, the null block left out."""
@@ -106,8 +109,8 @@ class BlockPool:
 
     def tier_of(self, block: KVCacheBlock) -> Tier | None:
         """Return the tier a free block stands in; None for a held block and the null block."""
-        tier = self._tier_of[block.block_id]
-        return None if tier == _HELD else Tier(tier)
+        is_free = block.ref_cnt == 0 and not block.is_null
+        return self._tier_of[block.block_id] if is_free else None
 
     # ---- taking and giving back --------------------------------------------------------------
 
@@ -127,25 +130,17 @@ class BlockPool:
             self.pins.make_room(num_blocks)
         lowest = self.tiers[_SCRATCH]
         taken = lowest.popleft_n(min(num_blocks, lowest.num_free_blocks))
-        tier_of = self._tier_of
-        if self.index.has_scratch and self.metrics_collector is None:
-            # Scratch blocks cache nothing (I3).
-            for block in taken:
-                tier_of[block.block_id] = _HELD
-                block.ref_cnt = 1
-        else:
-            for block in taken:
-                tier_of[block.block_id] = _HELD
-                # The field, not the property: a prompt takes thousands of blocks.
-                if block._block_hash is not None or self.metrics_collector is not None:
-                    self._forget(block)
-                block.ref_cnt = 1
+        for block in taken:
+            block.ref_cnt = 1
+            # The field, not the property: a prompt takes thousands of blocks. Scratch that stands
+            # apart caches nothing (I3).
+            if block._block_hash is not None or self.metrics_collector is not None:
+                self._forget(block)
         while len(taken) < num_blocks:
             # One at a time: a checkpoint that loses a block gives its others to scratch.
             block = next(q for q in self._queues if q.num_free_blocks).popleft()
-            tier_of[block.block_id] = _HELD
-            self._forget(block)
             block.ref_cnt = 1
+            self._forget(block)
             taken.append(block)
         if self.metrics_collector is not None:
             for block in taken:
@@ -168,8 +163,10 @@ class BlockPool:
         """
         for block in blocks:
             if block.ref_cnt == 0 and not block.is_null:
-                self.tiers[self._tier_of[block.block_id]].remove(block)
-                self._tier_of[block.block_id] = _HELD
+                tier = self._tier_of[block.block_id]
+                self.tiers[tier].remove(block)
+                if tier is _PINNED:
+                    self._tier_of[block.block_id] = _REGULAR
                 self.index.on_touch(block)
             block.ref_cnt += 1
             if self.metrics_collector is not None:
@@ -183,10 +180,13 @@ class BlockPool:
             prepend: Reuse them before anything else.
         """
         freed = self._release(ordered_blocks)
-        tiers: Sequence[Tier] = self.index.tiers(freed)
-        if prepend:
-            tiers = [_SCRATCH] * len(freed)
-        self._enqueue(freed, tiers)
+        if not freed:
+            return
+        if prepend or self.pins is not None or self.index.has_scratch:
+            tiers: Sequence[Tier] = self.index.tiers(freed)
+            self._enqueue(freed, [_SCRATCH] * len(freed) if prepend else tiers)
+        else:
+            self._join(freed, _REGULAR)
 
     def free_unhashed_first(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """Give blocks back: those no hit can find to the queue's front, the hashed to its back.
@@ -194,9 +194,16 @@ class BlockPool:
         Args:
             ordered_blocks: In the order in which they shall be reused, on either side.
         """
-        freed = self._release(ordered_blocks)
-        tiers = [_SCRATCH if block._block_hash is None else _REGULAR for block in freed]
-        self._enqueue(freed, tiers)
+        unhashed: list[KVCacheBlock] = []
+        hashed: list[KVCacheBlock] = []
+        for block in ordered_blocks:
+            block.ref_cnt = ref_cnt = block.ref_cnt - 1
+            if ref_cnt == 0 and not block.is_null:
+                (unhashed if block._block_hash is None else hashed).append(block)
+        if unhashed:
+            self._join(unhashed, _SCRATCH)
+        if hashed:
+            self._enqueue(hashed, [_REGULAR] * len(hashed))
 
     @staticmethod
     def _release(blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
@@ -212,24 +219,31 @@ class BlockPool:
 
     def _enqueue(self, freed: Sequence[KVCacheBlock], tiers: Sequence[Tier]) -> None:
         """Let blocks that stand in no tier join theirs, each tier's in one piece."""
-        pins, tier_of = self.pins, self._tier_of
+        pins = self.pins
         by_tier: dict[Tier, list[KVCacheBlock]] = {}
         for block, tier in zip(freed, tiers, strict=True):
             if pins is not None and pins.holds(block):
                 tier = _PINNED
-            tier_of[block.block_id] = tier
             if (members := by_tier.get(tier)) is None:
                 members = by_tier[tier] = []
             members.append(block)
         for tier, members in by_tier.items():
-            if tier is not _SCRATCH:
-                self.tiers[tier].append_n(members)
-                continue
-            if self.index.has_scratch:
+            if tier is _SCRATCH and self.index.has_scratch:
                 # Last in, first out: on a CPU the pool's memory is committed on first touch, so a
                 # small working set of scratch blocks keeps the process small and its cache warm.
                 members.reverse()
-            self.tiers[tier].prepend_n(members)
+            self._join(members, tier)
+
+    def _join(self, blocks: Sequence[KVCacheBlock], tier: Tier) -> None:
+        """Put blocks that stand in no tier into one: scratch at its front, in the order given."""
+        if tier is _PINNED or self.index.has_scratch:
+            tier_of = self._tier_of
+            for block in blocks:
+                tier_of[block.block_id] = tier
+        if tier is _SCRATCH:
+            self.tiers[tier].prepend_n(blocks)
+        else:
+            self.tiers[tier].append_n(blocks)
 
     def replace(self, blocks: Iterable[KVCacheBlock], *, even_if_unchanged: bool = False) -> None:
         """Move free blocks to the tier they belong in now, as its youngest.
@@ -240,8 +254,8 @@ class BlockPool:
         """
         pins, tiers = self.pins, self.tiers
         for block in blocks:
-            current = self._tier_of[block.block_id]
-            if current == _HELD:
+            current = self.tier_of(block)
+            if current is None:
                 continue
             tier = self.index.tier(block)
             if pins is not None and pins.holds(block):
@@ -252,10 +266,7 @@ class BlockPool:
     def _move(self, block: KVCacheBlock, tier: Tier) -> None:
         self.tiers[self._tier_of[block.block_id]].remove(block)
         self._tier_of[block.block_id] = tier
-        if tier is _SCRATCH:
-            self.tiers[tier].prepend_n((block,))
-        else:
-            self.tiers[tier].append(block)
+        self._join((block,), tier)
 
     # ---- what is cached ----------------------------------------------------------------------
 
@@ -316,7 +327,7 @@ class BlockPool:
         was_cached = self.index.is_cached(block)
         was_pinned = self.pins is not None and self.pins.holds(block)
         self._forget(block)
-        if self._tier_of[block.block_id] != _HELD:
+        if self.tier_of(block) is not None:
             if was_pinned:
                 # Of no use any more: the next to be reused.
                 self._move(block, _SCRATCH)

@@ -86,7 +86,7 @@ class PartialAdoption:
     is_copy: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepPlan:
     """What one request's step takes. Making one changes nothing.
 
@@ -144,7 +144,7 @@ class BlockCopy:
     keys: tuple[BlockHash, ...]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StepWork:
     """What the worker must know of the cache before it runs a step.
 
@@ -160,3 +160,7 @@ class StepWork:
     window_tables: dict[str, tuple[WindowTable, ...]] = field(default_factory=dict)
     drafter_rebuilds: dict[str, int] = field(default_factory=dict)
     new_block_ids: list[int] | None = None
+
+
+# What most steps take of it: shared, and never written.
+NO_WORK = StepWork()

@@ -41,8 +41,12 @@ class Coordinator(Protocol):
         """Return the free blocks a request would use until its prompt is computed."""
         ...
 
-    def advance(self, step: StepRequest) -> None:
-        """Take note of what was accepted since the last step; give back what is not needed."""
+    def advance(self, step: StepRequest) -> bool:
+        """Take note of what was accepted since the last step; give back what is not needed.
+
+        Returns:
+            Whether that is all: the request has the blocks of the step, and publishes nothing.
+        """
         ...
 
     def plan(self, step: StepRequest, num_available: int) -> StepPlan:

@@ -17,6 +17,7 @@ from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.cache_step import (
+    NO_WORK,
     BlockCopy,
     FirstStep,
     Lookup,
@@ -194,18 +195,27 @@ class CheckpointCoordinator:
             needed -= sum(block.ref_cnt > 0 for blocks in full for block in blocks)
         return needed
 
-    def advance(self, step: StepRequest) -> None:
-        """Take note of what was accepted since the last step; give back what is not needed."""
+    def advance(self, step: StepRequest) -> bool:
+        """Take note of what was accepted since the last step; give back what is not needed.
+
+        Returns:
+            Whether that is all: the request has the blocks of the step, and publishes nothing.
+        """
         cache = self._admitted(step)
         if cache is None:
-            return
+            return False
         if cache.published.unfollowed is not None:
             self._publisher.follow(cache)
+        publishes = self._planner.publishes(step)
         if self.settings.enable_caching:
             self._publisher.publish_accepted(cache)
-        if step.alloc_end > cache.ready_until or self._planner.publishes(step):
-            for window in cache.windows:
-                self.block_pool.free_blocks(window.drop_below(cache.num_accepted))
+        if step.alloc_end <= cache.ready_until and not publishes:
+            return True
+        for window in cache.windows:
+            passed = window.drop_below(cache.num_accepted)
+            if passed:
+                self.block_pool.free_blocks(passed)
+        return False
 
     def _admitted(self, step: StepRequest) -> RequestCache | None:
         cache = self.requests.get(step.request.request_id)
@@ -323,8 +333,9 @@ class CheckpointCoordinator:
         self._release_copies()
 
     def _release_copies(self) -> None:
-        self.block_pool.free_blocks(self._ends_in_flight)
-        self._ends_in_flight = []
+        if self._ends_in_flight:
+            self.block_pool.free_blocks(self._ends_in_flight)
+            self._ends_in_flight = []
 
     def commit_step(self) -> None:
         """End a ``schedule()``: publish what it allocated."""
@@ -342,6 +353,8 @@ class CheckpointCoordinator:
 
     def take_step_work(self) -> StepWork:
         """Drain what the worker must know; the ends of copies stay held until they have run."""
+        if not self._changed:
+            return NO_WORK
         work = StepWork()
         for request_id, cache in self._changed.items():
             for copy in cache.copies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import AnyKVCacheEvent, BlockStored
@@ -108,6 +109,7 @@ class KVCacheManager:
         self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in groups))
         self.empty_lookup = Lookup(self.empty_kv_cache_blocks)
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
+        self._zeroes_blocks = kv_cache_config.needs_kv_cache_zeroing
         # By group, for events: (kind, window).
         self._group_descriptions = [
             (
@@ -236,7 +238,8 @@ class KVCacheManager:
             if coordinator.num_blocks_in_full(step) > num_available:
                 return None
         # Even if the step does not fit: these blocks are of no use to the request any more.
-        coordinator.advance(step)
+        if coordinator.advance(step):
+            return self.empty_kv_cache_blocks
         num_available = pool.get_num_free_blocks() - reserved_blocks
         plan = coordinator.plan(step, num_available)
         if plan.num_blocks > num_available:
@@ -319,8 +322,8 @@ class KVCacheManager:
     def take_step_work(self) -> StepWork:
         """Drain what the worker must know before it runs the step."""
         work = self.coordinator.take_step_work()
-        if self.kv_cache_config.needs_kv_cache_zeroing:
-            work.new_block_ids = self.take_new_block_ids()
+        if self._zeroes_blocks:
+            work = replace(work, new_block_ids=self.take_new_block_ids())
         return work
 
     def take_new_block_ids(self) -> list[int]:

@@ -205,7 +205,7 @@ class FullAttentionManager(SingleTypeKVCacheManager):
     def _find_hit(cls, spec: KVCacheSpec, query: HitQuery) -> tuple[list[KVCacheBlock], ...]:
         """Walk left to right until a miss, drop for the drafter, align down."""
         block_size = spec.block_size * query.num_context_ranks
-        get_cached_block = query.block_pool.get_cached_block
+        get_cached_block = query.block_pool.index.get_cached_block
         rows: list[list[KVCacheBlock]] = []
         for block_hash in islice(query.block_hashes, max(query.max_length, 0) // block_size):
             row = get_cached_block(block_hash, query.group_ids)

@@ -71,8 +71,6 @@ class StepPlanner:
         if cache is None:
             return self._plan_first(step, publishes)
         if not publishes:
-            if step.alloc_end <= cache.ready_until:
-                return StepPlan(step, is_short=True)
             plan = self._plan_short(step, cache)
             if plan is not None and plan.num_blocks <= num_available:
                 return plan

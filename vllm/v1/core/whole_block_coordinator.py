@@ -14,7 +14,7 @@ from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.cache_settings import CacheSettings
-from vllm.v1.core.cache_step import Lookup, StepPlan, StepRequest, StepWork
+from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, StepWork
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.policy.masks import pinned_prefix_capacity, resolve_retention_interval
@@ -153,9 +153,10 @@ class KVCacheCoordinator(ABC):
     def _hits(self, step: StepRequest) -> Sequence[Sequence[KVCacheBlock]]:
         return self._no_hits if step.lookup is None else step.lookup.blocks.blocks
 
-    def advance(self, step: StepRequest) -> None:
+    def advance(self, step: StepRequest) -> bool:
         """Free the blocks no later token of the request attends to, even if the step won't fit."""
         self.remove_skipped_blocks(step.request.request_id, step.start)
+        return False
 
     def plan(self, step: StepRequest, num_available: int) -> StepPlan:
         """Count what a step takes; the managers choose the blocks."""
@@ -173,11 +174,13 @@ class KVCacheCoordinator(ABC):
         """Adopt the hit, take blocks, and cache what the step fills."""
         step = plan.step
         request_id = step.request.request_id
-        hits = self._hits(step)
         is_known = self.has_request(request_id)
-        if any(hits) or step.num_external_tokens > 0:
-            num_local = step.start - step.num_external_tokens
-            self.allocate_new_computed_blocks(request_id, hits, num_local, step.num_external_tokens)
+        num_external = step.num_external_tokens
+        if step.lookup is not None or num_external > 0:
+            hits = self._hits(step)
+            if any(hits) or num_external > 0:
+                num_local = step.start - num_external
+                self.allocate_new_computed_blocks(request_id, hits, num_local, num_external)
         new_blocks: tuple[Sequence[KVCacheBlock], ...] = self._no_hits
         if plan.num_blocks > 0 or not is_known:
             # Most decode steps stay inside the blocks their request has.
@@ -213,7 +216,7 @@ class KVCacheCoordinator(ABC):
 
     def take_step_work(self) -> StepWork:
         """Return nothing: no copies, and tables only grow."""
-        return StepWork()
+        return NO_WORK
 
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached; False while blocks are held."""

@@ -31,7 +31,7 @@ class HitQuery:
 
     def cached_row(self, index: int) -> list[KVCacheBlock] | None:
         """Return the groups' blocks at an index, or None unless all are cached."""
-        return self.block_pool.get_cached_block(self.block_hashes[index], self.group_ids)
+        return self.block_pool.index.get_cached_block(self.block_hashes[index], self.group_ids)
 
     def num_blocks(self, block_size: int) -> int:
         """Return the most blocks a hit can have."""
