@@ -23,8 +23,8 @@ from vllm.v1.core.scan_guard import ENTER_AFTER
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
-from vllm.v1.engine.messages import PrefillStats
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.messages import PrefillStats
 from vllm.v1.request import Request
 
 init_none_hash(sha256)

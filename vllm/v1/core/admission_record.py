@@ -1,7 +1,7 @@
 """Where an admitted request's tokens come from, when hits are whole blocks."""
 
 from vllm.v1.core.prefix_lookup import ABOVE_LAST_BOUNDARY, BYPASSED, FIRST_SEEN
-from vllm.v1.engine.messages import PrefillStats
+from vllm.v1.messages import PrefillStats
 
 
 def whole_block_prefill_stats(

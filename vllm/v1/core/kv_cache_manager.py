@@ -13,12 +13,12 @@ from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator, get_kv_cache_c
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.pool_invariants import check_pool
 from vllm.v1.core.sched.output import WindowTable
-from vllm.v1.engine.messages import PrefillStats
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
 )
+from vllm.v1.messages import PrefillStats
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request
 

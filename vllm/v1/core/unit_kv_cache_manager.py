@@ -26,12 +26,12 @@ from vllm.v1.core.retention import (
 )
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
-from vllm.v1.engine.messages import PrefillStats
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
 )
+from vllm.v1.messages import PrefillStats
 from vllm.v1.request import Request
 
 logger = init_logger(__name__)

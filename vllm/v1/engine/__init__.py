@@ -1,6 +1,6 @@
-"""The engine: its core loop, its process, its clients; the structs between them."""
+"""The engine: its core loop, its process, its clients. Outsiders import the structs of `messages` here."""
 
-from vllm.v1.engine.messages import (
+from vllm.v1.messages import (
     EngineCoreEvent,
     EngineCoreEventType,
     EngineCoreOutput,

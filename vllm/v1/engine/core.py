@@ -13,10 +13,10 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
-from vllm.v1.engine.messages import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.startup_report import report_model, report_start
 from vllm.v1.engine.wire import KVCacheInfo
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 

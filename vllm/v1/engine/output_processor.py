@@ -8,10 +8,10 @@ from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
-from vllm.v1.engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.output_queue import OutputSink
 from vllm.v1.engine.parallel_sampling import ParentRequest, make_child_params
 from vllm.v1.engine.request_state import RequestState
+from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.metrics.iteration_stats import IterationStats
 
 logger = init_logger(__name__)

@@ -2,7 +2,7 @@
 
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine.messages import PrefillStats
+from vllm.v1.messages import PrefillStats
 
 _SEED_MODULUS = 2**64
 _SEED_MIN = -(2**63)

@@ -7,14 +7,14 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer, make_text_stream
 from vllm.v1.engine.logprobs import LogprobsCollector
-from vllm.v1.engine.messages import (
+from vllm.v1.engine.output_queue import OutputSink
+from vllm.v1.engine.parallel_sampling import ParentRequest
+from vllm.v1.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
     PrefillStats,
 )
-from vllm.v1.engine.output_queue import OutputSink
-from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.metrics.iteration_stats import RequestStateStats
 
 

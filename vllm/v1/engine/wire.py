@@ -13,7 +13,7 @@ import msgspec
 
 from vllm import exceptions
 from vllm.exceptions import EngineError, UserInputError, VllmError
-from vllm.v1.engine.messages import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from vllm.v1.core.sched.request_queue import (
     create_request_queue,
 )
 from vllm.v1.core.sched.running_pass import fit_chunk
-from vllm.v1.engine import EngineCoreEventType
+from vllm.v1.messages import EngineCoreEventType
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.encoder_inputs import EncoderDecision, EncoderPlanner
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.sched.step_plan import StepPlan
-    from vllm.v1.engine import PrefillStats
+    from vllm.v1.messages import PrefillStats
     from vllm.v1.request import Request
 
 

@@ -1,4 +1,4 @@
-"""The frozen structs that cross between the front end and the engine core (ZMQ + msgpack)."""
+"""The structs that cross between the front end and the engine core (ZMQ + msgpack)."""
 
 import time
 from enum import IntEnum
