@@ -12,7 +12,7 @@ from vllm.v1.attention.metadata import (
     RequestSlice,
     build_step_metadata,
 )
-from vllm.v1.core.hybrid_layout import build_packed_tensors, group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import build_packed_tensors, group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm.v1.worker.model_runner import CausalLM

@@ -5,7 +5,7 @@ from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.v1.attention.ops.registry import OpResolver
-from vllm.v1.core.hybrid_layout import group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.worker import Worker
 from vllm_ascend import envs

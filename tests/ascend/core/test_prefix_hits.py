@@ -8,12 +8,12 @@ import pytest
 
 from tests.ascend.v4_models import A5_PAGES, DEVICE_PAGES, FLASH, PRO, v4_config
 from tests.v1.core.unit_cache_driver import make_request
-from vllm.v1.core.hybrid_layout import build_packed_tensors, group_hybrid_mla_specs
 from vllm.v1.core.kv_cache_manager import KVCacheManager, make_kv_cache_manager
 from vllm.v1.core.kv_cache_utils import (
     BlockHashListWithBlockSize,
     generate_scheduler_kv_cache_config,
 )
+from vllm.v1.core.layout.packing import build_packed_tensors, group_hybrid_mla_specs
 from vllm.v1.core.single_type_kv_cache_manager import (
     SlidingWindowManager,
     register_all_kvcache_specs,

@@ -13,7 +13,7 @@ from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.v1.attention.ops.registry import get_reference_op
-from vllm.v1.core.hybrid_layout import build_packed_tensors, group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import build_packed_tensors, group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm_ascend.core.kv_cache_interface import Generation

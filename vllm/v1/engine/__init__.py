@@ -1,4 +1,7 @@
-"""The engine: its core loop, its process, its clients. Outsiders import the structs of `messages` here."""
+"""The engine: its core loop, its process, its clients.
+
+Outsiders import the message structs from here; in this package they come from ``v1.messages``.
+"""
 
 from vllm.v1.messages import (
     EngineCoreEvent,

@@ -4,7 +4,7 @@ import pytest
 
 from tests.v1.core.v4_geometry import BF16, FLASH, PRO, SMALL, v4_config, v4_specs
 from vllm.exceptions import ConfigError
-from vllm.v1.core.hybrid_layout import (
+from vllm.v1.core.layout.packing import (
     PAGE_ALIGNMENT_BYTES,
     build_packed_tensors,
     group_hybrid_mla_specs,

@@ -1,7 +1,7 @@
 """From layers to KV cache groups: which layers share one block table.
 
 A block id addresses the same page in every group's tensors, so all groups of a model need equal
-page sizes (models with compressed and sliding-window latents apart, see hybrid_layout). Groups of
+page sizes (models with compressed and sliding-window latents apart, see packing). Groups of
 equal size waste nothing; the rules below trade a little padding for few groups.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
-from vllm.v1.core.hybrid_layout import group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,

@@ -1,6 +1,6 @@
 """How much KV-cache memory blocks and requests take, and how many of them fit.
 
-Three layouts exist, chosen by the groups: a packed pool (see hybrid_layout), tensors of their own
+Three layouts exist, chosen by the groups: a packed pool (see packing), tensors of their own
 size for a lone group of unequal layers, and else equal tensors that all groups share.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
-from vllm.v1.core.hybrid_layout import build_packed_tensors, packed_block_stride
-from vllm.v1.core.kv_cache_grouping import holds_window_mla
+from vllm.v1.core.layout.grouping import holds_window_mla
+from vllm.v1.core.layout.packing import build_packed_tensors, packed_block_stride
 from vllm.v1.core.retention import CacheGeometry, max_request_blocks
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,

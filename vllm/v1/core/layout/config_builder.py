@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.utils.mem_constants import GiB_bytes
-from vllm.v1.core.kv_cache_grouping import get_kv_cache_groups
-from vllm.v1.core.kv_cache_sizing import (
+from vllm.v1.core.layout.grouping import get_kv_cache_groups
+from vllm.v1.core.layout.sizing import (
     build_tensors,
     bytes_per_block,
     get_max_concurrency_for_kv_cache_config,
