@@ -2,6 +2,7 @@ import pytest
 
 from tests.v1.core.v4_geometry import v4_config
 from tests.v1.engine.fakes import Float32
+from vllm.config import KVTransferConfig
 from vllm.exceptions import ConfigError
 from vllm.v1.core.kv_cache_manager import make_kv_cache_manager
 from vllm.v1.core.retention import CacheGeometry, max_request_blocks
@@ -77,6 +78,15 @@ def test_a_lone_window_group_follows_the_interval(config):
         plan.scheduler_config, 1024, plan.scheduler_block_size, plan.hash_block_size
     )
     assert manager.coordinator.retention_interval == 64
+
+
+def test_a_hybrid_takes_no_connector(config):
+    """Where the model's name did not tell, its caches do."""
+    vllm_config = config(num_blocks=600)
+    vllm_config.kv_transfer_config = KVTransferConfig("ExampleConnector", "kv_both")
+    with pytest.raises(ConfigError, match="'ExampleConnector' does not go with this model"):
+        plan_kv_cache(vllm_config, [hybrid_specs()], [MEMORY])
+    plan_kv_cache(vllm_config, [{"a": full()}], [MEMORY])
 
 
 def test_a_hybrid_model_hits_at_one_unit(config):

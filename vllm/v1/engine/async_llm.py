@@ -39,7 +39,7 @@ from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import LoggingStatLogger, StatLogger
 
 if TYPE_CHECKING:
-    from vllm.config.engine_args import AsyncEngineArgs
+    from vllm.v1.engine.engine_args import AsyncEngineArgs
     from vllm.v1.metrics.stats import SchedulerStats
 
 logger = init_logger(__name__)

@@ -56,7 +56,8 @@ def plan_kv_cache(
         available_bytes: Per worker, the memory for its pool.
 
     Raises:
-        ConfigError: The memory does not hold one request, or block sizes do not fit.
+        ConfigError: The memory does not hold one request, block sizes do not fit, or a KV connector
+            is given to a hybrid.
 
     Mutates:
         ``cache_config.num_gpu_blocks``, and ``model_config.max_model_len`` when it was -1.
@@ -82,6 +83,7 @@ def plan_kv_cache(
         for config in configs
     ]
     if is_hybrid(groups):
+        vllm_config.check_unit_hits()
         unit = vllm_config.cache_config.block_size
         configs = [
             replace(

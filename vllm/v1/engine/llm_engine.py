@@ -30,7 +30,7 @@ from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import StatLogger, TotalsStatLogger
 
 if TYPE_CHECKING:
-    from vllm.config.engine_args import EngineArgs
+    from vllm.v1.engine.engine_args import EngineArgs
 
 
 class LLMEngine:
