@@ -17,7 +17,7 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.core.retention import CacheGeometry, member_spec, parse_retention
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.core.unit_kv_cache_manager import check_room_for_one
-from vllm.v1.engine.wire import GroupGeometry, KVCacheInfo
+from vllm.v1.engine.wire import GroupInfo, KVCacheInfo
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
     KVCacheConfig,
@@ -197,9 +197,9 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
     )
 
 
-def _describe_group(group: KVCacheGroupSpec) -> GroupGeometry:
+def _describe_group(group: KVCacheGroupSpec) -> GroupInfo:
     spec = group.kv_cache_spec
-    return GroupGeometry(
+    return GroupInfo(
         kind=_name_group(group),
         block_size=spec.block_size,
         num_layers=len(group.layer_names),

@@ -18,7 +18,7 @@ from vllm.v1.messages import (
 from vllm.v1.metrics.iteration_stats import RequestStateStats
 
 
-class RequestState:
+class AnswerState:
     """One child request: its tokens, its text, its end.
 
     Owns: the detokenizer, the log probabilities, the tokens and the times of one answer.
