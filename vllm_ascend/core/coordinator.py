@@ -13,7 +13,7 @@ from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
 from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, UniformTypeKVCacheSpecs
 from vllm_ascend.core.geometry import check_kernel_rows
-from vllm_ascend.core.kv_cache_interface import CompressAttentionSpec, unpack_groups
+from vllm_ascend.core.specs import CompressAttentionSpec, unpack_groups
 
 _ARGUMENTS = frozenset(signature(get_kv_cache_coordinator).parameters)
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from vllm.platforms.interface import Platform
+from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.metadata import (
     BlockTableView,
     CacheLayout,
@@ -45,7 +46,7 @@ def run_largest_step(
     layout = CacheLayout.from_kv_cache_config(KVCacheConfig(1, [], groups))
     tables, num_blocks = [], 1
     for group in layout.groups:
-        count = -(-num_tokens // group.block_size)
+        count = cdiv(num_tokens, group.block_size)
         if group.kind != "dense":
             tables.append(BlockTableView(0, np.zeros(count, dtype=np.int64)))
             continue

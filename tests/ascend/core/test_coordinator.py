@@ -16,8 +16,8 @@ from vllm.v1.core.unit_groups import DenseGroup, WindowGroup
 from vllm.v1.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm_ascend.core.coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.kv_cache_interface import CompressAttentionSpec, ascend_kv_cache_specs
 from vllm_ascend.core.managers import CompressAttentionManager
+from vllm_ascend.core.specs import CompressAttentionSpec, ascend_kv_cache_specs
 from vllm_ascend.platform import ReferencePlatform
 
 ARGUMENTS = {

@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm_ascend.core import geometry
 from vllm_ascend.core.geometry import Generation, v4_geometry
-from vllm_ascend.core.kv_cache_interface import (
+from vllm_ascend.core.specs import (
     PACKED_BYTES_PER_UNIT_TOKEN,
     PUBLISHED_BYTES_PER_BLOCK,
     CompressAttentionSpec,

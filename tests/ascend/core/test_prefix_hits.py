@@ -22,8 +22,8 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowMLASpec, Slid
 from vllm.v1.request import Request
 from vllm_ascend.core.coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.geometry import Generation
-from vllm_ascend.core.kv_cache_interface import ascend_kv_cache_specs
 from vllm_ascend.core.managers import CompressAttentionManager
+from vllm_ascend.core.specs import ascend_kv_cache_specs
 from vllm_ascend.platform import ReferencePlatform
 
 MTP_CACHE = "mtp.0.attn.window"

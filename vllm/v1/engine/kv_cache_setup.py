@@ -1,7 +1,7 @@
 """From the workers' specs and memory to the KV cache of an engine, and its description."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from vllm import envs
@@ -14,7 +14,7 @@ from vllm.v1.core.kv_cache_utils import (
     get_max_concurrency_for_kv_cache_config,
     resolve_kv_cache_block_sizes,
 )
-from vllm.v1.core.retention import CacheGeometry, member_spec, parse_retention
+from vllm.v1.core.retention import CacheGeometry, parse_retention
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.core.unit_kv_cache_manager import check_room_for_one
 from vllm.v1.engine.wire import GroupInfo, KVCacheInfo
@@ -23,9 +23,11 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
+    LatentRowsSpec,
     MLAAttentionSpec,
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
+    member_spec,
 )
 
 
@@ -88,10 +90,10 @@ def plan_kv_cache(
         configs = [
             replace(
                 config,
-                kv_cache_groups=_mark_drafter(config.kv_cache_groups, vllm_config),
+                kv_cache_groups=_mark_drafter(config.kv_cache_groups, own, vllm_config),
                 hit_unit=unit,
             )
-            for config in configs
+            for config, own in zip(configs, specs, strict=True)
         ]
         return KVCachePlan(configs, generate_scheduler_kv_cache_config(configs), unit, unit)
     scheduler_config = generate_scheduler_kv_cache_config(configs)
@@ -100,14 +102,21 @@ def plan_kv_cache(
 
 
 def _mark_drafter(
-    groups: list[KVCacheGroupSpec], vllm_config: VllmConfig
+    groups: list[KVCacheGroupSpec], specs: Mapping[str, KVCacheSpec], vllm_config: VllmConfig
 ) -> list[KVCacheGroupSpec]:
-    """Return the groups, that of the running MTP block flagged."""
+    """Return the groups, that of the running drafter flagged.
+
+    Args:
+        groups: Of the model.
+        specs: Of each cache by name: a group's own spec says no roles.
+        vllm_config: Says whether a drafter with rows of its own runs.
+    """
     speculative = vllm_config.speculative_config
     if speculative is None or not speculative.use_eagle():
         return groups
+    drafters = {n for n, s in specs.items() if isinstance(s, LatentRowsSpec) and s.is_drafter}
     return [
-        replace(group, is_eagle_group=any(name.startswith("mtp.") for name in group.layer_names))
+        replace(group, is_eagle_group=not drafters.isdisjoint(group.layer_names))
         for group in groups
     ]
 

@@ -19,7 +19,6 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheSpec,
     KVCacheTensor,
-    UniformTypeKVCacheSpecs,
 )
 
 _ALIGNMENT_BYTES = 64
@@ -99,11 +98,7 @@ def collect_layer_specs(config: KVCacheConfig) -> dict[str, KVCacheSpec]:
     """Return each layer's own spec, groups of unequal layers unpacked."""
     specs: dict[str, KVCacheSpec] = {}
     for group in config.kv_cache_groups:
-        spec = group.kv_cache_spec
-        if isinstance(spec, UniformTypeKVCacheSpecs):
-            specs.update({name: spec.kv_cache_specs[name] for name in group.layer_names})
-        else:
-            specs.update(dict.fromkeys(group.layer_names, spec))
+        specs.update(group.layer_specs())
     return specs
 
 

@@ -27,6 +27,8 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
     UniformTypeKVCacheSpecs,
+    layer_specs,
+    member_spec,
 )
 from vllm.v1.kv_cache_specs.records import check_registered
 
@@ -59,10 +61,7 @@ def _project_kv_cache_groups_to_worker(
         spec = group.kv_cache_spec
         # A worker without a layer of the group still needs a spec to speak of its block size.
         if names and isinstance(spec, UniformTypeKVCacheSpecs):
-            spec = UniformTypeKVCacheSpecs(
-                block_size=spec.block_size,
-                kv_cache_specs={name: spec.kv_cache_specs[name] for name in names},
-            )
+            spec = UniformTypeKVCacheSpecs(spec.block_size, layer_specs(spec, names))
         projected.append(KVCacheGroupSpec(names, spec, bool(names) and group.is_eagle_group))
     return projected
 
@@ -224,8 +223,7 @@ def generate_scheduler_kv_cache_config(kv_cache_configs: list[KVCacheConfig]) ->
     )
     config = copy.deepcopy(kv_cache_configs[0])
     for group in config.kv_cache_groups:
-        if isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs):
-            group.kv_cache_spec = next(iter(group.kv_cache_spec.kv_cache_specs.values()))
+        group.kv_cache_spec = member_spec(group.kv_cache_spec)
     return config
 
 

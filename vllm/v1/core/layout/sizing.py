@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
+from vllm.utils.math_utils import cdiv
 from vllm.v1.core.layout.grouping import holds_window_mla
 from vllm.v1.core.layout.packing import build_packed_tensors, packed_block_stride
 from vllm.v1.core.retention import CacheGeometry, max_request_blocks
@@ -24,10 +25,6 @@ from vllm.v1.kv_cache_interface import (
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 # -------------------------------------------------------------------- layout of one worker's memory
@@ -115,7 +112,7 @@ def _blocks_per_request(vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSp
                 geometry, vllm_config.model_config.max_model_len, vllm_config.num_speculative_tokens
             )
     return sum(
-        _cdiv(
+        cdiv(
             group.kv_cache_spec.max_memory_usage_bytes(vllm_config),
             group.kv_cache_spec.page_size_bytes,
         )
