@@ -73,13 +73,11 @@ class OutputProcessor:
             What to send to the core: one request per answer, with ids of its own.
         """
         params = request.sampling_params
-        parent = ParentRequest(params.n, params.output_kind)
+        parent = ParentRequest(request, prompt)
         children = []
         for index in range(params.n):
             child = _make_child(request, index, self._next_id(request.request_id))
-            state = AnswerState(
-                child, request.request_id, prompt, parent, index, sink, self._tokenizer
-            )
+            state = AnswerState(child, parent, index, sink, self._tokenizer)
             self._states[child.request_id] = state
             self._internal_ids.setdefault(request.request_id, []).append(child.request_id)
             children.append(child)
@@ -164,7 +162,7 @@ class OutputProcessor:
             return []
         siblings = [
             sibling
-            for sibling_id in self._internal_ids[state.external_id]
+            for sibling_id in self._internal_ids[state.parent.external_id]
             if (sibling := self._states[sibling_id]).parent is state.parent
         ]
         for sibling in siblings:
@@ -185,10 +183,10 @@ class OutputProcessor:
 
     def _forget(self, state: AnswerState) -> None:
         del self._states[state.request_id]
-        ids = self._internal_ids[state.external_id]
+        ids = self._internal_ids[state.parent.external_id]
         ids.remove(state.request_id)
         if not ids:
-            del self._internal_ids[state.external_id]
+            del self._internal_ids[state.parent.external_id]
 
     def _count(
         self,

@@ -1,1 +1,1 @@
-"""Sched."""
+"""Which requests run in a step, and what became of them."""
