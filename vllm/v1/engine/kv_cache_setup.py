@@ -240,11 +240,10 @@ def _describe_retention(vllm_config: VllmConfig, config: KVCacheConfig) -> tuple
         ends = "window state where prompts and answers end and where prompts part"
         grid = f", and every {policy.interval} tokens" if policy.interval else ""
         return f"{ends}{grid} (policy {policy.name})", policy.name
-    interval = vllm_config.cache_config.prefix_cache_retention_interval
-    if interval is None:
-        interval = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
-    if interval is None:
-        return "window state at every scheduler block", "none"
-    if interval == 0:
-        return "window state at replay boundaries only", "0"
-    return f"window state every {interval} tokens", str(interval)
+    interval = envs.retention_or_default(vllm_config.cache_config.prefix_cache_retention_interval)
+    written = "none" if interval is None else str(interval)
+    if written == "none":
+        return "window state at every scheduler block", written
+    if written in ("0", "auto"):
+        return "window state at replay boundaries only", written
+    return f"window state every {written} tokens", written
