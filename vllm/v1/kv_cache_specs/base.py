@@ -112,3 +112,25 @@ class AttentionSpec(KVCacheSpec):
     def page_size_bytes(self) -> int:
         """Bytes of one block: the padded size if one is given."""
         return padded_page_bytes(self.real_page_size_bytes, self.page_size_padded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyValueSpec(AttentionSpec):
+    """Keys and values that may differ in width.
+
+    Attributes:
+        head_size_v: Values per value head; ``head_size`` if not given.
+    """
+
+    head_size_v: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.head_size_v is None:
+            object.__setattr__(self, "head_size_v", self.head_size)
+
+    @property
+    def real_page_size_bytes(self) -> int:
+        """Bytes a block really fills."""
+        assert self.head_size_v is not None
+        width = self.num_kv_heads * (self.head_size + self.head_size_v)
+        return self.block_size * width * self.dtype.itemsize

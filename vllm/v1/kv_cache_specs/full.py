@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Self
 
 from vllm.utils.math_utils import cdiv
-from vllm.v1.kv_cache_specs.base import AttentionSpec, KVCacheSpec
+from vllm.v1.kv_cache_specs.base import KeyValueSpec, KVCacheSpec
 from vllm.v1.kv_cache_specs.latent import LatentRowsSpec
 
 if TYPE_CHECKING:
@@ -35,30 +35,17 @@ def _merge_optional(values: set[int | None], what: str) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullAttentionSpec(AttentionSpec):
+class FullAttentionSpec(KeyValueSpec):
     """Attention over every token.
 
     Attributes:
-        head_size_v: Values per value head; ``head_size`` if not given.
         sliding_window: The window of a layer that is stored as full attention although it has
             one (the hybrid manager is off); the block table then keeps every token.
         attention_chunk_size: Likewise for chunked local attention.
     """
 
-    head_size_v: int | None = None
     sliding_window: int | None = None
     attention_chunk_size: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.head_size_v is None:
-            object.__setattr__(self, "head_size_v", self.head_size)
-
-    @property
-    def real_page_size_bytes(self) -> int:
-        """Bytes a block really fills: keys and values may differ in width."""
-        assert self.head_size_v is not None
-        width = self.num_kv_heads * (self.head_size + self.head_size_v)
-        return self.block_size * width * self.dtype.itemsize
 
     def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
         """Return the bytes of the longest request; context parallel ranks share its tokens."""

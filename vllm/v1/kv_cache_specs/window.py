@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm.utils.math_utils import cdiv
-from vllm.v1.kv_cache_specs.base import AttentionSpec, KVCacheSpec
+from vllm.v1.kv_cache_specs.base import AttentionSpec, KeyValueSpec, KVCacheSpec
 from vllm.v1.kv_cache_specs.latent import LatentRowsSpec
 
 if TYPE_CHECKING:
@@ -14,22 +14,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlidingWindowSpec(AttentionSpec):
+class SlidingWindowSpec(KeyValueSpec):
     """Attention over the last ``sliding_window`` tokens, the current one included."""
 
     sliding_window: int
-    head_size_v: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.head_size_v is None:
-            object.__setattr__(self, "head_size_v", self.head_size)
-
-    @property
-    def real_page_size_bytes(self) -> int:
-        """Bytes a block really fills: keys and values may differ in width."""
-        assert self.head_size_v is not None
-        width = self.num_kv_heads * (self.head_size + self.head_size_v)
-        return self.block_size * width * self.dtype.itemsize
 
     def max_admission_blocks_per_request(
         self, max_num_batched_tokens: int, max_model_len: int

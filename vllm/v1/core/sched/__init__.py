@@ -1,1 +1,1 @@
-"""Which requests run in a step, and what became of them."""
+"""Sched."""
