@@ -88,8 +88,8 @@ class AscendPlatform(Platform):
         """Give Ascend's compressed caches their manager."""
         from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: PLC0415  (start-up)
         from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry  # noqa: PLC0415  (start-up)
-        from vllm_ascend.core.kv_cache_interface import CompressAttentionSpec  # noqa: PLC0415
         from vllm_ascend.core.managers import CompressAttentionManager  # noqa: PLC0415
+        from vllm_ascend.core.specs import CompressAttentionSpec  # noqa: PLC0415
 
         KVCacheSpecRegistry.register(
             CompressAttentionSpec, CompressAttentionManager, FullAttentionSpec

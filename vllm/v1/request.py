@@ -9,7 +9,7 @@ from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import UserInputError
-from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
+from vllm.v1.messages import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
 from vllm.v1.structured_output.request import StructuredOutputRequest
 from vllm.v1.utils import ConstantList
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.free_block_queue import BlockHash
-    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.messages import EngineCoreRequest
 
 
 class RequestStatus(IntEnum):

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from vllm.v1.core.policy.geometry import member_spec
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.kv_cache_interface import KVCacheSpec, member_spec
 
 
 class CompressAttentionManager(FullAttentionManager):

@@ -24,8 +24,8 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.core.policy.retention import AUTO, RetentionPolicy
 from vllm.v1.core.policy.scan_guard import ENTER_AFTER
 from vllm.v1.core.sched.output import WindowTable
-from vllm.v1.engine.messages import PrefillStats
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.messages import PrefillStats
 from vllm.v1.request import Request
 
 init_none_hash(sha256)

@@ -10,7 +10,7 @@ from vllm.v1.core.cache_step import Lookup, StepPlan, StepRequest, StepWork
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 if TYPE_CHECKING:
-    from vllm.v1.engine.messages import PrefillStats
+    from vllm.v1.messages import PrefillStats
     from vllm.v1.request import Request
 
 

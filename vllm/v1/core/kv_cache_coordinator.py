@@ -41,7 +41,7 @@ from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.lookup import find_prefix
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.prefix.publication import Publisher
-from vllm.v1.core.prefix.records import BYPASSED, EVICTED, WINDOW_EVICTED, explain_misses
+from vllm.v1.core.prefix.records import explain_misses
 from vllm.v1.core.prefix.waiting import DonorWaits
 from vllm.v1.core.request_cache import Pending, RequestCache
 from vllm.v1.core.sched.output import WindowTable
@@ -53,8 +53,8 @@ from vllm.v1.core.whole_block_coordinator import (
     KVCacheCoordinatorNoPrefixCache,
     UnitaryKVCacheCoordinator,
 )
-from vllm.v1.engine.messages import PrefillStats
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.messages import BYPASSED, EVICTED, WINDOW_EVICTED, PrefillStats
 
 if TYPE_CHECKING:
     from vllm.v1.core.coordinator_interface import Coordinator

@@ -15,13 +15,12 @@ from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_coordinator import make_coordinator
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.prefix.drafter_rows import StaleRow
-from vllm.v1.core.prefix.records import BYPASSED
-from vllm.v1.engine.messages import PrefillStats
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
 )
+from vllm.v1.messages import BYPASSED, PrefillStats
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request
 

@@ -18,7 +18,7 @@ from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, Step
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.policy.masks import pinned_prefix_capacity, resolve_retention_interval
-from vllm.v1.core.policy.retention import pinned_share, wanted_interval
+from vllm.v1.core.policy.retention import pinned_share
 from vllm.v1.core.prefix.records import whole_block_prefill_stats
 from vllm.v1.core.prefix.whole_block_lookup import HybridLookup
 from vllm.v1.core.single_type_kv_cache_manager import (
@@ -28,7 +28,7 @@ from vllm.v1.core.single_type_kv_cache_manager import (
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 if TYPE_CHECKING:
-    from vllm.v1.engine.messages import PrefillStats
+    from vllm.v1.messages import PrefillStats
     from vllm.v1.request import Request
 
 logger = init_logger(__name__)
@@ -55,7 +55,7 @@ class KVCacheCoordinator(ABC):
         self.hash_block_size = settings.hash_block_size
         groups = self.kv_cache_config.kv_cache_groups
         self.retention_interval = resolve_retention_interval(
-            wanted_interval(self.kv_cache_config),
+            envs.retention_or_default(self.kv_cache_config.prefix_cache_retention_interval),
             has_window_groups=any(isinstance(g.kv_cache_spec, SlidingWindowSpec) for g in groups),
             scheduler_block_size=settings.scheduler_block_size,
         )

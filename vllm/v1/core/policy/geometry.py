@@ -24,7 +24,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
-    UniformTypeKVCacheSpecs,
+    member_spec,
 )
 
 # Prompts are stored, chunked and rewritten in pieces of about this size.
@@ -79,13 +79,6 @@ class GroupGeometry:
     def rows_below(self, position: int) -> range:
         """Return the block indices that a request needs to go on at ``position``."""
         return self.block_range(self.first_needed(position), position)
-
-
-def member_spec(spec: KVCacheSpec) -> KVCacheSpec:
-    """Return the spec that stands for a group: of unequal page sizes, any member."""
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        return next(iter(spec.kv_cache_specs.values()))
-    return spec
 
 
 def group_geometry(group_id: int, spec: KVCacheSpec, unit: int) -> GroupGeometry:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from vllm import envs
-from vllm.exceptions import ConfigError
+from vllm.config.retention import read_interval
 from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -50,19 +50,6 @@ AUTO = RetentionPolicy()
 _EQUAL_AGES = RetentionPolicy(supersedes=False, keeps_coarse=False, resists_scans=False)
 
 
-def wanted_interval(kv_cache_config: KVCacheConfig) -> int | str | None:
-    """Return the retention interval an operator wrote: the config's, else the environment's.
-
-    Read when a cache is built, not at import: the variable may be set after the module was loaded.
-    """
-    wanted = kv_cache_config.prefix_cache_retention_interval
-    if wanted is None and envs.is_set("VLLM_PREFIX_CACHE_RETENTION_INTERVAL"):
-        # The variable's "none" reads as None, which is not the same as leaving it out.
-        wanted = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
-        return "none" if wanted is None else wanted
-    return wanted
-
-
 def parse_retention(value: str | int | None, geometry: CacheGeometry) -> RetentionPolicy:
     """Turn what an operator wrote into a policy.
 
@@ -74,24 +61,13 @@ def parse_retention(value: str | int | None, geometry: CacheGeometry) -> Retenti
     Raises:
         ConfigError: The value is none of those, or N does not fit the blocks.
     """
-    text = "auto" if value is None else str(value).strip().lower()
-    if text == "auto":
+    interval = read_interval(value, max(geometry.unit, geometry.lean))
+    if isinstance(interval, int):
+        return replace(_EQUAL_AGES, name=str(interval), interval=interval)
+    if interval == "auto":
         return AUTO
-    if text == "none":
-        sizes = (group.block_size for group in geometry.groups)
-        interval = lcm(geometry.unit, *sizes)
-        return replace(_EQUAL_AGES, name="none", interval=interval)
-    step = max(geometry.unit, geometry.lean)
-    try:
-        interval = int(text)
-    except ValueError:
-        interval = -1
-    if interval < 0 or interval % step:
-        raise ConfigError(
-            f"prefix cache retention interval {value!r} is not valid here: use auto, none, 0, or a "
-            f"positive multiple of {step} tokens."
-        )
-    return replace(_EQUAL_AGES, name=text, interval=interval)
+    every_end = lcm(geometry.unit, *(group.block_size for group in geometry.groups))
+    return replace(_EQUAL_AGES, name="none", interval=every_end)
 
 
 def pinned_share(kv_cache_config: KVCacheConfig) -> float:
@@ -108,7 +84,9 @@ def resolve_policy(
     Raises:
         ConfigError: It does not fit the model.
     """
-    policy = parse_retention(wanted_interval(kv_cache_config), geometry)
+    policy = parse_retention(
+        envs.retention_or_default(kv_cache_config.prefix_cache_retention_interval), geometry
+    )
     if enable_caching and envs.VLLM_PIN_SWA_TOKENS:
         policy = replace(
             policy,

@@ -6,24 +6,15 @@ from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.prefix.lookup import PrefixHit
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
-from vllm.v1.engine.messages import PrefillStats
-
-# Reasons of a miss, as they appear in metrics and in usage records.
-FIRST_SEEN = "first_seen"
-EVICTED = "evicted"
-WINDOW_NOT_RETAINED = "window_not_retained"
-WINDOW_EVICTED = "window_evicted"
-ABOVE_LAST_BOUNDARY = "above_last_boundary"
-DRAFTER = "drafter"
-BYPASSED = "bypassed"
-MISS_REASONS = (
-    FIRST_SEEN,
-    EVICTED,
-    WINDOW_NOT_RETAINED,
-    WINDOW_EVICTED,
+from vllm.v1.messages import (
     ABOVE_LAST_BOUNDARY,
-    DRAFTER,
     BYPASSED,
+    DRAFTER,
+    EVICTED,
+    FIRST_SEEN,
+    WINDOW_EVICTED,
+    WINDOW_NOT_RETAINED,
+    PrefillStats,
 )
 
 

@@ -13,7 +13,7 @@ from vllm.v1.core.sched.request_queue import (
     create_request_queue,
 )
 from vllm.v1.core.sched.running_pass import fit_chunk
-from vllm.v1.engine import EngineCoreEventType
+from vllm.v1.messages import EngineCoreEventType
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:

@@ -42,14 +42,14 @@ from vllm.v1.core.sched.running_pass import RunningPass
 from vllm.v1.core.sched.step_plan import StepPlan
 from vllm.v1.core.sched.update_pass import UpdatePass, make_output
 from vllm.v1.core.sched.utils import check_stop
-from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.messages import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats
 from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.engine import PrefillStats
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.messages import PrefillStats
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.structured_output import StructuredOutputManager
 

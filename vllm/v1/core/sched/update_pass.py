@@ -14,14 +14,14 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.encoder_inputs import free_passed_encoder_inputs
 from vllm.v1.core.sched.kv_transfer_updates import apply_failed_loads, apply_finished_transfers
 from vllm.v1.core.sched.logprob_rows import prompt_rows, slice_logprobs
-from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.metrics.stats import SpecDecodingStats
 from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.engine import LogprobsRows
+    from vllm.v1.messages import LogprobsRows
     from vllm.v1.outputs import ModelRunnerOutput
 
 logger = init_logger(__name__)

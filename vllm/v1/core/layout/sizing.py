@@ -1,6 +1,6 @@
 """How much KV-cache memory blocks and requests take, and how many of them fit.
 
-Three layouts exist, chosen by the groups: a packed pool (see hybrid_layout), tensors of their own
+Three layouts exist, chosen by the groups: a packed pool (see packing), tensors of their own
 size for a lone group of unequal layers, and else equal tensors that all groups share.
 """
 
@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
-from vllm.v1.core.hybrid_layout import build_packed_tensors, packed_block_stride
-from vllm.v1.core.kv_cache_grouping import holds_window_mla
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.layout.grouping import holds_window_mla
+from vllm.v1.core.layout.packing import build_packed_tensors, packed_block_stride
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.kv_cache_interface import (
@@ -25,10 +26,6 @@ from vllm.v1.kv_cache_interface import (
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 # -------------------------------------------------------------------- layout of one worker's memory
@@ -116,7 +113,7 @@ def _blocks_per_request(vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSp
                 geometry, vllm_config.model_config.max_model_len, vllm_config.num_speculative_tokens
             )
     return sum(
-        _cdiv(
+        cdiv(
             group.kv_cache_spec.max_memory_usage_bytes(vllm_config),
             group.kv_cache_spec.page_size_bytes,
         )

@@ -1,4 +1,4 @@
-"""The frozen structs that cross between the front end and the engine core (ZMQ + msgpack)."""
+"""The structs that cross between the front end and the engine core (ZMQ + msgpack)."""
 
 import time
 from enum import IntEnum
@@ -8,6 +8,24 @@ import msgspec
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.metrics.stats import SchedulerStats
+
+# Reasons of a miss, as they appear in metrics and in usage records.
+FIRST_SEEN = "first_seen"
+EVICTED = "evicted"
+WINDOW_NOT_RETAINED = "window_not_retained"
+WINDOW_EVICTED = "window_evicted"
+ABOVE_LAST_BOUNDARY = "above_last_boundary"
+DRAFTER = "drafter"
+BYPASSED = "bypassed"
+MISS_REASONS = (
+    FIRST_SEEN,
+    EVICTED,
+    WINDOW_NOT_RETAINED,
+    WINDOW_EVICTED,
+    ABOVE_LAST_BOUNDARY,
+    DRAFTER,
+    BYPASSED,
+)
 
 
 class FinishReason(IntEnum):

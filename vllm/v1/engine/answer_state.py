@@ -7,26 +7,24 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.detokenizer import Detokenizer, make_text_stream
 from vllm.v1.engine.logprobs import LogprobsCollector
-from vllm.v1.engine.messages import (
+from vllm.v1.engine.output_queue import OutputSink
+from vllm.v1.engine.parallel_sampling import ParentRequest
+from vllm.v1.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
     PrefillStats,
 )
-from vllm.v1.engine.output_queue import OutputSink
-from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.metrics.iteration_stats import RequestStateStats
 
 
-class RequestState:
+class AnswerState:
     """One child request: its tokens, its text, its end.
 
     Owns: the detokenizer, the log probabilities, the tokens and the times of one answer.
 
     Args:
         request: As sent to the core.
-        external_id: The id the caller gave.
-        prompt: The prompt's text, if known.
         parent: Shared by the ``n`` answers of a request.
         index: Which of them this is.
         sink: Where outputs go; None: to the caller of the step.
@@ -36,8 +34,6 @@ class RequestState:
     def __init__(
         self,
         request: EngineCoreRequest,
-        external_id: str,
-        prompt: str | None,
         parent: ParentRequest,
         index: int,
         sink: OutputSink | None,
@@ -45,8 +41,6 @@ class RequestState:
     ) -> None:
         params = request.sampling_params
         self.request = request
-        self.external_id = external_id
-        self.prompt = prompt
         self.parent = parent
         self.index = index
         self.sink = sink
@@ -151,8 +145,8 @@ class RequestState:
             return None
         prefill = self.parent.prefill_stats
         return RequestOutput(
-            request_id=self.external_id,
-            prompt=self.prompt,
+            request_id=self.parent.external_id,
+            prompt=self.parent.prompt,
             prompt_token_ids=self.request.prompt_token_ids,
             prompt_logprobs=self._take_prompt_logprobs(),
             outputs=answers,

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from vllm.entrypoints.openai.api_server import bind_socket, url_of
+from vllm.entrypoints.openai.listener import bind_socket, url_of
 from vllm.exceptions import ConfigError
 
 

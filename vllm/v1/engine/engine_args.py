@@ -1,4 +1,4 @@
-"""Flags of the engine, and the one place where they become a resolved ``VllmConfig``.
+"""What a user says about an engine, and the one place where it becomes a resolved ``VllmConfig``.
 
 Everything wrong is told here, before weights load and without torch.
 """
@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm import envs
-from vllm.config.cache import CACHE_DTYPES, HASH_ALGOS, CacheConfig
+from vllm.config.cache import CacheConfig
 from vllm.config.kv_events import KVEventsConfig
-from vllm.config.load import LOAD_FORMATS, LoadConfig
-from vllm.config.model import DTYPES, ModelConfig
+from vllm.config.load import LoadConfig
+from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import ParallelConfig
-from vllm.config.scheduler import POLICIES, SchedulerConfig
+from vllm.config.retention import read_interval
+from vllm.config.scheduler import SchedulerConfig
 from vllm.config.speculative import SpeculativeConfig
 from vllm.config.vllm import VllmConfig
 from vllm.exceptions import ConfigError
@@ -28,13 +29,10 @@ from vllm.model_executor.model_loader.resolve import (
 )
 from vllm.model_executor.models.registry import resolve_model
 from vllm.platforms.resolve import find_plugin_platform
-from vllm.utils.argparse_utils import human_int, human_int_or_auto, json_object
+from vllm.v1.engine.engine_flags import TOKENIZER_MODES, add_engine_flags
 
 logger = init_logger(__name__)
 
-TOKENIZER_MODES = ("auto", "deepseek_v4")
-# The unit of prefix hits; the table of block sizes per cache is built on these three.
-DEEPSEEK_V4_BLOCK_SIZES = (32, 64, 128)
 _DEFAULT_BLOCK_SIZE = 16
 _DEFAULT_MAX_NUM_SEQS = 128
 
@@ -99,9 +97,7 @@ class EngineArgs:
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> None:
         """Add the engine's flags."""
-        _add_model_args(parser.add_argument_group("model"))
-        _add_cache_args(parser.add_argument_group("KV cache"))
-        _add_scheduler_args(parser.add_argument_group("scheduling"))
+        add_engine_flags(parser)
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":
@@ -179,12 +175,7 @@ class EngineArgs:
 
     def _make_cache_config(self, model_config: ModelConfig) -> CacheConfig:
         block_size = _resolve_block_size(self.block_size, model_config)
-        retention = self.prefix_cache_retention_interval
-        name = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
-        if retention is None and envs.is_set(name):
-            # The variable's "none" reads as None, which is not the same as leaving it out.
-            retention = getattr(envs, name)
-            retention = "none" if retention is None else retention
+        retention = envs.retention_or_default(self.prefix_cache_retention_interval)
         _check_retention(retention, block_size, model_config)
         if self.prefix_cache_pinned_share is not None and not envs.VLLM_PIN_SWA_TOKENS:
             raise ConfigError(
@@ -259,35 +250,35 @@ AsyncEngineArgs = EngineArgs
 
 
 def _resolve_block_size(block_size: int | None, model_config: ModelConfig) -> int:
-    if model_config.hf_config.get("model_type") != "deepseek_v4":
+    if not model_config.hits_at_units:
         return _DEFAULT_BLOCK_SIZE if block_size is None else block_size
+    allowed = resolve_model(model_config.architectures).load_block_sizes()
     if block_size is None:
         platform = find_plugin_platform()
         own = platform.default_block_size(model_config.hf_config) if platform else None
-        return own or DEEPSEEK_V4_BLOCK_SIZES[0]
-    if block_size not in DEEPSEEK_V4_BLOCK_SIZES:
-        allowed = ", ".join(map(str, DEEPSEEK_V4_BLOCK_SIZES))
+        return own or allowed[0]
+    if block_size not in allowed:
         raise ConfigError(
-            f"block_size={block_size} is not supported for DeepSeek-V4: use one of {allowed}."
+            f"block_size={block_size} is not supported for DeepSeek-V4: use one of "
+            f"{', '.join(map(str, allowed))}."
         )
     return block_size
 
 
 def _parse_model(model_config: ModelConfig) -> Any:
     """Return config.json as the model's own module reads it, in either spelling."""
-    raw = model_config.hf_config
-    return resolve_model(list(raw.get("architectures") or ())).parse_config(raw)
+    return resolve_model(model_config.architectures).parse_config(model_config.hf_config)
 
 
 def _check_mtp(model_config: ModelConfig) -> None:
     """Refuse method "mtp" where config.json promises no MTP block, before weights load."""
     parsed = _parse_model(model_config)
-    if getattr(parsed, "has_dspark_drafter", False):
+    if parsed.has_dspark_drafter:
         raise ConfigError(
             "speculative-config method 'mtp' does not fit this checkpoint: its mtp.* tensors are "
             "a DSpark drafter, which is not supported; use method 'ngram'."
         )
-    if not getattr(parsed, "num_nextn_predict_layers", 0):
+    if not parsed.num_nextn_predict_layers:
         raise ConfigError(
             "speculative-config method 'mtp' needs an MTP block, but config.json says "
             "num_nextn_predict_layers=0; use method 'ngram'."
@@ -298,128 +289,11 @@ def _check_retention(
     retention: str | int | None, block_size: int, model_config: ModelConfig
 ) -> None:
     """Refuse a retention interval that the model's cache cannot follow, before weights load."""
-    if retention is None or str(retention).lower() in ("auto", "none", "0"):
+    if not model_config.hits_at_units:
+        if retention is not None and str(retention).lower() not in ("auto", "none", "0"):
+            raise ConfigError(
+                f"prefix_cache_retention_interval={retention!r} needs a model with sliding-window "
+                "layers: use auto, none or 0, or leave it out."
+            )
         return
-    if model_config.hf_config.get("model_type") != "deepseek_v4":
-        raise ConfigError(
-            f"prefix_cache_retention_interval={retention!r} needs a model with sliding-window "
-            "layers: use auto, none or 0, or leave it out."
-        )
-    step = max(block_size, *(layer.ratio for layer in _parse_model(model_config).layers))
-    if not str(retention).isdigit() or int(retention) % step:
-        raise ConfigError(
-            f"prefix_cache_retention_interval={retention!r} is not valid here: use auto, none, 0, "
-            f"or a positive multiple of {step} tokens."
-        )
-
-
-def _add_model_args(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--served-model-name",
-        nargs="+",
-        help="Names that clients may use; the first stands in responses. Default: the model.",
-    )
-    group.add_argument("--tokenizer", help="Folder or hub id of the tokenizer, if not the model's.")
-    group.add_argument("--tokenizer-mode", choices=TOKENIZER_MODES, default="auto")
-    group.add_argument(
-        "--dtype", choices=DTYPES, default="auto", help="auto: float32 on a CPU, else the model's."
-    )
-    group.add_argument("--load-format", choices=LOAD_FORMATS, default="auto")
-    group.add_argument("--seed", type=human_int, default=0)
-    group.add_argument(
-        "--max-model-len",
-        type=human_int_or_auto,
-        help="Longest prompt + answer in tokens (1k, 2M); -1 or auto: what fits in memory. "
-        "Default: the model's context.",
-    )
-    group.add_argument(
-        "--max-logprobs", type=human_int, default=20, help="Most a request may ask for; -1: all."
-    )
-    group.add_argument(
-        "--enforce-eager",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="Never capture graphs; so far only an Ascend NPU can (docs/ascend.md).",
-    )
-
-
-def _add_cache_args(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--block-size",
-        type=human_int,
-        help="Tokens of a KV block: for DeepSeek-V4 32 (default), 64 or 128.",
-    )
-    group.add_argument(
-        "--kv-cache-dtype",
-        choices=CACHE_DTYPES,
-        default="auto",
-        help="Type of cached rows; auto: the model's. fp8: an Ascend A5's own pages.",
-    )
-    group.add_argument(
-        "--gpu-memory-utilization",
-        type=float,
-        default=0.92,
-        help="Share of the device's memory to use (GPU; on a CPU see --kv-cache-memory-bytes).",
-    )
-    group.add_argument(
-        "--kv-cache-memory-bytes", type=human_int, help="Exact size of the KV pool (2G)."
-    )
-    group.add_argument("--num-gpu-blocks-override", type=human_int, help="Exact number of blocks.")
-    group.add_argument(
-        "--enable-prefix-caching",
-        action=argparse.BooleanOptionalAction,
-        help="Reuse the KV cache of equal prefixes. Default: on.",
-    )
-    group.add_argument("--prefix-caching-hash-algo", choices=HASH_ALGOS, default="sha256")
-    group.add_argument(
-        "--prefix-cache-retention-interval",
-        metavar="{auto,none,0,N}",
-        help="Which window state is kept for later requests: auto (default), 0 where prompts and "
-        "answers end and part, N also every N tokens, none every common multiple of all blocks.",
-    )
-    group.add_argument(
-        "--prefix-cache-pinned-share",
-        type=float,
-        metavar="SHARE",
-        help="Share of the KV pool that windows pinned under VLLM_PIN_SWA_TOKENS=1 may hold, 0 to "
-        "1; default: VLLM_PIN_MAX_SHARE (0.25).",
-    )
-    group.add_argument(
-        "--kv-events-config",
-        type=json_object,
-        metavar="JSON",
-        help="Publish what enters and leaves the prefix cache: "
-        '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}.',
-    )
-
-
-def _add_scheduler_args(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--max-num-seqs", type=human_int, help="Requests running at a time.")
-    group.add_argument(
-        "--max-num-batched-tokens", type=human_int, help="Tokens of one step over all requests."
-    )
-    group.add_argument(
-        "--enable-chunked-prefill",
-        action=argparse.BooleanOptionalAction,
-        help="Compute long prompts in several steps. Default: on.",
-    )
-    group.add_argument("--scheduling-policy", choices=POLICIES, default="fcfs")
-    group.add_argument(
-        "--max-num-queued-reqs",
-        type=human_int,
-        help="Waiting requests before new ones get 503. Default: no limit.",
-    )
-    group.add_argument(
-        "--speculative-config",
-        "-sc",
-        type=json_object,
-        metavar="JSON",
-        help='Draft tokens: {"method": "mtp", "num_speculative_tokens": 1 to 4}, or "ngram" with '
-        "prompt_lookup_max and prompt_lookup_min.",
-    )
-    group.add_argument(
-        "--disable-log-stats",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="Do not log throughput and cache use.",
-    )
+    read_interval(retention, max(block_size, *(r.ratio for r in _parse_model(model_config).layers)))

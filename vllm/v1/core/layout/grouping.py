@@ -1,7 +1,7 @@
 """From layers to KV cache groups: which layers share one block table.
 
 A block id addresses the same page in every group's tensors, so all groups of a model need equal
-page sizes (models with compressed and sliding-window latents apart, see hybrid_layout). Groups of
+page sizes (models with compressed and sliding-window latents apart, see packing). Groups of
 equal size waste nothing; the rules below trade a little padding for few groups.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
-from vllm.v1.core.hybrid_layout import group_hybrid_mla_specs
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.layout.packing import group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -26,6 +27,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowMLASpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
+    member_specs,
 )
 
 if TYPE_CHECKING:
@@ -52,42 +54,16 @@ def is_kv_cache_spec_uniform(kv_cache_spec: dict[str, KVCacheSpec]) -> bool:
 def _as_full_attention(spec: KVCacheSpec) -> KVCacheSpec:
     """Return a window or chunk layer as one that keeps every token; others as they are."""
     if isinstance(spec, SlidingWindowMLASpec):
-        return MLAAttentionSpec(
-            block_size=spec.block_size,
-            num_kv_heads=spec.num_kv_heads,
-            head_size=spec.head_size,
-            head_size_v=spec.head_size_v,
-            dtype=spec.dtype,
-            kv_quant_mode=spec.kv_quant_mode,
-            page_size_padded=spec.page_size_padded,
-            sliding_window=spec.sliding_window,
-            cache_dtype_str=spec.cache_dtype_str,
-            alignment=spec.alignment,
-            compress_ratio=spec.compress_ratio,
-            model_version=spec.model_version,
-        )
-    if isinstance(spec, SlidingWindowSpec):
-        return FullAttentionSpec(
-            block_size=spec.block_size,
-            num_kv_heads=spec.num_kv_heads,
-            head_size=spec.head_size,
-            head_size_v=spec.head_size_v,
-            dtype=spec.dtype,
-            kv_quant_mode=spec.kv_quant_mode,
-            page_size_padded=spec.page_size_padded,
-            sliding_window=spec.sliding_window,
-        )
-    if isinstance(spec, ChunkedLocalAttentionSpec):
-        return FullAttentionSpec(
-            block_size=spec.block_size,
-            num_kv_heads=spec.num_kv_heads,
-            head_size=spec.head_size,
-            dtype=spec.dtype,
-            kv_quant_mode=spec.kv_quant_mode,
-            page_size_padded=spec.page_size_padded,
-            attention_chunk_size=spec.attention_chunk_size,
-        )
+        return _with_fields_of(spec, MLAAttentionSpec)
+    if isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec):
+        return _with_fields_of(spec, FullAttentionSpec)
     return spec
+
+
+def _with_fields_of(spec: KVCacheSpec, spec_class: type[FullAttentionSpec]) -> FullAttentionSpec:
+    """Build a spec of another class from the fields that both have."""
+    names = {field.name for field in fields(spec)} & {field.name for field in fields(spec_class)}
+    return spec_class(**{name: getattr(spec, name) for name in names})
 
 
 def _is_one_type(kv_cache_spec: dict[str, KVCacheSpec]) -> bool:
@@ -175,7 +151,7 @@ def _split_into_groups(kv_cache_spec: dict[str, KVCacheSpec]) -> list[list[str]]
         group_size = max(sizes)
     groups: list[list[str]] = []
     for spec, names in buckets.items():
-        num_groups = -(-len(names) // group_size)
+        num_groups = cdiv(len(names), group_size)
         padding = num_groups * group_size - len(names)
         if padding:
             logger.warning(
@@ -203,9 +179,7 @@ def _merged_groups(
 
 def holds_window_mla(spec: KVCacheSpec) -> bool:
     """Whether a spec (or a member of a uniform one) is a sliding window over latent rows."""
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        return any(isinstance(s, SlidingWindowMLASpec) for s in spec.kv_cache_specs.values())
-    return isinstance(spec, SlidingWindowMLASpec)
+    return any(isinstance(member, SlidingWindowMLASpec) for member in member_specs(spec))
 
 
 def get_kv_cache_groups(

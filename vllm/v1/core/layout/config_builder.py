@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.utils.mem_constants import GiB_bytes
-from vllm.v1.core.kv_cache_grouping import get_kv_cache_groups
-from vllm.v1.core.kv_cache_sizing import (
+from vllm.v1.core.layout.grouping import get_kv_cache_groups
+from vllm.v1.core.layout.sizing import (
     build_tensors,
     bytes_per_block,
     get_max_concurrency_for_kv_cache_config,
@@ -27,8 +27,10 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
     UniformTypeKVCacheSpecs,
+    layer_specs,
+    member_spec,
 )
-from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+from vllm.v1.kv_cache_specs.records import check_registered
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -59,10 +61,7 @@ def _project_kv_cache_groups_to_worker(
         spec = group.kv_cache_spec
         # A worker without a layer of the group still needs a spec to speak of its block size.
         if names and isinstance(spec, UniformTypeKVCacheSpecs):
-            spec = UniformTypeKVCacheSpecs(
-                block_size=spec.block_size,
-                kv_cache_specs={name: spec.kv_cache_specs[name] for name in names},
-            )
+            spec = UniformTypeKVCacheSpecs(spec.block_size, layer_specs(spec, names))
         projected.append(KVCacheGroupSpec(names, spec, bool(names) and group.is_eagle_group))
     return projected
 
@@ -170,7 +169,7 @@ def get_kv_cache_configs(
         NotImplementedError: Page sizes that cannot be made equal.
     """
     merged = _merge_worker_specs(kv_cache_specs)
-    KVCacheSpecRegistry.check_kv_cache_spec_registry(merged)
+    check_registered(merged)
     groups = get_kv_cache_groups(vllm_config, merged)
     if not groups:
         return [KVCacheConfig(1, [], []) for _ in kv_cache_specs]
@@ -224,8 +223,7 @@ def generate_scheduler_kv_cache_config(kv_cache_configs: list[KVCacheConfig]) ->
     )
     config = copy.deepcopy(kv_cache_configs[0])
     for group in config.kv_cache_groups:
-        if isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs):
-            group.kv_cache_spec = next(iter(group.kv_cache_spec.kv_cache_specs.values()))
+        group.kv_cache_spec = member_spec(group.kv_cache_spec)
     return config
 
 

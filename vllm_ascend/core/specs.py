@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache_specs
-from vllm.v1.core.hybrid_layout import packed_block_stride
+from vllm.v1.core.layout.packing import packed_block_stride
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
     KVCacheGroupSpec,
     KVCacheSpec,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
-    UniformTypeKVCacheSpecs,
+    member_spec,
+    member_specs,
 )
 from vllm_ascend.core.geometry import (
-    BLOCK_SIZES,
-    DEFAULT_BLOCK_SIZE,
     Generation,
     V4Geometry,
     check_kernel_rows,
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "BLOCK_SIZES",
-    "DEFAULT_BLOCK_SIZE",
     "PACKED_BYTES_PER_UNIT_TOKEN",
     "PUBLISHED_BYTES_PER_BLOCK",
     "CompressAttentionSpec",
@@ -117,7 +114,7 @@ def ascend_kv_cache_specs(
     geometry = model_geometry(config, block_size, generation)
     check_kernel_rows(geometry.unit)
     specs = deepseek_v4_kv_cache_specs(config, geometry.unit, dtypes.rows, dtypes.state)
-    return {name: _to_ascend(name, spec, geometry, dtypes) for name, spec in specs.items()}
+    return {name: _to_ascend(spec, geometry, dtypes) for name, spec in specs.items()}
 
 
 def model_geometry(
@@ -137,15 +134,13 @@ def model_geometry(
     )
 
 
-def _to_ascend(
-    name: str, spec: KVCacheSpec, geometry: V4Geometry, dtypes: PageDtypes
-) -> KVCacheSpec:
+def _to_ascend(spec: KVCacheSpec, geometry: V4Geometry, dtypes: PageDtypes) -> KVCacheSpec:
     if isinstance(spec, CompressorStateSpec):
-        return _state_page(name, spec, geometry, is_padded=dtypes.index is not None)
+        return _state_page(spec, geometry, is_padded=dtypes.index is not None)
     assert isinstance(spec, MLAAttentionSpec | SlidingWindowMLASpec), type(spec).__name__
     width, dtype = spec.head_size, spec.dtype
     if dtypes.index is not None:
-        is_indexer = name.endswith(".indexer")
+        is_indexer = spec.is_indexer
         dtype = dtypes.index if is_indexer else dtypes.rows
         page = geometry.indexer_page if is_indexer else geometry.row_page
         width = page // (geometry.unit * dtype.itemsize)
@@ -156,18 +151,19 @@ def _to_ascend(
             head_size=width,
             dtype=dtype,
             compress_ratio=spec.compress_ratio,
+            is_indexer=spec.is_indexer,
         )
     return replace(spec, head_size=width, head_size_v=None)
 
 
 def _state_page(
-    name: str, spec: CompressorStateSpec, geometry: V4Geometry, *, is_padded: bool
+    spec: CompressorStateSpec, geometry: V4Geometry, *, is_padded: bool
 ) -> CompressorStateSpec:
     if not spec.state_overlap:
         spec = replace(spec, block_size=min(spec.block_size, geometry.c128_state_block))
     if not is_padded:
         return spec
-    padded = geometry.indexer_page if name.endswith(".indexer_state") else geometry.row_page
+    padded = geometry.indexer_page if spec.is_indexer else geometry.row_page
     return replace(spec, page_size_padded=max(padded, spec.real_page_size_bytes))
 
 
@@ -185,28 +181,19 @@ def unpack_groups(groups: Sequence[KVCacheGroupSpec]) -> list[KVCacheGroupSpec]:
     unpacked = []
     for group in groups:
         spec = group.kv_cache_spec
-        if isinstance(spec, UniformTypeKVCacheSpecs):
-            sizes = {member.block_size for member in spec.kv_cache_specs.values()}
-            if sizes != {spec.block_size}:
-                raise ConfigError(
-                    f"A KV cache group of {spec.block_size}-token blocks has members of "
-                    f"{sorted(sizes)} tokens: {', '.join(group.layer_names[:4])}, ..."
-                )
-            spec = next(iter(spec.kv_cache_specs.values()))
-        unpacked.append(replace(group, kv_cache_spec=spec))
+        sizes = {member.block_size for member in member_specs(spec)}
+        if sizes != {spec.block_size}:
+            raise ConfigError(
+                f"A KV cache group of {spec.block_size}-token blocks has members of "
+                f"{sorted(sizes)} tokens: {', '.join(group.layer_names[:4])}, ..."
+            )
+        unpacked.append(replace(group, kv_cache_spec=member_spec(spec)))
     return unpacked
 
 
 def aggregate_page_size_bytes(groups: Sequence[KVCacheGroupSpec]) -> int:
     """Return the bytes of one page of every layer of every group together."""
-    total = 0
-    for group in groups:
-        spec = group.kv_cache_spec
-        if isinstance(spec, UniformTypeKVCacheSpecs):
-            total += sum(spec.kv_cache_specs[n].page_size_bytes for n in group.layer_names)
-        else:
-            total += len(group.layer_names) * spec.page_size_bytes
-    return total
+    return sum(spec.page_size_bytes for group in groups for spec in group.layer_specs().values())
 
 
 def explain_bytes_per_block(groups: Sequence[KVCacheGroupSpec], unit: int) -> str:

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.v1.core.specs import chunked, full, make_vllm_config, mamba, mla, swa, swa_mla
-from vllm.v1.core.kv_cache_grouping import (
+from vllm.v1.core.layout.grouping import (
     get_kv_cache_groups,
     is_kv_cache_spec_uniform,
     unify_hybrid_kv_cache_specs,

@@ -3,8 +3,8 @@ import pytest
 from tests.v1.core.specs import full, make_vllm_config, swa
 from tests.v1.core.v4_geometry import v4_specs
 from vllm.utils.mem_constants import GiB_bytes
-from vllm.v1.core.hybrid_layout import group_hybrid_mla_specs, packed_block_stride
-from vllm.v1.core.kv_cache_sizing import (
+from vllm.v1.core.layout.packing import group_hybrid_mla_specs, packed_block_stride
+from vllm.v1.core.layout.sizing import (
     build_tensors,
     bytes_per_block,
     estimate_max_model_len,

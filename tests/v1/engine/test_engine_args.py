@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from vllm.config.engine_args import AsyncEngineArgs, EngineArgs
 from vllm.config.vllm import VllmConfig
 from vllm.exceptions import ConfigError, UnsupportedModelError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from vllm.v1.engine.engine_args import AsyncEngineArgs, EngineArgs
 
 
 def _parse(*arguments: str) -> EngineArgs:

@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from vllm.exceptions import ConfigError
+from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
     KVCacheGroupSpec,
@@ -47,7 +48,7 @@ def _bucket_key(name: str, spec: KVCacheSpec) -> tuple[int, ...]:
 
 
 def _padded(num_bytes: int) -> int:
-    return -(-num_bytes // PAGE_ALIGNMENT_BYTES) * PAGE_ALIGNMENT_BYTES
+    return cdiv(num_bytes, PAGE_ALIGNMENT_BYTES) * PAGE_ALIGNMENT_BYTES
 
 
 def _width_bytes(specs: Mapping[str, KVCacheSpec], names: Sequence[str]) -> int:
@@ -85,16 +86,13 @@ def group_hybrid_mla_specs(specs: Mapping[str, KVCacheSpec]) -> list[KVCacheGrou
         names = buckets[key]
         num_parts = 1
         if widest and key[0] != 0:
-            num_parts = min(len(names), -(-_width_bytes(specs, names) // widest))
+            num_parts = min(len(names), cdiv(_width_bytes(specs, names), widest))
         groups += [_make_group(specs, names[part::num_parts]) for part in range(num_parts)]
     return groups
 
 
 def _page_bytes(group: KVCacheGroupSpec) -> list[tuple[str, int]]:
-    spec = group.kv_cache_spec
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        return [(n, spec.kv_cache_specs[n].page_size_bytes) for n in group.layer_names]
-    return [(name, spec.page_size_bytes) for name in group.layer_names]
+    return [(name, spec.page_size_bytes) for name, spec in group.layer_specs().items()]
 
 
 def packed_block_stride(groups: Sequence[KVCacheGroupSpec]) -> int:
