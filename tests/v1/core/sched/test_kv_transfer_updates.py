@@ -291,7 +291,7 @@ def test_failed_async_load_keeps_what_arrived(index: int, start: int) -> None:
     scheduler.connector.matched = 0
     output = scheduler.schedule()
     assert output.num_scheduled_tokens == {"0": 50 - start}
-    assert not scheduler.failed_recving_kv_req_ids
+    assert not scheduler._requests.failed_load_ids
     # Its tokens were counted when it was admitted, with what was promised.
     stats = scheduler.make_stats()
     assert stats is not None

@@ -40,9 +40,9 @@ class AsyncScheduler(Scheduler):
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
-        next_drafts = [_UNKNOWN_TOKEN_ID] * self.limits.num_spec_tokens
+        requests, num_next_drafts = self._requests.by_id, self.limits.num_spec_tokens
         for request_id in scheduler_output.num_scheduled_tokens:
-            request = self.requests[request_id]
+            request = requests[request_id]
             if request.is_prefill_chunk:
                 continue
             # A grammar's mask for this step needs tokens that have not arrived.
@@ -50,4 +50,4 @@ class AsyncScheduler(Scheduler):
                 request.use_structured_output and request.num_output_placeholders > 0
             )
             drafts = scheduler_output.scheduled_spec_decode_tokens.get(request_id, ())
-            request.expect_tokens(len(drafts), next_drafts.copy())
+            request.expect_tokens(len(drafts), [_UNKNOWN_TOKEN_ID] * num_next_drafts)

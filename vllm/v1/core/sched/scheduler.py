@@ -78,7 +78,6 @@ class Scheduler(SchedulerInterface):
         "_requests", "finished_ids_by_client"
     )
     finished_recving_kv_req_ids = PartOf[set[str]]("_requests", "loaded_ids")
-    failed_recving_kv_req_ids = PartOf[set[str]]("_requests", "failed_load_ids")
     _inflight_prefills = PartOf[set[Request]]("_requests", "prefilling")
     encoder_cache_manager = PartOf[Any]("_encoder", "cache")
     ec_connector = PartOf[Any]("_encoder", "ec_connector")
@@ -272,8 +271,9 @@ class Scheduler(SchedulerInterface):
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """Advance the scheduled requests, so that the next step can be scheduled at once."""
+        requests = self._requests.by_id
         for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
-            request = self.requests[request_id]
+            request = requests[request_id]
             request.advance(num_tokens)
             if not request.is_prefill_chunk:
                 self._requests.end_prefill(request)
