@@ -70,15 +70,17 @@ class PrefillStats(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         num_prompt_tokens: Tokens the request was admitted with.
-        num_cached_tokens: Of those, read from the prefix cache.
+        num_cached_tokens: Of those, not computed: read from the prefix cache, or loaded.
         dense_match_tokens: How far the dense groups alone matched.
         miss_tokens: Tokens by reason of their miss.
+        num_external_tokens: Of ``num_cached_tokens``, loaded by a KV connector.
     """
 
     num_prompt_tokens: int
     num_cached_tokens: int
     dense_match_tokens: int = 0
     miss_tokens: dict[str, int] = {}
+    num_external_tokens: int = 0
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -3,7 +3,7 @@
 from tests.v1.core.sched.builders import make_request
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.sched.step_plan import StepPlan
+from vllm.v1.core.sched.step_builder import StepBuilder
 
 
 def blocks(*block_ids: int) -> KVCacheBlocks:
@@ -11,34 +11,34 @@ def blocks(*block_ids: int) -> KVCacheBlocks:
 
 
 def test_withdrawing_gives_everything_back() -> None:
-    plan = StepPlan(100, 0)
+    step = StepBuilder(100, 0)
     a, b = make_request("a", 10), make_request("b", 10)
-    plan.add(plan.running, a, 30, blocks(1))
-    plan.spec_tokens["a"] = [1]
-    plan.add(plan.running, b, 10, blocks())
-    assert plan.token_budget == 60
-    assert plan.withdraw(a)
-    assert not plan.withdraw(a)
-    assert plan.token_budget == 90
-    assert plan.running == [b]
-    assert plan.spec_tokens == {}
-    assert plan.total_num_tokens == 10
+    step.add(step.running, a, 30, blocks(1))
+    step.spec_tokens["a"] = [1]
+    step.add(step.running, b, 10, blocks())
+    assert step.token_budget == 60
+    assert step.withdraw(a)
+    assert not step.withdraw(a)
+    assert step.token_budget == 90
+    assert step.running == [b]
+    assert step.spec_tokens == {}
+    assert step.total_num_tokens == 10
 
 
 def test_messages() -> None:
-    plan = StepPlan(100, 0)
+    step = StepBuilder(100, 0)
     going, resumed, fresh = (make_request(name, 10) for name in ("going", "resumed", "fresh"))
     going.num_computed_tokens = 8
     going.append_output_token_ids([5])
     resumed.append_output_token_ids([6, 7])
-    plan.add(plan.running, going, 3, blocks())
-    plan.spec_tokens["going"] = [9]
-    plan.add(plan.resumed, resumed, 12, blocks())
-    plan.add(plan.new, fresh, 10, blocks(3, 4))
+    step.add(step.running, going, 3, blocks())
+    step.spec_tokens["going"] = [9]
+    step.add(step.resumed, resumed, 12, blocks())
+    step.add(step.new, fresh, 10, blocks(3, 4))
 
-    (new,) = plan.make_new_request_data(resumed_as_new=False)
+    (new,) = step.make_new_request_data(resumed_as_new=False)
     assert (new.req_id, new.block_ids, new.prefill_token_ids) == ("fresh", ([3, 4],), None)
-    cached = plan.make_cached_request_data({"going"}, resumed_as_new=False, sends_new_tokens=True)
+    cached = step.make_cached_request_data({"going"}, resumed_as_new=False, sends_new_tokens=True)
     assert cached.req_ids == ["going", "resumed"]
     assert cached.resumed_req_ids == {"resumed"}
     # Blocks of a resumed request replace what the workers held, even if there are none.
@@ -47,10 +47,10 @@ def test_messages() -> None:
     assert cached.all_token_ids == {"resumed": list(resumed.all_token_ids)}
     assert cached.num_output_tokens == [1, 2]
 
-    news = plan.make_new_request_data(resumed_as_new=True)
+    news = step.make_new_request_data(resumed_as_new=True)
     assert [data.req_id for data in news] == ["fresh", "resumed"]
     assert news[1].prefill_token_ids == list(resumed.all_token_ids)
-    cached = plan.make_cached_request_data(set(), resumed_as_new=True, sends_new_tokens=False)
+    cached = step.make_cached_request_data(set(), resumed_as_new=True, sends_new_tokens=False)
     assert cached.req_ids == ["going"]
     assert cached.new_token_ids == [[]]
     assert set(cached.all_token_ids) == {"going"}

@@ -6,7 +6,8 @@ import pytest
 
 from tests.v1.core.sched.builders import EOS, make_request
 from vllm.sampling_params import RepetitionDetectionParams
-from vllm.v1.core.sched.utils import check_sequence_repetition, check_stop
+from vllm.v1.core.sched import utils
+from vllm.v1.core.sched.stopping import check_sequence_repetition, check_stop
 from vllm.v1.request import Request, RequestStatus
 
 
@@ -101,3 +102,8 @@ def test_repetition_against_the_rule() -> None:
                 params = RepetitionDetectionParams(longest, shortest, count)
                 found = check_sequence_repetition(list(tokens), params)
                 assert found == repeats(list(tokens), params), (tokens, params)
+
+
+def test_outsiders_find_the_rules_under_their_old_name() -> None:
+    assert utils.check_stop is check_stop
+    assert utils.check_sequence_repetition is check_sequence_repetition

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
     from vllm.v1.request import Request
 
 
 @dataclass(slots=True)
-class StepPlan:
+class StepBuilder:
     """The decisions of one step, and what is left of its budgets.
 
     Owns: the budgets and lists of the step; requests and blocks belong to others.
