@@ -3,10 +3,10 @@
 import random
 
 import pytest
-from vllm.v1.core.unit_block_pool import Tier
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
+from vllm.v1.core.block_pool import Tier
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import AUTO, RetentionPolicy, parse_retention
 from vllm.v1.core.policy.scan_guard import ENTER_AFTER, REVIEW_EVERY, ScanGuard
@@ -81,30 +81,30 @@ def rotate(policy: RetentionPolicy, num_prompts: int, passes: int = 3) -> tuple[
 @pytest.mark.slow
 def test_a_rotation_of_more_prompts_than_fit_hits_those_that_fit() -> None:
     driver, hits = rotate(AUTO, 30)
-    assert driver.manager.coordinator.scan_guard is not None
+    assert driver.coordinator.scan_guard is not None
     assert hits[0] == 0
     fit = hits[2]
     assert fit > 16
     assert hits[1] >= fit - ENTER_AFTER - 1
     plain = parse_retention(0, GEOMETRY)
     assert rotate(plain, 30)[1] == [0, 0, 0]
-    assert driver.manager.coordinator.scan_guard.is_active
+    assert driver.coordinator.scan_guard.is_active
     assert driver.manager.reset_prefix_cache()
-    assert not driver.manager.coordinator.scan_guard.is_active, "it spoke of what is forgotten"
+    assert not driver.coordinator.scan_guard.is_active, "it spoke of what is forgotten"
     # What fits is left alone.
     driver, hits = rotate(AUTO, 16)
     assert hits == [0, 16, 16]
-    assert driver.manager.coordinator.scan_guard is not None
-    assert not driver.manager.coordinator.scan_guard.is_active
+    assert driver.coordinator.scan_guard is not None
+    assert not driver.coordinator.scan_guard.is_active
 
 
 @pytest.mark.slow
 def test_new_prefixes_are_on_trial_until_they_are_hit() -> None:
     driver = Driver(v4_config(32, 600), 1024, seed=0, is_scanned=True)
-    pool = driver.manager.block_pool
+    pool, index = driver.manager.block_pool, driver.coordinator.index
 
     def tiers_of_cached() -> set[Tier | None]:
-        cached = [b for b in pool.blocks[1:] if pool.keys_of(b) or pool.records_of(b)]
+        cached = [b for b in pool.blocks[1:] if index.is_cached(b)]
         return {pool.tier_of(block) for block in cached}
 
     prompt = tokens_of(1, 640)
@@ -114,12 +114,12 @@ def test_new_prefixes_are_on_trial_until_they_are_hit() -> None:
     request = driver.add(prompt, 1)
     driver.run_all(budget=2048)
     assert driver.hits[request.request_id] == 608
-    used = [b for r in pool.checkpoints.values() if r.num_hits for b in r.all_blocks()]
+    used = [b for r in index.checkpoints.values() if r.num_hits for b in r.all_blocks()]
     # 608 is no multiple of 128: it stays cold, its lean boundary is kept instead.
-    lean = next(r for r in pool.checkpoints.values() if r.position == 512)
+    lean = next(r for r in index.checkpoints.values() if r.position == 512)
     assert used
     assert {pool.tier_of(block) for block in lean.all_blocks()} == {Tier.REGULAR}
-    dense = [b for b in pool.blocks[1:] if pool.keys_of(b)]
+    dense = [b for b in pool.blocks[1:] if index.keys_of(b)]
     assert [pool.tier_of(b) for b in dense].count(Tier.REGULAR) >= 512 // 128
 
 

@@ -247,10 +247,11 @@ class KVCacheManager:
 
     def _as_lookup(self, request: Request, blocks: KVCacheBlocks, num_tokens: int) -> Lookup:
         """Return the hit that ``get_computed_blocks`` gave out as blocks."""
-        if self.kv_cache_config.hit_unit is None or num_tokens == 0:
+        is_bypassed = not self.enable_caching or request.skip_reading_prefix_cache
+        if self.kv_cache_config.hit_unit is None or is_bypassed:
             return Lookup(blocks, num_tokens)
         # Blocks alone do not say which checkpoint they go with: it is found once more.
-        found = self.coordinator.look_up(request, num_tokens)
+        found = self.coordinator.look_up(request, request.num_tokens - 1)
         assert found.num_tokens == num_tokens, "a hit is taken whole or not at all"
         return found
 
