@@ -1,5 +1,6 @@
 """Lookups against a brute-force search over a random cache."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def brute_force(
     return best
 
 
+@pytest.mark.slow
 @given(data=st.data(), unit=st.sampled_from([32, 64, 128]), num_units=st.integers(0, 40))
 @settings(max_examples=150, deadline=None)
 def test_the_deepest_resumable_boundary_is_found(
