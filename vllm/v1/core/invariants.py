@@ -42,9 +42,8 @@ def check_cache(coordinator: Coordinator, num_computed: Mapping[str, int] | None
         InvariantError: Names the invariant and the block or request.
     """
     check_pool(coordinator.block_pool, coordinator.held_blocks())
-    for request_id, computed in (num_computed or {}).items():
-        for fault in coordinator.find_uncovered(request_id, computed):
-            _require(False, "I5", fault)
+    for number, fault in coordinator.find_faults(num_computed or {}):
+        _require(False, number, fault)
 
 
 def check_pool(pool: BlockPool, held: Iterable[KVCacheBlock]) -> None:

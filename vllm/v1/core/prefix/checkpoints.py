@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from vllm.v1.core.prefix.tiers import Tier
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.policy.geometry import CacheGeometry
     from vllm.v1.core.prefix.prefix_index import PrefixIndex
 
 
@@ -185,3 +186,19 @@ class CheckpointStore:
         pins = self._pool.pins
         assert pins is not None, "pins are off"
         return self._index.holds_checkpoint(record) and pins.pin({record: [*record.all_blocks()]})
+
+    # ---- checks ------------------------------------------------------------------------------
+
+    def find_faults(self, geometry: CacheGeometry) -> Iterator[str]:
+        """Say which checkpoints lack blocks that resuming needs, or are pinned and withdrawn."""
+        for record in self._index.checkpoints.values():
+            for group, blocks in zip(geometry.windows, record.blocks, strict=True):
+                needed = group.rows_below(record.position)
+                if len(blocks) != len(needed):
+                    yield (
+                        f"the record at {record.position} holds {len(blocks)} blocks of group "
+                        f"{group.group_id}, needs {len(needed)}"
+                    )
+        for pinned in self._pool.pins or ():
+            if isinstance(pinned, Checkpoint) and not self._index.holds_checkpoint(pinned):
+                yield f"the record at {pinned.position} is pinned but withdrawn"
