@@ -1,6 +1,7 @@
 """One device: loads the model, owns the KV cache, runs steps. The same for every platform."""
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,9 @@ from vllm.config import VllmConfig
 from vllm.exceptions import CheckpointError, EngineError
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization import WeightQuantization
-from vllm.model_executor.model_loader.loader import load_model_weights
+from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
+from vllm.model_executor.model_loader.safetensors_header import StoredTensor
+from vllm.model_executor.model_loader.stored_weights import StoredWeights
 from vllm.model_executor.models.registry import ModelEntry, resolve_model
 from vllm.platforms.interface import Platform
 from vllm.v1.attention.metadata import CacheLayout, build_step_metadata
@@ -73,7 +76,8 @@ class Worker:
             CheckpointError: The files do not fit the model.
         """
         model_config, load_config = self._config.model_config, self._config.load_config
-        quantization = self._find_quantization()
+        stored = self._read_headers()
+        quantization = self._find_quantization(stored)
         self._model = self._entry.load_model_class()(
             self._model_spec,
             ops=self._make_op_resolver(),
@@ -88,6 +92,7 @@ class Worker:
             load_config.load_format,
             model_config.seed,
             use_tqdm=load_config.use_tqdm and logger.isEnabledFor(logging.INFO),
+            stored=stored,
         )
         if quantization is not None:
             quantization.finish_loading()
@@ -102,12 +107,23 @@ class Worker:
         """Return what the model resolves op names with."""
         return self._platform.get_op
 
-    def _find_quantization(self) -> WeightQuantization | None:
-        """Return how the checkpoint's matrices are stored; random weights are plain."""
+    def _read_headers(self) -> list[StoredTensor]:
+        """Return what the checkpoint's files hold; random weights come from none."""
         model_config = self._config.model_config
         if self._config.load_config.load_format == "dummy":
+            return []
+        return read_stored_tensors(model_config.path or model_config.model)
+
+    def _find_quantization(self, stored: Sequence[StoredTensor]) -> WeightQuantization | None:
+        """Return how the checkpoint's matrices are stored; None: all are plain."""
+        if not stored:
             return None
-        return self._platform.find_quantization(model_config.path or model_config.model)
+        model_config = self._config.model_config
+        found = self._platform.find_quantization(model_config.path or model_config.model)
+        if found is not None:
+            return found
+        weights = StoredWeights(stored, model_config.hf_config.get("quantization_config") or {})
+        return weights if weights.is_quantised else None
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Return what each of the model's caches keeps, by cache name.

@@ -43,9 +43,15 @@ def _e2m1_pairs(device: torch.device) -> torch.Tensor:
     return pairs.view(torch.int64).flatten().to(device)
 
 
-def _look_up(table: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Returns table[codes], in the shape of the uint8 codes."""
-    return table.index_select(0, codes.flatten().to(torch.int32)).view(codes.shape)
+def _look_up(
+    table: torch.Tensor, codes: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns table[codes], in the shape of the uint8 codes; ``out`` is contiguous."""
+    flat = codes.flatten().to(torch.int32)
+    if out is None:
+        return table.index_select(0, flat).view(codes.shape)
+    torch.index_select(table, 0, flat, out=out.view(-1))
+    return out
 
 
 def decode_e8m0(scales: torch.Tensor) -> torch.Tensor:
@@ -53,14 +59,18 @@ def decode_e8m0(scales: torch.Tensor) -> torch.Tensor:
     return _look_up(_e8m0_values(scales.device), scales)
 
 
-def decode_e4m3(codes: torch.Tensor) -> torch.Tensor:
-    """Returns the fp32 values of uint8 e4m3 codes of any shape."""
-    return _look_up(_e4m3_values(codes.device), codes)
+def decode_e4m3(codes: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns the fp32 values of uint8 e4m3 codes of any shape, in ``out`` if given."""
+    return _look_up(_e4m3_values(codes.device), codes, out)
 
 
-def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
-    """Returns the fp32 values [..., n] of uint8 bytes [..., n / 2], two e2m1 codes each."""
-    return _look_up(_e2m1_pairs(codes.device), codes).view(torch.float32)
+def decode_e2m1(codes: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns the fp32 values [..., n] of uint8 bytes [..., n / 2], two e2m1 codes each.
+
+    ``out``, if given, is contiguous and becomes the result.
+    """
+    pairs = None if out is None else out.view(torch.int64)
+    return _look_up(_e2m1_pairs(codes.device), codes, pairs).view(torch.float32)
 
 
 def decode_scales(scales: torch.Tensor) -> torch.Tensor:
@@ -68,7 +78,12 @@ def decode_scales(scales: torch.Tensor) -> torch.Tensor:
     return decode_e8m0(scales) if scales.dtype == torch.uint8 else scales.float()
 
 
-def decode_fp4_groups(codes: torch.Tensor, scales: torch.Tensor, group_size: int) -> torch.Tensor:
+def decode_fp4_groups(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    group_size: int,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Returns the fp32 matrix [R, n] of e2m1 codes with one scale per group of a row's columns.
 
     MXFP4 is this with groups of 32 and e8m0 scales.
@@ -77,8 +92,9 @@ def decode_fp4_groups(codes: torch.Tensor, scales: torch.Tensor, group_size: int
         codes: uint8 [R, n / 2].
         scales: uint8 (e8m0) or floating [R, ceil(n / group_size)].
         group_size: Columns of a group; the last may be cut off.
+        out: fp32 [R, n], contiguous: becomes the result.
     """
-    values = decode_e2m1(codes)
+    values = decode_e2m1(codes, out)
     factors = decode_scales(scales)
     num_rows, num_columns = values.shape
     if num_columns % group_size == 0:
@@ -88,7 +104,11 @@ def decode_fp4_groups(codes: torch.Tensor, scales: torch.Tensor, group_size: int
 
 
 def decode_fp8_blocks(
-    codes: torch.Tensor, scales: torch.Tensor, block_shape: tuple[int, int], first_row: int = 0
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    block_shape: tuple[int, int],
+    first_row: int = 0,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns the fp32 rows of e4m3 codes with one scale per block of the matrix they belong to.
 
@@ -98,17 +118,20 @@ def decode_fp8_blocks(
             whole matrix.
         block_shape: Rows and columns of a block; the last ones may be cut off.
         first_row: See ``codes``.
+        out: fp32 [R, n], contiguous: becomes the result.
     """
-    values = decode_e4m3(codes)
+    values = decode_e4m3(codes, out)
     num_rows, num_columns = values.shape
     block_rows, block_columns = block_shape
     # | first_row .. end of its block | whole blocks ... | start of the last row's block .. |
     first_block, stop_block = first_row // block_rows, -(-(first_row + num_rows) // block_rows)
     factors = decode_scales(scales[first_block:stop_block])
-    factors = factors.repeat_interleave(block_columns, 1)[:, :num_columns]
-    if first_row % block_rows == 0 and num_rows % block_rows == 0:
-        values.view(-1, block_rows, num_columns).mul_(factors.unsqueeze(1))
+    whole_rows = first_row % block_rows == 0 and num_rows % block_rows == 0
+    if whole_rows and num_columns % block_columns == 0:
+        blocks = values.view(-1, block_rows, factors.shape[1], block_columns)
+        blocks.mul_(factors[:, None, :, None])
         return values
+    factors = factors.repeat_interleave(block_columns, 1)[:, :num_columns]
     for index in range(stop_block - first_block):
         start = max((first_block + index) * block_rows - first_row, 0)
         stop = (first_block + index + 1) * block_rows - first_row
