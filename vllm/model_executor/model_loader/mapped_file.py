@@ -32,6 +32,9 @@ class MappedFile:
     What was read counts as this process's memory until it is released: without, loading one file
     would peak at twice its size.
 
+    The kernel's default read-ahead is left alone: told that reads are sequential, it read a quarter
+    as fast (0.2 against 0.9 to 1.2 GB/s from a disk).
+
     Args:
         file: The file; its header has been checked.
 
@@ -45,8 +48,6 @@ class MappedFile:
         with file.open("rb") as opened:
             # A private mapping, as torch wants memory it could write; nobody does.
             self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-        if hasattr(mmap, "MADV_SEQUENTIAL"):
-            self._map.madvise(mmap.MADV_SEQUENTIAL)
 
     def __enter__(self) -> MappedFile:
         return self

@@ -8,6 +8,8 @@ from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError, VllmError
 from vllm.utils.mem_constants import GiB_bytes
+from vllm.v1.core.kv_cache_grouping import get_kv_cache_groups
+from vllm.v1.core.kv_cache_sizing import needed_bytes
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
     get_kv_cache_configs,
@@ -155,6 +157,31 @@ def check_fixed_pool(
             trial.model_config.max_model_len,
             SchedulerLimits.from_config(vllm_config).num_lookahead_tokens,
         )
+
+
+def smallest_pool_bytes(vllm_config: VllmConfig, specs: list[dict[str, KVCacheSpec]]) -> int:
+    """Return the bytes of a pool that holds one request of the longest length.
+
+    Where that length is to be fitted to the memory (-1), of one token.
+
+    Args:
+        vllm_config: The configuration; not changed.
+        specs: Of the one worker, the spec of each cache by name.
+
+    Raises:
+        ConfigError: The specs cannot be laid out.
+    """
+    trial = replace(vllm_config, model_config=copy.copy(vllm_config.model_config))
+    if trial.model_config.original_max_model_len == -1:
+        trial.model_config.max_model_len = 1
+    (own,) = specs
+    try:
+        groups = get_kv_cache_groups(trial, own)
+        return needed_bytes(trial, groups, groups) if groups else 0
+    except VllmError:
+        raise
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"The KV cache cannot be set up: {error}") from error
 
 
 def is_hybrid(groups: list[KVCacheGroupSpec]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vllm.config import VllmConfig
-from vllm.exceptions import CheckpointError, EngineError
+from vllm.exceptions import CheckpointError, ConfigError, EngineError
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization import WeightQuantization
 from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
@@ -53,6 +53,8 @@ class Worker:
         self._model_spec: Any = self._entry.parse_config(vllm_config.model_config.hf_config)
         self._dtype = resolve_dtype(vllm_config.model_config.dtype)
         self._model: Any = None
+        self._stored: list[StoredTensor] = []
+        self._quantization: WeightQuantization | None = None
         self._runner: ModelRunner | None = None
 
     def init_device(self) -> None:
@@ -69,33 +71,58 @@ class Worker:
             torch.get_num_threads(),
         )
 
+    def build_model(self) -> int:
+        """Build the model, its weights not filled yet; on a CPU they take no memory until then.
+
+        Returns:
+            The bytes of its weights.
+
+        Raises:
+            CheckpointError: The files' headers do not fit the model.
+            ConfigError: The device's memory is too small for the weights.
+        """
+        self._stored = self._read_headers()
+        self._quantization = self._find_quantization(self._stored)
+        chosen = {} if self._quantization is None else {"quantization": self._quantization}
+        try:
+            self._model = self._entry.load_model_class()(
+                self._model_spec,
+                ops=self._make_op_resolver(),
+                dtype=self._dtype,
+                device=self._device,
+                **chosen,
+            )
+        except RuntimeError as error:
+            # Of too little memory an accelerator raises a class of its own, a CPU only says so.
+            if "memory" not in str(error):
+                raise
+            raise ConfigError(
+                f"The weights of {self._config.model_config.model} do not fit in the memory of "
+                f"{self._device}: {error}. Serve a smaller or quantised checkpoint."
+            ) from error
+        self._model.eval()
+        return sum(slot.nbytes for slot in self._model.weight_slots().values())
+
     def load_model(self) -> None:
-        """Build the model and fill its weights.
+        """Fill the model's weights, and build it first if that was not done.
 
         Raises:
             CheckpointError: The files do not fit the model.
         """
+        if self._model is None:
+            self.build_model()
         model_config, load_config = self._config.model_config, self._config.load_config
-        stored = self._read_headers()
-        quantization = self._find_quantization(stored)
-        self._model = self._entry.load_model_class()(
-            self._model_spec,
-            ops=self._make_op_resolver(),
-            dtype=self._dtype,
-            device=self._device,
-            **({} if quantization is None else {"quantization": quantization}),
-        )
-        self._model.eval()
         report = load_model_weights(
             self._model,
             model_config.path or model_config.model,
             load_config.load_format,
             model_config.seed,
             use_tqdm=load_config.use_tqdm and logger.isEnabledFor(logging.INFO),
-            stored=stored,
+            stored=self._stored,
         )
-        if quantization is not None:
-            quantization.finish_loading()
+        self._stored = []
+        if self._quantization is not None:
+            self._quantization.finish_loading()
         speculative = self._config.speculative_config
         if speculative is not None and speculative.method == "mtp" and not report.mtp_present:
             raise CheckpointError(
