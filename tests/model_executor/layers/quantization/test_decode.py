@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.model_executor.layers.quantization.plain_decode import plain_fp4, plain_fp8
+from vllm.model_executor.layers.quantization import decode
 from vllm.model_executor.layers.quantization.decode import (
     decode_e2m1,
     decode_e4m3,
@@ -89,6 +90,22 @@ def test_fp8_blocks(kind: str, shape: tuple[int, int], block: tuple[int, int]) -
         for stop in range(first + 1, shape[0] + 1):
             part = decode_fp8_blocks(codes[first:stop], scales, block, first)
             assert same_bits(part, expected[first:stop])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_threads_change_nothing(
+    num_threads: int, is_inference: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "_MIN_CODES_PER_THREAD", 40)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    codes, scales = random_bytes(7, 32, high=0x7F), random_scales("e8m0", 7, 2)
+    with torch.inference_mode(is_inference):
+        out = torch.empty(7, 64)
+        assert decode_fp4_groups(codes, scales, 32, out).data_ptr() == out.data_ptr()
+        assert same_bits(out, plain_fp4(codes, scales, 32))
+        blocks = decode_fp8_blocks(codes, scales, (1, 16))
+        assert same_bits(blocks, plain_fp8(codes, scales, (1, 16)))
 
 
 def test_extreme_scales_stay_exact() -> None:

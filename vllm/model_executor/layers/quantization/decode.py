@@ -11,12 +11,15 @@ on a CPU torch's own conversion of e4m3 takes 4.9 ns a value, a look-up 0.7 ns, 
 byte of e2m1 gives two values.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import torch
 
 _E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E8M0_BIAS = 127
+# Fewer take less time than waking a thread.
+_MIN_CODES_PER_THREAD = 1 << 17
 
 
 @cache
@@ -48,10 +51,41 @@ def _look_up(
 ) -> torch.Tensor:
     """Returns table[codes], in the shape of the uint8 codes; ``out`` is contiguous."""
     flat = codes.flatten().to(torch.int32)
+    num_parts = min(torch.get_num_threads(), flat.shape[0] // _MIN_CODES_PER_THREAD)
+    if num_parts > 1 and codes.device.type == "cpu":
+        found = torch.empty(codes.shape, dtype=table.dtype) if out is None else out
+        _select_in_threads(table, flat, found.view(-1), num_parts)
+        return found
     if out is None:
         return table.index_select(0, flat).view(codes.shape)
     torch.index_select(table, 0, flat, out=out.view(-1))
     return out
+
+
+@cache
+def _threads(num_threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
+
+
+def _select_in_threads(
+    table: torch.Tensor, index: torch.Tensor, out: torch.Tensor, num_parts: int
+) -> None:
+    """``index_select`` of one axis, which torch itself runs on one core.
+
+    Mutates:
+        out.
+    """
+    is_inference = torch.is_inference_mode_enabled()
+
+    def select(index_part: torch.Tensor, out_part: torch.Tensor) -> None:
+        # Every thread has a mode of its own.
+        with torch.inference_mode(is_inference):
+            torch.index_select(table, 0, index_part, out=out_part)
+
+    parts = zip(index.chunk(num_parts), out.chunk(num_parts), strict=True)
+    pending = [_threads(num_parts).submit(select, *part) for part in parts]
+    for future in pending:
+        future.result()
 
 
 def decode_e8m0(scales: torch.Tensor) -> torch.Tensor:

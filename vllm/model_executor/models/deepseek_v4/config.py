@@ -148,12 +148,13 @@ def _refuse_v41(raw: Mapping[str, Any]) -> None:
     """Refuses DeepSeek-V4.1, which shares V4's names: layers compressed by 1 or 2, and tables."""
     ratios = raw.get("compress_ratios")
     low = {1, 2}.intersection(ratios) if isinstance(ratios, list) and _are_ints(ratios) else set()
-    marks = [key for key in raw if "engram" in key.lower()]
-    marks += [f"compress_ratios of {ratio}" for ratio in sorted(low)]
-    if marks:
+    tables = [key for key in raw if "engram" in key.lower()]
+    if tables or low:
+        found = f"has '{tables[0]}'" if tables else f"'compress_ratios' is {min(low)}"
         raise UnsupportedModelError(
-            f"config.json describes DeepSeek-V4.1 ({', '.join(marks)}), another architecture than "
-            "DeepSeek-V4, which is not supported: serve a V4 checkpoint."
+            f"config.json: {found}; allowed: 0 (window only), 4, or a ratio above 2, and no engram "
+            "tables. DeepSeek-V4.1, which has such layers, is another architecture and not "
+            "supported: serve a V4 checkpoint."
         )
 
 
