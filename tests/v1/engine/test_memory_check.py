@@ -32,7 +32,12 @@ def test_a_refusal_names_what_is_needed_and_what_is_free() -> None:
     with pytest.raises(ConfigError) as caught:
         check_memory(make_config(), needs, needs.total - 1)
     message = str(caught.value)
-    for part in ("4,831,838,208 bytes", "4,831,838,207 bytes", "weights 3.00 GiB", "1.00 GiB"):
+    for part in (
+        "4,831,838,208 bytes",
+        "4,831,838,207 bytes",
+        "weights 3.00 GiB",
+        "KV cache 1.00 GiB",
+    ):
         assert part in message
 
 
