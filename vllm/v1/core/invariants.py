@@ -63,6 +63,9 @@ def check_pool(pool: BlockPool, held: Iterable[KVCacheBlock]) -> None:
     if pool.pins is not None:
         for fault in pool.pins.find_faults():
             _require(False, "I4", fault)
+        for block in filter(pool.pins.holds, pool.blocks):
+            detail = f"block {block.block_id} is pinned, and nothing is cached in it"
+            _require(pool.index.is_cached(block), "I4", detail)
         _require(
             pool.pins.num_blocks <= pool.pins.max_blocks,
             "I3",

@@ -35,7 +35,7 @@ from vllm.v1.core.policy.sizes import (
     max_checkpoint_blocks,
     max_request_blocks,
 )
-from vllm.v1.core.prefix.checkpoints import CheckpointStore
+from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.lookup import find_prefix

@@ -1,6 +1,12 @@
 """The order in which free blocks are reused."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from typing import Protocol
+
+from vllm.v1.core.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
 
 
 class Tier(IntEnum):
@@ -16,3 +22,20 @@ class Tier(IntEnum):
     COLD = 1
     REGULAR = 2
     PINNED = 3
+
+
+class TieredBlocks(Protocol):
+    """The free blocks of a pool, as pins and checkpoints see them."""
+
+    @property
+    def tiers(self) -> Sequence[FreeKVCacheBlockQueue]:
+        """The free blocks by tier, the next to be reused first."""
+        ...
+
+    def get_num_free_blocks(self) -> int:
+        """Return how many blocks allocation can take."""
+        ...
+
+    def replace(self, blocks: Iterable[KVCacheBlock], *, even_if_unchanged: bool = False) -> None:
+        """Move free blocks to the tier they belong in now, as its youngest."""
+        ...
