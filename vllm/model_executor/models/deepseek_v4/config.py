@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vllm.exceptions import ConfigError
-from vllm.model_executor.models.deepseek_v4.config_fields import FieldReader
+from vllm.model_executor.models.config_fields import FieldReader
 from vllm.model_executor.models.deepseek_v4.config_rope import RopeConfig, read_rope_configs
 
 LayerKind = Literal["window", "csa", "hca"]
