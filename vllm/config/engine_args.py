@@ -150,8 +150,11 @@ class EngineArgs:
 
     def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
         hf_config = read_hf_config(checkpoint.path)
-        # Parsed for its errors only: the engine core parses it again where it is used.
-        resolve_model(list(hf_config.get("architectures") or ())).parse_config(hf_config)
+        # Parsed for its errors too; the engine core parses it again where it is used.
+        parsed = resolve_model(list(hf_config.get("architectures") or ())).parse_config(hf_config)
+        # Some files leave these to defaults, or nest them in a text part.
+        hf_config["vocab_size"] = parsed.vocab_size
+        hf_config["max_position_embeddings"] = parsed.max_position_embeddings
         if self.tokenizer_mode != "auto" and hf_config.get("model_type") != self.tokenizer_mode:
             raise ConfigError(
                 f"tokenizer_mode={self.tokenizer_mode!r} does not fit a model of type "
@@ -300,12 +303,12 @@ def _check_retention(
     """Refuse a retention interval that the model's cache cannot follow, before weights load."""
     if retention is None or str(retention).lower() in ("auto", "none", "0"):
         return
-    if model_config.hf_config.get("model_type") != "deepseek_v4":
+    step = _parse_model(model_config).find_retention_step(block_size)
+    if step is None:
         raise ConfigError(
             f"prefix_cache_retention_interval={retention!r} needs a model with sliding-window "
-            "layers: use auto, none or 0, or leave it out."
+            "layers beside others: use auto, none or 0, or leave it out."
         )
-    step = max(block_size, *(layer.ratio for layer in _parse_model(model_config).layers))
     if not str(retention).isdigit() or int(retention) % step:
         raise ConfigError(
             f"prefix_cache_retention_interval={retention!r} is not valid here: use auto, none, 0, "

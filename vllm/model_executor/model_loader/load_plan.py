@@ -2,10 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor, int8
+from torch import Tensor, int8, uint8
 
 from vllm.exceptions import CheckpointError, UnsupportedFeatureError
 from vllm.model_executor.model_loader.checkpoint_files import StoredTensor, name_some
@@ -15,13 +15,15 @@ from vllm.model_executor.model_loader.weight_names import (
     published_parts,
 )
 
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1}
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 _FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _INTEGER_DTYPES = frozenset({"I64", "I32"})
+_BYTE_DTYPES = {int8: frozenset({"I8"}), uint8: frozenset({"U8"})}
 _QUANTISED_DTYPES = frozenset(
     {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4", "I8", "U8"}
 )
 _MTP = "mtp."
+PartFinder = Callable[[str, Sequence[int]], tuple[TensorPart, ...]]
 # DeepSeek's DSpark drafter uses the MTP block's names for another network.
 _DSPARK_MARK = "mtp.0.main_proj.weight"
 
@@ -82,6 +84,7 @@ def plan_load(
     *,
     optional_prefixes: Sequence[str] = (),
     ignored_prefixes: Sequence[str] = (),
+    find_parts: PartFinder = published_parts,
 ) -> LoadPlan:
     """Match a checkpoint's tensors with a model's slots.
 
@@ -91,13 +94,14 @@ def plan_load(
         source: The checkpoint, for messages.
         optional_prefixes: The tensors of such a prefix may all be absent, but not some of them.
         ignored_prefixes: Tensors with such a prefix have no slot on purpose.
+        find_parts: Tells which slots a stored tensor of some name and shape fills.
 
     Raises:
         UnsupportedFeatureError: A tensor is quantised.
         CheckpointError: Tensors are missing, unexpected, stored twice, misshapen or mistyped.
     """
     _refuse_quantised(stored, slots)
-    copies = [Copy(t, part) for t in stored for part in published_parts(t.name, t.shape)]
+    copies = [Copy(t, part) for t in stored for part in find_parts(t.name, t.shape)]
     dropped, reason = tuple(ignored_prefixes), "the model's config.json asks for no such part"
     if any(c.part.name == _DSPARK_MARK for c in copies):
         dropped, reason = (*dropped, _MTP), "they are a DSpark drafter, which is not supported yet"
@@ -163,9 +167,9 @@ def _shape_problem(copy: Copy, slot: Tensor) -> str | None:
 
 
 def _slot_dtypes(slot: Tensor) -> frozenset[str]:
-    """Return the stored types a slot takes; int8 is a quantised matrix's and takes nothing else."""
-    if slot.dtype == int8:
-        return frozenset({"I8"})
+    """Return the stored types a slot takes; bytes are a quantised matrix's, taken as they are."""
+    if slot.dtype in _BYTE_DTYPES:
+        return _BYTE_DTYPES[slot.dtype]
     return _FLOAT_DTYPES if slot.is_floating_point() else _INTEGER_DTYPES
 
 

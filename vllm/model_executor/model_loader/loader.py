@@ -3,7 +3,7 @@
 from __future__ import annotations  # tqdm is generic for the type checker only
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -35,6 +35,9 @@ class HasWeightSlots(Protocol):
 
     def weight_slots(self) -> dict[str, Tensor]:
         """Return the destination of every tensor by its published name."""
+
+    def tensor_parts(self, name: str, shape: Sequence[int]) -> tuple[TensorPart, ...]:
+        """Return which slots a stored tensor of some name and shape fills."""
 
     @property
     def optional_weight_prefixes(self) -> tuple[str, ...]:
@@ -106,8 +109,9 @@ def load_model_weights(
         str(path),
         optional_prefixes=model.optional_weight_prefixes,
         ignored_prefixes=model.ignored_weight_prefixes,
+        find_parts=model.tensor_parts,
     )
-    _log_plan(plan)
+    _log_plan(plan, may_have_mtp=bool(model.optional_weight_prefixes))
     num_bytes = _copy_all(plan.copies, slots, use_tqdm)
     report = LoadReport(
         num_tensors=len(plan.copies),
@@ -128,7 +132,7 @@ def load_model_weights(
     return report
 
 
-def _log_plan(plan: LoadPlan) -> None:
+def _log_plan(plan: LoadPlan, *, may_have_mtp: bool) -> None:
     if plan.ignored:
         logger.warning(
             "Ignoring %d tensors (%s): %s",
@@ -136,7 +140,7 @@ def _log_plan(plan: LoadPlan) -> None:
             name_some(plan.ignored),
             plan.ignored_reason,
         )
-    elif not plan.mtp_present:
+    elif may_have_mtp and not plan.mtp_present:
         logger.info("The checkpoint has no mtp.* tensors: multi-token prediction is not available")
 
 

@@ -92,6 +92,10 @@ class DeepseekV4Config:
         """Main layers, the MTP block not counted."""
         return len(self.layers)
 
+    def find_retention_step(self, block_size: int) -> int | None:
+        """Returns of what tokens a retention interval must be a multiple."""
+        return max(block_size, *(layer.ratio for layer in self.layers))
+
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "DeepseekV4Config":
         """Reads a parsed config.json.

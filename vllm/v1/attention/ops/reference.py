@@ -29,10 +29,10 @@ _MIN_WIDE_OUTPUT = 64
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Maps [T, in] to contiguous [T, out] by ``weight`` [out, in]."""
-    return _linear(x, weight).contiguous()
+    return strided_linear(x, weight).contiguous()
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def strided_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``linear``, its result strided."""
     is_few = 0 < x.shape[0] <= _MAX_FEW_ROWS and weight.shape[0] >= _MIN_WIDE_OUTPUT
     if _HAS_TUNED_PRODUCTS or not is_few or x.device.type != "cpu":
@@ -64,14 +64,17 @@ def grouped_linear_by_columns(x: torch.Tensor, weight: torch.Tensor) -> torch.Te
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """Scales the last axis to unit root mean square, then by ``weight`` if given."""
     wide = x.float()
-    normed = wide * _inverse_rms(wide, eps)
+    normed = wide * inverse_rms(wide, eps)
     if weight is not None:
         normed *= weight
     return normed.to(x.dtype)
 
 
-def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """Returns [..., 1]; the norm kernel reads the input once, ``square().mean()`` thrice."""
+def inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Returns 1 / root mean square of the last axis, [..., 1].
+
+    The norm kernel reads the input once, ``square().mean()`` thrice.
+    """
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     inverse: torch.Tensor = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
     return inverse
@@ -116,7 +119,7 @@ def hc_project(
     """
     flat = streams.flatten(1).float()
     # The norm is one factor per token, so it may come after the product.
-    projected = torch_linear(flat, fn).mul_(_inverse_rms(flat, eps))
+    projected = torch_linear(flat, fn).mul_(inverse_rms(flat, eps))
     return torch.addcmul(base, projected, scale)
 
 
@@ -421,22 +424,28 @@ def mix_experts(
     tokens = order // num_chosen
     rows = x[tokens]
     num_pairs = order.shape[0]
-    segments = _find_segments(flat_ids[order].tolist())
+    segments = find_segments(flat_ids[order].tolist())
     hidden = torch.cat(
-        [_linear(rows[first:last], gate_up_weights[expert]) for expert, first, last in segments]
-        + [_linear(x, gate_up_weights[shared])]
+        [
+            strided_linear(rows[first:last], gate_up_weights[expert])
+            for expert, first, last in segments
+        ]
+        + [strided_linear(x, gate_up_weights[shared])]
     )
     hidden = clamped_swiglu_(hidden, limit)
     # Scaling before the second product is the same sum and touches fewer values.
     hidden[:num_pairs] *= weights.flatten()[order].unsqueeze(1).to(x.dtype)
     parts = torch.cat(
-        [_linear(hidden[first:last], down_weights[expert]) for expert, first, last in segments]
+        [
+            strided_linear(hidden[first:last], down_weights[expert])
+            for expert, first, last in segments
+        ]
     )
     output = linear(hidden[num_pairs:], down_weights[shared])
     return output.index_add_(0, tokens, parts)
 
 
-def _find_segments(sorted_ids: list[int]) -> list[tuple[int, int, int]]:
+def find_segments(sorted_ids: list[int]) -> list[tuple[int, int, int]]:
     """Returns (id, first, last) of each run of equal ids."""
     segments = []
     first = 0
