@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn.functional import gelu, silu, softmax
 
+from vllm.v1.attention.ops.narrow_linear import is_native, widened_linear
 from vllm.v1.attention.ops.reference import (
     find_segments,
     inverse_rms,
@@ -19,8 +20,6 @@ from vllm.v1.attention.ops.reference import (
 
 # Scores of one block of queries in ``attend_explicitly``: 8 MiB of fp32.
 _MAX_SCORE_VALUES = 1 << 21
-# A widened tile of an output matrix: 1 MiB of fp32.
-_MAX_TILE_VALUES = 1 << 18
 _flash_attention: Callable[..., Any] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -84,15 +83,9 @@ def project_to_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     Rounded logits tie, so the product is fp32; a narrower matrix is widened tile by tile, each of
     which is still in the cache when it is used.
     """
-    wide = x.float()
     if weight.dtype == torch.float32:
-        return linear(wide, weight)
-    logits = wide.new_empty(x.shape[0], weight.shape[0])
-    step = max(1, _MAX_TILE_VALUES // weight.shape[1])
-    for first in range(0, weight.shape[0], step):
-        part = slice(first, first + step)
-        logits[:, part] = strided_linear(wide, weight[part].float())
-    return logits
+        return linear(x.float(), weight)
+    return widened_linear(x, weight)
 
 
 # -- attention --------------------------------------------------------------------------------
@@ -120,6 +113,12 @@ def attend_keys(
     Returns:
         [B, G, Q, d], and the scores' log-sum-exp, fp32 [B, G, Q].
     """
+    if not is_native(queries.dtype, queries.shape[2]):
+        # As products: with many queries fp32 is faster where bf16 has no unit of its own.
+        output, log_sums = attend_keys(
+            queries.float(), keys.float(), values.float(), mask, is_causal, scale, soft_cap
+        )
+        return output.to(queries.dtype), log_sums
     is_fast = soft_cap == 0 and queries.device.type == "cpu" and keys.shape[2] > 0
     if not is_fast:
         return attend_explicitly(queries, keys, values, mask, is_causal, scale, soft_cap)

@@ -9,6 +9,7 @@ from torch.nn.functional import linear as torch_linear
 from torch.nn.functional import silu, softplus
 
 from vllm.utils.cpu_vendor import find_cpu_vendor
+from vllm.v1.attention.ops.narrow_linear import is_native, widened_linear
 
 # Scores of one block of queries stay below this many values (2 MiB of fp32): they stay in the
 # cache (up to twice as fast as 64 MiB), and a long chunk costs time but not memory.
@@ -34,6 +35,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def strided_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``linear``, its result strided."""
+    if x.device.type == "cpu" and not is_native(weight.dtype, x.shape[0]):
+        return widened_linear(x, weight).to(x.dtype)
     is_few = 0 < x.shape[0] <= _MAX_FEW_ROWS and weight.shape[0] >= _MIN_WIDE_OUTPUT
     if _HAS_TUNED_PRODUCTS or not is_few or x.device.type != "cpu":
         return torch_linear(x, weight)
