@@ -14,7 +14,12 @@ from vllm.v1.core.kv_cache_utils import (
     get_max_concurrency_for_kv_cache_config,
     resolve_kv_cache_block_sizes,
 )
-from vllm.v1.core.retention import CacheGeometry, member_spec, parse_retention
+from vllm.v1.core.retention import (
+    CacheGeometry,
+    max_checkpoint_blocks,
+    member_spec,
+    parse_retention,
+)
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.core.unit_kv_cache_manager import check_room_for_one
 from vllm.v1.engine.wire import GroupGeometry, KVCacheInfo
@@ -192,7 +197,19 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
         retention=retention,
         retention_interval=retention_interval,
         groups=tuple(_describe_group(group) for group in config.kv_cache_groups),
+        checkpoint_tokens=_find_checkpoint_tokens(config) if caching else None,
     )
+
+
+def _find_checkpoint_tokens(config: KVCacheConfig) -> int | None:
+    """Return for how many tokens' dense rows the blocks of one checkpoint would do."""
+    if config.hit_unit is None:
+        return None
+    geometry = CacheGeometry.from_config(config)
+    blocks_per_token = sum(1 / group.block_size for group in geometry.dense)
+    if not blocks_per_token:
+        return None
+    return round(max_checkpoint_blocks(geometry) / blocks_per_token)
 
 
 def _describe_group(group: KVCacheGroupSpec) -> GroupGeometry:
