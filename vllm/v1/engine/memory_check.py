@@ -52,8 +52,8 @@ def check_memory(config: VllmConfig, needs: MemoryNeeds, free_bytes: int) -> Non
         ConfigError: More is needed than is free; the message names both, and each part.
     """
     parts = (
-        f"weights {_gib(needs.weights)}, KV cache {_gib(needs.kv_cache)} (as asked for, else of one "
-        f"request of {config.model_config.max_model_len} tokens), activations about "
+        f"weights {_gib(needs.weights)}, KV cache {_gib(needs.kv_cache)} (as asked for, else of "
+        f"one request of {config.model_config.max_model_len} tokens), activations about "
         f"{_gib(needs.activations)} (a step of {_num_step_tokens(config)} tokens)"
     )
     if needs.total > free_bytes:
