@@ -128,14 +128,7 @@ def load_model_weights(
         ignored=plan.ignored,
         duration_s=time.perf_counter() - start_s,
     )
-    logger.info(
-        "Loaded %d tensors (%.1f MB) from %d file(s) of %s in %.2f s",
-        report.num_tensors,
-        report.num_bytes / 1e6,
-        report.num_files,
-        path,
-        report.duration_s,
-    )
+    _log_report(report, path)
     return report
 
 
@@ -146,6 +139,17 @@ def read_stored_tensors(path: str | Path) -> list[StoredTensor]:
         CheckpointError: A file is missing or broken.
     """
     return read_headers(find_weight_files(Path(path)))
+
+
+def _log_report(report: LoadReport, path: str | Path) -> None:
+    logger.info(
+        "Loaded %d tensors (%.1f MB) from %d file(s) of %s in %.2f s",
+        report.num_tensors,
+        report.num_bytes / 1e6,
+        report.num_files,
+        path,
+        report.duration_s,
+    )
 
 
 def _log_plan(plan: LoadPlan, *, may_have_mtp: bool) -> None:
