@@ -23,7 +23,7 @@ _MAX_SCORE_VALUES = 1 << 19
 _HAS_TUNED_PRODUCTS = find_cpu_vendor() == "GenuineIntel"
 _MAX_FEW_ROWS = 8
 # With 4 to 16 fp32 rows it wins there too (cold weights, 1024 -> 6144, one thread: 3.24 against
-# 3.51 ms at four rows, 3.27 against 8.17 at eight, 3.41 against 8.33 at sixteen; 640 -> 4096: equal).
+# 3.51 ms at four rows, 3.27 against 8.17 at eight, 3.41 against 8.33 at sixteen).
 _TUNED_COLUMN_ROWS = range(4, 17)
 _MIN_WIDE_OUTPUT = 64
 
