@@ -24,6 +24,9 @@ _MAX_SCORE_VALUES = 1 << 19
 # 0.45 ms at one row, 1.37 against 1.36 at eight).
 _HAS_TUNED_PRODUCTS = find_cpu_vendor() == "GenuineIntel"
 _MAX_FEW_ROWS = 8
+# With 4 to 16 fp32 rows it wins there too (cold weights, 1024 -> 6144, one thread: 3.24 against
+# 3.51 ms at four rows, 3.27 against 8.17 at eight, 3.41 against 8.33 at sixteen).
+_TUNED_COLUMN_ROWS = range(4, 17)
 _MIN_WIDE_OUTPUT = 64
 
 
@@ -43,8 +46,11 @@ def strided_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``linear``, its result strided."""
     if x.device.type == "cpu" and not is_native(weight.dtype, x.shape[0]):
         return widened_linear(x, weight).to(x.dtype)
-    is_few = 0 < x.shape[0] <= _MAX_FEW_ROWS and weight.shape[0] >= _MIN_WIDE_OUTPUT
-    if _HAS_TUNED_PRODUCTS or not is_few or x.device.type != "cpu":
+    if _HAS_TUNED_PRODUCTS:
+        is_few = x.shape[0] in _TUNED_COLUMN_ROWS and weight.dtype == torch.float32
+    else:
+        is_few = 0 < x.shape[0] <= _MAX_FEW_ROWS
+    if not is_few or weight.shape[0] < _MIN_WIDE_OUTPUT or x.device.type != "cpu":
         return torch_linear(x, weight)
     return linear_by_columns(x, weight)
 
