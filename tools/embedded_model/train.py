@@ -1,0 +1,245 @@
+"""Trains the embedded model in stages; resumable.
+
+    python -m tools.embedded_model.train --state DIR --stage NAME --minutes 30
+
+The state (weights, optimizers, step) lies outside the tree; ``export`` writes the checkpoint.
+"""
+
+import argparse
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tools.embedded_model.batches import Batch, Encoder, make_batch
+from tools.embedded_model.conversations import Recipe
+from tools.embedded_model.forward import Attended, Output, Settings, TrainModel
+from tools.embedded_model.optimizer import make_optimizers
+from tools.embedded_model.start import lay_out
+
+
+def looking_loss(
+    attended: Attended, batch: Batch, window: int, heads: int
+) -> tuple[Tensor, Tensor]:
+    """How little the first ``heads`` heads look at what is to be copied.
+
+    A target whose mark stood before is a copy: its query should look at an earlier row (within the
+    window) or entry with that mark. Returns the mean over such targets of minus the log of the
+    attention there, and that attention's mean.
+    """
+    length = batch.ids.shape[1]
+    marks = F.pad(batch.marks[:, 1:], (0, 1))
+    row, t = ((marks > 0) & (F.pad(batch.weights[:, 1:], (0, 1)) > 0)).nonzero(as_tuple=True)
+    mark = marks[row, t][:, None]
+    position = torch.arange(length)
+    seen = (position <= t[:, None]) & (position > t[:, None] - window)
+    is_source = (batch.marks[row] == mark) & seen
+    keys = attended.rows
+    if attended.entries is not None:
+        ratio, count = attended.ratio, attended.entries.shape[1]
+        visible = torch.arange(count) < ((t + 1) // ratio)[:, None]
+        cut = batch.marks[:, : count * ratio].view(-1, count, ratio)
+        if ratio == 4:
+            cut = torch.cat([F.pad(cut, (0, 0, 1, 0))[:, :-1], cut], 2)
+        has_source = (cut[row] == mark[:, None]).any(2) & visible
+        keys = torch.cat([keys, attended.entries], 1)
+        # Entries are to be used even where the window would do.
+        is_source = torch.cat([is_source & ~has_source.any(1, True), has_source], 1)
+        seen = torch.cat([seen, visible], 1)
+    kept = is_source.any(1)
+    row, t, is_source, seen = row[kept], t[kept], is_source[kept], seen[kept]
+    q = attended.queries[row, t, :heads]
+    scores = torch.einsum("nhd,nkd->nhk", q, keys[row].to(q.dtype)).float() * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~seen[:, None], -1e9)
+    sink = attended.sink[:heads, None].expand(len(row), -1, 1)
+    log_p = torch.cat([scores, sink], 2).log_softmax(-1)[..., :-1]
+    log_mass = log_p.masked_fill(~is_source[:, None], -1e9).logsumexp(-1)
+    return -log_mass.mean(), log_mass.exp().mean()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of the curriculum."""
+
+    recipes: tuple[tuple[int, Recipe], ...]  # (sequences per batch, recipe), drawn evenly
+    window: int
+    muon_lr: float = 0.02
+    adam_lr: float = 3e-3
+    warmup: int = 50
+    looking: float = 0.0  # weight of the losses on where heads look
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def weighted_loss(
+    model: TrainModel, streams: Tensor, batch: Batch
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean loss over the weighted targets; (loss, hits, counts) of full-weight ones."""
+    weights = batch.weights[:, 1:]
+    chosen = weights > 0
+    hidden = model.hidden(streams[:, :-1][chosen])
+    logits = (hidden.bfloat16() @ model.head.bfloat16().T).float()
+    target, weight = batch.ids[:, 1:][chosen], weights[chosen]
+    losses = F.cross_entropy(logits, target, reduction="none")
+    strong = weight == 1.0
+    hit = (logits.argmax(-1) == target) & strong
+    return (losses * weight).sum() / weight.sum(), hit.sum(), strong.sum()
+
+
+LOOKING_LAYERS = (1, 2, 4)
+STAGES = {
+    "first": Stage(
+        ((8, Recipe(256, repeats=0.8, chatter=0.1, numbers=0.8)),), window=64, looking=0.3
+    ),
+    "second": Stage(
+        ((2, Recipe(1024, repeats=0.25, chats=0.25, chatter=0.25, unknown=0.1)),),
+        window=128,
+        muon_lr=0.015,
+        adam_lr=2e-3,
+        looking=0.2,
+        settings={"index_loss": True},
+    ),
+}
+
+
+class Trainer:
+    """Owns: the model, its optimizers and the state on disk."""
+
+    def __init__(self, config: dict[str, Any], tokenizer: Path, stage: Stage, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = TrainModel(config)
+        lay_out(self.model)
+        self.stage = stage
+        self.encoder = Encoder(tokenizers.Tokenizer.from_file(str(tokenizer)))
+        self.optimizers = make_optimizers(self.model, stage.muon_lr, stage.adam_lr)
+        self.settings = Settings(
+            **{
+                "dtype": torch.bfloat16,
+                "window": stage.window,
+                "sinkhorn_iters": 5,
+                "select": False,
+                **stage.settings,
+            }
+        )
+        self.step = 0
+        self.rng = random.Random(seed)
+
+    def run_step(self) -> dict[str, float]:
+        """One update; returns what to log."""
+        size, recipe = self.rng.choice(self.stage.recipes)
+        batch = make_batch(self.encoder, self.rng, recipe, size, 0.05)
+        output = self.model(batch.ids, self.settings)
+        loss, hits, count = weighted_loss(self.model, output.streams, batch)
+        looks = self._looks(output, batch)
+        guide = sum((part for part, _ in looks), torch.zeros(()))
+        (loss + output.index_loss + self.stage.looking * guide).backward()
+        self._balance(output.loads)
+        factor = min(1.0, (self.step + 1) / self.stage.warmup)
+        for optimizer, lr in zip(
+            self.optimizers, (self.stage.muon_lr, self.stage.adam_lr), strict=True
+        ):
+            for group in optimizer.param_groups:
+                group["lr"] = lr * factor
+            optimizer.step()
+            optimizer.zero_grad()
+        self.step += 1
+        return {
+            "loss": loss.item(),
+            "hits": hits.item(),
+            "count": count.item(),
+            "index": float(output.index_loss),
+            "tokens": batch.ids.numel(),
+            **{
+                f"look{i}": mass.item() for i, (_, mass) in zip(LOOKING_LAYERS, looks, strict=False)
+            },
+        }
+
+    def _looks(self, output: Output, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        if not self.stage.looking:
+            return []
+        return [
+            looking_loss(output.attended[i], batch, self.stage.window, heads=2)
+            for i in LOOKING_LAYERS
+        ]
+
+    def _balance(self, loads: dict[int, Tensor]) -> None:
+        for i, load in loads.items():
+            bias = self.model.layers[i].ffn.bias
+            bias += 1e-3 * torch.sign(load.mean() - load)
+
+    def save(self, file: Path) -> None:
+        """Write everything that ``load`` needs."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [o.state_dict() for o in self.optimizers],
+            "step": self.step,
+            "rng": self.rng.getstate(),
+        }
+        torch.save(state, file.with_suffix(".new"))
+        file.with_suffix(".new").rename(file)
+
+    def load(self, file: Path, weights_only: bool = False) -> None:
+        """Go on from a state, or start the optimizers anew on its weights."""
+        state = torch.load(file, weights_only=False)
+        self.model.load_state_dict(state["model"])
+        if weights_only:
+            return
+        for optimizer, old in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(old)
+        self.step = state["step"]
+        self.rng.setstate(state["rng"])
+
+
+def main() -> None:
+    """Train one stage for so many minutes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--stage", required=True)
+    parser.add_argument("--minutes", type=float, default=1e9)
+    parser.add_argument("--weights-of", type=Path)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    from tools.embedded_model import forward
+
+    forward.Block.forward = torch.compile(forward.Block.forward, dynamic=False)
+    config = json.loads(arguments.config.read_text())
+    stage = STAGES[arguments.stage]
+    trainer = Trainer(config, arguments.state / "tokenizer.json", stage, arguments.seed)
+    file = arguments.state / f"{arguments.stage}.pt"
+    if file.exists():
+        trainer.load(file)
+    elif arguments.weights_of:
+        trainer.load(arguments.weights_of, weights_only=True)
+    end = time.monotonic() + 60 * arguments.minutes
+    window: list[dict[str, float]] = []
+    start = time.monotonic()
+    while time.monotonic() < end:
+        window.append(trainer.run_step())
+        if trainer.step % 50 == 0:
+            total = {key: sum(w[key] for w in window) for key in window[0]}
+            now = time.monotonic()
+            print(
+                f"{time.strftime('%H:%M:%S')} step {trainer.step} "
+                f"loss {total['loss'] / len(window):.3f} "
+                f"value {total['hits'] / max(1, total['count']):.3f} "
+                f"index {total['index'] / len(window):.3f} "
+                + "".join(f"{k} {total[k] / len(window):.2f} " for k in total if "look" in k)
+                + f"tok/s {total['tokens'] / (now - start):.0f}",
+                flush=True,
+            )
+            window, start = [], now
+        if trainer.step % 200 == 0:
+            trainer.save(file)
+    trainer.save(file)
+
+
+if __name__ == "__main__":
+    main()
