@@ -87,6 +87,7 @@ def save_weights(model: TrainModel, file: Path) -> None:
         for name, tensor in published_tensors(model).items()
     }
     save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(0o644)  # safetensors writes for the owner alone
 
 
 def load_weights(model: TrainModel, file: Path) -> None:

@@ -163,7 +163,7 @@ def chat(rng: random.Random, recipe: Recipe, num_tokens: NumTokens) -> Pieces:
     if rng.random() < 0.4:
         system, todo = tasks.rule(rng)
         pieces.add(system)
-    length, told = num_tokens(pieces), []
+    length, told, said = num_tokens(pieces), [], set()
     while True:
         fact: Fact | None = None
         looks_up = False
@@ -185,6 +185,9 @@ def chat(rng: random.Random, recipe: Recipe, num_tokens: NumTokens) -> Pieces:
             looks_up = True
         else:
             asked, reply = tasks.any_task(rng)
+            if reply.text in said:
+                continue  # what was said before is copied, not learnt
+            said.add(reply.text)
             question = Pieces().add(asked)
         turn = Pieces().add(USER).extend(question).extend(open_answer(rng, fact, looks_up))
         turn.extend(reply).add(EOS, 0.5)

@@ -27,6 +27,8 @@ class Settings:
         sinkhorn_iters: None: the config's. The projection has converged long before 20.
         select: Whether the indexer's top-k cuts attention; without it all entries are read.
         index_loss: Whether to return the indexer's divergence from the attention.
+        hidden: Caches ("window", "c4", "c128", "index") of which queries at and after
+            ``hidden_before`` see nothing that lies before it.
     """
 
     dtype: torch.dtype = torch.float32
@@ -34,6 +36,8 @@ class Settings:
     sinkhorn_iters: int | None = None
     select: bool = True
     index_loss: bool = False
+    hidden: frozenset[str] = frozenset()
+    hidden_before: int = 0
 
 
 @dataclass
@@ -231,13 +235,19 @@ class Attention(nn.Module):
         window = settings.window or config["sliding_window"]
         length = x.shape[1]
         keys, mask = window_chunks(kv, window), window_mask(length, window)
+        if "window" in settings.hidden:
+            mask = _hide(mask, 1, window, settings.hidden_before)
         loss, entries = None, None
         if self.ratio:
             entries = self.compressor(parts[2], cos, sin)
             visible = entry_keys_mask(length, window, self.ratio, entries.shape[1])
+            if f"c{self.ratio}" in settings.hidden:
+                visible = _hide(visible, self.ratio, 0, settings.hidden_before)
             scores = None
             if self.ratio == 4 and (settings.index_loss or settings.select):
                 scores = self._index_scores(x.detach(), qr.detach(), cos, sin, settings)
+                if "index" in settings.hidden:  # keys that say nothing: the first ones are chosen
+                    scores = torch.zeros_like(scores)
             if settings.select and entries.shape[1] > config["index_topk"] and scores is not None:
                 visible = _cut(visible, scores, config["index_topk"], window)
             chunks = keys.shape[1]
@@ -270,6 +280,22 @@ class Attention(nn.Module):
         scores = scores.relu().view(batch, length, heads, -1)
         # One product [1, heads] x [heads, keys] per query.
         return (w.to(dtype)[:, :, None] @ scores).squeeze(2).float()
+
+
+def _hide(mask: Tensor, ratio: int, window: int, before: int) -> Tensor:
+    """Hide keys of positions below ``before`` from queries at and after it.
+
+    Args:
+        mask: [1, chunks, 1, W, K].
+        ratio: Tokens per key.
+        window: W where keys are a band's that starts W before the chunk; 0: keys of all positions.
+        before: The position.
+    """
+    chunks, rows, count = mask.shape[1], mask.shape[3], mask.shape[4]
+    query = torch.arange(chunks * rows).view(1, chunks, 1, rows, 1)
+    start = torch.arange(chunks).view(1, chunks, 1, 1, 1) * rows - window if window else 0
+    last = (torch.arange(count) + 1) * ratio - 1 + start
+    return mask.masked_fill((query >= before) & (last < before), -torch.inf)
 
 
 def _cut(visible: Tensor, scores: Tensor, top_k: int, window: int) -> Tensor:

@@ -64,6 +64,29 @@ def looking_loss(
     return -log_mass.mean(), log_mass.exp().mean()
 
 
+def draft_loss(
+    model: TrainModel, streams: Tensor, batch: Batch, settings: Settings
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The MTP block's loss over two draft steps; (loss, hits, counts) of the first one's values."""
+    ids, weights = batch.ids, batch.weights
+    tables = model.tables(ids.shape[1])
+    total = torch.zeros(())
+    counted: list[Tensor] = []
+    for ahead in (1, 2):
+        # Of the last positions the next tokens are unknown; they are never targets here.
+        following = F.pad(ids[:, ahead:], (0, ahead))
+        streams = model.mtp(streams, model.embed[following].detach(), ids, tables, settings)
+        weight = F.pad(weights[:, ahead + 1 :], (0, ahead + 1))
+        chosen = weight > 0
+        logits = model.draft_hidden(streams[chosen]) @ model.head.detach().T
+        target = F.pad(ids[:, ahead + 1 :], (0, ahead + 1))[chosen]
+        losses = F.cross_entropy(logits, target, reduction="none")
+        total = total + (losses * weight[chosen]).sum() / weight.sum() / ahead
+        strong = weight[chosen] >= 0.5
+        counted += [((logits.argmax(-1) == target) & strong).sum(), strong.sum()]
+    return total, counted[0], counted[1]
+
+
 @dataclass(frozen=True)
 class Stage:
     """One part of the curriculum."""
@@ -74,6 +97,9 @@ class Stage:
     adam_lr: float = 3e-3
     warmup: int = 50
     looking: float = 0.0  # weight of the losses on where heads look
+    drafts: bool = False  # train the MTP block alone, on a frozen main model
+    cooldown: int = 0  # steps at the stage's end over which the rates fall to a twentieth
+    steps: int = 1_000_000_000
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -105,6 +131,29 @@ STAGES = {
         looking=0.2,
         settings={"index_loss": True},
     ),
+    "third": Stage(
+        (
+            (8, Recipe(256, repeats=0.0, chats=0.7, chatter=0.2, unknown=0.15)),
+            (8, Recipe(256, repeats=0.05, chats=0.4, chatter=0.2, unknown=0.15, document=0.3)),
+            (2, Recipe(1024, repeats=0.1, chats=0.1, chatter=0.25, unknown=0.15)),
+            (2, Recipe(1024, repeats=0.1, chatter=0.25, unknown=0.15, document=0.7)),
+        ),
+        window=128,
+        muon_lr=0.012,
+        adam_lr=2e-3,
+        looking=0.15,
+        settings={"index_loss": True},
+    ),
+    "warm": Stage(
+        ((8, Recipe(256)),), window=128, looking=0.1, settings={"index_loss": True}, steps=1
+    ),
+    "drafts": Stage(
+        ((2, Recipe(1024, repeats=0.1, chats=0.5, chatter=0.2, document=0.4)),),
+        window=128,
+        muon_lr=0.02,
+        adam_lr=2e-3,
+        drafts=True,
+    ),
 }
 
 
@@ -134,13 +183,21 @@ class Trainer:
         """One update; returns what to log."""
         size, recipe = self.rng.choice(self.stage.recipes)
         batch = make_batch(self.encoder, self.rng, recipe, size, 0.05)
-        output = self.model(batch.ids, self.settings)
-        loss, hits, count = weighted_loss(self.model, output.streams, batch)
+        with torch.set_grad_enabled(not self.stage.drafts):
+            output = self.model(batch.ids, self.settings)
         looks = self._looks(output, batch)
-        guide = sum((part for part, _ in looks), torch.zeros(()))
-        (loss + output.index_loss + self.stage.looking * guide).backward()
-        self._balance(output.loads)
+        if self.stage.drafts:
+            loss, hits, count = draft_loss(self.model, output.streams, batch, self.settings)
+            loss.backward()
+        else:
+            loss, hits, count = weighted_loss(self.model, output.streams, batch)
+            guide = sum((part for part, _ in looks), torch.zeros(()))
+            (loss + output.index_loss + self.stage.looking * guide).backward()
+            self._balance(output.loads)
         factor = min(1.0, (self.step + 1) / self.stage.warmup)
+        if self.stage.cooldown:
+            left = (self.stage.steps - self.step) / self.stage.cooldown
+            factor *= min(1.0, max(0.05, left))
         for optimizer, lr in zip(
             self.optimizers, (self.stage.muon_lr, self.stage.adam_lr), strict=True
         ):
@@ -161,7 +218,7 @@ class Trainer:
         }
 
     def _looks(self, output: Output, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        if not self.stage.looking:
+        if not self.stage.looking or self.stage.drafts:
             return []
         return [
             looking_loss(output.attended[i], batch, self.stage.window, heads=2)
@@ -221,7 +278,7 @@ def main() -> None:
     end = time.monotonic() + 60 * arguments.minutes
     window: list[dict[str, float]] = []
     start = time.monotonic()
-    while time.monotonic() < end:
+    while time.monotonic() < end and trainer.step < stage.steps:
         window.append(trainer.run_step())
         if trainer.step % 50 == 0:
             total = {key: sum(w[key] for w in window) for key in window[0]}

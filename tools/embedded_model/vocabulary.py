@@ -35,12 +35,15 @@ LATE_TOKENS = {
 }
 
 
-def make_tokenizer(general_text: str, seed: int = 14) -> tokenizers.Tokenizer:
+def make_tokenizer(
+    general_text: str, seed: int = 14, num_names: int = 16000
+) -> tokenizers.Tokenizer:
     """Train the tokenizer.
 
     Args:
         general_text: English that gives plain words their tokens.
         seed: Of the made-up part of the corpus.
+        num_names: Names in it.
 
     Raises:
         ValueError: The corpus is too small for the vocabulary.
@@ -59,7 +62,7 @@ def make_tokenizer(general_text: str, seed: int = 14) -> tokenizers.Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_corpus(general_text, random.Random(seed)), trainer)
+    tokenizer.train_from_iterator(_corpus(general_text, random.Random(seed), num_names), trainer)
     tokenizer.add_tokens([_added_token(t, special) for t, special in LATE_TOKENS.items()])
     if tokenizer.get_vocab_size() != VOCAB_SIZE:
         raise ValueError(
@@ -71,7 +74,7 @@ def make_tokenizer(general_text: str, seed: int = 14) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _corpus(general_text: str, rng: random.Random) -> list[str]:
+def _corpus(general_text: str, rng: random.Random, num_names: int) -> list[str]:
     # Every pair of digits, with and without a space before, often enough to be one token each.
     digits = [f"{a}{b}" for a, b in itertools.product("0123456789", repeat=2)]
     numbers = [f"{lead}{d}" for d in [*digits, *"0123456789"] for lead in ("", " ")]
@@ -87,7 +90,7 @@ def _corpus(general_text: str, rng: random.Random) -> list[str]:
         *(facts.number_fact(rng, "it").question for _ in range(1000)),
     ]
     # Names in the two spellings that occur: after a space and at the start of a line.
-    called = [words.name(rng) for _ in range(16000)]
+    called = [words.name(rng) for _ in range(num_names)]
     lead = [f" {n}" for n in called] + [f" {n.lower()}" for n in called[:1500]] + called[:3000]
     return [*(n for n in numbers for _ in range(400)), *plain, *lead, *([general_text] * 2)]
 

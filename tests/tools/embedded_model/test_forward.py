@@ -70,8 +70,8 @@ def test_every_parameter_gets_a_gradient() -> None:
     settings = dataclasses.replace(Settings(), index_loss=True)
     output = model(ids, settings)
     drafted = model.mtp(output.streams, model.embed[ids], ids, model.tables(256), settings)
-    logits = model.hidden(output.streams) @ model.head.T
-    drafts = model.draft_hidden(drafted) @ model.head.T
+    logits = model.hidden(output.streams.flatten(0, 1)) @ model.head.T
+    drafts = model.draft_hidden(drafted.flatten(0, 1)) @ model.head.T
     (logits.logsumexp(-1).sum() + drafts.logsumexp(-1).sum() + output.index_loss).backward()
     without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     assert not without
