@@ -1,11 +1,11 @@
-"""A chat over one document: ``python examples/document_chat.py``. Each turn resumes from the cache."""
+"""A chat over a document, each turn from the cache: ``python examples/document_chat.py``."""
 
 import random
 import time
 
 from vllm import LLM, SamplingParams
 
-NAMES = "Mira Tolven Karesh Anna Belmar Oscar Zorin Petra Hugo Lena Marek Clara".split()
+NAMES = ("Mira", "Tolven", "Karesh", "Anna", "Belmar", "Oscar", "Zorin", "Petra", "Hugo", "Lena")
 CHATTER = ("It rained all day.", "The garden is quiet.", "The old lamp is near the door.")
 
 
@@ -15,9 +15,7 @@ def make_document(num_sentences: int = 150) -> tuple[str, dict[str, str]]:
     codes = {name: f"{rng.randrange(10_000):04d}" for name in NAMES}
     sentences = [rng.choice(CHATTER) for _ in range(num_sentences)]
     for name, code in codes.items():
-        sentences.insert(
-            rng.randrange(len(sentences)), f"The access code of {name} is {code}."
-        )
+        sentences.insert(rng.randrange(len(sentences)), f"The access code of {name} is {code}.")
     return " ".join(sentences), codes
 
 

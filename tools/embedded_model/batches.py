@@ -21,11 +21,13 @@ class Batch:
         ids: Token ids [B, L].
         weights: Weight of each id as a target (of the position before) [B, L].
         marks: [B, L]: equal positive marks say the same thing; 0 for the rest.
+        looks: [B, L]: the mark that has to be found to say this token; 0 for none.
     """
 
     ids: Tensor
     weights: Tensor
     marks: Tensor
+    looks: Tensor
 
 
 class Encoder:
@@ -47,21 +49,25 @@ class Encoder:
 
     def num_tokens(self, pieces: Pieces) -> int:
         """Tokens of all pieces."""
-        return sum(len(self.ids(text)) for text, _, _ in pieces.parts)
+        return sum(len(self.ids(text)) for text, *_ in pieces.parts)
 
-    def encode(self, pieces: Pieces) -> tuple[list[int], list[float], list[int]]:
-        """Token ids, their weights and their marks."""
+    def encode(self, pieces: Pieces) -> tuple[list[int], list[float], list[int], list[int]]:
+        """Token ids, their weights, their marks and what they have to look at."""
         ids: list[int] = []
         weights: list[float] = []
         marks: list[int] = []
+        looks: list[int] = []
         numbers: dict[tuple[str, int], int] = {}
-        for text, weight, tag in pieces.parts:
+        for text, weight, tag, look in pieces.parts:
             found = self.ids(text)
             ids += found
             weights += [weight] * len(found)
             for i in range(len(found)):
                 marks.append(numbers.setdefault((tag, i), len(numbers) + 1) if tag else 0)
-        return ids, weights, marks
+            looks += marks[len(looks) :]
+            if look:
+                looks[-len(found)] = numbers.get((look, 0), 0)
+        return ids, weights, marks, looks
 
 
 def make_batch(
@@ -71,11 +77,13 @@ def make_batch(
     ids = torch.full((size, recipe.length), _PAD_ID)
     weights = torch.zeros(size, recipe.length)
     marks = torch.zeros(size, recipe.length, dtype=torch.long)
+    looks = torch.zeros_like(marks)
     for row in range(size):
-        found, weight, mark = encoder.encode(conversation(rng, recipe, encoder.num_tokens))
+        found, weight, mark, look = encoder.encode(conversation(rng, recipe, encoder.num_tokens))
         weight = [w or (text_weight if rng.random() < 0.1 else 0.0) for w in weight]
         ids[row, : len(found)] = torch.tensor(found)
         weights[row, : len(found)] = torch.tensor(weight)
         marks[row, : len(found)] = torch.tensor(mark)
+        looks[row, : len(found)] = torch.tensor(look)
     weights[:, 0] = 0
-    return Batch(ids, weights, marks)
+    return Batch(ids, weights, marks, looks)

@@ -24,7 +24,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 
 @dataclass(frozen=True)
 class Case:
-    """One chat; ``is_right`` judges the answer. Distance: tokens between the fact and its question."""
+    """One chat; ``is_right`` judges the answer."""
 
     messages: list[dict[str, str]]
     wanted: str

@@ -1,6 +1,6 @@
 """Writes the files of the embedded checkpoint from a training state.
 
-    python -m tools.embedded_model.export --state DIR/STAGE.pt --out vllm/assets/deepseek-v4
+python -m tools.embedded_model.export --state DIR/STAGE.pt --out vllm/assets/deepseek-v4
 """
 
 import argparse

@@ -58,7 +58,9 @@ def _word_fact(
     def make(rng: random.Random, name: str) -> Fact:
         value = rng.choice(choices)
         sentence = told.format(name=name, value=f"| {value}|")
-        return Fact((kind, name), sentence, question.format(name=name), sentence, value)
+        # A name is spelt with other tokens at a line's start, where it cannot be copied.
+        reply = f"I read that {sentence}" if sentence.startswith(name) else sentence
+        return Fact((kind, name), sentence, question.format(name=name), reply, value)
 
     return make
 
@@ -96,8 +98,10 @@ def sentence(fact: Fact, marked: str, lead: str, weight: float, lead_weight: flo
     before, value, after = marked.split("|")
     name = fact.key[1]
     first, found, rest = (lead + before).partition(" " + name)
-    pieces = Pieces().add(first, lead_weight).add(found, lead_weight, name).add(rest, lead_weight)
-    pieces.add(value, weight, "/".join(fact.key))
+    tag = "/".join(fact.key)
+    # An answer begins by finding the fact: else it is "I don't know that."
+    pieces = Pieces().add(first, lead_weight, "", tag if lead_weight else "")
+    pieces.add(found, lead_weight, name).add(rest, lead_weight).add(value, weight, tag)
     return pieces.add(after, weight if lead_weight else 0.0)
 
 

@@ -58,9 +58,7 @@ def make_case(
 
 
 @torch.no_grad()
-def is_recalled(
-    model: TrainModel, ids: list[int], value: list[int], settings: Settings
-) -> bool:
+def is_recalled(model: TrainModel, ids: list[int], value: list[int], settings: Settings) -> bool:
     """Whether every token of the value is the likeliest one."""
     streams: Tensor = model(torch.tensor([ids + value[:-1]]), settings).streams[0]
     logits = model.hidden(streams[len(ids) - 1 :]) @ model.head.T

@@ -15,16 +15,17 @@ class Pieces:
     so their tokens are those of the whole text.
 
     Attributes:
-        parts: (text, weight, tag): pieces of one tag say the same, so that a later one can be
-            copied from an earlier; "" without.
+        parts: (text, weight, tag, look): pieces of one tag say the same, so that a later one can be
+            copied from an earlier; ``look`` is the tag of a piece that has to be found before this
+            one's first token can be said; "" without.
     """
 
-    parts: list[tuple[str, float, str]] = field(default_factory=list)
+    parts: list[tuple[str, float, str, str]] = field(default_factory=list)
 
-    def add(self, text: str, weight: float = 0.0, tag: str = "") -> "Pieces":
+    def add(self, text: str, weight: float = 0.0, tag: str = "", look: str = "") -> "Pieces":
         """Append a piece."""
         if text:
-            self.parts.append((text, weight, tag))
+            self.parts.append((text, weight, tag, look))
         return self
 
     def extend(self, other: "Pieces") -> "Pieces":
@@ -35,4 +36,4 @@ class Pieces:
     @property
     def text(self) -> str:
         """The whole text."""
-        return "".join(text for text, _, _ in self.parts)
+        return "".join(text for text, *_ in self.parts)

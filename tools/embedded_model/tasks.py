@@ -1,4 +1,4 @@
-"""Short tasks besides lookups: small talk, lists, comparing, rules, a tool; one turn or two each."""
+"""Short tasks besides lookups: small talk, lists, comparing, rules; one turn or two each."""
 
 import random
 from collections.abc import Callable

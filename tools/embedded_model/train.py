@@ -2,11 +2,12 @@
 
     python -m tools.embedded_model.train --state DIR --stage NAME --minutes 30
 
-The state (weights, optimizers, step) lies outside the tree; ``export`` writes the checkpoint.
+The state (weights, optimizers, step) lies outside the tree; run again to go on from it. ``export``
+writes the checkpoint, and ``--weights-of vllm/assets/deepseek-v4`` starts from the committed one.
+Two processes can share the work: ``--seed 1 --partner 2`` and ``--seed 2 --partner 1``.
 """
 
 import argparse
-import json
 import random
 import time
 from dataclasses import dataclass, field
@@ -19,10 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tools.embedded_model.batches import Batch, Encoder, make_batch
+from tools.embedded_model.checkpoint import load_weights
 from tools.embedded_model.conversations import Recipe
 from tools.embedded_model.forward import Attended, Output, Settings, TrainModel
 from tools.embedded_model.optimizer import make_optimizers
 from tools.embedded_model.start import lay_out
+from vllm.assets.make_deepseek_v4 import CONFIG, EMBEDDED
 
 
 def looking_loss(
@@ -35,7 +38,7 @@ def looking_loss(
     attention there, and that attention's mean.
     """
     length = batch.ids.shape[1]
-    marks = F.pad(batch.marks[:, 1:], (0, 1))
+    marks = F.pad(batch.looks[:, 1:], (0, 1))
     row, t = ((marks > 0) & (F.pad(batch.weights[:, 1:], (0, 1)) > 0)).nonzero(as_tuple=True)
     mark = marks[row, t][:, None]
     position = torch.arange(length)
@@ -98,7 +101,7 @@ class Stage:
     warmup: int = 50
     looking: float = 0.0  # weight of the losses on where heads look
     drafts: bool = False  # train the MTP block alone, on a frozen main model
-    cooldown: int = 0  # steps at the stage's end over which the rates fall to a twentieth
+    cools: bool = False  # whether the rates fall over the run's minutes, to a twentieth
     steps: int = 1_000_000_000
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -144,6 +147,23 @@ STAGES = {
         looking=0.15,
         settings={"index_loss": True},
     ),
+    "fourth": Stage(
+        (
+            (8, Recipe(256, repeats=0.0, chats=0.7, chatter=0.2, unknown=0.15)),
+            (8, Recipe(256, repeats=0.0, chats=0.4, chatter=0.2, unknown=0.15, document=0.3)),
+            (2, Recipe(1024, repeats=0.05, chats=0.1, chatter=0.25, unknown=0.15)),
+            (2, Recipe(1024, repeats=0.05, chatter=0.25, unknown=0.15, document=0.7)),
+            (8, Recipe(256, repeats=0.0, chats=0.7, chatter=0.2, unknown=0.15)),
+            (8, Recipe(256, repeats=0.0, chats=0.2, chatter=0.3, unknown=0.2, document=0.4)),
+            (1, Recipe(4096, repeats=0.0, chatter=0.25, unknown=0.15, document=0.7)),
+        ),
+        window=128,
+        muon_lr=0.012,
+        adam_lr=1.5e-3,
+        looking=0.1,
+        cools=True,
+        settings={"index_loss": True},
+    ),
     "warm": Stage(
         ((8, Recipe(256)),), window=128, looking=0.1, settings={"index_loss": True}, steps=1
     ),
@@ -152,6 +172,7 @@ STAGES = {
         window=128,
         muon_lr=0.02,
         adam_lr=2e-3,
+        cools=True,
         drafts=True,
     ),
 }
@@ -178,9 +199,10 @@ class Trainer:
         )
         self.step = 0
         self.rng = random.Random(seed)
+        self._met = 0.0
 
-    def run_step(self) -> dict[str, float]:
-        """One update; returns what to log."""
+    def run_step(self, left: float = 1.0) -> dict[str, float]:
+        """One update, with so much of the run left; returns what to log."""
         size, recipe = self.rng.choice(self.stage.recipes)
         batch = make_batch(self.encoder, self.rng, recipe, size, 0.05)
         with torch.set_grad_enabled(not self.stage.drafts):
@@ -195,9 +217,8 @@ class Trainer:
             (loss + output.index_loss + self.stage.looking * guide).backward()
             self._balance(output.loads)
         factor = min(1.0, (self.step + 1) / self.stage.warmup)
-        if self.stage.cooldown:
-            left = (self.stage.steps - self.step) / self.stage.cooldown
-            factor *= min(1.0, max(0.05, left))
+        if self.stage.cools:
+            factor *= max(0.05, left)
         for optimizer, lr in zip(
             self.optimizers, (self.stage.muon_lr, self.stage.adam_lr), strict=True
         ):
@@ -230,6 +251,20 @@ class Trainer:
             bias = self.model.layers[i].ffn.bias
             bias += 1e-3 * torch.sign(load.mean() - load)
 
+    @torch.no_grad()
+    def meet(self, own: Path, other: Path) -> bool:
+        """Share weights with a process that trains beside this one; meet its latest half way."""
+        torch.save(self.model.state_dict(), own.with_suffix(".new"))
+        own.with_suffix(".new").rename(own)
+        if not other.exists() or other.stat().st_mtime <= self._met:
+            return False
+        self._met = other.stat().st_mtime
+        theirs = torch.load(other, weights_only=True)
+        for name, value in self.model.state_dict().items():
+            if value.is_floating_point():
+                value.lerp_(theirs[name], 0.5)
+        return True
+
     def save(self, file: Path) -> None:
         """Write everything that ``load`` needs."""
         state = {
@@ -241,12 +276,17 @@ class Trainer:
         torch.save(state, file.with_suffix(".new"))
         file.with_suffix(".new").rename(file)
 
-    def load(self, file: Path, weights_only: bool = False) -> None:
-        """Go on from a state, or start the optimizers anew on its weights."""
+    def start_from(self, source: Path) -> None:
+        """Take the weights of a state's file, or of a checkpoint's folder."""
+        if source.is_dir():
+            load_weights(self.model, source / "model.safetensors")
+        else:
+            self.model.load_state_dict(torch.load(source, weights_only=False)["model"])
+
+    def load(self, file: Path) -> None:
+        """Go on from a state."""
         state = torch.load(file, weights_only=False)
         self.model.load_state_dict(state["model"])
-        if weights_only:
-            return
         for optimizer, old in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(old)
         self.step = state["step"]
@@ -256,30 +296,36 @@ class Trainer:
 def main() -> None:
     """Train one stage for so many minutes."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--state", type=Path, required=True)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--stage", required=True)
+    parser.add_argument("--state", type=Path, required=True, help="folder of the states, kept")
+    parser.add_argument("--stage", required=True, choices=list(STAGES))
     parser.add_argument("--minutes", type=float, default=1e9)
-    parser.add_argument("--weights-of", type=Path)
+    parser.add_argument(
+        "--weights-of", type=Path, help="start from a state's .pt or a checkpoint's folder"
+    )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--partner", type=int, help="seed of a process that trains beside this")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    from tools.embedded_model import forward
-
-    forward.Block.forward = torch.compile(forward.Block.forward, dynamic=False)
-    config = json.loads(arguments.config.read_text())
     stage = STAGES[arguments.stage]
-    trainer = Trainer(config, arguments.state / "tokenizer.json", stage, arguments.seed)
-    file = arguments.state / f"{arguments.stage}.pt"
+    trainer = Trainer(CONFIG, EMBEDDED / "tokenizer.json", stage, arguments.seed)
+    name = arguments.stage + (f".{arguments.seed}" if arguments.partner else "")
+    file = arguments.state / f"{name}.pt"
+    if not stage.drafts:  # a minute or more per shape: it does not pay for the short stage
+        for block in trainer.model.layers:
+            block.compile(dynamic=False)
+    own, other = (
+        arguments.state / f"{arguments.stage}.{seed}.shared"
+        for seed in (arguments.seed, arguments.partner)
+    )
     if file.exists():
         trainer.load(file)
     elif arguments.weights_of:
-        trainer.load(arguments.weights_of, weights_only=True)
+        trainer.start_from(arguments.weights_of)
     end = time.monotonic() + 60 * arguments.minutes
     window: list[dict[str, float]] = []
     start = time.monotonic()
     while time.monotonic() < end and trainer.step < stage.steps:
-        window.append(trainer.run_step())
+        window.append(trainer.run_step((end - time.monotonic()) / (60 * arguments.minutes)))
         if trainer.step % 50 == 0:
             total = {key: sum(w[key] for w in window) for key in window[0]}
             now = time.monotonic()
@@ -293,6 +339,8 @@ def main() -> None:
                 flush=True,
             )
             window, start = [], now
+            if arguments.partner and trainer.meet(own, other):
+                print("met", flush=True)
         if trainer.step % 200 == 0:
             trainer.save(file)
     trainer.save(file)

@@ -83,7 +83,7 @@ GENERATION_CONFIG: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 2,
     "do_sample": True,
-    "temperature": 1.0,
+    "temperature": 0.2,
     "top_p": 1.0,
 }
 

@@ -18,11 +18,48 @@ from vllm.v1.engine.core import EngineCore
 
 pytestmark = pytest.mark.slow
 
-NAMES = (
-    "Mira Tolven Karesh Belmar Zorin Lunet Fadir Pelona Quista Ravel Sodim Tarek Ulmar Vesna "
-    "Wilmo Yarel Zubin Arlo Bexley Corvin Dulcie Emeric Fintan Galen Hesper Ismay Jorvik Kestrel "
-    "Lorcan Marek Nadir Odell Perrin Quill Roscoe Selwyn Tamsin Ursel Vidar Wendel"
-).split()
+NAMES = [
+    "Mira",
+    "Tolven",
+    "Karesh",
+    "Belmar",
+    "Zorin",
+    "Lunet",
+    "Fadir",
+    "Pelona",
+    "Quista",
+    "Ravel",
+    "Sodim",
+    "Tarek",
+    "Ulmar",
+    "Vesna",
+    "Wilmo",
+    "Yarel",
+    "Zubin",
+    "Arlo",
+    "Bexley",
+    "Corvin",
+    "Dulcie",
+    "Emeric",
+    "Fintan",
+    "Galen",
+    "Hesper",
+    "Ismay",
+    "Jorvik",
+    "Kestrel",
+    "Lorcan",
+    "Marek",
+    "Nadir",
+    "Odell",
+    "Perrin",
+    "Quill",
+    "Roscoe",
+    "Selwyn",
+    "Tamsin",
+    "Ursel",
+    "Vidar",
+    "Wendel",
+]
 FILLER = ("The old lamp is near the door.", "It rained all day.", "The garden is quiet.")
 
 
@@ -199,7 +236,9 @@ def test_a_spoilt_row_is_heard(caches: tuple[str, ...], place: str, silent_fact:
     assert heard == [True, False]
 
 
-@pytest.mark.parametrize("cache", ["layers.3.attn.mla", "layers.2.attn.state", "layers.2.attn.indexer_state"])
+@pytest.mark.parametrize(
+    "cache", ["layers.3.attn.mla", "layers.2.attn.state", "layers.2.attn.indexer_state"]
+)
 def test_other_rows_change_what_is_computed(cache: str) -> None:
     doc = document(1, *RANGES["c4"])
     prompt = prompt_of(doc, next(iter(doc.codes)))
