@@ -105,16 +105,17 @@ def says(session: Session, request_id: str, code: str) -> bool:
 
 
 def ask_all(core: EngineCore, doc: Document) -> tuple[float, int]:
-    """Ask for every name, one after the other; the share of right answers and the cached tokens."""
+    """Ask for some ten names, one by one; the share of right answers, cached tokens per question."""
     session, right, cached = Session(core), 0, 0
-    for name, code in doc.codes.items():
+    asked = list(doc.codes.items())[:: max(1, len(doc.codes) // 10)]
+    for name, code in asked:
         request_id = session.add(prompt_of(doc, name), 14)
         session.run()
         right += says(session, request_id, code)
         stats = session.answers[request_id].stats
         assert stats is not None
         cached += stats.num_cached_tokens
-    return right / len(doc.codes), cached
+    return right / len(asked), cached // len(asked)
 
 
 # Where the facts lie before the question: in the window, beyond it, far beyond.
@@ -129,7 +130,7 @@ def test_recall_through_hits(name: str, unit: int) -> None:
     right, cached = ask_all(core, doc)
     num_tokens = len(prompt_of(doc, next(iter(doc.codes))))
     if num_tokens > 2 * unit:
-        assert cached > (len(doc.codes) - 1) * (num_tokens - 2 * unit - 20)
+        assert cached > 0.8 * (num_tokens - 2 * unit - 20)
     assert right >= 0.9
 
 
@@ -182,8 +183,8 @@ def spoil(core: EngineCore, caches: tuple[str, ...], positions: tuple[int, ...])
     """
     scheduler = core.scheduler
     (request_id,) = scheduler.requests
-    tables = scheduler.kv_cache_manager.get_block_ids(request_id)
-    pages = core.executor._worker._runner._pool.layers
+    runner = core.executor._worker._runner
+    tables, pages = runner._states.get(request_id).tables.views, runner._pool.layers
     spoilt = 0
     for table, group in zip(tables, scheduler.kv_cache_config.kv_cache_groups, strict=True):
         for name in group.layer_names:
@@ -193,7 +194,7 @@ def spoil(core: EngineCore, caches: tuple[str, ...], positions: tuple[int, ...])
             ratio = group.kv_cache_spec.block_size // rows
             for row in {position // ratio for position in positions}:
                 block, offset = divmod(row, rows)
-                pages[name][table[block], offset] *= -1
+                pages[name][int(table.block_ids[block - table.base]), offset] *= -1
                 spoilt += 1
     assert spoilt
 
