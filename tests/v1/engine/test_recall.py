@@ -105,7 +105,7 @@ def says(session: Session, request_id: str, code: str) -> bool:
 
 
 def ask_all(core: EngineCore, doc: Document) -> tuple[float, int]:
-    """Ask for some ten names, one by one; the share of right answers, cached tokens per question."""
+    """Ask for some ten names, one by one: the share of right answers, cached tokens each."""
     session, right, cached = Session(core), 0, 0
     asked = list(doc.codes.items())[:: max(1, len(doc.codes) // 10)]
     for name, code in asked:
@@ -199,28 +199,28 @@ def spoil(core: EngineCore, caches: tuple[str, ...], positions: tuple[int, ...])
     assert spoilt
 
 
-def code_positions(prompt: list[int], code: str) -> tuple[int, int]:
-    """Where the two tokens of a code stand."""
-    first, second = tokenizer().encode(f" {code}", add_special_tokens=False)
-    (at,) = [i for i in range(len(prompt)) if prompt[i : i + 2] == [first, second]]
-    return at, at + 1
+def last_positions(prompt: list[int], word: str) -> tuple[int, ...]:
+    """Where the tokens of a word stand that follows a space, the last time it is said."""
+    ids = tokenizer().encode(f" {word}", add_special_tokens=False)
+    at = max(i for i in range(len(prompt)) if prompt[i : i + len(ids)] == ids)
+    return tuple(range(at, at + len(ids)))
 
 
 C4_ENTRIES = ("layers.2.attn.mla", "layers.4.attn.mla")
 
 
 @pytest.mark.parametrize(
-    ("caches", "place", "silent_fact"),
+    ("caches", "place", "fact"),
     [
-        ((".window",), "window", 4),
+        ((".window",), "window", 1),
         (C4_ENTRIES, "c4", 3),
         ((".indexer",), "indexer", 3),
     ],
     ids=["window", "entries", "index keys"],
 )
-def test_a_spoilt_row_is_heard(caches: tuple[str, ...], place: str, silent_fact: int) -> None:
+def test_a_spoilt_row_is_heard(caches: tuple[str, ...], place: str, fact: int) -> None:
     doc = document(1, *RANGES[place])
-    name, code = list(doc.codes.items())[silent_fact]
+    name, code = list(doc.codes.items())[fact]
     prompt = prompt_of(doc, name)
     heard = []
     for spoils in (False, True):
@@ -229,16 +229,20 @@ def test_a_spoilt_row_is_heard(caches: tuple[str, ...], place: str, silent_fact:
         request_id = session.add(prompt, 14)
         session.step()
         if spoils:
-            at = code_positions(prompt, code)
-            # An entry also holds the four tokens before its own: the next one holds the code too.
-            spoil(core, caches, tuple(range(at[0], at[1] + (1 if place == "window" else 5))))
+            if place == "window":
+                # What the document says is in entries too; what is asked is read from the window.
+                spoil(core, caches, last_positions(prompt, name))
+            else:
+                at = last_positions(prompt, code)
+                # An entry also holds the four tokens before its own: the next one has the code too.
+                spoil(core, caches, tuple(range(at[0], at[1] + 5)))
         session.run()
         heard.append(says(session, request_id, code))
     assert heard == [True, False]
 
 
 @pytest.mark.parametrize(
-    "cache", ["layers.3.attn.mla", "layers.2.attn.state", "layers.2.attn.indexer_state"]
+    "cache", ["layers.3.attn.mla", "layers.2.attn.state", "layers.4.attn.state"]
 )
 def test_other_rows_change_what_is_computed(cache: str) -> None:
     doc = document(1, *RANGES["c4"])
