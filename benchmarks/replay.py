@@ -82,7 +82,7 @@ _TODAY = {
     "keeps_coarse": False,
     "supersedes": False,
     "private_window": False,
-    "resists_scans": False,
+    "adapts": False,
 }
 _VARIANTS: dict[str, dict[str, bool]] = {
     "today": {},

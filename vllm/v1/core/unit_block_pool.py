@@ -3,8 +3,10 @@
 A free block stands in one tier, and allocation takes the lowest tier that has one:
 
     SCRATCH   nothing can hit it: never hashed, or its keys are gone
-    COLD      hashed, but superseded by something better, or on trial
-    REGULAR   hashed, in LRU order
+    SPARE     checkpoints nobody asked for, left in memory that cached nothing
+    COLD      superseded by something better
+    REGULAR   useful; the eviction rule in force says which goes first (``regular_tier``)
+    LIVE      checkpoints that running requests made or resumed at
     PINNED    the windows at which long prompts paused, if pins are on; counted as free
 
 A *dense* block carries one key for every unit whose rows it holds; a *window* block belongs to the
@@ -32,15 +34,19 @@ from vllm.v1.core.kv_cache_utils import (
     salt_digest,
 )
 from vllm.v1.core.pinned_checkpoints import PinnedCheckpoints
+from vllm.v1.core.policy.eviction import Standing
+from vllm.v1.core.regular_tier import RegularTier
 
 
 class Tier(IntEnum):
     """Where a free block stands; lower tiers are reused first."""
 
     SCRATCH = 0
-    COLD = 1
-    REGULAR = 2
-    PINNED = 3
+    SPARE = 1
+    COLD = 2
+    REGULAR = 3
+    LIVE = 4
+    PINNED = 5
 
 
 _HELD = -1
@@ -60,10 +66,11 @@ class Checkpoint:
         next_token: The token that followed, if it was known: a drafter's last row depends on it.
         num_hits: Requests admitted here.
         num_live: Of those, requests that still run.
+        num_owners: Running requests for whose sake it is among the last to go.
         is_kept: Whether it outlives the advance of the request that made it.
         is_junction: Whether continuations were seen to part here.
         is_cold: Whether it is given up before others.
-        is_on_trial: Whether it is so only until it is hit.
+        is_spare: Whether nobody asked for it, and nobody hit it yet.
         older: The checkpoints that the request which made this one began at.
     """
 
@@ -73,10 +80,11 @@ class Checkpoint:
     next_token: int | None = None
     num_hits: int = 0
     num_live: int = 0
+    num_owners: int = 0
     is_kept: bool = False
     is_junction: bool = False
     is_cold: bool = False
-    is_on_trial: bool = False
+    is_spare: bool = False
     older: "tuple[Checkpoint, ...]" = ()
 
     def all_blocks(self) -> Iterable[KVCacheBlock]:
@@ -93,11 +101,11 @@ class GhostList:
     """
 
     capacity: int
-    _entries: OrderedDict[BlockHash, None] = field(default_factory=OrderedDict)
+    _entries: OrderedDict[BlockHash, int] = field(default_factory=OrderedDict)
 
-    def add(self, prefix_hash: BlockHash) -> None:
-        """Remember a hash."""
-        self._entries[prefix_hash] = None
+    def add(self, prefix_hash: BlockHash, time: int = 0) -> None:
+        """Remember a hash, evicted at some time."""
+        self._entries[prefix_hash] = time
         self._entries.move_to_end(prefix_hash)
         if len(self._entries) > self.capacity:
             self._entries.popitem(last=False)
@@ -108,12 +116,25 @@ class GhostList:
             for prefix_hash in prefix_hashes:
                 self._entries.pop(prefix_hash, None)
 
+    def time_of(self, prefix_hash: BlockHash) -> int | None:
+        """Return when a hash was evicted; None if that is not known."""
+        return self._entries.get(prefix_hash)
+
     def clear(self) -> None:
         """Forget all."""
         self._entries.clear()
 
     def __contains__(self, prefix_hash: BlockHash) -> bool:
         return prefix_hash in self._entries
+
+
+def checkpoint_tier(record: Checkpoint) -> Tier:
+    """Return where a checkpoint's free blocks stand, pins left out."""
+    if record.is_spare:
+        return Tier.SPARE
+    if record.is_cold:
+        return Tier.COLD
+    return Tier.LIVE if record.num_owners else Tier.REGULAR
 
 
 class UnitBlockPool:
@@ -149,11 +170,15 @@ class UnitBlockPool:
         self.null_block = self.blocks[0]
         self.null_block.is_null = True
         self.pinned = None if max_pinned is None else PinnedCheckpoints(max_pinned)
-        num_cached_tiers = len(Tier) - 1 if self.pinned is not None else len(Tier) - 2
-        self.tiers = (
-            FreeKVCacheBlockQueue(self.blocks[1:]),
-            *(FreeKVCacheBlockQueue([]) for _ in range(num_cached_tiers)),
-        )
+        self.regular = RegularTier(num_blocks)
+        empty: list[FreeKVCacheBlockQueue | RegularTier] = [
+            FreeKVCacheBlockQueue([]) for _ in range(len(Tier) - 1)
+        ]
+        empty[Tier.REGULAR - 1] = self.regular
+        self.tiers = (FreeKVCacheBlockQueue(self.blocks[1:]), *empty)
+        self._scratch = self.tiers[0]
+        # Blocks whose keys were evicted so far: the clock of the memory of evicted prefixes.
+        self._num_evicted = 0
         self._tier_of = [_HELD] + [int(Tier.SCRATCH)] * (num_blocks - 1)
         # Per dense group: prefix -> a block that holds its last rows; further blocks of the same
         # prefix (copies, or requests that computed it side by side) stand in _duplicates.
@@ -163,8 +188,6 @@ class UnitBlockPool:
         }
         # Keys of a dense block in ascending order of position, and its group.
         self._keys: dict[int, tuple[int, list[BlockHash]]] = {}
-        # Free dense blocks that are given up before others until they are hit.
-        self._on_trial: set[int] = set()
         # Which prefix a cached unit continues, and how many cached units continue a prefix; of the
         # first dense group, which has a key at every unit.
         self._lineage_group = dense_group_ids[0] if dense_group_ids else -1
@@ -181,7 +204,12 @@ class UnitBlockPool:
 
     def get_num_free_blocks(self) -> int:
         """Return how many blocks allocation can take, cached and pinned ones included."""
-        return sum(tier.num_free_blocks for tier in self.tiers)
+        return sum([tier.num_free_blocks for tier in self.tiers])
+
+    @property
+    def num_scratch(self) -> int:
+        """Free blocks that cache nothing."""
+        return self._scratch.num_free_blocks
 
     def get_usage(self) -> float:
         """Return the share of blocks that requests hold, 0..1, the null block left out."""
@@ -217,7 +245,7 @@ class UnitBlockPool:
         if self.pinned is not None:
             self._demote_pins(self.pinned, num_blocks)
         # Scratch blocks cache nothing, so they go in one piece.
-        scratch = self.tiers[Tier.SCRATCH]
+        scratch = self._scratch
         taken = scratch.popleft_n(min(num_blocks, scratch.num_free_blocks))
         for block in taken:
             self._tier_of[block.block_id] = _HELD
@@ -240,13 +268,13 @@ class UnitBlockPool:
 
     def _forget(self, block: KVCacheBlock) -> None:
         """Drop what a block caches, because its rows are about to be overwritten."""
-        self._on_trial.discard(block.block_id)
         entry = self._keys.pop(block.block_id, None)
         if entry is not None:
             group_id, hashes = entry
+            self._num_evicted += 1
             for prefix_hash in hashes:
                 self._remove_key(group_id, prefix_hash, block)
-                self.ghosts.add(prefix_hash)
+                self.ghosts.add(prefix_hash, self._num_evicted)
                 self._record_removed(prefix_hash, group_id)
                 if group_id == self._lineage_group:
                     self._forget_lineage(prefix_hash)
@@ -284,19 +312,14 @@ class UnitBlockPool:
                 tier = self._tier_of[block.block_id]
                 self.tiers[tier].remove(block)
                 self._tier_of[block.block_id] = _HELD
-                self._on_trial.discard(block.block_id)
+            if block.block_id in self._keys:
+                self.regular.set_standing(block, Standing.HIT)
             block.ref_cnt += 1
 
-    def free_blocks(
-        self, ordered_blocks: Iterable[KVCacheBlock], *, on_trial: bool = False
-    ) -> None:
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """Give blocks back, in the order in which they should be reused.
 
-        Those nobody holds any more join REGULAR if something can hit them, else SCRATCH.
-
-        Args:
-            ordered_blocks: The blocks.
-            on_trial: Dense blocks stand in COLD until they are hit.
+        Those nobody holds any more join the tier of what they serve.
         """
         keys, records, tier_of = self._keys, self._records, self._tier_of
         # Nearly all of a prompt's blocks go to one of two tiers: those are joined in one piece.
@@ -310,39 +333,51 @@ class UnitBlockPool:
             if block.ref_cnt:
                 continue
             block_id = block.block_id
-            if on_trial and block_id in keys:
-                self._on_trial.add(block_id)
-            if block_id in keys and block_id not in self._on_trial:
+            if block_id in keys:
                 tier_of[block_id] = _REGULAR
                 useful.append(block)
-            elif block_id in keys or block_id in records:
+            elif block_id in records:
                 self._enqueue(block, self._tier_for(block))
             else:
                 tier_of[block_id] = _SCRATCH
                 useless.append(block)
-        self.tiers[Tier.REGULAR].append_n(useful)
+        self.regular.append_n(useful)
         # Freed last, taken first; see ``_enqueue``.
         useless.reverse()
-        self.tiers[Tier.SCRATCH].prepend_n(useless)
+        self._scratch.prepend_n(useless)
 
     def _tier_for(self, block: KVCacheBlock) -> Tier:
         """Return where a free block belongs: with the best of what it serves."""
         if block.block_id in self._keys:
-            return Tier.COLD if block.block_id in self._on_trial else Tier.REGULAR
+            return Tier.REGULAR
         records = self._records.get(block.block_id)
         if not records:
             return Tier.SCRATCH
         if self.pinned is not None and self.pinned.holds(block):
             return Tier.PINNED
-        return Tier.COLD if all(record.is_cold for record in records) else Tier.REGULAR
+        return max([checkpoint_tier(record) for record in records])
+
+    def _standing_for(self, block: KVCacheBlock) -> Standing:
+        """Return what is known of a window block: the best of its checkpoints, or of their rows."""
+        index = self.index[self._lineage_group] if self._lineage_group >= 0 else {}
+        best = Standing.NEW
+        for record in self._records[block.block_id]:
+            if record.num_hits or record.is_junction:
+                return Standing.HIT
+            dense = index.get(record.prefix_hash)
+            if dense is not None:
+                best = max(best, self.regular.standing_of(dense))
+        return best
 
     def _enqueue(self, block: KVCacheBlock, tier: Tier) -> None:
         self._tier_of[block.block_id] = int(tier)
         if tier is Tier.SCRATCH:
             # Last in, first out: on a CPU the pool's memory is committed on first touch, so a
             # small working set of scratch blocks keeps the process small and its cache warm.
-            self.tiers[tier].prepend_n([block])
+            self._scratch.prepend_n([block])
         else:
+            if tier is Tier.REGULAR and block.block_id not in self._keys:
+                self.regular.set_standing(block, self._standing_for(block))
             self.tiers[tier].append(block)
 
     def _move(self, block: KVCacheBlock, tier: Tier) -> None:
@@ -375,6 +410,7 @@ class UnitBlockPool:
             if entry is None:
                 assert not block.is_null
                 self._keys[block.block_id] = (group_id, [prefix_hash])
+                self.regular.set_standing(block, self._first_standing(group_id, prefix_hash))
             else:
                 assert entry[0] == group_id
                 entry[1].append(prefix_hash)
@@ -393,6 +429,15 @@ class UnitBlockPool:
                 if prefix_hash not in known:
                     known[prefix_hash] = parent
                     num_children[parent] = num_children.get(parent, 0) + 1
+
+    def _first_standing(self, group_id: int, prefix_hash: BlockHash) -> Standing:
+        """Return what is known of a prefix that is about to be published."""
+        if prefix_hash in self.index[group_id]:
+            return Standing.HIT
+        evicted = self.ghosts.time_of(prefix_hash)
+        if evicted is not None and self._num_evicted - evicted < self.num_gpu_blocks:
+            return Standing.RETURNED
+        return Standing.NEW
 
     def add_key(
         self,
@@ -435,6 +480,10 @@ class UnitBlockPool:
         if existing is not None:
             existing.is_kept = existing.is_kept or record.is_kept
             existing.is_junction = existing.is_junction or record.is_junction
+            if existing.is_spare and not record.is_spare:
+                # As if it were made now.
+                existing.is_spare, existing.is_cold = False, record.is_cold
+                self._place_free_blocks(existing, even_if_unchanged=False)
             self.set_cold(existing, existing.is_cold and record.is_cold)
             return False
         self.checkpoints[record.prefix_hash] = record
@@ -470,23 +519,12 @@ class UnitBlockPool:
         if record.is_cold == is_cold or self.checkpoints.get(record.prefix_hash) is not record:
             return
         record.is_cold = is_cold
-        record.is_on_trial = False
         self._place_free_blocks(record, even_if_unchanged=False)
 
-    def put_on_trial(self, record: Checkpoint) -> None:
-        """Give a checkpoint up before others until it is hit."""
-        if not record.is_cold:
-            self.set_cold(record, True)
-            record.is_on_trial = record.is_cold
-
-    def end_trial(self, record: Checkpoint) -> None:
-        """Keep a checkpoint that was hit as others are kept."""
-        if record.is_on_trial:
-            self.set_cold(record, False)
-
-    def is_on_trial(self, block: KVCacheBlock) -> bool:
-        """Whether a free dense block is given up before others until it is hit."""
-        return block.block_id in self._on_trial
+    def promote(self, record: Checkpoint) -> None:
+        """Keep a spare checkpoint that was hit as others are kept."""
+        record.is_spare = False
+        self._place_free_blocks(record, even_if_unchanged=False)
 
     def refresh(self, record: Checkpoint) -> None:
         """Let a checkpoint's free blocks age from now."""

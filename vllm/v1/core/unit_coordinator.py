@@ -5,7 +5,7 @@ A step of one request goes through ``plan_step`` (what to take; changes nothing)
 ``publish``, when ``schedule()`` ends, from what was really allocated in it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from vllm import envs
@@ -13,6 +13,8 @@ from vllm.logger import init_logger
 from vllm.v1.core.drafter_rows import can_rebuild
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.pinned_tier import pinned_share
+from vllm.v1.core.policy.adaptation import Adaptation
+from vllm.v1.core.policy.spare import spare_boundaries
 from vllm.v1.core.prefix_lookup import PrefixHit, find_prefix
 from vllm.v1.core.retention import (
     CacheGeometry,
@@ -24,7 +26,6 @@ from vllm.v1.core.retention import (
     parse_retention,
     trailing_boundaries,
 )
-from vllm.v1.core.scan_guard import ScanGuard
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.unit_block_pool import Checkpoint, UnitBlockPool
 from vllm.v1.core.unit_groups import DenseGroup, WindowGroup
@@ -123,8 +124,8 @@ class RequestCacheState:
 class UnitKVCacheCoordinator:
     """The groups of one model over one pool.
 
-    Owns: the pool, the group managers, copies not yet run, what each request has published, the
-    guard against scans.
+    Owns: the pool, the group managers, copies not yet run, what each request has published, what
+    was learnt of the traffic.
 
     Args:
         kv_cache_config: Groups and number of blocks; ``hit_unit`` is set.
@@ -169,7 +170,11 @@ class UnitKVCacheCoordinator:
         pool = self.block_pool
         self.dense = tuple(DenseGroup(g, pool) for g in self.geometry.dense)
         self.windows = tuple(WindowGroup(g, pool) for g in self.geometry.windows)
-        self.scan_guard = ScanGuard() if policy.resists_scans else None
+        self.adaptation: Adaptation | None = None
+        if policy.adapts and enable_caching:
+            self.adaptation = Adaptation(self.geometry, kv_cache_config.num_blocks - 1)
+        # Requests whose step left spare checkpoints, and where it ends.
+        self._spared: dict[str, int] = {}
         # Decode steps take blocks for so many tokens at a time. State blocks hold as few as a
         # sixteenth of a unit; going to the pool for each would be most of a decode step's cost.
         self._stride = max(1, self.geometry.unit // 4)
@@ -449,11 +454,13 @@ class UnitKVCacheCoordinator:
         for window, blocks_of in zip(self.windows, hit.checkpoint.blocks, strict=True):
             pool.touch(blocks_of)
             window.adopt(request_id, hit.position, blocks_of)
-        for record in (hit.checkpoint, hit.lean_checkpoint):
-            if record is not None:
-                pool.end_trial(record)
         hit.checkpoint.num_hits += 1
         hit.checkpoint.num_live += 1
+        for record in (hit.checkpoint, hit.lean_checkpoint):
+            if record is not None and record.is_spare:
+                pool.promote(record)
+        if self.adaptation is not None:
+            hit.checkpoint.num_owners += 1
 
     def _add_copy(self, request_id: str, partial: PartialAdoption, block: KVCacheBlock) -> None:
         group = self.dense[partial.dense_index]
@@ -499,6 +506,7 @@ class UnitKVCacheCoordinator:
         end: int,
         boundaries: Sequence[int],
         cache_salt: str | None,
+        spare: Collection[int] = (),
     ) -> None:
         """Make the prefixes a step completes visible to later lookups.
 
@@ -509,13 +517,17 @@ class UnitKVCacheCoordinator:
             end: Tokens computed after the step, drafts not counted.
             boundaries: Boundaries the step completes, to keep a checkpoint of.
             cache_salt: The request's salt, which is in its hashes; events carry its digest.
+            spare: Those of the boundaries that nobody asked for.
         """
         state = self._states[request_id]
+        if spare:
+            self._spared[request_id] = end
         self._publish_keys(request_id, state, block_hashes, token_ids, end, cache_salt)
         for position in boundaries:
             token = token_ids[position] if position < len(token_ids) else None
             prefix_hash = block_hashes[position // self.geometry.unit - 1]
-            self._publish_checkpoint(request_id, state, prefix_hash, position, token)
+            is_spare = position in spare
+            self._publish_checkpoint(request_id, state, prefix_hash, position, token, is_spare)
         self._drop_passed_records(state, end)
 
     def _publish_keys(
@@ -556,10 +568,12 @@ class UnitKVCacheCoordinator:
         prefix_hash: BlockHash,
         position: int,
         next_token: int | None,
+        is_spare: bool,
     ) -> None:
         policy = self.policy
         is_junction = position in state.junctions
-        on_grid = policy.interval > 0 and position % policy.interval == 0
+        interval = self.interval
+        on_grid = interval > 0 and position % interval == 0 and not is_spare
         record = Checkpoint(
             prefix_hash,
             position,
@@ -569,11 +583,14 @@ class UnitKVCacheCoordinator:
             is_junction=is_junction,
             # Its lean boundary is close below and needs no state of long compressors.
             is_cold=policy.keeps_lean and position % self.geometry.lean != 0 and not is_junction,
+            is_spare=is_spare,
         )
-        if self.block_pool.add_checkpoint(record):
+        if self.block_pool.add_checkpoint(record) and not is_spare:
             if next_token is None:
                 state.unfollowed = record
             (state.kept if record.is_kept else state.trailing).append(record)
+            if self.adaptation is not None and record.is_kept:
+                record.num_owners += 1
 
     def note_next_token(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Tell a checkpoint which token followed, now that it may be known."""
@@ -622,12 +639,6 @@ class UnitKVCacheCoordinator:
                 if not record.is_junction and record.num_live == 0:
                     self.block_pool.set_cold(record, True)
 
-    def _put_on_trial(self, state: RequestCacheState) -> None:
-        """Give what a leaving request made up first, until somebody resumes there."""
-        for record in (*state.kept, *state.trailing):
-            if record.num_hits == 0 and not record.is_junction:
-                self.block_pool.put_on_trial(record)
-
     def _age_checkpoints(self, state: RequestCacheState) -> None:
         """Order a leaving request's checkpoints for eviction: they age from now.
 
@@ -646,6 +657,10 @@ class UnitKVCacheCoordinator:
                 self._supersede(state.origin.older)
                 # Cut here, or a long conversation's records would hold each other for ever.
                 state.origin.older = ()
+        if self.adaptation is not None:
+            owned = state.kept if state.origin is None else [*state.kept, state.origin]
+            for record in owned:
+                record.num_owners -= 1
         for record in made:
             record.older = older
         for record in (*made, *began_at):
@@ -688,9 +703,47 @@ class UnitKVCacheCoordinator:
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached and what was learnt of it; False while blocks are held."""
         done = self.block_pool.reset_prefix_cache()
-        if done and self.scan_guard is not None:
-            self.scan_guard = ScanGuard()
+        if done and self.adaptation is not None:
+            self.adaptation.reset()
+            self.block_pool.regular.rule = self.adaptation.rule
         return done
+
+    # ---- what is learnt ----------------------------------------------------------------------
+
+    @property
+    def interval(self) -> int:
+        """Tokens between two checkpoints that prompts leave; 0: none."""
+        return self.policy.interval if self.adaptation is None else self.adaptation.interval
+
+    def observe(self, block_hashes: Sequence[BlockHash], num_tokens: int) -> None:
+        """Learn from an admitted prompt."""
+        if self.adaptation is not None:
+            self.adaptation.observe(block_hashes, num_tokens)
+            self.block_pool.regular.rule = self.adaptation.rule
+
+    def find_spare(
+        self,
+        block_hashes: Sequence[BlockHash],
+        start: int,
+        end: int,
+        boundaries: Collection[int],
+        num_taken: int,
+    ) -> tuple[int, ...]:
+        """Return where a prefill step leaves checkpoints in memory that nothing else needs now.
+
+        Args:
+            block_hashes: The request's chained hashes.
+            start: Tokens computed before the step.
+            end: Tokens of the prompt computed after it.
+            boundaries: Where it leaves checkpoints anyway.
+            num_taken: Blocks it takes anyway.
+        """
+        pool = self.block_pool
+        num_free = pool.num_scratch - num_taken
+        size = pool.num_gpu_blocks
+        places = spare_boundaries(self.geometry, start, end, boundaries, num_free, size)
+        known, unit = pool.checkpoints, self.geometry.unit
+        return tuple(p for p in places if block_hashes[p // unit - 1] not in known)
 
     # ---- tables ------------------------------------------------------------------------------
 
@@ -704,16 +757,13 @@ class UnitKVCacheCoordinator:
                 kept.append(copy)
         self.copies = kept
         state = self._states.pop(request_id, None)
-        trial_start = None
-        if state is not None and self.scan_guard is not None and self.scan_guard.is_active:
-            trial_start = state.origin.position if state.origin is not None else 0
-            self._put_on_trial(state)
         for group in self.dense:
-            group.free(request_id, trial_start)
+            group.free(request_id)
         for window in self.windows:
             window.free(request_id)
         self._dirty.discard(request_id)
         self._rebuilds.pop(request_id, None)
+        self._spared.pop(request_id, None)
         if state is not None:
             self._age_checkpoints(state)
 
@@ -729,6 +779,11 @@ class UnitKVCacheCoordinator:
         """Drain the window tables that changed since they were last taken, by request."""
         changed = {request_id: self._take_tables_of(request_id) for request_id in self._dirty}
         self._dirty.clear()
+        # Their rows are written in the step the tables are for, and read by nobody: what takes the
+        # blocks next writes later.
+        for request_id, end in self._spared.items():
+            self.release_passed(request_id, end)
+        self._spared.clear()
         return {request_id: tables for request_id, tables in changed.items() if tables}
 
     def _take_tables_of(self, request_id: str) -> tuple[WindowTable, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.retention import GroupGeometry, ceil_div
+from vllm.v1.core.retention import GroupGeometry
 from vllm.v1.core.unit_block_pool import UnitBlockPool
 
 
@@ -43,19 +43,9 @@ class DenseGroup:
         table, block_size = self.tables[request_id], self.geometry.block_size
         return [table[(end - 1) // block_size] for end in ends]
 
-    def free(self, request_id: str, trial_start: int | None = None) -> None:
-        """Give all blocks back, a sequence's tail before its head.
-
-        Args:
-            request_id: The request.
-            trial_start: Blocks wholly above this position are on trial; None: no block is.
-        """
-        table = self.tables.pop(request_id, [])
-        if trial_start is not None:
-            first = ceil_div(trial_start, self.geometry.block_size)
-            self._pool.free_blocks(reversed(table[first:]), on_trial=True)
-            del table[first:]
-        self._pool.free_blocks(reversed(table))
+    def free(self, request_id: str) -> None:
+        """Give all blocks back, a sequence's tail before its head."""
+        self._pool.free_blocks(reversed(self.tables.pop(request_id, [])))
 
 
 @dataclass(slots=True)

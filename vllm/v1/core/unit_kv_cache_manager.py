@@ -13,8 +13,6 @@ from vllm.v1.core.invariants import check_unit_cache
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.prefix_lookup import (
     BYPASSED,
-    EVICTED,
-    WINDOW_EVICTED,
     PrefixHit,
     explain_misses,
 )
@@ -77,6 +75,7 @@ class PendingPublication:
     start: int
     end: int
     boundaries: tuple[int, ...]
+    spare: tuple[int, ...] = ()
 
 
 class UnitKVCacheManager:
@@ -229,7 +228,7 @@ class UnitKVCacheManager:
         wanted, junctions = self._wanted_boundaries(request, new_computed_blocks, is_new=is_new)
         boundaries: tuple[int, ...] = ()
         if publishes:
-            interval = self.policy.interval
+            interval = self.coordinator.interval
             boundaries = step_boundaries(self.geometry, start, end, wanted, interval)
         if not is_new:
             self.coordinator.release_passed(request_id, _num_accepted(request))
@@ -242,6 +241,24 @@ class UnitKVCacheManager:
             request_id, start, end, alloc_end, boundaries, hit, rebuilds_drafter_row=rebuilds
         )
         available = self.block_pool.get_num_free_blocks() - reserved_blocks
+        spare: tuple[int, ...] = ()
+        if self.coordinator.adaptation is not None and publishes:
+            spare = self.coordinator.find_spare(
+                request.block_hashes,
+                start,
+                min(end, request.num_prompt_tokens),
+                boundaries,
+                plan.num_new_blocks,
+            )
+        if spare:
+            boundaries = tuple(sorted((*boundaries, *spare)))
+            larger = self.coordinator.plan_step(
+                request_id, start, end, alloc_end, boundaries, hit, rebuilds_drafter_row=rebuilds
+            )
+            if larger.num_new_blocks + larger.num_blocks_touched <= available:
+                plan = larger
+            else:
+                spare, boundaries = (), plan.boundaries
         needed = plan.num_new_blocks + plan.num_blocks_touched
         if full_sequence_must_fit:
             needed = max(needed, self._full_sequence_blocks(request, hit))
@@ -254,7 +271,7 @@ class UnitKVCacheManager:
             self.coordinator.want_boundaries(request_id, junctions, are_junctions=True)
             self._prefilling[request_id] = request
         if publishes:
-            self._pending[request_id] = PendingPublication(request, start, end, boundaries)
+            self._pending[request_id] = PendingPublication(request, start, end, boundaries, spare)
         if is_new:
             self._record_admission(request, hit, new_computed_blocks)
         return KVCacheBlocks(new_blocks)
@@ -277,7 +294,7 @@ class UnitKVCacheManager:
             request.block_hashes,
             request.all_token_ids,
             end,
-            step_boundaries(self.geometry, first, end, wanted, self.policy.interval),
+            step_boundaries(self.geometry, first, end, wanted, self.coordinator.interval),
             request.cache_salt,
         )
 
@@ -412,9 +429,8 @@ class UnitKVCacheManager:
             if found.position > cached:
                 # Admitted without its hit because the pool was too full for it.
                 misses[BYPASSED] = misses.get(BYPASSED, 0) + found.position - cached
-            if self.coordinator.scan_guard is not None and request.num_preemptions == 0:
-                lost = misses.get(EVICTED, 0) + misses.get(WINDOW_EVICTED, 0)
-                self.coordinator.scan_guard.observe(cached, lost)
+        if self.enable_caching and request.num_preemptions == 0:
+            self.coordinator.observe(request.block_hashes, request.num_prompt_tokens)
         self._prefill_stats[request.request_id] = PrefillStats(num_tokens, cached, matched, misses)
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:
@@ -442,6 +458,7 @@ class UnitKVCacheManager:
                 pending.end,
                 pending.boundaries,
                 request.cache_salt,
+                pending.spare,
             )
             if self.policy.pinned_share is not None:
                 hashes = request.block_hashes
