@@ -211,6 +211,13 @@ class UnitBlockPool:
         """Free blocks that cache nothing."""
         return self._scratch.num_free_blocks
 
+    @property
+    def dense_share(self) -> float:
+        """The part of what is cached that is dense rows, spare checkpoints left out."""
+        spare = self.tiers[Tier.SPARE].num_free_blocks
+        dense, windows = len(self._keys), len(self._records) - spare
+        return dense / (dense + windows) if dense else 1.0
+
     def get_usage(self) -> float:
         """Return the share of blocks that requests hold, 0..1, the null block left out."""
         total = self.num_gpu_blocks - 1

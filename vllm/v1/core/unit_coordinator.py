@@ -718,7 +718,7 @@ class UnitKVCacheCoordinator:
     def observe(self, block_hashes: Sequence[BlockHash], num_tokens: int) -> None:
         """Learn from an admitted prompt."""
         if self.adaptation is not None:
-            self.adaptation.observe(block_hashes, num_tokens)
+            self.adaptation.observe(block_hashes, num_tokens, self.block_pool.dense_share)
             self.block_pool.regular.rule = self.adaptation.rule
 
     def find_spare(

@@ -48,11 +48,20 @@ class Adaptation:
         """Tokens between two checkpoints that new prompts leave; 0: none."""
         return self._learner.interval
 
-    def observe(self, block_hashes: Sequence[BlockHash], num_tokens: int) -> None:
-        """Take note of an admitted prompt."""
+    def observe(
+        self, block_hashes: Sequence[BlockHash], num_tokens: int, dense_share: float
+    ) -> None:
+        """Take note of an admitted prompt.
+
+        Args:
+            block_hashes: Its chained hashes.
+            num_tokens: Its tokens.
+            dense_share: The part of what the pool caches that is dense rows.
+        """
         spans = self._sampler.sample(block_hashes, num_tokens)
         if not spans:
             return
+        self._duel.resize(max(1, int(self._sampler.capacity * dense_share)))
         if self._duel.serve([span.key for span in spans]):
             logger.info("Prefix cache: eviction rule is now %s.", self.rule.value)
         if self._learner.serve(spans):

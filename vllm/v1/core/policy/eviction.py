@@ -39,7 +39,7 @@ class Rule(Enum):
 # The share of the pool that NEW may hold before it is the first to give.
 _PROBATION_SHARE = {Rule.SHORT_PROBATION: 0.05, Rule.LONG_PROBATION: 0.6}
 # Under RESIDENTS, what nobody used while so many times the pool's contents were, is given up.
-STALE_POOLS = 2.0
+STALE_POOLS = 3.0
 
 
 class StandingQueues(Protocol):

@@ -3,13 +3,13 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from vllm.v1.core.policy.spans import Span
+from vllm.v1.core.policy.spans import SPAN_TOKENS, Span
 
 # Tokens between two checkpoints; 0: none but where prompts end and part.
 CANDIDATES = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 0)
 FIRST_INTERVAL = 16_384
 # A finer interval must gain so much to be taken; a coarser one must only lose nothing.
-_GAIN = 0.01
+LEAD = 0.02
 _HALF_LIFE_POOLS = 2.0
 _NO_LEVEL = len(CANDIDATES)
 
@@ -53,18 +53,19 @@ class IntervalLearner:
         self._sizes = [b - a for a, b in zip([0, *rooms], rooms, strict=False)]
         # Span -> the candidates that had a prompt's end there, as bits.
         self._segments: list[OrderedDict[int, int]] = [OrderedDict() for _ in rooms]
-        self._scores = [0.0] * len(rooms)
-        self._num_served = 0
+        self._leads = [0.0] * len(rooms)
+        self._is_full = False
         self.interval = FIRST_INTERVAL if FIRST_INTERVAL in self._candidates else 0
 
     def serve(self, spans: Sequence[Span]) -> bool:
         """Let a prompt be served; returns whether the interval changed."""
         if not spans:
             return False
-        self._score(spans)
+        worth = self._worth(spans)
         self._use(spans)
-        self._num_served += len(spans)
-        return self._num_served > self._capacity // 2 and self._decide()
+        if not self._is_full:
+            return False
+        return self._decide(len(spans), worth)
 
     def _find(self, key: int) -> int:
         for level, segment in enumerate(self._segments):
@@ -72,10 +73,9 @@ class IntervalLearner:
                 return level
         return _NO_LEVEL
 
-    def _score(self, spans: Sequence[Span]) -> None:
-        kept = 0.5 ** (len(spans) / (_HALF_LIFE_POOLS * self._capacity))
-        depths = [0] * len(self._scores)
-        ends = [0] * len(self._scores)
+    def _worth(self, spans: Sequence[Span]) -> list[int]:
+        depths = [0] * len(self._leads)
+        ends = [0] * len(self._leads)
         lowest = 0
         for key, end in spans:
             level = self._find(key)
@@ -87,9 +87,10 @@ class IntervalLearner:
                 depths[k] = end
                 if marks >> k & 1:
                     ends[k] = end
-        for k, interval in enumerate(self._candidates):
-            on_grid = depths[k] // interval * interval if interval else 0
-            self._scores[k] = self._scores[k] * kept + max(ends[k], on_grid)
+        return [
+            max(end, depth // interval * interval if interval else 0)
+            for interval, depth, end in zip(self._candidates, depths, ends, strict=True)
+        ]
 
     def _use(self, spans: Sequence[Span]) -> None:
         """Bring a prompt's spans to the top, its head first in line."""
@@ -109,21 +110,24 @@ class IntervalLearner:
                 moved, moved_marks = segments[at].popitem(last=False)
                 if at + 1 < len(segments):
                     segments[at + 1][moved] = moved_marks
+                else:
+                    self._is_full = True
         last = spans[-1].key
         for segment in segments:
             if last in segment:
                 segment[last] = (1 << len(segments)) - 1
                 break
 
-    def _decide(self) -> bool:
-        candidates, scores = self._candidates, self._scores
-        current = candidates.index(self.interval)
-        best = current
-        for k in range(current + 1, len(candidates)):
-            if scores[k] >= scores[best]:
-                best = k
-        for k in range(current):
-            if scores[k] > (1 + _GAIN) * scores[best] and scores[k] > scores[best]:
-                best = k
+    def _decide(self, num_spans: int, worth: Sequence[int]) -> bool:
+        """Follow the candidate that leads by enough; see ``Duel``."""
+        kept = 0.5 ** (num_spans / (_HALF_LIFE_POOLS * self._capacity))
+        leads, candidates = self._leads, self._candidates
+        current = worth[candidates.index(self.interval)]
+        for k, tokens in enumerate(worth):
+            leads[k] = max(0.0, leads[k] * kept + tokens - current)
+        best = max(range(len(leads)), key=lambda k: leads[k])
+        if leads[best] <= LEAD * self._capacity * SPAN_TOKENS:
+            return False
         self.interval = candidates[best]
-        return best != current
+        self._leads = [0.0] * len(leads)
+        return True

@@ -14,14 +14,14 @@ class Shadow:
 
     Args:
         rule: In force, always.
-        capacity: Spans it holds.
+        capacity: Spans it holds; may be changed.
     """
 
-    __slots__ = ("_capacity", "_given_up", "_now", "_queues", "_rule")
+    __slots__ = ("_given_up", "_now", "_queues", "_rule", "capacity")
 
     def __init__(self, rule: Rule, capacity: int) -> None:
         self._rule = rule
-        self._capacity = capacity
+        self.capacity = capacity
         self._queues: tuple[OrderedDict[int, int], ...] = tuple(OrderedDict() for _ in Standing)
         self._given_up: OrderedDict[int, None] = OrderedDict()
         self._now = 0
@@ -70,9 +70,9 @@ class Shadow:
     def _make_room(self, num_spans: int) -> None:
         given_up = self._given_up
         num_held = sum(map(len, self._queues))
-        for _ in range(min(num_held, num_held + num_spans - self._capacity)):
-            standing, is_newest = choose_victim(self._rule, self, self._capacity, self._now)
+        for _ in range(min(num_held, num_held + num_spans - self.capacity)):
+            standing, is_newest = choose_victim(self._rule, self, self.capacity, self._now)
             key, _stamp = self._queues[standing].popitem(last=is_newest)
             given_up[key] = None
-            if len(given_up) > self._capacity:
+            if len(given_up) > self.capacity:
                 given_up.popitem(last=False)
