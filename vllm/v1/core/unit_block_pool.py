@@ -171,6 +171,8 @@ class UnitBlockPool:
         self.null_block.is_null = True
         self.pinned = None if max_pinned is None else PinnedCheckpoints(max_pinned)
         self.regular = RegularTier(num_blocks)
+        # Whether a free block gives up a key that a held block has computed again.
+        self.drops_duplicates = False
         empty: list[FreeKVCacheBlockQueue | RegularTier] = [
             FreeKVCacheBlockQueue([]) for _ in range(len(Tier) - 1)
         ]
@@ -212,10 +214,14 @@ class UnitBlockPool:
         return self._scratch.num_free_blocks
 
     @property
+    def num_spare(self) -> int:
+        """Free blocks of spare checkpoints."""
+        return self.tiers[Tier.SPARE].num_free_blocks
+
+    @property
     def dense_share(self) -> float:
         """The part of what is cached that is dense rows, spare checkpoints left out."""
-        spare = self.tiers[Tier.SPARE].num_free_blocks
-        dense, windows = len(self._keys), len(self._records) - spare
+        dense, windows = len(self._keys), len(self._records) - self.num_spare
         return dense / (dense + windows) if dense else 1.0
 
     def get_usage(self) -> float:
@@ -427,8 +433,11 @@ class UnitBlockPool:
         else:
             duplicates = self._duplicates[group_id]
             for prefix_hash, block in zip(prefix_hashes, blocks, strict=True):
-                if index.setdefault(prefix_hash, block) is not block:
+                old = index.setdefault(prefix_hash, block)
+                if old is not block:
                     duplicates.setdefault(prefix_hash, []).append(block)
+                    if self.drops_duplicates and old.ref_cnt == 0:
+                        self._give_up_key(old, group_id, prefix_hash)
         self.ghosts.discard(prefix_hashes)
         if group_id == self._lineage_group:
             known, num_children = self._parents, self._num_children
@@ -436,6 +445,16 @@ class UnitBlockPool:
                 if prefix_hash not in known:
                     known[prefix_hash] = parent
                     num_children[parent] = num_children.get(parent, 0) + 1
+
+    def _give_up_key(self, block: KVCacheBlock, group_id: int, prefix_hash: BlockHash) -> None:
+        """Take a key from a free block: a held one has the same rows."""
+        self._remove_key(group_id, prefix_hash, block)
+        self._record_removed(prefix_hash, group_id)
+        hashes = self._keys[block.block_id][1]
+        hashes.remove(prefix_hash)
+        if not hashes:
+            del self._keys[block.block_id]
+            self._move(block, Tier.SCRATCH)
 
     def _first_standing(self, group_id: int, prefix_hash: BlockHash) -> Standing:
         """Return what is known of a prefix that is about to be published."""

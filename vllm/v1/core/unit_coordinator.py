@@ -172,6 +172,7 @@ class UnitKVCacheCoordinator:
         self.windows = tuple(WindowGroup(g, pool) for g in self.geometry.windows)
         self.adaptation: Adaptation | None = None
         if policy.adapts and enable_caching:
+            self.block_pool.drops_duplicates = True
             self.adaptation = Adaptation(self.geometry, kv_cache_config.num_blocks - 1)
         # Requests whose step left spare checkpoints, and where it ends.
         self._spared: dict[str, int] = {}
@@ -728,6 +729,7 @@ class UnitKVCacheCoordinator:
         end: int,
         boundaries: Collection[int],
         num_taken: int,
+        num_tokens: int,
     ) -> tuple[int, ...]:
         """Return where a prefill step leaves checkpoints in memory that nothing else needs now.
 
@@ -737,11 +739,15 @@ class UnitKVCacheCoordinator:
             end: Tokens of the prompt computed after it.
             boundaries: Where it leaves checkpoints anyway.
             num_taken: Blocks it takes anyway.
+            num_tokens: Tokens of the prompt.
         """
         pool = self.block_pool
         num_free = pool.num_scratch - num_taken
+        num_older = pool.num_spare
         size = pool.num_gpu_blocks
-        places = spare_boundaries(self.geometry, start, end, boundaries, num_free, size)
+        places = spare_boundaries(
+            self.geometry, start, end, num_tokens, boundaries, num_free, num_older, size
+        )
         known, unit = pool.checkpoints, self.geometry.unit
         return tuple(p for p in places if block_hashes[p // unit - 1] not in known)
 
@@ -782,7 +788,8 @@ class UnitKVCacheCoordinator:
         # Their rows are written in the step the tables are for, and read by nobody: what takes the
         # blocks next writes later.
         for request_id, end in self._spared.items():
-            self.release_passed(request_id, end)
+            for group in self.windows:
+                group.drop_below(request_id, end, shallow_first=True)
         self._spared.clear()
         return {request_id: tables for request_id, tables in changed.items() if tables}
 

@@ -83,8 +83,14 @@ class WindowGroup:
         table.is_dirty = True
         return replaced
 
-    def drop_below(self, request_id: str, position: int) -> None:
-        """Give back the blocks that going on at ``position`` does not need."""
+    def drop_below(self, request_id: str, position: int, *, shallow_first: bool = False) -> None:
+        """Give back the blocks that going on at ``position`` does not need.
+
+        Args:
+            request_id: The request.
+            position: Where it goes on.
+            shallow_first: Whether those of the prompt's beginning are reused first.
+        """
         table = self.tables.get(request_id)
         if table is None or not table.blocks:
             return
@@ -93,7 +99,8 @@ class WindowGroup:
         if end <= 0:
             return
         end = min(end, len(table.blocks))
-        self._pool.free_blocks(reversed(table.blocks[:end]))
+        dropped = table.blocks[:end]
+        self._pool.free_blocks(dropped if shallow_first else reversed(dropped))
         del table.blocks[:end]
         table.base += end
         # The worker need not hear of it: it reads nothing below first_needed.

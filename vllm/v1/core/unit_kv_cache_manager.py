@@ -249,6 +249,7 @@ class UnitKVCacheManager:
                 min(end, request.num_prompt_tokens),
                 boundaries,
                 plan.num_new_blocks,
+                request.num_prompt_tokens,
             )
         if spare:
             boundaries = tuple(sorted((*boundaries, *spare)))
