@@ -17,13 +17,14 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from benchmarks.result import percentiles, print_result
 from tests.v1.core.v4_geometry import BF16, FLASH, FP32, v4_config
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_manager import make_kv_cache_manager
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
@@ -133,7 +134,7 @@ def make_request(request_id: str, tokens: list[int]) -> Request:
 
 def make_manager(case: Case, max_num_batched_tokens: int) -> Any:
     """Return a case's manager, empty."""
-    return make_kv_cache_manager(
+    return KVCacheManager(
         case.config,
         MAX_MODEL_LEN,
         case.scheduler_block_size,
@@ -147,8 +148,7 @@ def run_step(manager: Any, request: Request, num_tokens: int) -> None:
     manager.new_step_starts()
     assert manager.allocate_slots(request, num_tokens) is not None
     manager.commit_step()
-    manager.take_block_copies()
-    manager.take_window_tables()
+    manager.take_step_work()
     request.num_computed_tokens += num_tokens
 
 
@@ -177,12 +177,12 @@ def measure(case: Case, repeats: int, prompt_len: int = PROMPT_LEN) -> dict[str,
         request._block_hasher = hasher
         clock.run("hash", request.update_block_hashes)
         manager.new_step_starts()
-        hit, num_hit = clock.run("lookup_miss", manager.get_computed_blocks, request)
-        num_new = request.num_tokens - num_hit
-        assert clock.run("allocate", manager.allocate_slots, request, num_new, num_hit, hit)
+        found = clock.run("lookup_miss", manager.look_up, request)
+        num_new = request.num_tokens - found.num_tokens
+        allocate = partial(manager.allocate_slots, lookup=found)
+        assert clock.run("allocate", allocate, request, num_new)
         clock.run("commit", manager.commit_step)
-        manager.take_block_copies()
-        manager.take_window_tables()
+        manager.take_step_work()
         request.num_computed_tokens = request.num_tokens
         for name in (f"decode_{DECODE_STEPS}", f"decode_{DECODE_STEPS}_later"):
             clock.run(name, decode, manager, request, DECODE_STEPS)
@@ -190,7 +190,7 @@ def measure(case: Case, repeats: int, prompt_len: int = PROMPT_LEN) -> dict[str,
         again = make_request(f"{i}-again", tokens)
         again._block_hasher = hasher
         again.update_block_hashes()
-        clock.run("lookup_hit", manager.get_computed_blocks, again)
+        clock.run("lookup_hit", manager.look_up, again)
     gc.unfreeze()
     return {name: percentiles(samples) for name, samples in clock.samples.items()}
 

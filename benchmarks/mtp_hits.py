@@ -26,8 +26,8 @@ from benchmarks.prefix_driver import PrefixDriver
 from benchmarks.result import print_result
 from benchmarks.v4_cache import UNITS, flash_config
 from vllm.utils.hashing import sha256
-from vllm.v1.core.drafter_rows import StaleRow
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.prefix.drafter_rows import StaleRow
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 _VOCAB = 129_280

@@ -1,4 +1,4 @@
-"""A lean, deterministic scheduler over the real ``UnitKVCacheManager``: no model, no clock.
+"""A lean, deterministic scheduler over the real ``KVCacheManager``: no model, no clock.
 
 First come, first served, chunked prefill, preemption of the youngest when the pool is full. Used by
 the prefix-cache benchmarks; decode may advance several tokens a step, because only the blocks and
@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.drafter_rows import StaleRow
+from vllm.v1.core.cache_step import Lookup
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.retention import AUTO, RetentionPolicy
-from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
-from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.retention import AUTO, RetentionPolicy
+from vllm.v1.core.prefix.drafter_rows import StaleRow
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
@@ -132,13 +133,16 @@ class PrefixDriver:
         acceptance: float = 0.7,
         stale_row: StaleRow = StaleRow.REBUILD,
     ) -> None:
-        coordinator = UnitKVCacheCoordinator(config, True, policy)
-        self.manager = UnitKVCacheManager(
+        assert config.hit_unit is not None
+        self.geometry = CacheGeometry.from_config(config)
+        self.manager = KVCacheManager(
             config,
             max_model_len,
-            max_lookahead=num_drafts,
-            coordinator=coordinator,
+            config.hit_unit,
+            config.hit_unit,
+            num_lookahead_tokens=num_drafts,
             stale_row=stale_row,
+            policy=policy,
         )
         self.chunk = chunk
         self.max_running = max_running
@@ -188,9 +192,7 @@ class PrefixDriver:
         self._admit(scheduled, budget)
         assert scheduled, "nothing can be scheduled: the pool is too small for one request"
         manager.commit_step()
-        manager.take_block_copies()
-        manager.take_window_tables()
-        manager.take_drafter_rebuilds()
+        manager.take_step_work()
         for request in list(self.running):
             num_new = scheduled.get(request.request_id)
             if num_new is not None:
@@ -222,16 +224,18 @@ class PrefixDriver:
     def _admit(self, scheduled: dict[str, int], budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.max_running:
             request = self.waiting[0]
-            blocks, hit = self.manager.get_computed_blocks(request)
-            if self.waits and self.running and self.manager.should_wait(request, blocks):
+            lookup: Lookup | None = self.manager.look_up(request)
+            assert lookup is not None
+            if self.waits and self.running and self.manager.should_wait(request, lookup):
                 return
+            hit = lookup.num_tokens
             num_new = self._first_chunk(request, hit, budget)
             admitted = self.manager.allocate_slots(
-                request, num_new, hit, blocks, full_sequence_must_fit=True
+                request, num_new, full_sequence_must_fit=True, lookup=lookup
             )
             if admitted is None and not self.running and hit:
                 # Alone and still too big: what the hit holds may be what is missing.
-                hit = 0
+                hit, lookup = 0, None
                 num_new = self._first_chunk(request, 0, budget)
                 admitted = self.manager.allocate_slots(request, num_new)
             if admitted is None:
@@ -241,16 +245,16 @@ class PrefixDriver:
             self.running.append(request)
             scheduled[request.request_id] = num_new
             budget -= num_new
-            self._record(request)
+            self._record(request, lookup, hit)
 
     def _first_chunk(self, request: Request, hit: int, budget: int) -> int:
         num_new = min(request.num_tokens - hit, budget)
-        end = self.manager.geometry.chunk_end(hit, hit + num_new, request.num_tokens)
+        end = self.geometry.chunk_end(hit, hit + num_new, request.num_tokens)
         return end - hit
 
-    def _record(self, request: Request) -> None:
-        record = self.manager.take_prefill_stats(request.request_id)
-        if record is None or request.num_preemptions:
+    def _record(self, request: Request, lookup: Lookup | None, hit: int) -> None:
+        record = self.manager.record_admission(request, lookup, hit)
+        if request.num_preemptions:
             return
         outcome = Outcome(
             request.request_id,

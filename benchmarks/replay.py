@@ -50,7 +50,8 @@ from benchmarks.v4_cache import (
     flash_config,
     vllm_config,
 )
-from vllm.v1.core.retention import CacheGeometry, RetentionPolicy, parse_retention
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.retention import RetentionPolicy, parse_retention
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 SPAN = 512

@@ -21,11 +21,11 @@ from typing import Any
 
 from benchmarks.result import print_result
 from benchmarks.tiny_checkpoint import VOCAB_SIZE, make_tensors, tiny_config, write_checkpoint
-from vllm.config.engine_args import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.engine.messages import EngineCoreRequest
+from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.messages import EngineCoreRequest
 
 PROMPT_TOKENS = 96
 PHRASES = {"phrase": 8, "one token": 1}

@@ -24,10 +24,10 @@ from benchmarks.result import print_result
 from benchmarks.tiny_checkpoint import VOCAB_SIZE, make_tensors, tiny_config, write_checkpoint
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.drafter_rows import StaleRow
+from vllm.v1.core.prefix.drafter_rows import StaleRow
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.engine.messages import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
 UNIT = 32
 MAX_LEN = 600

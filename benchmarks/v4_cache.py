@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, cast
 
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache_specs
-from vllm.v1.core.hybrid_layout import group_hybrid_mla_specs, packed_block_stride
+from vllm.v1.core.layout.packing import group_hybrid_mla_specs, packed_block_stride
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
     KVCacheConfig,

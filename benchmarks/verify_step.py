@@ -27,7 +27,7 @@ from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.attention.metadata import BlockTableView, RequestSlice, build_step_metadata
 from vllm.v1.attention.ops.registry import get_reference_op
-from vllm.v1.core.hybrid_layout import group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 BLOCK_SIZE = 32

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from vllm.version import __version__
 
 if TYPE_CHECKING:
-    from vllm.config.engine_args import AsyncEngineArgs, EngineArgs
     from vllm.entrypoints.llm import LLM
     from vllm.inputs import PromptType, TextPrompt, TokensPrompt
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM as AsyncLLMEngine
+    from vllm.v1.engine.engine_args import AsyncEngineArgs, EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
 __all__ = [
@@ -36,10 +36,10 @@ __all__ = [
 # Public name -> (module, its name there).
 _LAZY = {
     "LLM": ("vllm.entrypoints.llm", "LLM"),
-    "AsyncEngineArgs": ("vllm.config.engine_args", "AsyncEngineArgs"),
+    "AsyncEngineArgs": ("vllm.v1.engine.engine_args", "AsyncEngineArgs"),
     "AsyncLLMEngine": ("vllm.v1.engine.async_llm", "AsyncLLM"),
     "CompletionOutput": ("vllm.outputs", "CompletionOutput"),
-    "EngineArgs": ("vllm.config.engine_args", "EngineArgs"),
+    "EngineArgs": ("vllm.v1.engine.engine_args", "EngineArgs"),
     "LLMEngine": ("vllm.v1.engine.llm_engine", "LLMEngine"),
     "PromptType": ("vllm.inputs", "PromptType"),
     "RequestOutput": ("vllm.outputs", "RequestOutput"),

@@ -85,6 +85,19 @@ def _retention_interval() -> int | str | None:
         ) from error
 
 
+def retention_or_default(given: int | str | None) -> int | str | None:
+    """Return what a configuration says about window state, else what the variable says.
+
+    The variable is read at the call. Its "none" comes back as "none": None is that nobody said
+    anything.
+    """
+    name = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+    if given is not None or not is_set(name):
+        return given
+    said = _retention_interval()
+    return "none" if said is None else said
+
+
 def _log_level() -> str:
     raw = os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper()
     allowed = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm.v1.engine.messages import PrefillStats
+    from vllm.v1.messages import PrefillStats
     from vllm.v1.metrics.iteration_stats import RequestStateStats
 
 

@@ -88,20 +88,11 @@ class AscendPlatform(Platform):
         """Give Ascend's compressed caches their manager."""
         from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: PLC0415  (start-up)
         from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry  # noqa: PLC0415  (start-up)
-        from vllm_ascend.core.kv_cache_interface import CompressAttentionSpec  # noqa: PLC0415
         from vllm_ascend.core.managers import CompressAttentionManager  # noqa: PLC0415
+        from vllm_ascend.core.specs import CompressAttentionSpec  # noqa: PLC0415
 
         KVCacheSpecRegistry.register(
             CompressAttentionSpec, CompressAttentionManager, FullAttentionSpec
-        )
-
-    def register_kv_cache_coordinators(self) -> None:
-        """Give hybrid caches in Ascend's pages their coordinator."""
-        from vllm.v1.core.coordinator_registry import register_coordinator  # noqa: PLC0415
-        from vllm_ascend.core import coordinator  # noqa: PLC0415  (start-up)
-
-        register_coordinator(
-            "ascend_hybrid", coordinator.AscendHybridKVCacheCoordinator, coordinator.serves
         )
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from vllm.config.engine_args import EngineArgs
 from vllm.config.vllm import VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 from vllm.platforms.resolve import get_current_platform
+from vllm.v1.engine.engine_args import EngineArgs
 from vllm_ascend.envs import COMPRESSED_BLOCK_VARIABLE, REFERENCE_VARIABLE
 
 
@@ -34,7 +34,7 @@ def both_see(block_size: int | None, model: str = "deepseek-v4") -> tuple[int, i
 
 def test_the_front_end_asks_without_loading_torch() -> None:
     code = (
-        "import sys; from vllm.config.engine_args import EngineArgs;"
+        "import sys; from vllm.v1.engine.engine_args import EngineArgs;"
         "config = EngineArgs('deepseek-v4', load_format='dummy').create_vllm_config();"
         "print(config.cache_config.block_size, 'vllm_ascend.platform' in sys.modules,"
         " 'torch' in sys.modules)"

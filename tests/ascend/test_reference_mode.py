@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm_ascend.core.coordinator import AscendHybridKVCacheCoordinator
 
 from tests.ascend.rounding import round_index_key, round_int8_key, round_key
 from tests.v1.engine.test_cache_keeps_outputs import (
@@ -23,7 +24,6 @@ from vllm.platforms.interface import Platform
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.worker.worker import Worker
-from vllm_ascend.core.coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.geometry import Generation
 from vllm_ascend.platform import ReferencePlatform
 

@@ -7,7 +7,7 @@ import torch
 
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
-from vllm_ascend.core.kv_cache_interface import PageDtypes
+from vllm_ascend.core.specs import PageDtypes
 
 FLASH = [0, 0] + [4, 128] * 20 + [4]
 PRO = [128, 128] + [4, 128] * 29 + [4]

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from vllm.config.engine_args import EngineArgs
 from vllm.config.kv_events import KVEventsConfig
 from vllm.exceptions import ConfigError
+from vllm.v1.engine.engine_args import EngineArgs
 
 
 @pytest.mark.parametrize(

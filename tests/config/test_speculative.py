@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.tiny_checkpoint import make_tensors, tiny_config, write_checkpoint
 from tests.v1.spec_decode.tiny_engine import make_core
-from vllm.config.engine_args import EngineArgs
 from vllm.config.speculative import SpeculativeConfig
 from vllm.exceptions import CheckpointError, ConfigError
+from vllm.v1.engine.engine_args import EngineArgs
 
 
 @pytest.mark.parametrize(

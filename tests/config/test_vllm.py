@@ -2,8 +2,15 @@
 
 import pytest
 
-from vllm.config import KVEventsConfig, KVTransferConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    KVEventsConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
+from vllm.exceptions import ConfigError
 
 
 class OneGroupConnector(KVConnectorBase_V1):
@@ -53,3 +60,17 @@ def test_an_unknown_connector_decides_nothing() -> None:
 def test_the_given_objects_are_kept() -> None:
     scheduler_config = SchedulerConfig()
     assert VllmConfig(scheduler_config=scheduler_config).scheduler_config is scheduler_config
+
+
+V4 = ModelConfig("v4", hf_config={"model_type": "deepseek_v4"})
+
+
+@pytest.mark.parametrize("connector", ["OneGroupConnector", "AllGroupsConnector", "nosuch"])
+def test_a_connector_does_not_go_with_unit_hits(connector: str) -> None:
+    transfer = KVTransferConfig(kv_connector=connector, kv_role="kv_both")
+    with pytest.raises(ConfigError, match=f"{connector}.*Leave kv_transfer_config out"):
+        VllmConfig(model_config=V4, kv_transfer_config=transfer)
+
+
+def test_no_connector_goes_with_unit_hits() -> None:
+    assert VllmConfig(model_config=V4, kv_transfer_config=KVTransferConfig()).model_config is V4

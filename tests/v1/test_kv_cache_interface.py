@@ -30,6 +30,8 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
+    member_spec,
+    member_specs,
 )
 
 KW = {"block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": HALF}
@@ -240,6 +242,20 @@ class TestCompressorState:
             state(sliding_window=128)
         with pytest.raises(AssertionError, match="window of 4"):
             state(state_overlap=False)
+
+
+class TestMembers:
+    def test_of_a_plain_spec(self):
+        assert member_specs(full()) == (full(),)
+        assert member_spec(full()) == full()
+        assert KVCacheGroupSpec(["a", "b"], full()).layer_specs() == {"a": full(), "b": full()}
+
+    def test_of_a_uniform_spec(self):
+        specs = {"a": full(), "b": full(head_size=32)}
+        spec = UniformTypeKVCacheSpecs(16, specs)
+        assert member_specs(spec) == tuple(specs.values())
+        assert member_spec(spec) in member_specs(spec)
+        assert KVCacheGroupSpec(["b"], spec).layer_specs() == {"b": specs["b"]}
 
 
 class TestUniform:

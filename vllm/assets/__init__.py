@@ -1,1 +1,1 @@
-"""Assets."""
+"""The checkpoint inside this package, and the script that makes it."""

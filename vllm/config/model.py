@@ -8,6 +8,8 @@ from vllm.exceptions import ConfigError
 # Without a config.json to ask (outsiders build a ModelConfig from a bare name).
 _UNKNOWN_CONTEXT_LEN = 2048
 MAX_SEED = 2**63 - 1
+# Compressed entries beside window state: hybrids whose prefix cache hits at one unit.
+_UNIT_HIT_MODEL_TYPES = ("deepseek_v4",)
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 
 
@@ -82,6 +84,11 @@ class ModelConfig:
     def architectures(self) -> list[str]:
         """The checkpoint's architecture names."""
         return list(self.hf_config.get("architectures") or ())
+
+    @property
+    def hits_at_units(self) -> bool:
+        """Whether the model's prefix cache hits at one unit, ``--block-size`` tokens."""
+        return self.hf_config.get("model_type") in _UNIT_HIT_MODEL_TYPES
 
     @property
     def served_model_name(self) -> str:

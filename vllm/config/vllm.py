@@ -6,6 +6,7 @@ from typing import Any
 from vllm.config.attention import AttentionConfig
 from vllm.config.cache import CacheConfig
 from vllm.config.device import DeviceConfig
+from vllm.config.kv_connectors import KVConnectorRegistry
 from vllm.config.kv_events import KVEventsConfig
 from vllm.config.kv_transfer import ECTransferConfig, KVTransferConfig
 from vllm.config.load import LoadConfig
@@ -14,8 +15,7 @@ from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import ParallelConfig
 from vllm.config.scheduler import SchedulerConfig
 from vllm.config.speculative import SpeculativeConfig
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1.base import supports_hma
+from vllm.exceptions import ConfigError
 
 
 @dataclass
@@ -24,6 +24,9 @@ class VllmConfig:
 
     A hybrid KV cache manager that was neither asked for nor refused is on, unless the KV connector
     handles a single group only.
+
+    Raises:
+        ConfigError: Two configurations do not go together.
     """
 
     model_config: ModelConfig = None  # type: ignore[assignment]
@@ -44,15 +47,27 @@ class VllmConfig:
     def __post_init__(self) -> None:
         scheduler_config = self.scheduler_config
         if scheduler_config.disable_hybrid_kv_cache_manager is None:
-            scheduler_config.disable_hybrid_kv_cache_manager = not self._supports_hybrid_kv_cache()
+            transfer = self.kv_transfer_config
+            scheduler_config.disable_hybrid_kv_cache_manager = (
+                transfer is not None and not KVConnectorRegistry.handles_all_groups(transfer)
+            )
+        # Not of stand-ins: code from outside builds one for the few fields it needs.
+        if isinstance(self.model_config, ModelConfig) and self.model_config.hits_at_units:
+            self.check_unit_hits()
 
-    def _supports_hybrid_kv_cache(self) -> bool:
-        """Whether nothing that was configured is limited to one KV cache group."""
+    def check_unit_hits(self) -> None:
+        """Refuse what a cache that hits at one unit cannot do.
+
+        Raises:
+            ConfigError: A KV connector is configured.
+        """
         transfer = self.kv_transfer_config
-        # An unknown connector is an error for who builds it.
-        if transfer is None or not KVConnectorFactory.is_known(transfer):
-            return True
-        return supports_hma(KVConnectorFactory.get_connector_class(transfer))
+        if transfer is not None and transfer.kv_connector is not None:
+            raise ConfigError(
+                f"KV connector {transfer.kv_connector!r} does not go with this model: its prefix "
+                "cache hits at one unit, through checkpoints that a connector cannot move. Leave "
+                "kv_transfer_config out."
+            )
 
     @property
     def num_speculative_tokens(self) -> int:

@@ -113,6 +113,9 @@ class AllBlocksCleared(KVCacheEvent):
     __hash__ = KVCacheEvent.__hash__
 
 
+AnyKVCacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
 class KVEventBatch(msgspec.Struct, array_like=True):
     """The events of one step.
 
@@ -123,7 +126,7 @@ class KVEventBatch(msgspec.Struct, array_like=True):
     """
 
     ts: float
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    events: list[AnyKVCacheEvent]
     data_parallel_rank: int | None = None
 
 

@@ -1,1 +1,1 @@
-"""Entrypoints."""
+"""How users reach an engine: the command line, the HTTP server, the LLM class."""

@@ -9,13 +9,13 @@ from typing import Any, Self, cast
 import msgspec
 import tqdm
 
-from vllm.config.engine_args import EngineArgs
 from vllm.exceptions import UserInputError
 from vllm.inputs import PromptType, TokensPrompt
 from vllm.logger import setup_logging
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import ChatOptions, Tokenizer, make_chat_encoder
+from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
 Messages = Sequence[Mapping[str, Any]]

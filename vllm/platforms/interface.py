@@ -152,9 +152,6 @@ class Platform(ABC):
     ) -> None:
         """Add this platform's specs and their managers to ``KVCacheSpecRegistry``."""
 
-    def register_kv_cache_coordinators(self) -> None:  # noqa: B027  (a hook, as above)
-        """Add this platform's coordinators with ``coordinator_registry.register_coordinator``."""
-
     def allocate_kv_pool(
         self, num_blocks: int, stride_bytes: int, device: torch.device
     ) -> torch.Tensor:

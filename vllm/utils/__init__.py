@@ -1,1 +1,1 @@
-"""Utils."""
+"""Leaves that know nothing of serving: numbers, hashes, command lines."""

@@ -1,1 +1,1 @@
-"""V1."""
+"""The engine, from a tokenized request to sampled tokens."""

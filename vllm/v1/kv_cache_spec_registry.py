@@ -7,35 +7,27 @@ built-ins), by the platform's hook and by the ``register_kv_cache_spec`` decorat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from vllm.exceptions import ConfigError
+from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.kv_cache_specs.records import (
+    _REGISTRY_KVCACHESPEC_LIST,
+    KVCacheSpecRecord,
+    check_registered,
+    find_record,
+)
 
 if TYPE_CHECKING:
-    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-    from vllm.v1.kv_cache_interface import KVCacheSpec
+    from vllm.v1.core.managers.base import SingleTypeKVCacheManager
+
+__all__ = [
+    "_REGISTRY_KVCACHESPEC_LIST",
+    "KVCacheSpecRecord",
+    "KVCacheSpecRegistry",
+    "register_kv_cache_spec",
+]
 
 _SpecClass = TypeVar("_SpecClass", bound="type[KVCacheSpec]")
-
-
-@dataclass(frozen=True)
-class KVCacheSpecRecord:
-    """One registration.
-
-    Attributes:
-        kvcache_spec_cls: The registered spec class.
-        manager_class: The single-type manager that serves it.
-        uniform_type_base_spec: Layers whose specs are all instances of this class may form one
-            group (``KVCacheSpec.is_uniform_with_collection``).
-    """
-
-    kvcache_spec_cls: type[KVCacheSpec]
-    manager_class: type[SingleTypeKVCacheManager]
-    uniform_type_base_spec: type[KVCacheSpec]
-
-
-_REGISTRY_KVCACHESPEC_LIST: dict[type[KVCacheSpec], KVCacheSpecRecord] = {}
 
 
 class KVCacheSpecRegistry:
@@ -75,50 +67,21 @@ class KVCacheSpecRegistry:
         )
 
     @classmethod
-    def _find(cls, spec_class: type[KVCacheSpec]) -> KVCacheSpecRecord | None:
-        """Return the record of the nearest registered class in the MRO."""
-        if not _REGISTRY_KVCACHESPEC_LIST:
-            # The managers import the specs, which import this module; and a process that never
-            # asks (the API server) need not load them.
-            from vllm.v1.core.single_type_kv_cache_manager import (  # noqa: PLC0415
-                register_all_kvcache_specs,
-            )
-
-            register_all_kvcache_specs(None)
-        for base in spec_class.__mro__:
-            record = _REGISTRY_KVCACHESPEC_LIST.get(base)
-            if record is not None:
-                return record
-        return None
-
-    @classmethod
     def get_manager_class(cls, spec: KVCacheSpec) -> type[SingleTypeKVCacheManager] | None:
         """Return the manager class of a spec, None if neither it nor a base is registered."""
-        record = cls._find(type(spec))
+        record = find_record(type(spec))
         return None if record is None else record.manager_class
 
     @classmethod
     def get_uniform_type_base_spec(cls, spec: KVCacheSpec) -> type[KVCacheSpec] | None:
         """Return the class that groups with this spec share, None if nothing is registered."""
-        record = cls._find(type(spec))
+        record = find_record(type(spec))
         return None if record is None else record.uniform_type_base_spec
 
     @classmethod
     def check_kv_cache_spec_registry(cls, kv_cache_specs: Mapping[str, KVCacheSpec]) -> None:
-        """Refuse specs that nothing manages.
-
-        Args:
-            kv_cache_specs: Spec by layer name.
-
-        Raises:
-            ConfigError: (a ValueError) Names the first such layer and its spec type.
-        """
-        for layer_name, spec in kv_cache_specs.items():
-            if cls._find(type(spec)) is None:
-                raise ConfigError(
-                    f"Unsupported KV cache spec type for layer {layer_name}: "
-                    f"{type(spec).__name__}. Register it with register_kv_cache_spec."
-                )
+        """Refuse specs that nothing manages; see ``check_registered``."""
+        check_registered(kv_cache_specs)
 
 
 def register_kv_cache_spec(

@@ -1,4 +1,4 @@
-"""A request inside the engine core: its tokens, how far it is computed, how it ends."""
+"""A request inside the engine core: a sequence of tokens, its state, and how it ends."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import UserInputError
-from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
+from vllm.v1.messages import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
+from vllm.v1.sequence import TokenSequence
 from vllm.v1.structured_output.request import StructuredOutputRequest
-from vllm.v1.utils import ConstantList
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.free_block_queue import BlockHash
-    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.messages import EngineCoreRequest
 
 
 class RequestStatus(IntEnum):
@@ -53,6 +53,15 @@ class RequestStatus(IntEnum):
         return _FINISHED_REASONS.get(status)
 
 
+# States in which a request waits for something other than room.
+_BLOCKED = frozenset(
+    {
+        RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
+        RequestStatus.WAITING_FOR_REMOTE_KVS,
+        RequestStatus.WAITING_FOR_STREAMING_REQ,
+    }
+)
+
 # A prompt longer than the model is ignored; clients see that the length ended it.
 _FINISHED_REASONS: dict[RequestStatus, FinishReason] = {
     RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
@@ -65,18 +74,13 @@ _FINISHED_REASONS: dict[RequestStatus, FinishReason] = {
 }
 
 
-class Request:
-    """One sequence to compute.
+class Request(TokenSequence):
+    """One sequence to compute: who wants it, where it stands, how it ends.
 
     Owner: the Scheduler, through the methods below; a KV manager reads it. Compared and hashed by
     identity; ordered by priority, then arrival.
 
     Attributes:
-        num_computed_tokens: Tokens whose KV is in the cache (or being computed in this step).
-        block_hashes: Hashes of the full units of its tokens; grows in place with them.
-        spec_token_ids: Draft tokens to verify in the next step.
-        num_output_placeholders: Tokens scheduled but not sampled yet (asynchronous scheduling).
-        is_prefill_chunk: Whether this step leaves prompt tokens to compute.
         prefill_stats: Where the prompt's tokens came from, until it is sent with an output.
         is_extra_answer: Whether it is a further answer to a prompt that another request brought.
     """
@@ -103,7 +107,7 @@ class Request:
         abort_immediately: bool = False,
         is_extra_answer: bool = False,
     ) -> None:
-        self.request_id = request_id
+        super().__init__(request_id, prompt_token_ids, prompt_embeds, block_hasher)
         self.client_index = client_index
         self.priority = priority
         self.arrival_time = time.time() if arrival_time is None else arrival_time
@@ -121,28 +125,11 @@ class Request:
         self.status = RequestStatus.WAITING
         self._read_params(reasoning_ended, reasoning_parser_kwargs)
 
-        self.prompt_token_ids = prompt_token_ids
-        self.prompt_embeds = prompt_embeds
         self.prompt_is_token_ids = prompt_is_token_ids
-        # Digests of embedding slices by (first token, one past the last).
-        self._prompt_embeds_per_block_hashes: dict[tuple[int, int], bytes] = {}
-        self.num_prompt_tokens = self._count_prompt_tokens()
-        self._output_token_ids: list[int] = []
-        self._all_token_ids: list[int] = (
-            [0] * self.num_prompt_tokens if prompt_token_ids is None else list(prompt_token_ids)
-        )
-        # Others read tokens through these: only append_output_token_ids changes them.
-        self.output_token_ids = ConstantList(self._output_token_ids)
-        self.all_token_ids = ConstantList(self._all_token_ids)
         self.mm_features: list[MultiModalFeatureSpec] = mm_features or []
 
-        self.num_computed_tokens = 0
-        self.spec_token_ids: list[int] = []
         self.num_preemptions = 0
-        self.num_output_placeholders = 0
-        self.async_tokens_to_discard = 0
         self.next_decode_eligible_step = 0
-        self.is_prefill_chunk = False
         self.num_nans_in_logits = 0
         self.stop_reason: int | str | None = None
         self.events: list[EngineCoreEvent] = []
@@ -153,8 +140,7 @@ class Request:
         self.resumable = resumable
         self.streaming_queue: deque[Any] | None = deque() if resumable else None
 
-        self._block_hasher = block_hasher
-        self.block_hashes: list[BlockHash] = []
+        # Last: hashes cover multimodal items, the adapter and the salt too.
         self.update_block_hashes()
 
     def _read_params(
@@ -186,15 +172,6 @@ class Request:
             )
             self.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 
-    def _count_prompt_tokens(self) -> int:
-        if self.prompt_token_ids is not None:
-            return len(self.prompt_token_ids)
-        if self.prompt_embeds is not None:
-            return len(self.prompt_embeds)
-        raise UserInputError(
-            f"Request {self.request_id} has no prompt: give prompt_token_ids or prompt_embeds."
-        )
-
     def _skips_prefix_cache(self) -> bool:
         """Whether every prompt position must be computed, cached or not."""
         if self.sampling_params is not None:
@@ -225,56 +202,22 @@ class Request:
             is_extra_answer=request.is_extra_answer,
         )
 
-    # ------------------------------------------------------------------ tokens
+    # ------------------------------------------------------------------- state
+
+    def start_loading(self, num_computed_tokens: int) -> None:
+        """Wait for a connector that writes these tokens' KV."""
+        self.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+        self.num_computed_tokens = num_computed_tokens
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens known: prompt and output."""
-        return len(self._all_token_ids)
+    def is_blocked(self) -> bool:
+        """Whether it waits for something other than room."""
+        return self.status in _BLOCKED
 
-    @property
-    def num_tokens_with_spec(self) -> int:
-        """Tokens known, and drafts to verify."""
-        return len(self._all_token_ids) + len(self.spec_token_ids)
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens generated."""
-        return len(self._output_token_ids)
-
-    def append_output_token_ids(self, token_ids: int | list[int]) -> None:
-        """Add generated tokens; hashes of newly full units follow."""
-        if isinstance(token_ids, int):
-            self._output_token_ids.append(token_ids)
-            self._all_token_ids.append(token_ids)
-        else:
-            self._output_token_ids.extend(token_ids)
-            self._all_token_ids.extend(token_ids)
-        self.update_block_hashes()
-
-    def update_block_hashes(self) -> None:
-        """Append the hashes of full units that have none yet."""
-        if self._block_hasher is not None:
-            self.block_hashes.extend(self._block_hasher(self))
-
-    # ---------------------------------------------------------------- progress
-
-    def advance(self, num_tokens: int) -> None:
-        """Count tokens as computed: they were scheduled in this step."""
-        self.num_computed_tokens += num_tokens
-        self.is_prefill_chunk = self.num_computed_tokens < (
-            self.num_tokens + self.num_output_placeholders
-        )
-
-    def reject_drafts(self, num_tokens: int) -> None:
-        """Take back draft tokens that verification refused.
-
-        A request preempted since they were scheduled has no computed token to take back.
-        """
-        if self.num_computed_tokens > 0:
-            self.num_computed_tokens -= num_tokens
-        if self.num_output_placeholders > 0:
-            self.num_output_placeholders -= num_tokens
+    def unblock(self) -> None:
+        """Wait for room alone from now on."""
+        resumes = self.num_preemptions > 0
+        self.status = RequestStatus.PREEMPTED if resumes else RequestStatus.WAITING
 
     def start_running(self, num_computed_tokens: int) -> None:
         """Enter the running set with this many tokens found in the cache."""
@@ -289,6 +232,18 @@ class Request:
         self.num_preemptions += 1
         self.is_prefill_chunk = False
 
+    def is_surely_done(self, *, has_drafts: bool) -> bool:
+        """Whether tokens on their way already make the request's last step certain.
+
+        Args:
+            has_drafts: Whether steps carry drafts. Each step in flight brings one token; with
+                drafts more than one placeholder, so that only a single step is certain.
+        """
+        if self.num_output_placeholders == 0:
+            return False
+        certain = 1 if has_drafts else self.num_output_placeholders
+        return self.num_output_tokens + certain >= self.max_tokens
+
     def finish(self, status: RequestStatus, stop_reason: int | str | None = None) -> None:
         """End the request.
 
@@ -300,6 +255,11 @@ class Request:
         self.status = status
         if stop_reason is not None:
             self.stop_reason = stop_reason
+
+    def fail(self, reason: str | None = None) -> None:
+        """End the request with an error; no further input can revive it."""
+        self.finish(RequestStatus.FINISHED_ERROR, stop_reason=reason)
+        self.resumable = False
 
     def is_finished(self) -> bool:
         """Whether the request has ended."""
@@ -314,12 +274,13 @@ class Request:
         """Whether a grammar constrains its output."""
         return self.structured_output_request is not None
 
-    # ---------------------------------------------------------- encoder inputs
-
     @property
-    def num_encoder_inputs(self) -> int:
-        """Multimodal items."""
-        return len(self.mm_features)
+    def has_grammar(self) -> bool:
+        """Whether its grammar is compiled."""
+        structured = self.structured_output_request
+        return structured is not None and bool(structured.grammar)
+
+    # ---------------------------------------------------------- encoder inputs
 
     @property
     def has_encoder_inputs(self) -> bool:
@@ -342,6 +303,10 @@ class Request:
             return None
         events, self.events = self.events, []
         return events
+
+    def note_nans(self, num_nans: int) -> None:
+        """Note how many of its latest logits were NaN."""
+        self.num_nans_in_logits = num_nans
 
     def record_prefill_stats(self, stats: PrefillStats) -> None:
         """Commit where the prompt's tokens came from: once, at the first admission.

@@ -20,10 +20,13 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from vllm.exceptions import ConfigError
+from vllm.model_executor.models.deepseek_v4.kv_cache import (
+    SUPPORTED_BLOCK_SIZES,
+    entry_block_size,
+    state_block_size,
+)
 from vllm_ascend import envs
 
-BLOCK_SIZES = (32, 64, 128)
-DEFAULT_BLOCK_SIZE = 32
 C4_RATIO = 4
 C128_RATIO = 128
 
@@ -68,13 +71,13 @@ class RowFormat:
         row_itemsize: Bytes per value of window rows and entries.
         rope_extra_itemsize: Bytes a row carries beside its values, per rotary value.
         index_scale_bytes: Bytes of an indexer row's scale; its values take one byte each.
-        c128_state_divisor: The C128 state block is the unit divided by this.
+        c128_state_split: The C128 state block is the core's divided by this.
     """
 
     row_itemsize: int
     rope_extra_itemsize: int
     index_scale_bytes: int
-    c128_state_divisor: int
+    c128_state_split: int
 
     def row_bytes(self, head_dim: int, rope_dim: int) -> int:
         """Return the bytes of one window row or entry, ``rope_dim`` of its values rotary."""
@@ -87,8 +90,8 @@ class RowFormat:
 
 ROW_FORMATS: Mapping[Generation, RowFormat] = MappingProxyType(
     {
-        Generation.A2_A3: RowFormat(2, 0, 2, 4),
-        Generation.A5: RowFormat(1, 2, 4, 8),
+        Generation.A2_A3: RowFormat(2, 0, 2, 1),
+        Generation.A5: RowFormat(1, 2, 4, 2),
     }
 )
 
@@ -142,14 +145,15 @@ def v4_geometry(
     Raises:
         ConfigError: The size is not 32, 64 or 128, or the variable says another one.
     """
-    unit = rows = get_dsv4_compressed_kv_block_size(C128_RATIO, block_size)
+    unit = get_dsv4_compressed_kv_block_size(C128_RATIO, block_size)
     layout = ROW_FORMATS[generation]
-    c4_state, c128_state = unit // 16, unit // layout.c128_state_divisor
+    c4_state = state_block_size(C4_RATIO, unit, has_overlap=True)
+    c128_state = state_block_size(C128_RATIO, unit, has_overlap=False) // layout.c128_state_split
     return V4Geometry(
         generation=generation,
         unit=unit,
-        c4_block=C4_RATIO * unit,
-        c128_block=C128_RATIO * rows,
+        c4_block=entry_block_size(C4_RATIO, unit),
+        c128_block=entry_block_size(C128_RATIO, unit),
         window_block=unit,
         c4_state_block=c4_state,
         c128_state_block=c128_state,
@@ -168,11 +172,11 @@ def check_block_size(block_size: int | None) -> int:
         ConfigError: It is not 32, 64 or 128.
     """
     if block_size is None:
-        return DEFAULT_BLOCK_SIZE
-    if block_size not in BLOCK_SIZES:
+        return SUPPORTED_BLOCK_SIZES[0]
+    if block_size not in SUPPORTED_BLOCK_SIZES:
         raise ConfigError(
             f"--block-size {block_size} does not fit DeepSeek-V4 on Ascend: use 32, 64 or 128, "
-            f"or leave it out ({DEFAULT_BLOCK_SIZE})."
+            f"or leave it out ({SUPPORTED_BLOCK_SIZES[0]})."
         )
     return block_size
 
@@ -194,7 +198,7 @@ def get_dsv4_compressed_kv_block_size(compress_ratio: int, block_size: int | Non
     raw = envs.read_compressed_block_size() if compress_ratio == C128_RATIO else None
     if raw is None:
         return check_block_size(block_size)
-    if not raw.isdecimal() or int(raw) not in BLOCK_SIZES:
+    if not raw.isdecimal() or int(raw) not in SUPPORTED_BLOCK_SIZES:
         raise ConfigError(f"{envs.COMPRESSED_BLOCK_VARIABLE}={raw!r} must be 32, 64 or 128.")
     if block_size is not None and check_block_size(block_size) != int(raw):
         raise ConfigError(

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from vllm.v1.core.managers.full_attention import FullAttentionManager
-from vllm.v1.core.retention import member_spec
-from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.kv_cache_interface import KVCacheSpec, member_spec
 
 
 class CompressAttentionManager(FullAttentionManager):
@@ -12,7 +11,7 @@ class CompressAttentionManager(FullAttentionManager):
 
     Every row of the context is needed, so this is the core's dense manager; a group of entries and
     index keys comes as ``UniformTypeKVCacheSpecs`` and is unpacked before a block size is read.
-    With ``hit_unit`` set the core's unit coordinator keeps dense tables itself.
+    With ``hit_unit`` set a request has a ``DenseTable`` per group instead.
 
     Owns: as ``SingleTypeKVCacheManager``.
     """

@@ -209,23 +209,35 @@ def grouped_matmul(
         per_token_scale_dtype=per_token_scale_dtype,
     )
     assert group_list is not None
-    rows, matrices = x[0], weight[0]
-    dtype = rows.dtype if output_dtype is None else torch_dtype_of(output_dtype)
+    dtype = x[0].dtype if output_dtype is None else torch_dtype_of(output_dtype)
+    scales = None if scale is None else scale[0]
+    row_scales = None if per_token_scale is None else per_token_scale[0]
+    return [_multiply_groups(x[0], weight[0], group_list.tolist(), dtype, scales, row_scales)]
+
+
+def _multiply_groups(
+    rows: torch.Tensor,
+    matrices: torch.Tensor,
+    counts: list[int],
+    dtype: torch.dtype,
+    scales: torch.Tensor | None,
+    row_scales: torch.Tensor | None,
+) -> torch.Tensor:
     output = torch.empty((rows.shape[0], matrices.shape[2]), dtype=dtype)
     first = 0
-    for expert, count in enumerate(group_list.tolist()):
+    for expert, count in enumerate(counts):
         part = slice(first, first + count)
         first += count
         if not count:
             continue
-        if scale is None:
+        if scales is None:
             output[part] = rows[part] @ matrices[expert]
             continue
-        product = _multiply_int8(rows[part], matrices[expert]) * scale[0][expert].float()
-        if per_token_scale is not None:
-            product *= per_token_scale[0][part].unsqueeze(1)
+        product = _multiply_int8(rows[part], matrices[expert]) * scales[expert].float()
+        if row_scales is not None:
+            product *= row_scales[part].unsqueeze(1)
         output[part] = product.to(dtype)
-    return [output]
+    return output
 
 
 def _multiply_int8(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

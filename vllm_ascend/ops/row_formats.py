@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 
 from vllm.exceptions import ConfigError
+from vllm.utils.math_utils import cdiv
 
 E4M3 = torch.float8_e4m3fn
 
@@ -123,7 +124,7 @@ class Fp8KeyRows:
 
     @property
     def _num_groups(self) -> int:
-        return -(-self._num_plain // _SCALE_GROUP)
+        return cdiv(self._num_plain, _SCALE_GROUP)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         """See ``RowFormat``."""

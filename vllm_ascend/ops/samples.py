@@ -35,56 +35,62 @@ class SampleCall:
 
 def sample_calls() -> list[SampleCall]:
     """Return a call of each op."""
+    return _dense_calls() + _expert_calls()
 
-    def floats(device: torch.device, *shape: int) -> torch.Tensor:
-        return torch.ones(shape, dtype=torch.bfloat16, device=device)
 
-    def wide(device: torch.device, *shape: int) -> torch.Tensor:
-        return torch.ones(shape, dtype=torch.float32, device=device)
-
-    def int8s(device: torch.device, *shape: int) -> torch.Tensor:
-        return torch.ones(shape, dtype=torch.int8, device=device)
-
-    def int32s(device: torch.device, *shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.int32, device=device)
-
-    def counts(device: torch.device) -> torch.Tensor:
-        return torch.full((_E,), 1, dtype=torch.int64, device=device)
-
-    bf16 = code_of(torch.bfloat16)
+def _dense_calls() -> list[SampleCall]:
     return [
-        SampleCall("npu_rms_norm", lambda d: ((floats(d, _T, _D), floats(d, _D), 1e-6), {})),
+        SampleCall("npu_rms_norm", lambda d: ((_floats(d, _T, _D), _floats(d, _D), 1e-6), {})),
         SampleCall(
             "npu_rotary_mul",
             lambda d: (
-                (wide(d, _T, 1, 2, _D), wide(d, _T, 1, 1, _D), wide(d, _T, 1, 1, _D), "interleave"),
+                (
+                    _wide(d, _T, 1, 2, _D),
+                    _wide(d, _T, 1, 1, _D),
+                    _wide(d, _T, 1, 1, _D),
+                    "interleave",
+                ),
                 {},
             ),
         ),
         SampleCall(
             "npu_clipped_swiglu",
             lambda d: (
-                (floats(d, _T, _D),),
+                (_floats(d, _T, _D),),
                 {"alpha": 1.0, "limit": 10.0, "bias": 0.0, "interleaved": False},
             ),
         ),
         SampleCall(
             "npu_mhc_post",
             lambda d: (
-                (floats(d, _T, 4, _D), wide(d, _T, 4, 4), floats(d, _T, _D), wide(d, _T, 4)),
+                (_floats(d, _T, 4, _D), _wide(d, _T, 4, 4), _floats(d, _T, _D), _wide(d, _T, 4)),
                 {},
             ),
         ),
         SampleCall(
             "npu_scatter_nd_update_",
-            lambda d: ((int8s(d, _T, 2, _D), int32s(d, 1, 2), int8s(d, 1, _D)), {}),
+            lambda d: ((_int8s(d, _T, 2, _D), _int32s(d, 1, 2), _int8s(d, 1, _D)), {}),
         ),
+        SampleCall("npu_dynamic_quant", lambda d: ((_floats(d, _T, _D),), {})),
+        SampleCall(
+            "npu_quant_matmul",
+            lambda d: (
+                (_int8s(d, _T, _D), _int8s(d, _D, 5), _wide(d, 5)),
+                {"pertoken_scale": _wide(d, _T), "output_dtype": code_of(torch.bfloat16)},
+            ),
+        ),
+        SampleCall("npu_format_cast", lambda d: ((_int8s(d, _T, _D), 29), {})),
+    ]
+
+
+def _expert_calls() -> list[SampleCall]:
+    return [
         SampleCall(
             "npu_moe_init_routing_v2",
             lambda d: (
-                (floats(d, _T, _D), int32s(d, _T, _K)),
+                (_floats(d, _T, _D), _int32s(d, _T, _K)),
                 {
-                    "scale": wide(d, _T),
+                    "scale": _wide(d, _T),
                     "active_num": _T * _K,
                     "expert_num": _E,
                     "expert_tokens_num_type": 1,
@@ -95,30 +101,41 @@ def sample_calls() -> list[SampleCall]:
         ),
         SampleCall(
             "npu_moe_token_unpermute",
-            lambda d: ((floats(d, _T * _K, _D), int32s(d, _T * _K), floats(d, _T, _K)), {}),
+            lambda d: ((_floats(d, _T * _K, _D), _int32s(d, _T * _K), _floats(d, _T, _K)), {}),
         ),
         SampleCall(
             "npu_grouped_matmul",
             lambda d: (
-                ([int8s(d, _E, _D)], [int8s(d, _E, _D, 5)]),
+                ([_int8s(d, _E, _D)], [_int8s(d, _E, _D, 5)]),
                 {
-                    "scale": [wide(d, _E, 5)],
-                    "per_token_scale": [wide(d, _E)],
-                    "group_list": counts(d),
+                    "scale": [_wide(d, _E, 5)],
+                    "per_token_scale": [_wide(d, _E)],
+                    "group_list": _counts(d),
                     "split_item": 2,
                     "group_type": 0,
                     "group_list_type": 1,
-                    "output_dtype": bf16,
+                    "output_dtype": code_of(torch.bfloat16),
                 },
             ),
         ),
-        SampleCall("npu_dynamic_quant", lambda d: ((floats(d, _T, _D),), {})),
-        SampleCall(
-            "npu_quant_matmul",
-            lambda d: (
-                (int8s(d, _T, _D), int8s(d, _D, 5), wide(d, 5)),
-                {"pertoken_scale": wide(d, _T), "output_dtype": bf16},
-            ),
-        ),
-        SampleCall("npu_format_cast", lambda d: ((int8s(d, _T, _D), 29), {})),
     ]
+
+
+def _floats(device: torch.device, *shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.bfloat16, device=device)
+
+
+def _wide(device: torch.device, *shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.float32, device=device)
+
+
+def _int8s(device: torch.device, *shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.int8, device=device)
+
+
+def _int32s(device: torch.device, *shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32, device=device)
+
+
+def _counts(device: torch.device) -> torch.Tensor:
+    return torch.full((_E,), 1, dtype=torch.int64, device=device)

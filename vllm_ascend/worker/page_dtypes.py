@@ -5,7 +5,7 @@ import torch
 from vllm.exceptions import ConfigError
 from vllm.v1.worker.dtypes import resolve_cache_dtype
 from vllm_ascend.core.geometry import Generation
-from vllm_ascend.core.kv_cache_interface import PageDtypes
+from vllm_ascend.core.specs import PageDtypes
 from vllm_ascend.ops.row_formats import E4M3
 
 _FP8 = "fp8"

@@ -6,13 +6,14 @@ import numpy as np
 import torch
 
 from vllm.platforms.interface import Platform
+from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.metadata import (
     BlockTableView,
     CacheLayout,
     RequestSlice,
     build_step_metadata,
 )
-from vllm.v1.core.hybrid_layout import build_packed_tensors, group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import build_packed_tensors, group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm.v1.worker.model_runner import CausalLM
@@ -45,7 +46,7 @@ def run_largest_step(
     layout = CacheLayout.from_kv_cache_config(KVCacheConfig(1, [], groups))
     tables, num_blocks = [], 1
     for group in layout.groups:
-        count = -(-num_tokens // group.block_size)
+        count = cdiv(num_tokens, group.block_size)
         if group.kind != "dense":
             tables.append(BlockTableView(0, np.zeros(count, dtype=np.int64)))
             continue

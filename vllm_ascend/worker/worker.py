@@ -5,11 +5,11 @@ from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.v1.attention.ops.registry import OpResolver
-from vllm.v1.core.hybrid_layout import group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.worker import Worker
 from vllm_ascend import envs
-from vllm_ascend.core.kv_cache_interface import (
+from vllm_ascend.core.specs import (
     PageDtypes,
     ascend_kv_cache_specs,
     explain_bytes_per_block,

@@ -4,20 +4,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from vllm.v1.core.coordinator_registry import find_coordinator
+from vllm.v1.core.unit_groups import DenseGroup, WindowGroup
+from vllm_ascend.core.coordinator import AscendHybridKVCacheCoordinator
 
 from tests.ascend.v4_models import DEVICE_PAGES, v4_config
 from vllm.exceptions import ConfigError
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.coordinator_registry import find_coordinator
-from vllm.v1.core.hybrid_layout import build_packed_tensors, group_hybrid_mla_specs
 from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
+from vllm.v1.core.layout.packing import build_packed_tensors, group_hybrid_mla_specs
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.core.unit_groups import DenseGroup, WindowGroup
 from vllm.v1.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
-from vllm_ascend.core.coordinator import AscendHybridKVCacheCoordinator
-from vllm_ascend.core.kv_cache_interface import CompressAttentionSpec, ascend_kv_cache_specs
 from vllm_ascend.core.managers import CompressAttentionManager
+from vllm_ascend.core.specs import CompressAttentionSpec, ascend_kv_cache_specs
 from vllm_ascend.platform import ReferencePlatform
 
 ARGUMENTS = {

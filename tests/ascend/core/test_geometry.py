@@ -5,8 +5,8 @@ import pytest
 from tests.ascend.v4_models import A5_PAGES, DEVICE_PAGES, FLASH, FLOAT_PAGES, PRO, v4_config
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache_specs
-from vllm.v1.core.hybrid_layout import group_hybrid_mla_specs, packed_block_stride
-from vllm.v1.core.retention import CacheGeometry
+from vllm.v1.core.layout.packing import group_hybrid_mla_specs, packed_block_stride
+from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm_ascend.core import geometry
 from vllm_ascend.core.geometry import Generation, v4_geometry
-from vllm_ascend.core.kv_cache_interface import (
+from vllm_ascend.core.specs import (
     PACKED_BYTES_PER_UNIT_TOKEN,
     PUBLISHED_BYTES_PER_BLOCK,
     CompressAttentionSpec,

@@ -5,25 +5,25 @@ from math import gcd, lcm
 from typing import Any
 
 import pytest
+from vllm_ascend.core.coordinator import AscendHybridKVCacheCoordinator
 
 from tests.ascend.v4_models import A5_PAGES, DEVICE_PAGES, FLASH, PRO, v4_config
 from tests.v1.core.unit_cache_driver import make_request
-from vllm.v1.core.hybrid_layout import build_packed_tensors, group_hybrid_mla_specs
 from vllm.v1.core.kv_cache_manager import KVCacheManager, make_kv_cache_manager
 from vllm.v1.core.kv_cache_utils import (
     BlockHashListWithBlockSize,
     generate_scheduler_kv_cache_config,
 )
+from vllm.v1.core.layout.packing import build_packed_tensors, group_hybrid_mla_specs
 from vllm.v1.core.single_type_kv_cache_manager import (
     SlidingWindowManager,
     register_all_kvcache_specs,
 )
 from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowMLASpec, SlidingWindowSpec
 from vllm.v1.request import Request
-from vllm_ascend.core.coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.geometry import Generation
-from vllm_ascend.core.kv_cache_interface import ascend_kv_cache_specs
 from vllm_ascend.core.managers import CompressAttentionManager
+from vllm_ascend.core.specs import ascend_kv_cache_specs
 from vllm_ascend.platform import ReferencePlatform
 
 MTP_CACHE = "mtp.0.attn.window"

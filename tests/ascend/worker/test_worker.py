@@ -13,10 +13,10 @@ from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.v1.attention.ops.registry import get_reference_op
-from vllm.v1.core.hybrid_layout import build_packed_tensors, group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import build_packed_tensors, group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
-from vllm_ascend.core.kv_cache_interface import Generation
+from vllm_ascend.core.specs import Generation
 from vllm_ascend.envs import GRAPH_VARIABLE
 from vllm_ascend.ops.row_formats import E4M3
 from vllm_ascend.platform import NPUPlatform, ReferencePlatform

@@ -8,7 +8,7 @@ from vllm.inputs import TokensPrompt
 from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import Tokenizer
-from vllm.v1.engine.messages import PrefillStats
+from vllm.v1.messages import PrefillStats
 
 
 class FakeEngine:

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.entrypoints.openai.conftest import FACTS
-from vllm.config.engine_args import EngineArgs
 from vllm.entrypoints.openai.context import make_model_facts
 from vllm.exceptions import ModelNotFoundError
+from vllm.v1.engine.engine_args import EngineArgs
 
 
 def test_names() -> None:

@@ -6,7 +6,7 @@ import pytest
 from vllm.entrypoints.openai.engine_stream import JobOutput
 from vllm.entrypoints.openai.usage import UsageCounter
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.v1.engine.messages import PrefillStats
+from vllm.v1.messages import PrefillStats
 
 
 def _item(job: int, num_tokens: int, cached: int | None, n: int = 1) -> JobOutput:

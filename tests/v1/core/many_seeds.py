@@ -21,12 +21,9 @@ from tqdm import tqdm
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.retention import (
-    CacheGeometry,
-    RetentionPolicy,
-    max_request_blocks,
-    parse_retention,
-)
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.retention import RetentionPolicy, parse_retention
+from vllm.v1.core.policy.sizes import max_request_blocks
 
 UNITS = (32, 64, 128)
 MAX_MODEL_LEN = 1024

@@ -4,13 +4,13 @@ import random
 from dataclasses import replace
 
 import pytest
+from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
+from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
 
 from tests.v1.core.unit_cache_driver import Driver, make_request
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.drafter_rows import StaleRow, can_rebuild
-from vllm.v1.core.retention import GroupGeometry
-from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
-from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
+from vllm.v1.core.policy.geometry import GroupGeometry
+from vllm.v1.core.prefix.drafter_rows import StaleRow, can_rebuild
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
 from vllm.exceptions import InvariantError
 from vllm.v1.core.invariants import check_unit_cache
-from vllm.v1.core.retention import AUTO
-from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
+from vllm.v1.core.policy.retention import AUTO
 
 
 def running() -> tuple[UnitKVCacheCoordinator, dict[str, int]]:

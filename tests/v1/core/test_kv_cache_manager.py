@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
+from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
 
 from tests.v1.core.cache_helpers import (
     cached_indices,
@@ -19,8 +21,6 @@ from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.v1.core import kv_cache_manager
 from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager, make_kv_cache_manager
-from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
-from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
 
 COMMON = [i for i in range(3) for _ in range(16)]
 

@@ -5,20 +5,16 @@ import random
 from dataclasses import replace
 
 import pytest
+from vllm.v1.core.pinned_checkpoints import PinnedCheckpoints
+from vllm.v1.core.unit_block_pool import Checkpoint, Tier, UnitBlockPool
+from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.pinned_checkpoints import PinnedCheckpoints
-from vllm.v1.core.retention import (
-    AUTO,
-    CacheGeometry,
-    RetentionPolicy,
-    max_checkpoint_blocks,
-    parse_retention,
-)
-from vllm.v1.core.unit_block_pool import Checkpoint, Tier, UnitBlockPool
-from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.retention import AUTO, RetentionPolicy, parse_retention
+from vllm.v1.core.policy.sizes import max_checkpoint_blocks
 
 NONE = RetentionPolicy("ends only", supersedes=False, keeps_coarse=False)
 

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 import pytest
+from vllm.v1.core.pool_invariants import check_pool
 
 from tests.v1.core.cache_helpers import (
     cached_indices,
@@ -19,7 +20,6 @@ from vllm.exceptions import InvariantError
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, make_block_hash_with_group_id
-from vllm.v1.core.pool_invariants import check_pool
 
 
 def pinning_pool(num_blocks: int = 10, max_pinned: int = 4) -> BlockPool:

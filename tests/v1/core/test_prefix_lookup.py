@@ -5,12 +5,12 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.v1.core.unit_block_pool import Checkpoint, UnitBlockPool
 
 from tests.v1.core.v4_geometry import v4_config
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.prefix_lookup import PrefixHit, explain_misses, find_prefix
-from vllm.v1.core.retention import CacheGeometry
-from vllm.v1.core.unit_block_pool import Checkpoint, UnitBlockPool
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.prefix.lookup import PrefixHit, explain_misses, find_prefix
 
 
 def hashes(count: int, name: str = "p") -> list[BlockHash]:

@@ -1,10 +1,10 @@
 """Tiers, unit keys and checkpoint records of the pool."""
 
 import pytest
+from vllm.v1.core.unit_block_pool import Checkpoint, GhostList, Tier, UnitBlockPool
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash, salt_digest
-from vllm.v1.core.unit_block_pool import Checkpoint, GhostList, Tier, UnitBlockPool
 
 
 def h(name: str) -> BlockHash:

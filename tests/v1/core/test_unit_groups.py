@@ -1,8 +1,9 @@
 """Block tables of dense and window groups."""
 
-from vllm.v1.core.retention import GroupGeometry
 from vllm.v1.core.unit_block_pool import UnitBlockPool
 from vllm.v1.core.unit_groups import DenseGroup, WindowGroup
+
+from vllm.v1.core.policy.geometry import GroupGeometry
 
 C128 = GroupGeometry(0, False, block_size=4096, ratio=128)
 WINDOW = GroupGeometry(1, True, block_size=32, keep=127)

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
+from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
 
 from tests.v1.core.unit_cache_driver import Driver, make_request
 from tests.v1.core.v4_geometry import v4_config
 from vllm.distributed.kv_events import BlockStored
 from vllm.exceptions import ConfigError, InvariantError
 from vllm.v1.core.kv_cache_utils import salt_digest
-from vllm.v1.core.retention import AUTO, max_request_blocks
-from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
-from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
+from vllm.v1.core.policy.retention import AUTO
+from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.request import Request
 
 

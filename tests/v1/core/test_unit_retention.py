@@ -4,13 +4,14 @@ import random
 from dataclasses import replace
 
 import pytest
+from vllm.v1.core.unit_block_pool import Tier
+from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
 from vllm.exceptions import ConfigError
-from vllm.v1.core.retention import AUTO, CacheGeometry, RetentionPolicy, parse_retention
-from vllm.v1.core.unit_block_pool import Tier
-from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.retention import AUTO, RetentionPolicy, parse_retention
 from vllm.v1.request import Request
 
 

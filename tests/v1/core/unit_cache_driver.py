@@ -9,22 +9,24 @@ import random
 from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
+from vllm.v1.core.cache_step import Lookup
+from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import (
     get_request_block_hasher,
     init_none_hash,
     maybe_convert_block_hash,
 )
-from vllm.v1.core.retention import AUTO, RetentionPolicy
-from vllm.v1.core.scan_guard import ENTER_AFTER
+from vllm.v1.core.policy.retention import AUTO, RetentionPolicy
+from vllm.v1.core.policy.scan_guard import ENTER_AFTER
 from vllm.v1.core.sched.output import WindowTable
-from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
-from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
-from vllm.v1.engine.messages import PrefillStats
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.messages import PrefillStats
 from vllm.v1.request import Request
 
 init_none_hash(sha256)
@@ -49,8 +51,10 @@ def make_request(
 class RowMemory:
     """The pool's rows: block id -> (group that wrote last, row -> tag)."""
 
-    def __init__(self, manager: UnitKVCacheManager) -> None:
-        self._geometry = manager.geometry
+    def __init__(self, manager: KVCacheManager) -> None:
+        coordinator = coordinator_of(manager)
+        self._geometry = coordinator.geometry
+        self._index = coordinator.index
         self._blocks: dict[int, tuple[int, dict[int, Tag]]] = {}
         self._windows: dict[str, dict[int, WindowTable]] = {}
         self._pool = manager.block_pool
@@ -68,9 +72,9 @@ class RowMemory:
         self._sealed = {}
         for block in self._pool.blocks:
             published: list[tuple[object, int]] = [
-                (record, record.position) for record in self._pool.records_of(block)
+                (record, record.position) for record in self._index.checkpoints_of(block)
             ]
-            keys = self._pool.keys_of(block)
+            keys = self._index.keys_of(block)
             if keys:
                 # The list itself tells this life of the block from its next one.
                 published.append((keys, positions[keys[-1]]))
@@ -80,7 +84,7 @@ class RowMemory:
     def _lowest_writable(self, block_id: int) -> int:
         """Return the position below which rows of a block may not change any more."""
         block = self._pool.blocks[block_id]
-        alive = {id(self._pool.keys_of(block)), *map(id, self._pool.records_of(block))}
+        alive = {id(self._index.keys_of(block)), *map(id, self._index.checkpoints_of(block))}
         return max(
             (p for what, p in self._sealed.get(block_id, ()) if id(what) in alive), default=0
         )
@@ -154,6 +158,18 @@ class RowMemory:
                 self._read(group.group_id, block, k % rows_per_block, tag, what)
 
 
+def make_manager(config: KVCacheConfig, max_model_len: int, **kw: Any) -> KVCacheManager:
+    """Return a manager of hits at one unit."""
+    assert config.hit_unit is not None
+    return KVCacheManager(config, max_model_len, config.hit_unit, config.hit_unit, **kw)
+
+
+def coordinator_of(manager: KVCacheManager) -> CheckpointCoordinator:
+    """Return the coordinator behind a manager of hits at one unit."""
+    assert isinstance(manager.coordinator, CheckpointCoordinator)
+    return manager.coordinator
+
+
 class Driver:
     """A small scheduler with random decisions over the real manager."""
 
@@ -171,12 +187,14 @@ class Driver:
         assert config.hit_unit is not None
         self.unit = config.hit_unit
         self.rng = random.Random(seed)
-        coordinator = UnitKVCacheCoordinator(config, True, policy, enable_kv_cache_events=True)
-        self.manager = UnitKVCacheManager(config, max_model_len, coordinator=coordinator)
+        self.manager = make_manager(
+            config, max_model_len, policy=policy, enable_kv_cache_events=True
+        )
+        self.coordinator = coordinator_of(self.manager)
         self.memory = RowMemory(self.manager)
         self.max_model_len = max_model_len
         self.waits = waits
-        guard = coordinator.scan_guard
+        guard = self.coordinator.scan_guard
         for _ in range(ENTER_AFTER if is_scanned and guard is not None else 0):
             guard.observe(0, 1)
         # First come, first served; else the lower a request's priority, the sooner.
@@ -231,10 +249,9 @@ class Driver:
         self.num_preemptions += 1
         self._enqueue(request, 0)
 
-    def _check_record(self, request: Request, hit: int) -> None:
+    def _check_record(self, request: Request, found: Lookup | None, hit: int) -> None:
         """Every admission leaves a record: hits and reasons are the request's tokens, exactly."""
-        record = self.manager.take_prefill_stats(request.request_id)
-        assert record is not None
+        record = self.manager.record_admission(request, found, hit)
         assert record.num_prompt_tokens == request.num_tokens
         assert record.num_cached_tokens == hit <= record.num_prompt_tokens - 1
         assert hit + sum(record.miss_tokens.values()) == record.num_prompt_tokens
@@ -272,15 +289,17 @@ class Driver:
                 budget -= num_new
         while self.waiting and budget > 0 and len(self.running) < 8:
             request = self.waiting[0]
-            blocks, hit = manager.get_computed_blocks(request)
-            if self.waits and self.running and manager.should_wait(request, blocks):
+            found: Lookup | None = manager.look_up(request)
+            assert found is not None
+            if self.waits and self.running and manager.should_wait(request, found):
                 break
+            hit = found.num_tokens
             num_new = min(request.num_tokens - hit, budget)
             admitted = manager.allocate_slots(
-                request, num_new, hit, blocks, full_sequence_must_fit=True
+                request, num_new, full_sequence_must_fit=True, lookup=found
             )
             if admitted is None and not self.running and hit:
-                hit = 0
+                hit, found = 0, None
                 num_new = min(request.num_tokens, budget)
                 admitted = manager.allocate_slots(request, num_new, full_sequence_must_fit=True)
             if admitted is None:
@@ -288,7 +307,7 @@ class Driver:
                 break
             request.num_computed_tokens = hit
             self.hits.setdefault(request.request_id, hit)
-            self._check_record(request, hit)
+            self._check_record(request, found, hit)
             self.waiting.pop(0)
             self.running.append(request)
             scheduled[request.request_id] = num_new
@@ -300,13 +319,14 @@ class Driver:
             del scheduled[request_id]
             self.preempt(victim)
         manager.commit_step()
-        copies = manager.take_block_copies()
+        work = manager.take_step_work()
+        copies = work.copies
         self.num_steps += 1
         self.num_copies += len(copies)
-        self.peak_pins = max(self.peak_pins, len(list(manager.block_pool.pinned or ())))
+        self.peak_pins = max(self.peak_pins, len(list(manager.block_pool.pins or ())))
         self.memory.copy(copies)
-        self.memory.update_windows(manager.take_window_tables())
-        self.num_rebuilds += len(manager.take_drafter_rebuilds())
+        self.memory.update_windows(work.window_tables)
+        self.num_rebuilds += len(work.drafter_rebuilds)
         self._run(scheduled)
         self.check()
 
@@ -353,14 +373,14 @@ class Driver:
         self.manager.check_invariants(computed)
 
     def _index_entries(self) -> Counter[tuple[int | None, bytes | int]]:
-        pool = self.manager.block_pool
+        index = self.coordinator.index
         entries: Counter[tuple[int | None, bytes | int]] = Counter()
-        for block in pool.blocks:
-            for key in pool.keys_of(block):
-                group = next(g for g in pool.index if pool.holds_key(g, key, block))
+        for block in self.manager.block_pool.blocks:
+            for key in index.keys_of(block):
+                group = next(g for g in index.keys if index.holds_key(g, key, block))
                 entries[group, maybe_convert_block_hash(key)] += 1
-        groups = [g.group_id for g in self.manager.geometry.windows]
-        for record in pool.checkpoints.values():
+        groups = [g.group_id for g in self.coordinator.geometry.windows]
+        for record in index.checkpoints.values():
             for group_id, blocks in zip(groups, record.blocks, strict=True):
                 if blocks:
                     entries[group_id, maybe_convert_block_hash(record.prefix_hash)] += 1

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vllm.v1.core.hybrid_layout import build_packed_tensors, group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import build_packed_tensors, group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
     KVCacheConfig,

@@ -1,11 +1,15 @@
+from dataclasses import replace
+
 import pytest
+from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager, check_room_for_one
 
 from tests.v1.core.v4_geometry import v4_config
 from tests.v1.engine.fakes import Float32
+from vllm.config import KVTransferConfig, SpeculativeConfig
 from vllm.exceptions import ConfigError
 from vllm.v1.core.kv_cache_manager import make_kv_cache_manager
-from vllm.v1.core.retention import CacheGeometry, max_request_blocks
-from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager, check_room_for_one
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.engine.kv_cache_setup import (
     check_fixed_pool,
     describe_kv_cache,
@@ -77,6 +81,35 @@ def test_a_lone_window_group_follows_the_interval(config):
         plan.scheduler_config, 1024, plan.scheduler_block_size, plan.hash_block_size
     )
     assert manager.coordinator.retention_interval == 64
+
+
+@pytest.mark.parametrize(
+    ("speculative", "marked"),
+    [
+        (None, []),
+        (SpeculativeConfig(method="mtp"), ["tail"]),
+        (SpeculativeConfig(method="ngram"), []),
+    ],
+)
+def test_the_group_of_a_running_drafter_is_marked(config, speculative, marked):
+    """By the role of its rows, whatever their name."""
+    vllm_config = config(num_blocks=600)
+    vllm_config.cache_config.block_size = 32
+    vllm_config.speculative_config = speculative
+    specs = hybrid_specs()
+    specs["tail"] = replace(specs["layers.0.attn.window"], is_drafter=True)
+    plan = plan_kv_cache(vllm_config, [specs], [MEMORY])
+    groups = [g for g in plan.scheduler_config.kv_cache_groups if g.is_eagle_group]
+    assert [name for group in groups for name in group.layer_names] == marked
+
+
+def test_a_hybrid_takes_no_connector(config):
+    """Where the model's name did not tell, its caches do."""
+    vllm_config = config(num_blocks=600)
+    vllm_config.kv_transfer_config = KVTransferConfig("ExampleConnector", "kv_both")
+    with pytest.raises(ConfigError, match="'ExampleConnector' does not go with this model"):
+        plan_kv_cache(vllm_config, [hybrid_specs()], [MEMORY])
+    plan_kv_cache(vllm_config, [{"a": full()}], [MEMORY])
 
 
 def test_a_hybrid_model_hits_at_one_unit(config):

@@ -1,6 +1,6 @@
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import PrefillStats
+from vllm.v1.engine import EngineCoreRequest, PrefillStats
 from vllm.v1.engine.parallel_sampling import ParentRequest, make_child_params
 
 
@@ -18,12 +18,17 @@ def test_seeds_stay_signed_64_bit_integers():
     assert make_child_params(SamplingParams(n=2), 1).seed is None
 
 
+def parent_of_two(output_kind: RequestOutputKind) -> ParentRequest:
+    params = SamplingParams(n=2, output_kind=output_kind)
+    return ParentRequest(EngineCoreRequest("mine", [1], params, 0.0), None)
+
+
 def answer(index: int, reason: str | None = None) -> CompletionOutput:
     return CompletionOutput(index, "", [], finish_reason=reason)
 
 
 def test_streams_pass_answers_through():
-    parent = ParentRequest(2, RequestOutputKind.DELTA)
+    parent = parent_of_two(RequestOutputKind.DELTA)
     first = answer(1)
     assert parent.take_in(first) == [first]
     parent.take_in(answer(1, "stop"))
@@ -33,13 +38,13 @@ def test_streams_pass_answers_through():
 
 
 def test_final_answers_wait_for_each_other():
-    parent = ParentRequest(2, RequestOutputKind.FINAL_ONLY)
+    parent = parent_of_two(RequestOutputKind.FINAL_ONLY)
     assert parent.take_in(answer(1, "stop")) == []
     assert [a.index for a in parent.take_in(answer(0, "length"))] == [0, 1]
 
 
 def test_the_answer_admitted_first_tells_what_was_cached():
-    parent = ParentRequest(2, RequestOutputKind.DELTA)
+    parent = parent_of_two(RequestOutputKind.DELTA)
     parent.note_prefill(None)
     parent.note_prefill(PrefillStats(40, 0))
     parent.note_prefill(PrefillStats(40, 32))

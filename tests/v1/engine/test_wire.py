@@ -26,7 +26,7 @@ from vllm.v1.engine.wire import (
     Codec,
     Dead,
     ErrorInfo,
-    GroupGeometry,
+    GroupInfo,
     Heartbeat,
     KVCacheInfo,
     PrefixCacheReset,
@@ -51,7 +51,7 @@ INFO = KVCacheInfo(
     smallest_reusable_prefix=None,
     hit_unit=32,
     retention="all",
-    groups=(GroupGeometry("mla", 128, 2, 64), GroupGeometry("window", 32, 1, 64, 128)),
+    groups=(GroupInfo("mla", 128, 2, 64), GroupInfo("window", 32, 1, 64, 128)),
 )
 PARAMS = SamplingParams(
     n=2,

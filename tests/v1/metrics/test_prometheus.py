@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from vllm.v1.engine.messages import FinishReason
+from vllm.v1.messages import FinishReason
 from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
 from vllm.v1.metrics.prometheus import PrometheusStatLogger, add_process_metrics, token_buckets
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats

@@ -17,7 +17,7 @@ import torch
 from benchmarks.tiny_checkpoint import make_tensors, tiny_config, write_checkpoint
 from tests.v1.spec_decode.tiny_engine import NGRAM, NOISE, Session, make_core, mtp
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.messages import EngineCoreRequest
+from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.sample.counter_rng import make_key
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import sample

@@ -9,7 +9,7 @@ import torch
 from benchmarks.tiny_checkpoint import VOCAB_SIZE
 from tests.v1.spec_decode.tiny_engine import Session, get_runner, make_core, mtp
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.messages import EngineCoreRequest
+from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.spec_decode.interface import Proposer
 from vllm.v1.worker.step_input import StepInput
 

@@ -10,8 +10,8 @@ from benchmarks.tiny_checkpoint import make_tensors, tiny_config, write_checkpoi
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.engine.messages import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.metrics.stats import SpecDecodingStats
 from vllm.v1.worker.model_runner import ModelRunner
 

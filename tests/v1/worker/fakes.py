@@ -165,7 +165,7 @@ def make_runner(
     pool = allocate_kv_cache(config, ["a", "b", "w"], CpuPlatform(), device)
     limits = RunnerLimits(2, 64, 256, VOCAB, seed)
     builder: Any = lambda slices: slices  # noqa: E731
-    return ModelRunner(model, pool, builder, limits, CpuPlatform(), device), model, pool
+    return ModelRunner(model, pool, builder, limits), model, pool
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""Cli."""
+"""The ``vllm`` command."""

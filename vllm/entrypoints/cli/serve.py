@@ -5,12 +5,12 @@ import dataclasses
 from typing import Any
 
 from vllm import envs
-from vllm.config.engine_args import EngineArgs
 from vllm.entrypoints.cli.refused_flags import REFUSED_SERVE_FLAGS
 from vllm.entrypoints.openai.server_args import GENERATION_CONFIGS, ServerArgs
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger, setup_logging
 from vllm.utils.argparse_utils import human_int, json_object, json_string_list
+from vllm.v1.engine.engine_args import EngineArgs
 from vllm.version import BANNER
 
 logger = init_logger(__name__)

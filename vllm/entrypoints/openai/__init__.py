@@ -1,1 +1,1 @@
-"""Openai."""
+"""The HTTP server: OpenAI's routes, streams and errors."""

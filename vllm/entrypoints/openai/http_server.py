@@ -20,9 +20,9 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from vllm.config import VllmConfig
-from vllm.entrypoints.openai.api_server import url_of
 from vllm.entrypoints.openai.app import build_app
 from vllm.entrypoints.openai.context import ServingContext, make_model_facts
+from vllm.entrypoints.openai.listener import url_of
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import ShuttingDownError

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from vllm.entrypoints.openai.engine_stream import JobOutput
 from vllm.entrypoints.openai.protocol.responses import PromptTokensDetails, Usage
-from vllm.v1.engine.messages import PrefillStats
+from vllm.v1.messages import PrefillStats
 
 
 class UsageCounter:

@@ -18,11 +18,13 @@ class ModelEntry:
         config: The config class, with ``from_dict(raw)``; torch-free.
         kv_cache_specs: Function (config, block_size, cache_dtype, state_dtype) -> specs by cache
             name; torch-free.
+        block_sizes: The values of ``--block-size`` that suit the model, its default first.
     """
 
     model: str
     config: str
     kv_cache_specs: str
+    block_sizes: str
 
     def load_model_class(self) -> Any:
         """Imports and returns the model class."""
@@ -41,6 +43,11 @@ class ModelEntry:
         function: Callable[..., Any] = _load(self.kv_cache_specs)
         return function
 
+    def load_block_sizes(self) -> tuple[int, ...]:
+        """Imports and returns the block sizes."""
+        sizes: tuple[int, ...] = _load(self.block_sizes)
+        return sizes
+
 
 _DEEPSEEK_V4 = "vllm.model_executor.models.deepseek_v4"
 
@@ -50,6 +57,7 @@ MODELS: Mapping[str, ModelEntry] = MappingProxyType(
             model=f"{_DEEPSEEK_V4}.model:DeepseekV4ForCausalLM",
             config=f"{_DEEPSEEK_V4}.config:DeepseekV4Config",
             kv_cache_specs=f"{_DEEPSEEK_V4}.kv_cache:deepseek_v4_kv_cache_specs",
+            block_sizes=f"{_DEEPSEEK_V4}.kv_cache:SUPPORTED_BLOCK_SIZES",
         ),
     }
 )

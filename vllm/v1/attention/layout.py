@@ -11,7 +11,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
-    UniformTypeKVCacheSpecs,
+    member_specs,
 )
 
 GroupKind = Literal["window", "state", "dense"]
@@ -76,11 +76,13 @@ class CacheLayout:
 
 
 def _read_group(spec: KVCacheSpec) -> GroupLayout:
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        layouts = {_read_group(inner) for inner in spec.kv_cache_specs.values()}
-        if len(layouts) != 1:
-            raise ConfigError(f"a KV group mixes cache geometries: {sorted(map(str, layouts))}")
-        return layouts.pop()
+    layouts = {_read_layer(member) for member in member_specs(spec)}
+    if len(layouts) != 1:
+        raise ConfigError(f"a KV group mixes cache geometries: {sorted(map(str, layouts))}")
+    return layouts.pop()
+
+
+def _read_layer(spec: KVCacheSpec) -> GroupLayout:
     # The state spec first: it is a sliding-window spec too.
     if isinstance(spec, CompressorStateSpec):
         return GroupLayout(

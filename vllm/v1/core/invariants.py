@@ -11,17 +11,19 @@ Checked after every step in tests and under ``VLLM_CHECK_INVARIANTS=1``; other c
 ``(I3)``. Cost: O(pool), so never in a serving path.
 """
 
+from __future__ import annotations
+
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import InvariantError
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.unit_block_pool import Tier
+from vllm.v1.core.prefix.tiers import Tier
 
 if TYPE_CHECKING:
-    from vllm.v1.core.unit_block_pool import UnitBlockPool
-    from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.coordinator_interface import Coordinator
 
 
 def _require(holds: bool, number: str, detail: str) -> None:
@@ -29,10 +31,8 @@ def _require(holds: bool, number: str, detail: str) -> None:
         raise InvariantError(f"{number} does not hold: {detail}")
 
 
-def check_unit_cache(
-    coordinator: "UnitKVCacheCoordinator", num_computed: Mapping[str, int] | None = None
-) -> None:
-    """Check I1..I5 of a hybrid cache.
+def check_cache(coordinator: Coordinator, num_computed: Mapping[str, int] | None = None) -> None:
+    """Check I1..I5.
 
     Args:
         coordinator: The groups and their pool.
@@ -41,64 +41,75 @@ def check_unit_cache(
     Raises:
         InvariantError: Names the invariant and the block or request.
     """
-    pool = coordinator.block_pool
-    _check_counts(pool)
-    _check_ref_counts(coordinator)
+    check_pool(coordinator.block_pool, coordinator.held_blocks())
+    for request_id, computed in (num_computed or {}).items():
+        for fault in coordinator.find_uncovered(request_id, computed):
+            _require(False, "I5", fault)
+
+
+def check_pool(pool: BlockPool, held: Iterable[KVCacheBlock]) -> None:
+    """Check I1..I4.
+
+    Args:
+        pool: The pool.
+        held: Blocks of all tables and copies over it, once per hold.
+
+    Raises:
+        InvariantError: Names the invariant and the block.
+    """
+    _check_ref_counts(pool, Counter(block.block_id for block in held if not block.is_null))
     _check_tiers(pool)
-    _check_pins(pool)
-    _check_keys(pool)
-    _check_checkpoints(coordinator)
-    if num_computed is not None:
-        _check_coverage(coordinator, num_computed)
+    for fault in pool.index.find_faults(pool.blocks):
+        _require(False, "I4", fault)
+    if pool.pins is not None:
+        for fault in pool.pins.find_faults():
+            _require(False, "I4", fault)
+        _require(
+            pool.pins.num_blocks <= pool.pins.max_blocks,
+            "I3",
+            f"{pool.pins.num_blocks} blocks are pinned, above the cap of {pool.pins.max_blocks}",
+        )
 
 
-def _check_counts(pool: "UnitBlockPool") -> None:
-    held = sum(block.ref_cnt > 0 for block in pool.blocks[1:])
-    total = pool.get_num_free_blocks() + held + 1
+def _check_ref_counts(pool: BlockPool, holds: Counter[int]) -> None:
+    num_held_by_model = 0
+    for block in pool.blocks[1:]:
+        num_held = holds[block.block_id]
+        if num_held == 0 and block.ref_cnt == 1 and num_held_by_model < pool.num_reserved_blocks:
+            num_held_by_model += 1
+            continue
+        _require(
+            block.ref_cnt == num_held,
+            "I2",
+            f"block {block.block_id} counts {block.ref_cnt}, held {num_held} times",
+        )
+    num_free, num_held_blocks = pool.get_num_free_blocks(), len(holds) + num_held_by_model
     _require(
-        total == pool.num_gpu_blocks,
+        num_free + num_held_blocks + 1 == pool.num_gpu_blocks,
         "I1",
-        f"{pool.get_num_free_blocks()} free + {held} held + 1 null != {pool.num_gpu_blocks}",
+        f"{num_free} free + {num_held_blocks} held + 1 null != {pool.num_gpu_blocks}",
     )
 
 
-def _check_ref_counts(coordinator: "UnitKVCacheCoordinator") -> None:
-    holds: Counter[int] = Counter()
-    for group in coordinator.dense:
-        for blocks in group.tables.values():
-            holds.update(block.block_id for block in blocks)
-    for window in coordinator.windows:
-        for table in window.tables.values():
-            holds.update(block.block_id for block in table.blocks if not block.is_null)
-    holds.update(block.block_id for block in coordinator.copy_holds)
-    for block in coordinator.block_pool.blocks[1:]:
-        _require(
-            block.ref_cnt == holds[block.block_id],
-            "I2",
-            f"block {block.block_id} counts {block.ref_cnt}, held {holds[block.block_id]} times",
-        )
-
-
-def _check_tiers(pool: "UnitBlockPool") -> None:
+def _check_tiers(pool: BlockPool) -> None:
     seen: Counter[int] = Counter()
-    for number, tier in enumerate(pool.tiers):
-        queued = tier.get_all_free_blocks()
+    for queue in dict.fromkeys(pool.tiers):
+        queued = queue.get_all_free_blocks()
         _require(
-            len(queued) == tier.num_free_blocks,
+            len(queued) == queue.num_free_blocks,
             "I3",
-            f"tier {number} counts {tier.num_free_blocks} blocks, holds {len(queued)}",
+            f"a tier counts {queue.num_free_blocks} blocks, holds {len(queued)}",
         )
         for block in queued:
             seen[block.block_id] += 1
-            placed = pool.tier_of(block)
+            placed, best = pool.tier_of(block), _best_tier(pool, block)
             _require(
-                placed is not None and int(placed) == number,
+                placed is not None and pool.tiers[placed] is queue,
                 "I3",
-                f"block {block.block_id} stands in tier {number}, believed in {placed}",
+                f"block {block.block_id} is believed in tier {placed!r}, and stands elsewhere",
             )
-            best = _best_tier(pool, block)
             _require(
-                placed is best,
+                pool.tiers[best] is queue,
                 "I3",
                 f"block {block.block_id} stands in {placed!r}, but serves what {best!r} is for",
             )
@@ -113,111 +124,7 @@ def _check_tiers(pool: "UnitBlockPool") -> None:
         )
 
 
-def _best_tier(pool: "UnitBlockPool", block: KVCacheBlock) -> Tier:
-    records = pool.records_of(block)
-    if pool.pinned is not None and any(record in pool.pinned for record in records):
+def _best_tier(pool: BlockPool, block: KVCacheBlock) -> Tier:
+    if pool.pins is not None and pool.pins.holds(block):
         return Tier.PINNED
-    if pool.keys_of(block):
-        return Tier.COLD if pool.is_on_trial(block) else Tier.REGULAR
-    if any(not record.is_cold for record in records):
-        return Tier.REGULAR
-    return Tier.COLD if records else Tier.SCRATCH
-
-
-def _check_pins(pool: "UnitBlockPool") -> None:
-    pinned = pool.pinned
-    if pinned is None:
-        return
-    holds: Counter[int] = Counter()
-    for record in pinned:
-        _require(
-            pool.checkpoints.get(record.prefix_hash) is record,
-            "I4",
-            f"the record at {record.position} is pinned but withdrawn",
-        )
-        holds.update(block.block_id for block in record.all_blocks())
-    _require(
-        pinned.num_pins_by_block() == holds,
-        "I4",
-        f"pins cover the blocks {sorted(holds)}, believed are {sorted(pinned.num_pins_by_block())}",
-    )
-    _require(
-        len(holds) <= pinned.max_blocks,
-        "I3",
-        f"{len(holds)} blocks are pinned, above the cap of {pinned.max_blocks}",
-    )
-
-
-def _check_keys(pool: "UnitBlockPool") -> None:
-    for block in pool.blocks:
-        for prefix_hash in pool.keys_of(block):
-            _require(
-                any(pool.holds_key(group_id, prefix_hash, block) for group_id in pool.index),
-                "I4",
-                f"block {block.block_id} carries a key that the index does not know",
-            )
-    num_carried = sum(len(pool.keys_of(block)) for block in pool.blocks)
-    _require(
-        num_carried == pool.num_index_entries(),
-        "I4",
-        f"blocks carry {num_carried} keys, the index holds {pool.num_index_entries()}",
-    )
-
-
-def _check_checkpoints(coordinator: "UnitKVCacheCoordinator") -> None:
-    pool = coordinator.block_pool
-    back: Counter[int] = Counter()
-    for prefix_hash, record in pool.checkpoints.items():
-        _require(
-            record.prefix_hash == prefix_hash, "I4", f"a record at {record.position} is misfiled"
-        )
-        for window, blocks in zip(coordinator.windows, record.blocks, strict=True):
-            geometry = window.geometry
-            span = geometry.block_range(geometry.first_needed(record.position), record.position)
-            _require(
-                len(blocks) == len(span),
-                "I4",
-                f"the record at {record.position} holds {len(blocks)} blocks of group "
-                f"{geometry.group_id}, needs {len(span)}",
-            )
-        for block in record.all_blocks():
-            back[block.block_id] += 1
-            _require(
-                record in pool.records_of(block),
-                "I4",
-                f"block {block.block_id} does not know the record at {record.position}",
-            )
-    for block in pool.blocks:
-        _require(
-            len(pool.records_of(block)) == back[block.block_id],
-            "I4",
-            f"block {block.block_id} believes in {len(pool.records_of(block))} records",
-        )
-
-
-def _check_coverage(coordinator: "UnitKVCacheCoordinator", num_computed: Mapping[str, int]) -> None:
-    for request_id, computed in num_computed.items():
-        for group in coordinator.dense:
-            table = group.tables.get(request_id, [])
-            needed = group.geometry.num_dense_blocks(computed)
-            _require(
-                len(table) >= needed and not any(block.is_null for block in table),
-                "I5",
-                f"request {request_id} holds {len(table)} blocks of dense group "
-                f"{group.geometry.group_id}, {computed} tokens need {needed}",
-            )
-        for window in coordinator.windows:
-            geometry = window.geometry
-            live = window.tables.get(request_id)
-            for index in geometry.block_range(geometry.first_needed(computed), computed):
-                held = (
-                    live is not None
-                    and 0 <= index - live.base < len(live.blocks)
-                    and not live.blocks[index - live.base].is_null
-                )
-                _require(
-                    held,
-                    "I5",
-                    f"request {request_id} at {computed} tokens lacks block {index} of window "
-                    f"group {geometry.group_id}",
-                )
+    return pool.index.tier(block)

@@ -1,390 +1,494 @@
-"""All KV-cache groups of a model together: allocation, caching and hits (``hit_unit`` None)."""
+"""All KV cache groups of a model together: the coordinator of hits at one unit, and the choice.
+
+A step of one request goes through ``plan`` (what to take; changes nothing) and ``commit`` (touch
+the hit's blocks, take new ones, record copies). Keys and checkpoints become visible only when
+``schedule()`` ends, from what was really allocated in it.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
 
-from vllm import envs
+from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.coordinator_registry import find_coordinator, register_coordinator
-from vllm.v1.core.hybrid_lookup import HybridLookup
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.pinned_tier import pinned_share
-from vllm.v1.core.retention_masks import pinned_prefix_capacity, resolve_retention_interval
-from vllm.v1.core.single_type_kv_cache_manager import (
-    SlidingWindowManager,
-    get_manager_for_kv_cache_spec,
+from vllm.v1.core.cache_settings import CacheSettings
+from vllm.v1.core.cache_step import (
+    NO_WORK,
+    BlockCopy,
+    FirstStep,
+    Lookup,
+    StepPlan,
+    StepRequest,
+    StepWork,
 )
-from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowSpec
+from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.retention import resolve_policy
+from vllm.v1.core.policy.scan_guard import ScanGuard
+from vllm.v1.core.policy.sizes import (
+    check_room_for_one,
+    max_checkpoint_blocks,
+    max_request_blocks,
+)
+from vllm.v1.core.prefix.checkpoints import CheckpointStore
+from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
+from vllm.v1.core.prefix.events import KVEventWriter
+from vllm.v1.core.prefix.lookup import find_prefix
+from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.prefix.publication import Publisher
+from vllm.v1.core.prefix.records import explain_misses
+from vllm.v1.core.prefix.waiting import DonorWaits
+from vllm.v1.core.request_cache import Pending, RequestCache
+from vllm.v1.core.sched.output import WindowTable
+from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
+from vllm.v1.core.step_planner import StepPlanner
+from vllm.v1.core.whole_block_coordinator import (
+    HybridKVCacheCoordinator,
+    KVCacheCoordinator,
+    KVCacheCoordinatorNoPrefixCache,
+    UnitaryKVCacheCoordinator,
+)
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.messages import BYPASSED, EVICTED, WINDOW_EVICTED, PrefillStats
 
 if TYPE_CHECKING:
+    from vllm.v1.core.coordinator_interface import Coordinator
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
     from vllm.v1.request import Request
+
+__all__ = [
+    "CheckpointCoordinator",
+    "HybridKVCacheCoordinator",
+    "KVCacheCoordinator",
+    "KVCacheCoordinatorNoPrefixCache",
+    "UnitaryKVCacheCoordinator",
+    "get_kv_cache_coordinator",
+    "make_coordinator",
+]
 
 logger = init_logger(__name__)
 
 
-class KVCacheCoordinator(ABC):
-    """The managers of all groups over one pool; each method does for all what theirs do for one.
+class CheckpointCoordinator:
+    """The groups of one model over one pool; a ``Coordinator``.
 
-    Owns: the pool and the managers, in group order.
+    Owns: the pool, its index and checkpoints, every request's ``RequestCache``, the guard against
+    scans.
 
     Args:
-        kv_cache_config: Groups and number of blocks.
-        max_model_len: Longest request in tokens.
-        max_num_batched_tokens: Tokens of a step.
-        use_eagle: Whether a drafter reads the cache (EAGLE, MTP).
-        enable_caching: Whether prefix caching is on.
-        enable_kv_cache_events: Whether the pool records events.
-        dcp_world_size: Ranks of decode context parallelism.
-        pcp_world_size: Ranks of prefill context parallelism.
-        scheduler_block_size: Tokens on whose multiples a hit of all groups ends.
-        hash_block_size: Tokens under one hash of ``Request.block_hashes``.
-        metrics_collector: Samples block lifetimes, if given.
+        settings: Groups, sizes and switches; ``hit_unit`` is set.
 
     Raises:
-        ConfigError: (a ValueError) The retention interval does not fit the model.
+        ConfigError: Block sizes, the pool or the retention interval do not fit the model.
     """
 
-    def __init__(
-        self,
-        kv_cache_config: KVCacheConfig,
-        max_model_len: int,
-        max_num_batched_tokens: int,
-        use_eagle: bool,
-        enable_caching: bool,
-        enable_kv_cache_events: bool,
-        dcp_world_size: int,
-        pcp_world_size: int,
-        scheduler_block_size: int,
-        hash_block_size: int,
-        metrics_collector: KVCacheMetricsCollector | None = None,
-    ) -> None:
-        self.kv_cache_config = kv_cache_config
-        self.max_model_len = max_model_len
-        self.enable_caching = enable_caching
-        self.dcp_world_size = dcp_world_size
-        self.pcp_world_size = pcp_world_size
-        self.scheduler_block_size = scheduler_block_size
-        self.hash_block_size = hash_block_size
-        groups = kv_cache_config.kv_cache_groups
-        wanted_interval = kv_cache_config.prefix_cache_retention_interval
-        if wanted_interval is None:
-            # Read here, not at import: the variable may be set after the module was loaded.
-            wanted_interval = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
-        self.retention_interval = resolve_retention_interval(
-            wanted_interval,
-            has_window_groups=any(isinstance(g.kv_cache_spec, SlidingWindowSpec) for g in groups),
-            scheduler_block_size=scheduler_block_size,
+    def __init__(self, settings: CacheSettings) -> None:
+        config = settings.kv_cache_config
+        if settings.num_context_ranks != 1:
+            raise ConfigError(
+                f"Context parallelism over {settings.num_context_ranks} ranks is not supported "
+                "with a hybrid cache that hits at one unit: set both context parallel sizes to 1."
+            )
+        if settings.hash_block_size != config.hit_unit:
+            # Different numbers would write keys at one granularity and look them up at another.
+            raise ConfigError(
+                f"hash_block_size={settings.hash_block_size} and the hit unit {config.hit_unit} "
+                "must be the same number: leave hash_block_size out."
+            )
+        self.settings = settings
+        self.geometry = CacheGeometry.from_config(config)
+        self._max_lookahead = settings.num_lookahead_tokens
+        check_room_for_one(
+            self.geometry, config.num_blocks, settings.max_model_len, self._max_lookahead
         )
-        self.eagle_group_ids = {i for i, group in enumerate(groups) if group.is_eagle_group}
-        if use_eagle and not self.eagle_group_ids:
-            self.eagle_group_ids = set(range(len(groups)))
+        self.policy = settings.policy or resolve_policy(
+            config, self.geometry, enable_caching=settings.enable_caching
+        )
+        self.index = PrefixIndex(
+            config.num_blocks,
+            [group.group_id for group in self.geometry.dense],
+            [group.group_id for group in self.geometry.windows],
+            KVEventWriter(settings.enable_kv_cache_events),
+        )
         self.block_pool = BlockPool(
-            num_gpu_blocks=kv_cache_config.num_blocks,
-            enable_caching=enable_caching,
-            hash_block_size=hash_block_size,
-            enable_kv_cache_events=enable_kv_cache_events,
-            metrics_collector=metrics_collector,
+            config.num_blocks,
+            settings.enable_caching,
+            settings.hash_block_size,
+            metrics_collector=settings.metrics_collector,
+            index=self.index,
         )
-        self.single_type_managers = tuple(
-            get_manager_for_kv_cache_spec(
-                group.kv_cache_spec,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_model_len=max_model_len,
-                block_pool=self.block_pool,
-                enable_caching=enable_caching,
-                kv_cache_group_id=group_id,
-                scheduler_block_size=scheduler_block_size,
-                dcp_world_size=dcp_world_size,
-                pcp_world_size=pcp_world_size,
-            )
-            for group_id, group in enumerate(groups)
-        )
-        assert scheduler_block_size % hash_block_size == 0
-        for group_id, manager in enumerate(self.single_type_managers):
-            manager.use_eagle = group_id in self.eagle_group_ids
-            assert scheduler_block_size % manager.block_size == 0, (
-                f"The scheduler's block size {scheduler_block_size} is no multiple of group "
-                f"{group_id}'s block size {manager.block_size}."
-            )
+        if self.policy.pinned_share is not None:
+            self._enable_pinning(self.policy.pinned_share)
+        self.store = CheckpointStore(self.block_pool, self.index, supersedes=self.policy.supersedes)
+        self._publisher = Publisher(self.geometry, self.policy, self.index, self.store)
+        self._planner = StepPlanner(self.geometry, self.policy, self.index, settings)
+        self.scan_guard = ScanGuard() if self.policy.resists_scans else None
+        self.requests: dict[str, RequestCache] = {}
+        # Requests that this schedule() changed, in the order of their first change.
+        self._changed: dict[str, RequestCache] = {}
+        self._ends_in_flight: list[KVCacheBlock] = []
+        self._waiting = DonorWaits(self.geometry, self.block_pool, self.requests, self._changed)
+        self._num_steps = 0
+        self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
 
-        # Most groups need all their blocks as long as the request lives.
-        self._dropping_managers = tuple(
-            manager for manager in self.single_type_managers if manager.drops_skipped_blocks
-        )
-        if enable_caching and envs.VLLM_PIN_SWA_TOKENS:
-            self._enable_pinning()
-
-    def _enable_pinning(self) -> None:
-        """Let window groups pin, and say how many prefixes that is good for."""
-        window_managers = [
-            manager
-            for manager in self.single_type_managers
-            if isinstance(manager, SlidingWindowManager)
-        ]
-        max_pinned = int((self.block_pool.num_gpu_blocks - 1) * pinned_share(self.kv_cache_config))
-        if not window_managers:
-            return
-        self.block_pool.enable_pinning(max_pinned, envs.VLLM_PIN_MIN_DROP_SIZE)
+    def _enable_pinning(self, share: float) -> None:
+        """Let windows be pinned, and say how many prefixes that is good for."""
+        num_blocks = self.block_pool.num_gpu_blocks
+        max_pinned = int((num_blocks - 1) * share)
+        each = max_checkpoint_blocks(self.geometry)
         logger.info(
-            "VLLM_PIN_SWA_TOKENS: up to %d of %d blocks hold pinned windows, room for %d prefixes",
+            "VLLM_PIN_SWA_TOKENS: up to %d of %d blocks hold pinned windows, room for %d prefixes "
+            "of %d blocks",
             max_pinned,
-            self.block_pool.num_gpu_blocks,
-            pinned_prefix_capacity(
-                max_pinned,
-                [(m.sliding_window, m.block_size, m.use_eagle) for m in window_managers],
-            ),
+            num_blocks,
+            max_pinned // each if each else 0,
+            each,
         )
+        self.block_pool.enable_pinning(max_pinned)
 
-    # ---- allocation --------------------------------------------------------------------------
+    # ---- lookup ------------------------------------------------------------------------------
 
-    def get_num_blocks_to_allocate(
-        self,
-        request_id: str,
-        num_tokens: int,
-        new_computed_blocks: Sequence[Sequence[KVCacheBlock]],
-        num_encoder_tokens: int,
-        total_computed_tokens: int,
-        num_tokens_main_model: int,
-        apply_admission_cap: bool = False,
-    ) -> int:
-        """Return how many blocks leave the free queue, over all groups."""
-        num_blocks = 0
-        for manager, hits in zip(self.single_type_managers, new_computed_blocks, strict=True):
-            if manager.counts_encoder_tokens:
-                num_blocks += manager.get_num_blocks_to_allocate(
-                    request_id, num_encoder_tokens, (), 0, num_encoder_tokens
-                )
-            else:
-                num_blocks += manager.get_num_blocks_to_allocate(
-                    request_id,
-                    num_tokens,
-                    hits,
-                    total_computed_tokens,
-                    num_tokens_main_model,
-                    apply_admission_cap,
-                )
-        return num_blocks
+    def look_up(self, request: Request, max_tokens: int) -> Lookup:
+        """Find the deepest boundary at most ``max_tokens`` where all groups can resume."""
+        find = partial(find_prefix, self.index, self.geometry, request.block_hashes)
+        hit = find(max_tokens)
+        if self.settings.stale_row is StaleRow.DROP:
+            hit = drop_stale(self.geometry, hit, request.all_token_ids, find)
+        blocks: list[Sequence[KVCacheBlock]] = [() for _ in self.geometry.groups]
+        for group, full in zip(self.geometry.dense, hit.full_blocks, strict=True):
+            blocks[group.group_id] = full
+        return Lookup(KVCacheBlocks(tuple(blocks)), hit.position, hit)
 
-    def allocate_new_computed_blocks(
-        self,
-        request_id: str,
-        new_computed_blocks: Sequence[Sequence[KVCacheBlock]],
-        num_local_computed_tokens: int,
-        num_external_computed_tokens: int,
-    ) -> None:
-        """Adopt a request's hits, then take blocks for tokens a connector will load.
-
-        All groups adopt before any takes a block: a new block may be evicted from the cache, and
-        it must not be one of this request's own hits.
-        """
-        num_total = num_local_computed_tokens + num_external_computed_tokens
-        starting = [
-            (manager, hits)
-            for manager, hits in zip(self.single_type_managers, new_computed_blocks, strict=True)
-            if request_id not in manager.num_cached_block
-        ]
-        for manager, hits in starting:
-            manager.adopt_computed_blocks(request_id, hits, num_total)
-        if num_external_computed_tokens > 0:
-            for manager, _ in starting:
-                manager.allocate_external_blocks(request_id, num_total)
-
-    def allocate_new_blocks(
-        self,
-        request_id: str,
-        num_tokens: int,
-        num_tokens_main_model: int,
-        num_encoder_tokens: int = 0,
-    ) -> tuple[list[KVCacheBlock], ...]:
-        """Give a request slots for ``num_tokens`` tokens; the new blocks by group."""
-        return tuple(
-            manager.allocate_new_blocks(request_id, num_encoder_tokens, num_encoder_tokens)
-            if manager.counts_encoder_tokens
-            else manager.allocate_new_blocks(request_id, num_tokens, num_tokens_main_model)
-            for manager in self.single_type_managers
+    def make_record(self, request: Request, found: Lookup, num_cached_tokens: int) -> PrefillStats:
+        """Say where an admitted request's tokens come from, and learn from it."""
+        hit = found.hit
+        assert hit is not None
+        misses = explain_misses(
+            self.index, self.geometry, request.block_hashes, request.num_tokens, hit
         )
+        if hit.position > num_cached_tokens:
+            # Admitted without its hit because the pool was too full for it.
+            unused = hit.position - num_cached_tokens
+            misses[BYPASSED] = misses.get(BYPASSED, 0) + unused
+        if self.scan_guard is not None and request.num_preemptions == 0:
+            lost = misses.get(EVICTED, 0) + misses.get(WINDOW_EVICTED, 0)
+            self.scan_guard.observe(num_cached_tokens, lost)
+        return PrefillStats(request.num_tokens, num_cached_tokens, hit.dense_match, misses)
 
-    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Cache the request's full blocks that a hit can reach."""
-        for manager in self.single_type_managers:
-            manager.cache_blocks(request, num_computed_tokens, self.retention_interval)
+    def should_wait(self, request: Request, found: Lookup) -> bool:
+        """Whether a running prefill is about to publish more of a waiting request's prefix."""
+        return self._waiting.should_wait(request, found, self._num_steps)
 
-    # ---- freeing -----------------------------------------------------------------------------
+    # ---- one step of one request -------------------------------------------------------------
 
-    def free(self, request_id: str) -> None:
-        """Give all blocks of a request back."""
-        for manager in self.single_type_managers:
-            manager.free(request_id)
+    def num_blocks_in_full(self, step: StepRequest) -> int:
+        """Return the free blocks a request would use until its prompt is computed."""
+        length = min(step.request.num_tokens, self.settings.max_model_len)
+        needed = max_request_blocks(self.geometry, length, self._max_lookahead)
+        if step.lookup is not None and step.lookup.hit is not None:
+            full = step.lookup.hit.full_blocks
+            needed -= sum(block.ref_cnt > 0 for blocks in full for block in blocks)
+        return needed
 
-    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
-        """Free the blocks no later token of the request attends to."""
-        for manager in self._dropping_managers:
-            manager.remove_skipped_blocks(request_id, total_computed_tokens)
-
-    # ---- queries -----------------------------------------------------------------------------
-
-    def has_request(self, request_id: str) -> bool:
-        """Whether the request holds tables."""
-        managers = self.single_type_managers
-        # Allocation gives a request a table in every group, if only an empty one.
-        return bool(managers) and request_id in managers[0].req_to_blocks
-
-    def get_blocks(self, request_id: str) -> tuple[list[KVCacheBlock], ...]:
-        """Return a request's tables by group."""
-        return tuple(
-            manager.req_to_blocks.get(request_id, []) for manager in self.single_type_managers
-        )
-
-    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Return per group how many leading blocks all requests with blocks share."""
-        return [
-            manager.get_num_common_prefix_blocks(running_request_id)
-            for manager in self.single_type_managers
-        ]
-
-    def new_step_starts(self) -> None:
-        """Begin a scheduling step."""
-        for manager in self.single_type_managers:
-            manager.new_step_starts()
-
-    @abstractmethod
-    def find_longest_cache_hit(
-        self, block_hashes: list[BlockHash], max_cache_hit_length: int
-    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
-        """Find the longest prefix all groups have cached.
-
-        Args:
-            block_hashes: The request's hashes, one per ``hash_block_size`` tokens.
-            max_cache_hit_length: Tokens the hit may have at most.
+    def advance(self, step: StepRequest) -> bool:
+        """Take note of what was accepted since the last step; give back what is not needed.
 
         Returns:
-            The blocks by group, and the hit's tokens.
+            Whether that is all: the request has the blocks of the step, and publishes nothing.
         """
+        cache = self._admitted(step)
+        if cache is None:
+            return False
+        if cache.published.unfollowed is not None:
+            self._publisher.follow(cache)
+        publishes = self._planner.publishes(step)
+        if self.settings.enable_caching:
+            self._publisher.publish_accepted(cache)
+        if step.alloc_end <= cache.ready_until and not publishes:
+            return True
+        for window in cache.windows:
+            passed = window.drop_below(cache.num_accepted)
+            if passed:
+                self.block_pool.free_blocks(passed)
+        return False
 
+    def _admitted(self, step: StepRequest) -> RequestCache | None:
+        cache = self.requests.get(step.request.request_id)
+        return cache if cache is not None and cache.is_admitted else None
 
-class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
-    """Any number of groups, also none, without prefix caching."""
+    def plan(self, step: StepRequest, num_available: int) -> StepPlan:
+        """Work out what a step takes; see ``StepPlanner``."""
+        return self._planner.plan(self._admitted(step), step, num_available)
+
+    def commit(self, plan: StepPlan) -> tuple[list[KVCacheBlock], ...]:
+        """Apply a plan that fits the pool.
+
+        Returns:
+            Per group the new dense blocks (adopted ones left out); empty for window groups.
+        """
+        request_id = plan.step.request.request_id
+        if plan.first is not None:
+            self._begin(plan.step.request, plan.first)
+        cache = self.requests[request_id]
+        if plan.is_short and not plan.num_new_blocks:
+            self._set_ready(cache, plan)
+            return self._no_blocks
+        self._changed[request_id] = cache
+        taken = iter(self.block_pool.get_new_blocks(plan.num_new_blocks))
+        if plan.first is not None:
+            self._take_copies(cache, plan.first, taken)
+        new_blocks = self._no_blocks
+        if any(plan.num_dense):
+            new_blocks = tuple([] for _ in self.geometry.groups)
+            for table, count in zip(cache.dense, plan.num_dense, strict=True):
+                blocks = list(islice(taken, count))
+                table.blocks += blocks
+                new_blocks[table.geometry.group_id].extend(blocks)
+        for window, indices in zip(cache.windows, plan.window_indices, strict=True):
+            window.insert(indices, list(islice(taken, len(indices))))
+        cache.ready_until = 0
+        if plan.is_short:
+            self._set_ready(cache, plan)
+        if plan.publishes:
+            cache.pending = Pending(plan.step.start, plan.step.end, plan.boundaries)
+        return new_blocks
+
+    @staticmethod
+    def _set_ready(cache: RequestCache, plan: StepPlan) -> None:
+        """Remember up to where the tables need no change."""
+        if plan.step.alloc_end > cache.ready_until:
+            tables: tuple[DenseTable | LiveWindow, ...] = (*cache.dense, *cache.windows)
+            cache.ready_until = min(
+                (table.capacity() for table in tables), default=plan.step.alloc_end
+            )
+
+    def _begin(self, request: Request, first: FirstStep) -> None:
+        """Give a request its tables; hold all that its hit needs, before any block is taken."""
+        pool, hit = self.block_pool, first.hit
+        cache = RequestCache(
+            request,
+            is_admitted=True,
+            dense=tuple(DenseTable(group) for group in self.geometry.dense),
+            windows=tuple(LiveWindow(group, pool.null_block) for group in self.geometry.windows),
+            is_resumed=request.num_preemptions > 0,
+            is_prefilling=True,
+        )
+        # Admitted later than it began to wait, perhaps: last in the order of admission.
+        self.requests.pop(request.request_id, None)
+        self.requests[request.request_id] = cache
+        cache.published.wanted = first.wanted
+        cache.published.junctions = first.junctions
+        if hit is None:
+            return
+        checkpoint = hit.checkpoint
+        assert checkpoint is not None
+        cache.published.num_units = hit.position // self.geometry.unit
+        cache.origins = tuple(r for r in (checkpoint, hit.lean_checkpoint) if r is not None)
+        if first.parts_at_hit:
+            self.store.mark_junction(checkpoint)
+        for table, blocks in zip(cache.dense, hit.full_blocks, strict=True):
+            pool.touch(blocks)
+            table.blocks = list(blocks)
+        for adoption in first.partials:
+            pool.touch([adoption.block])
+            if not adoption.is_copy:
+                cache.dense[adoption.dense_index].blocks.append(adoption.block)
+        for window, window_blocks in zip(cache.windows, checkpoint.blocks, strict=True):
+            pool.touch(window_blocks)
+            window.adopt(hit.position, window_blocks)
+        self.store.hit(checkpoint, hit.lean_checkpoint)
+
+    def _take_copies(
+        self, cache: RequestCache, first: FirstStep, taken: Iterator[KVCacheBlock]
+    ) -> None:
+        """Give the hit's partly covered blocks, and what is made anew, a private copy.
+
+        A destination is held by the table and, until the copy ran, by the copy itself.
+        """
+        for adoption in first.partials:
+            if adoption.is_copy:
+                block, table = next(taken), cache.dense[adoption.dense_index]
+                self.block_pool.touch([block])
+                group_id = table.geometry.group_id
+                cache.copies.append(BlockCopy(group_id, adoption.block, block, adoption.keys))
+                table.blocks.append(block)
+        for index in first.rebuilt:
+            block, window = next(taken), cache.windows[index]
+            # The table's hold on the source becomes the copy's.
+            source = window.replace_last(block)
+            self.block_pool.touch([block])
+            cache.copies.append(BlockCopy(window.geometry.group_id, source, block, ()))
+            cache.rebuilt_block_id = source.block_id
+
+    # ---- the edges of schedule() -------------------------------------------------------------
+
+    def new_step_starts(self) -> None:
+        """Begin a ``schedule()``: the previous step's copies have run."""
+        self._num_steps += 1
+        self._release_copies()
+
+    def _release_copies(self) -> None:
+        if self._ends_in_flight:
+            self.block_pool.free_blocks(self._ends_in_flight)
+            self._ends_in_flight = []
+
+    def commit_step(self) -> None:
+        """End a ``schedule()``: publish what it allocated."""
+        for cache in self._changed.values():
+            self._publisher.publish_copies(cache)
+        for cache in self._changed.values():
+            pending, cache.pending = cache.pending, None
+            if pending is None:
+                continue
+            self._publisher.publish(cache, pending.end, pending.boundaries)
+            if self.block_pool.pins is not None:
+                self._publisher.pin_window(cache, pending.start, pending.end)
+            if pending.end >= self.geometry.floor_unit(cache.request.num_prompt_tokens):
+                cache.is_prefilling = False
+
+    def take_step_work(self) -> StepWork:
+        """Drain what the worker must know; the ends of copies stay held until they have run."""
+        if not self._changed:
+            return NO_WORK
+        work = StepWork()
+        for request_id, cache in self._changed.items():
+            for copy in cache.copies:
+                work.copies.append((copy.source.block_id, copy.destination.block_id))
+                self._ends_in_flight += (copy.source, copy.destination)
+            cache.copies = []
+            if cache.rebuilt_block_id is not None:
+                work.drafter_rebuilds[request_id] = cache.rebuilt_block_id
+                cache.rebuilt_block_id = None
+            tables = tuple(self._take_window_tables(cache))
+            if tables:
+                work.window_tables[request_id] = tables
+        self._changed.clear()
+        return work
+
+    @staticmethod
+    def _take_window_tables(cache: RequestCache) -> Iterator[WindowTable]:
+        for window in cache.windows:
+            if window.is_dirty:
+                ids = [block.block_id for block in window.blocks]
+                yield WindowTable(window.geometry.group_id, window.base, ids)
+                window.is_dirty = False
+
+    # ---- the rest of a coordinator's face ----------------------------------------------------
+
+    def chunk_end(self, request: Request, num_new_tokens: int) -> int:
+        """Shorten a prefill chunk that does not finish the prompt to a lean boundary, if it can."""
+        start = request.num_computed_tokens
+        return self.geometry.chunk_end(start, start + num_new_tokens, request.num_tokens) - start
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Do nothing."""
+        """Do nothing: prefixes are published when ``schedule()`` ends."""
+
+    def free(self, request_id: str) -> None:
+        """Give back everything a request holds; what it published stays cached."""
+        cache = self.requests.pop(request_id, None)
+        self._changed.pop(request_id, None)
+        if cache is None or not cache.is_admitted:
+            return
+        if self.settings.enable_caching:
+            self._publisher.publish_accepted(cache)
+        self._publisher.follow(cache)
+        pool = self.block_pool
+        for copy in cache.copies:
+            pool.free_blocks((copy.source, copy.destination))
+        made = [*cache.published.kept, *cache.published.trailing]
+        tables = [table.blocks for table in cache.dense]
+        if self.scan_guard is not None and self.scan_guard.is_active:
+            self.store.put_on_trial(made)
+            start = cache.origins[0].position if cache.origins else 0
+            for table in cache.dense:
+                first = -(-start // table.geometry.block_size)
+                self.index.put_on_trial(b for b in table.blocks[first:] if b.ref_cnt == 1)
+        # A sequence's tail is reused before its head.
+        for blocks in (*tables, *(window.blocks for window in cache.windows)):
+            pool.free_blocks(reversed(blocks))
+        self.store.leave(made, cache.origins, again=cache.is_resumed)
+
+    def get_blocks(self, request_id: str) -> tuple[Sequence[KVCacheBlock], ...]:
+        """Return per group the dense blocks; window groups have tables of their own."""
+        blocks: list[Sequence[KVCacheBlock]] = [() for _ in self.geometry.groups]
+        cache = self.requests.get(request_id)
+        for table in cache.dense if cache is not None else ():
+            blocks[table.geometry.group_id] = table.blocks
+        return tuple(blocks)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Return zeros: without prefix caching no block is shared."""
-        return [0] * len(self.single_type_managers)
+        """Return zeros: attention here does not share work between requests."""
+        return [0] * len(self.geometry.groups)
 
-    def find_longest_cache_hit(
-        self, block_hashes: list[BlockHash], max_cache_hit_length: int
-    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
-        """Find nothing."""
-        return tuple([] for _ in self.single_type_managers), 0
+    def max_blocks_of(self, num_tokens: int) -> int:
+        """Return the most blocks one request of a length can hold."""
+        return max_request_blocks(self.geometry, num_tokens, self._max_lookahead)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget everything cached and what was learnt of it; False while blocks are held."""
+        self._release_copies()
+        done = self.block_pool.reset_prefix_cache()
+        if done and self.scan_guard is not None:
+            self.scan_guard = ScanGuard()
+        return done
 
-class UnitaryKVCacheCoordinator(KVCacheCoordinator):
-    """One group: its own block size is the granularity of hits."""
+    def take_new_block_ids(self) -> list[int]:
+        """Return no ids: no group here needs its new blocks zeroed."""
+        return []
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        assert len(self.single_type_managers) == 1
-        (self._manager,) = self.single_type_managers
-        assert not self.enable_caching or self.hash_block_size == self._manager.block_size, (
-            f"A single group of blocks of {self._manager.block_size} tokens needs hashes of as "
-            f"many, not {self.hash_block_size}."
-        )
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+        """Free the window blocks that going on at a position does not need."""
+        cache = self.requests.get(request_id)
+        for window in cache.windows if cache is not None else ():
+            self.block_pool.free_blocks(window.drop_below(total_computed_tokens))
 
-    def find_longest_cache_hit(
-        self, block_hashes: list[BlockHash], max_cache_hit_length: int
-    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
-        """Find the longest cached prefix of the one group."""
-        manager = self._manager
-        hit_blocks = manager.find_longest_cache_hit(
-            block_hashes=block_hashes,
-            max_length=max_cache_hit_length,
-            kv_cache_group_ids=[0],
-            block_pool=self.block_pool,
-            kv_cache_spec=manager.kv_cache_spec,
-            drop_eagle_block=manager.use_eagle and manager.drops_eagle_block,
-            alignment_tokens=manager.block_size,
-            dcp_world_size=self.dcp_world_size,
-            pcp_world_size=self.pcp_world_size,
-        )
-        return hit_blocks, len(hit_blocks[0]) * manager.block_size
+    def find_uncovered(self, request_id: str, num_computed: int) -> Iterator[str]:
+        """Say which rows that a running request needs have no block (I5)."""
+        cache = self.requests[request_id]
+        for table in cache.dense:
+            needed = table.geometry.num_dense_blocks(num_computed)
+            if len(table.blocks) < needed or any(block.is_null for block in table.blocks):
+                yield (
+                    f"request {request_id} holds {len(table.blocks)} blocks of dense group "
+                    f"{table.geometry.group_id}, {num_computed} tokens need {needed}"
+                )
+        for window in cache.windows:
+            missing = window.find_missing(window.geometry.rows_below(num_computed))
+            if missing:
+                yield (
+                    f"request {request_id} at {num_computed} tokens lacks blocks {missing} of "
+                    f"window group {window.geometry.group_id}"
+                )
 
-
-class HybridKVCacheCoordinator(KVCacheCoordinator):
-    """Groups of at least two specs: a hit must hold in all of them, at a scheduler block's end."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for manager in self.single_type_managers:
-            assert manager.block_size % self.hash_block_size == 0, (
-                f"Blocks of {manager.block_size} tokens do not divide into hashes of "
-                f"{self.hash_block_size}."
-            )
-        self._lookup = HybridLookup(
-            self.single_type_managers,
-            self.block_pool,
-            alignment_tokens=self.scheduler_block_size,
-            context_parallel=(self.dcp_world_size, self.pcp_world_size),
-        )
-        # Groups of one spec are looked up together, so all must cache what a drafter among them
-        # needs: they share one mask.
-        for manager in self._lookup.eagle_managers:
-            manager.use_eagle = True
-
-    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Cache up to the last scheduler block's end; nothing beyond can be hit.
-
-        A drafter's group goes one block on, if it is there: its hits match one block more.
-        """
-        num_aligned = num_computed_tokens // self.scheduler_block_size * self.scheduler_block_size
-        if num_aligned == 0:
-            return
-        for manager in self.single_type_managers:
-            num_tokens = num_aligned
-            if manager.use_eagle:
-                num_tokens = min(num_computed_tokens, num_aligned + manager.block_size)
-            manager.cache_blocks(request, num_tokens, self.retention_interval)
-
-    def find_longest_cache_hit(
-        self, block_hashes: list[BlockHash], max_cache_hit_length: int
-    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
-        """Find the longest prefix that every group can serve."""
-        return self._lookup.find(block_hashes, max_cache_hit_length)
+    def held_blocks(self) -> Iterator[KVCacheBlock]:
+        """Iterate over the blocks of all tables and copies, once per hold."""
+        yield from self._ends_in_flight
+        for cache in self.requests.values():
+            tables: tuple[DenseTable | LiveWindow, ...] = (*cache.dense, *cache.windows)
+            for table in tables:
+                yield from table.blocks
+            for copy in cache.copies:
+                yield from (copy.source, copy.destination)
 
 
-def _make_unit_coordinator(
-    kv_cache_config: KVCacheConfig,
-    enable_caching: bool,
-    enable_kv_cache_events: bool = False,
-    **kwargs: Any,
-) -> Any:
-    """Build the coordinator of hits at one unit, which needs none of the other arguments."""
-    # Unit hits bring a pool and a lookup of their own, loaded only where they are used.
-    from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator  # noqa: PLC0415
+def make_coordinator(settings: CacheSettings) -> Coordinator:
+    """Build the coordinator for a configuration: ``hit_unit``, caching and groups choose, once.
 
-    return UnitKVCacheCoordinator(
-        kv_cache_config, enable_caching, enable_kv_cache_events=enable_kv_cache_events
-    )
-
-
-# Later ones are asked first.
-register_coordinator("hybrid", HybridKVCacheCoordinator, lambda config, caching: True)
-register_coordinator(
-    "unitary",
-    UnitaryKVCacheCoordinator,
-    lambda config, caching: len(config.kv_cache_groups) == 1,
-)
-register_coordinator(
-    "no_prefix_cache", KVCacheCoordinatorNoPrefixCache, lambda config, caching: not caching
-)
-register_coordinator(
-    "unit", _make_unit_coordinator, lambda config, caching: config.hit_unit is not None
-)
+    Raises:
+        ConfigError: (a ValueError) Blocks, pool or retention interval do not fit the model.
+    """
+    if settings.kv_cache_config.hit_unit is not None:
+        return CheckpointCoordinator(settings)
+    if not settings.enable_caching:
+        return KVCacheCoordinatorNoPrefixCache(settings)
+    if len(settings.kv_cache_config.kv_cache_groups) == 1:
+        return UnitaryKVCacheCoordinator(settings)
+    return HybridKVCacheCoordinator(settings)
 
 
 def get_kv_cache_coordinator(
@@ -399,26 +503,20 @@ def get_kv_cache_coordinator(
     scheduler_block_size: int,
     hash_block_size: int,
     metrics_collector: KVCacheMetricsCollector | None = None,
-) -> Any:
-    """Build the coordinator registered for a configuration.
-
-    Args and raises: those of ``KVCacheCoordinator``.
-
-    Returns:
-        A ``KVCacheCoordinator``; with ``hit_unit`` set, or a platform's own registration, what
-        that names.
-    """
-    factory = find_coordinator(kv_cache_config, enable_caching).factory
-    return factory(
-        kv_cache_config=kv_cache_config,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
-        use_eagle=use_eagle,
-        enable_caching=enable_caching,
-        enable_kv_cache_events=enable_kv_cache_events,
-        dcp_world_size=dcp_world_size,
-        pcp_world_size=pcp_world_size,
-        scheduler_block_size=scheduler_block_size,
-        hash_block_size=hash_block_size,
-        metrics_collector=metrics_collector,
+) -> Coordinator:
+    """Build the coordinator for a configuration; see ``CacheSettings`` and ``make_coordinator``."""
+    return make_coordinator(
+        CacheSettings(
+            kv_cache_config=kv_cache_config,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            use_eagle=use_eagle,
+            enable_caching=enable_caching,
+            enable_kv_cache_events=enable_kv_cache_events,
+            dcp_world_size=dcp_world_size,
+            pcp_world_size=pcp_world_size,
+            scheduler_block_size=scheduler_block_size,
+            hash_block_size=hash_block_size,
+            metrics_collector=metrics_collector,
+        )
     )

@@ -22,18 +22,18 @@ from vllm.v1.core.free_block_queue import (
     FreeKVCacheBlockQueue,
     KVCacheBlock,
 )
-from vllm.v1.core.kv_cache_config_builder import (
+from vllm.v1.core.layout.config_builder import (
     _project_kv_cache_groups_to_worker,
     generate_scheduler_kv_cache_config,
     get_kv_cache_configs,
     resolve_kv_cache_block_sizes,
 )
-from vllm.v1.core.kv_cache_grouping import (
+from vllm.v1.core.layout.grouping import (
     get_kv_cache_groups,
     is_kv_cache_spec_uniform,
     unify_hybrid_kv_cache_specs,
 )
-from vllm.v1.core.kv_cache_sizing import (
+from vllm.v1.core.layout.sizing import (
     estimate_max_model_len,
     get_max_concurrency_for_kv_cache_config,
 )

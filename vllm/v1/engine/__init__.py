@@ -1,6 +1,9 @@
-"""The engine: its core loop, its process, its clients; the structs between them."""
+"""The engine: its core loop, its process, its clients.
 
-from vllm.v1.engine.messages import (
+Outsiders import the message structs from here; in this package they come from ``v1.messages``.
+"""
+
+from vllm.v1.messages import (
     EngineCoreEvent,
     EngineCoreEventType,
     EngineCoreOutput,

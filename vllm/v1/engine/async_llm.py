@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -15,32 +14,24 @@ from vllm.inputs import PromptType
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.client import AsyncEngineCoreHandle
-from vllm.v1.engine.engine_setup import adopt_ready, load_tokenizer
-from vllm.v1.engine.input_processor import InputProcessor, ParsedPrompt
+from vllm.v1.engine.engine_base import EngineBase
+from vllm.v1.engine.input_processor import ParsedPrompt
 from vllm.v1.engine.launch import launch_engine_core
-from vllm.v1.engine.output_processor import OutputProcessor, ProcessedOutputs
+from vllm.v1.engine.output_processor import ProcessedOutputs
 from vllm.v1.engine.output_queue import OutputQueue
 from vllm.v1.engine.queue_limit import QueueLimit
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.engine.wire import (
-    AbortRequests,
-    AddRequest,
-    Dead,
     FromCore,
-    KVCacheInfo,
     PrefixCacheReset,
-    RequestRejected,
-    ResetPrefixCache,
     StepOutputs,
 )
 from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import LoggingStatLogger, StatLogger
 
 if TYPE_CHECKING:
-    from vllm.config.engine_args import AsyncEngineArgs
-    from vllm.v1.metrics.stats import SchedulerStats
+    from vllm.v1.engine.engine_args import AsyncEngineArgs
 
 logger = init_logger(__name__)
 
@@ -48,13 +39,13 @@ logger = init_logger(__name__)
 _LONG_TEXT_CHARS = 8192
 
 
-class AsyncLLM:
+class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
     """Serves requests of one event loop from one engine core.
 
     Everything but the constructor, :attr:`errored`, :attr:`dead_error` and :meth:`shutdown` must be
     called in the event loop's thread.
 
-    Owns: the handle, the requests in progress, the loop that messages are handed to.
+    Owns: the loop that messages are handed to, beside what EngineBase owns.
 
     Args:
         vllm_config: What to run.
@@ -72,26 +63,15 @@ class AsyncLLM:
         *,
         stat_loggers: Sequence[StatLogger] = (),
     ) -> None:
-        self.vllm_config = vllm_config
-        self._core = handle if handle is not None else launch_engine_core(vllm_config)
-        self._finalizer = weakref.finalize(self, self._core.shutdown)
-        try:
-            # While the core loads its weights.
-            self.tokenizer = load_tokenizer(vllm_config)
-            self.kv_cache_info: KVCacheInfo = adopt_ready(vllm_config, self._core.wait_ready())
-        except BaseException:
-            self._finalizer()
-            raise
-        self.input_processor = InputProcessor(vllm_config, self.tokenizer)
-        self._output_processor = OutputProcessor(self.tokenizer)
-        self._queue_limit = QueueLimit.from_config(vllm_config.scheduler_config)
-        self._stat_loggers = list(stat_loggers)
+        sinks = list(stat_loggers)
         if vllm_config.observability_config.log_stats:
-            self._stat_loggers.append(LoggingStatLogger())
+            sinks.append(LoggingStatLogger())
+        core = handle if handle is not None else launch_engine_core(vllm_config)
+        super().__init__(vllm_config, core, sinks)
+        self._queue_limit = QueueLimit.from_config(vllm_config.scheduler_config)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._log_timer: asyncio.TimerHandle | None = None
         self._calls: dict[int, asyncio.Future[bool]] = {}
-        self._call_ids = itertools.count()
         self._idle = asyncio.Event()
         self._draining = False
 
@@ -169,10 +149,7 @@ class AsyncLLM:
         self._bind_loop()
         queue = OutputQueue(deltas=params.output_kind == RequestOutputKind.DELTA)
         self._idle.clear()
-        children = self._output_processor.add_request(request, parsed.text, queue)
-        for child in children:
-            self._core.send(AddRequest(child))
-        child_ids = [child.request_id for child in children]
+        child_ids = self._submit(request, parsed.text, queue)
         return RequestStream(request_id, queue, _make_leaver(weakref.ref(self), child_ids))
 
     async def _parse(self, prompt: PromptType) -> ParsedPrompt:
@@ -203,8 +180,8 @@ class AsyncLLM:
     def _end(self, end: Callable[[IterationStats], ProcessedOutputs]) -> None:
         stats = IterationStats()
         result = end(stats)
+        self._send_aborts(result.aborts)
         if result.aborts:
-            self._core.send(AbortRequests(result.aborts))
             logger.info("Aborted: %s.", ", ".join(result.aborts))
             self._record(None, stats)
         self._note_if_idle()
@@ -226,39 +203,24 @@ class AsyncLLM:
 
     def _on_message(self, message: FromCore) -> None:
         """Take in a message, in the event loop."""
-        if isinstance(message, StepOutputs):
-            self._on_step(message)
-        elif isinstance(message, RequestRejected):
-            error = message.error.to_exception()
-            siblings = self._output_processor.reject(message.request_id, error)
-            if siblings:
-                self._core.send(AbortRequests(siblings))
-        elif isinstance(message, PrefixCacheReset):
-            call = self._calls.pop(message.call_id, None)
-            if call is not None and not call.done():
-                call.set_result(message.success)
-        elif isinstance(message, Dead):
-            self._on_dead(EngineDeadError(message.message))
+        self._take_in(message)
         self._note_if_idle()
 
-    def _on_step(self, message: StepOutputs) -> None:
-        stats = IterationStats()
-        result = self._output_processor.process_outputs(message.outputs, stats)
-        if result.aborts:
-            self._core.send(AbortRequests(result.aborts))
+    def _on_step(self, message: StepOutputs) -> list[RequestOutput]:
         self._queue_limit.observe(message.outputs.scheduler_stats)
-        self._record(message.outputs.scheduler_stats, stats)
+        return super()._on_step(message)
+
+    def _on_reset(self, message: PrefixCacheReset) -> None:
+        call = self._calls.pop(message.call_id, None)
+        if call is not None and not call.done():
+            call.set_result(message.success)
 
     def _on_dead(self, error: EngineDeadError) -> None:
-        self._output_processor.fail_all(error)
+        super()._on_dead(error)
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(error)
         self._calls.clear()
-
-    def _record(self, scheduler_stats: "SchedulerStats | None", stats: IterationStats) -> None:
-        for stat_logger in self._stat_loggers:
-            stat_logger.record(scheduler_stats, stats)
 
     # ---- health ------------------------------------------------------------------------------
 
@@ -288,20 +250,14 @@ class AsyncLLM:
         Raises:
             EngineDeadError: It does not.
         """
-        if self._core.dead_error is not None:
-            raise self._core.dead_error
+        self._check_alive()
 
     def _check_open(self) -> None:
-        if self._core.dead_error is not None:
-            raise self._core.dead_error
+        self._check_alive()
         if self._draining or not self._finalizer.alive:
             raise ShuttingDownError("The server shuts down and takes no new requests: retry later.")
 
     # ---- the rest ----------------------------------------------------------------------------
-
-    def get_tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer; None with ``skip_tokenizer_init``."""
-        return self.tokenizer
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -319,15 +275,9 @@ class AsyncLLM:
         await self.check_health()
         self._bind_loop()
         call: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        call_id = next(self._call_ids)
-        self._calls[call_id] = call
-        self._core.send(ResetPrefixCache(call_id, reset_running_requests, reset_connector))
+        # The answer is taken in by this loop, so not before this call waits.
+        self._calls[self._send_reset(reset_running_requests, reset_connector)] = call
         return await call
-
-    def do_log_stats(self) -> None:
-        """Have every statistics sink report; happens by itself at an interval."""
-        for stat_logger in self._stat_loggers:
-            stat_logger.log()
 
     def _schedule_log(self) -> None:
         loop = self._loop

@@ -13,10 +13,10 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
-from vllm.v1.engine.messages import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.startup_report import report_model, report_start
 from vllm.v1.engine.wire import KVCacheInfo
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -82,12 +82,6 @@ class EngineCore:
         self.executor.initialize_from_config(plan.worker_configs)
         return plan
 
-    def _check_cache(self) -> None:
-        """Check the KV cache's invariants, where its manager can."""
-        check = getattr(self.scheduler.kv_cache_manager, "check_invariants", None)
-        if check is not None:
-            check()
-
     # ---- requests ----------------------------------------------------------------------------
 
     def make_request(self, request: EngineCoreRequest) -> Request:
@@ -143,7 +137,7 @@ class EngineCore:
             InvariantError: An invariant does not hold.
         """
         if self._checks_invariants:
-            self._check_cache()
+            self.scheduler.kv_cache_manager.check_invariants()
 
     # ---- the rest ----------------------------------------------------------------------------
 
@@ -167,7 +161,7 @@ class EngineCore:
         usage = self.scheduler.kv_cache_manager.usage
         state = f"{num_running} requests ran, {num_waiting} waited, KV cache usage {usage:.1%}"
         try:
-            self._check_cache()
+            self.scheduler.kv_cache_manager.check_invariants()
         except InvariantError as error:
             return f"{state}; broken invariant: {error}"
         return state

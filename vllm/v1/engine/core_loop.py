@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from vllm.exceptions import EngineError, UserInputError, VllmError
 from vllm.logger import init_logger
-from vllm.v1.engine.messages import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
@@ -20,6 +19,7 @@ from vllm.v1.engine.wire import (
     StepOutputs,
     ToCore,
 )
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest
 
 logger = init_logger(__name__)
 

@@ -10,7 +10,7 @@ from vllm.exceptions import UnsupportedFeatureError, UserInputError
 from vllm.inputs import PromptType
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
-from vllm.v1.engine.messages import EngineCoreRequest
+from vllm.v1.messages import EngineCoreRequest
 
 _MAX_SALT_CHARS = 128
 # Characters that keys of external caches (paths, addresses) cannot carry.

@@ -1,7 +1,7 @@
 """From the workers' specs and memory to the KV cache of an engine, and its description."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from vllm import envs
@@ -14,18 +14,21 @@ from vllm.v1.core.kv_cache_utils import (
     get_max_concurrency_for_kv_cache_config,
     resolve_kv_cache_block_sizes,
 )
-from vllm.v1.core.retention import CacheGeometry, member_spec, parse_retention
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.retention import parse_retention
+from vllm.v1.core.policy.sizes import check_room_for_one
 from vllm.v1.core.sched.limits import SchedulerLimits
-from vllm.v1.core.unit_kv_cache_manager import check_room_for_one
-from vllm.v1.engine.wire import GroupGeometry, KVCacheInfo
+from vllm.v1.engine.wire import GroupInfo, KVCacheInfo
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
+    LatentRowsSpec,
     MLAAttentionSpec,
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
+    member_spec,
 )
 
 
@@ -56,7 +59,8 @@ def plan_kv_cache(
         available_bytes: Per worker, the memory for its pool.
 
     Raises:
-        ConfigError: The memory does not hold one request, or block sizes do not fit.
+        ConfigError: The memory does not hold one request, block sizes do not fit, or a KV connector
+            is given to a hybrid.
 
     Mutates:
         ``cache_config.num_gpu_blocks``, and ``model_config.max_model_len`` when it was -1.
@@ -82,14 +86,15 @@ def plan_kv_cache(
         for config in configs
     ]
     if is_hybrid(groups):
+        vllm_config.check_unit_hits()
         unit = vllm_config.cache_config.block_size
         configs = [
             replace(
                 config,
-                kv_cache_groups=_mark_drafter(config.kv_cache_groups, vllm_config),
+                kv_cache_groups=_mark_drafter(config.kv_cache_groups, own, vllm_config),
                 hit_unit=unit,
             )
-            for config in configs
+            for config, own in zip(configs, specs, strict=True)
         ]
         return KVCachePlan(configs, generate_scheduler_kv_cache_config(configs), unit, unit)
     scheduler_config = generate_scheduler_kv_cache_config(configs)
@@ -98,14 +103,21 @@ def plan_kv_cache(
 
 
 def _mark_drafter(
-    groups: list[KVCacheGroupSpec], vllm_config: VllmConfig
+    groups: list[KVCacheGroupSpec], specs: Mapping[str, KVCacheSpec], vllm_config: VllmConfig
 ) -> list[KVCacheGroupSpec]:
-    """Return the groups, that of the running MTP block flagged."""
+    """Return the groups, that of the running drafter flagged.
+
+    Args:
+        groups: Of the model.
+        specs: Of each cache by name: a group's own spec says no roles.
+        vllm_config: Says whether a drafter with rows of its own runs.
+    """
     speculative = vllm_config.speculative_config
     if speculative is None or not speculative.use_eagle():
         return groups
+    drafters = {n for n, s in specs.items() if isinstance(s, LatentRowsSpec) and s.is_drafter}
     return [
-        replace(group, is_eagle_group=any(name.startswith("mtp.") for name in group.layer_names))
+        replace(group, is_eagle_group=not drafters.isdisjoint(group.layer_names))
         for group in groups
     ]
 
@@ -195,9 +207,9 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
     )
 
 
-def _describe_group(group: KVCacheGroupSpec) -> GroupGeometry:
+def _describe_group(group: KVCacheGroupSpec) -> GroupInfo:
     spec = group.kv_cache_spec
-    return GroupGeometry(
+    return GroupInfo(
         kind=_name_group(group),
         block_size=spec.block_size,
         num_layers=len(group.layer_names),
@@ -229,11 +241,10 @@ def _describe_retention(vllm_config: VllmConfig, config: KVCacheConfig) -> tuple
         ends = "window state where prompts and answers end and where prompts part"
         grid = f", and every {policy.interval} tokens" if policy.interval else ""
         return f"{ends}{grid} (policy {policy.name})", policy.name
-    interval = vllm_config.cache_config.prefix_cache_retention_interval
-    if interval is None:
-        interval = envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL
-    if interval is None:
-        return "window state at every scheduler block", "none"
-    if interval == 0:
-        return "window state at replay boundaries only", "0"
-    return f"window state every {interval} tokens", str(interval)
+    interval = envs.retention_or_default(vllm_config.cache_config.prefix_cache_retention_interval)
+    written = "none" if interval is None else str(interval)
+    if written == "none":
+        return "window state at every scheduler block", written
+    if written in ("0", "auto"):
+        return "window state at replay boundaries only", written
+    return f"window state every {written} tokens", written

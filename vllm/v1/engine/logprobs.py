@@ -2,7 +2,7 @@
 
 from vllm.outputs import Logprob, PromptLogprobs, SampleLogprobs, TokenLogprobs
 from vllm.tokenizers import Tokenizer
-from vllm.v1.engine.messages import LogprobsRows
+from vllm.v1.messages import LogprobsRows
 
 
 class LogprobsCollector:

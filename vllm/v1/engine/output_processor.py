@@ -8,10 +8,10 @@ from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
-from vllm.v1.engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.answer_state import AnswerState
 from vllm.v1.engine.output_queue import OutputSink
 from vllm.v1.engine.parallel_sampling import ParentRequest, make_child_params
-from vllm.v1.engine.request_state import RequestState
+from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.metrics.iteration_stats import IterationStats
 
 logger = init_logger(__name__)
@@ -42,7 +42,7 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._states: dict[str, RequestState] = {}
+        self._states: dict[str, AnswerState] = {}
         self._internal_ids: dict[str, list[str]] = {}
         self._num_added = 0
 
@@ -73,13 +73,11 @@ class OutputProcessor:
             What to send to the core: one request per answer, with ids of its own.
         """
         params = request.sampling_params
-        parent = ParentRequest(params.n, params.output_kind)
+        parent = ParentRequest(request, prompt)
         children = []
         for index in range(params.n):
             child = _make_child(request, index, self._next_id(request.request_id))
-            state = RequestState(
-                child, request.request_id, prompt, parent, index, sink, self._tokenizer
-            )
+            state = AnswerState(child, parent, index, sink, self._tokenizer)
             self._states[child.request_id] = state
             self._internal_ids.setdefault(request.request_id, []).append(child.request_id)
             children.append(child)
@@ -111,7 +109,7 @@ class OutputProcessor:
             self._deliver(state, result.outputs)
         return result
 
-    def _deliver(self, state: RequestState, outputs: list[RequestOutput]) -> None:
+    def _deliver(self, state: AnswerState, outputs: list[RequestOutput]) -> None:
         if state.finish_reason is not None:
             self._forget(state)
         made = state.make_output()
@@ -164,7 +162,7 @@ class OutputProcessor:
             return []
         siblings = [
             sibling
-            for sibling_id in self._internal_ids[state.external_id]
+            for sibling_id in self._internal_ids[state.parent.external_id]
             if (sibling := self._states[sibling_id]).parent is state.parent
         ]
         for sibling in siblings:
@@ -183,16 +181,16 @@ class OutputProcessor:
             if state.sink is not None:
                 state.sink.fail(error)
 
-    def _forget(self, state: RequestState) -> None:
+    def _forget(self, state: AnswerState) -> None:
         del self._states[state.request_id]
-        ids = self._internal_ids[state.external_id]
+        ids = self._internal_ids[state.parent.external_id]
         ids.remove(state.request_id)
         if not ids:
-            del self._internal_ids[state.external_id]
+            del self._internal_ids[state.parent.external_id]
 
     def _count(
         self,
-        state: RequestState,
+        state: AnswerState,
         output: EngineCoreOutput,
         timestamp: float,
         stats: IterationStats | None,
@@ -207,7 +205,7 @@ class OutputProcessor:
         if state.finish_reason is not None:
             self._count_finished(state, stats)
 
-    def _count_finished(self, state: RequestState, stats: IterationStats | None) -> None:
+    def _count_finished(self, state: AnswerState, stats: IterationStats | None) -> None:
         if stats is None or state.finish_reason is None:
             return
         stats.update_from_finished_request(

@@ -2,7 +2,7 @@
 
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine.messages import PrefillStats
+from vllm.v1.messages import EngineCoreRequest, PrefillStats
 
 _SEED_MODULUS = 2**64
 _SEED_MIN = -(2**63)
@@ -21,18 +21,26 @@ def make_child_params(params: SamplingParams, index: int) -> SamplingParams:
 class ParentRequest:
     """What the ``n`` answers of one request have in common.
 
+    Args:
+        request: As its caller named it.
+        prompt: Its text, if known.
+
     Owns: the answers held back for FINAL_ONLY, and which are complete.
 
     Attributes:
+        external_id: The id the caller gave.
         prefill_stats: Of the answer admitted first: the others find the prompt it computed, which
             says nothing about what was cached before.
     """
 
-    def __init__(self, n: int, output_kind: RequestOutputKind) -> None:
-        self.n = n
+    def __init__(self, request: EngineCoreRequest, prompt: str | None) -> None:
+        params = request.sampling_params
+        self.external_id = request.request_id
+        self.prompt = prompt
+        self.n = params.n
         self.prefill_stats: PrefillStats | None = None
-        self._holds_back = output_kind == RequestOutputKind.FINAL_ONLY
-        self._answers: list[CompletionOutput | None] = [None] * n
+        self._holds_back = params.output_kind == RequestOutputKind.FINAL_ONLY
+        self._answers: list[CompletionOutput | None] = [None] * self.n
         self._finished: set[int] = set()
 
     @property

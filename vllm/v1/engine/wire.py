@@ -13,7 +13,7 @@ import msgspec
 
 from vllm import exceptions
 from vllm.exceptions import EngineError, UserInputError, VllmError
-from vllm.v1.engine.messages import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class ErrorInfo(msgspec.Struct, frozen=True):
         return error
 
 
-class GroupGeometry(msgspec.Struct, frozen=True):
+class GroupInfo(msgspec.Struct, frozen=True):
     """One KV cache group.
 
     Attributes:
@@ -85,7 +85,7 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
     smallest_reusable_prefix: int | None
     hit_unit: int | None
     retention: str
-    groups: tuple[GroupGeometry, ...]
+    groups: tuple[GroupInfo, ...]
     retention_interval: str | None = None
 
 

@@ -43,10 +43,9 @@ class UniProcExecutor:
                 f"{config.parallel_config.world_size} workers were asked for, but this executor "
                 "runs one: use tensor_parallel_size=1 and pipeline_parallel_size=1."
             )
-        # Before specs are grouped and the scheduler asks for a coordinator, both in this process.
+        # Before specs are grouped and the scheduler asks for managers, both in this process.
         register_all_kvcache_specs(None)
         platform.register_custom_kv_cache_specs(config)
-        platform.register_kv_cache_coordinators()
         self._worker: Any = _load_class(platform.worker_class_path)(config, platform)
         # A wrong block size or cache dtype must show before the minutes that weights can take.
         specs = self.get_kv_cache_specs()

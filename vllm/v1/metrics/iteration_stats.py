@@ -12,7 +12,7 @@ machine. A request's life:
 import time
 from dataclasses import dataclass, field
 
-from vllm.v1.engine.messages import (
+from vllm.v1.messages import (
     EngineCoreEventType,
     EngineCoreOutput,
     FinishReason,

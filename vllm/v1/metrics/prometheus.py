@@ -15,8 +15,7 @@ from prometheus_client import (
     ProcessCollector,
 )
 
-from vllm.v1.core.prefix_lookup import MISS_REASONS
-from vllm.v1.engine.messages import FinishReason
+from vllm.v1.messages import MISS_REASONS, FinishReason
 from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 

@@ -1,1 +1,1 @@
-"""Sample."""
+"""From logits to tokens and log probabilities."""

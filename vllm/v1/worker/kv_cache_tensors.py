@@ -7,7 +7,7 @@ A pool is a byte tensor ``[num_blocks, stride]``: block id b is row b of every p
           ^offset 0 ^offsets[L1]                      stride = the page's bytes, offset 0
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,6 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheSpec,
     KVCacheTensor,
-    UniformTypeKVCacheSpecs,
 )
 
 _ALIGNMENT_BYTES = 64
@@ -34,15 +33,27 @@ class KVCachePool:
         tensors: uint8 ``[num_blocks, stride]``, one per ``KVCacheTensor``.
         layers: Cache name to its view ``[num_blocks, rows, width]``; the last dimension is
             contiguous, blocks are a stride apart.
+        platform: Moves their memory.
+        device: Where they are.
     """
 
     tensors: tuple[torch.Tensor, ...]
     layers: Mapping[str, torch.Tensor]
+    platform: Platform
+    device: torch.device
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.numel() for tensor in self.tensors)
+
+    def zero_blocks(self, block_ids: Sequence[int]) -> None:
+        """Clear blocks whose state is read before it is first written."""
+        self.platform.zero_blocks(self.tensors, block_ids)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks (from, to)."""
+        self.platform.copy_blocks(self.tensors, copies)
 
 
 def allocate_kv_cache(
@@ -78,7 +89,7 @@ def allocate_kv_cache(
         for name in tensor.shared_by:
             offset = 0 if tensor.offsets is None else tensor.offsets[name]
             layers[name] = view_layer(pool, name, specs[name], offset)
-    return KVCachePool(tuple(tensors), layers)
+    return KVCachePool(tuple(tensors), layers, platform, device)
 
 
 def _allocate(
@@ -99,11 +110,7 @@ def collect_layer_specs(config: KVCacheConfig) -> dict[str, KVCacheSpec]:
     """Return each layer's own spec, groups of unequal layers unpacked."""
     specs: dict[str, KVCacheSpec] = {}
     for group in config.kv_cache_groups:
-        spec = group.kv_cache_spec
-        if isinstance(spec, UniformTypeKVCacheSpecs):
-            specs.update({name: spec.kv_cache_specs[name] for name in group.layer_names})
-        else:
-            specs.update(dict.fromkeys(group.layer_names, spec))
+        specs.update(group.layer_specs())
     return specs
 
 

@@ -6,7 +6,6 @@ from typing import Protocol
 
 import torch
 
-from vllm.platforms.interface import Platform
 from vllm.v1.attention.metadata import RequestSlice, StepMetadata
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
@@ -70,8 +69,6 @@ class ModelRunner:
         pool: KVCachePool,
         build_metadata: MetadataBuilder,
         limits: RunnerLimits,
-        platform: Platform,
-        device: torch.device,
         connector: ConnectorSteps | None = None,
         proposer: Proposer | None = None,
     ) -> None:
@@ -79,8 +76,6 @@ class ModelRunner:
         self._pool = pool
         self._build_metadata = build_metadata
         self._limits = limits
-        self._platform = platform
-        self._device = device
         self._connector = connector
         self._states = RequestStates(limits.num_groups, limits.seed)
         self._builder = StepInputBuilder(limits.max_num_tokens, limits.max_model_len)
@@ -140,9 +135,9 @@ class ModelRunner:
 
     def _prepare_blocks(self, output: SchedulerOutput) -> None:
         if output.new_block_ids_to_zero:
-            self._platform.zero_blocks(self._pool.tensors, output.new_block_ids_to_zero)
+            self._pool.zero_blocks(output.new_block_ids_to_zero)
         if output.kv_cache_block_copies:
-            self._platform.copy_blocks(self._pool.tensors, output.kv_cache_block_copies)
+            self._pool.copy_blocks(output.kv_cache_block_copies)
         if self._connector is not None:
             self._connector.load(output)
 
@@ -152,8 +147,8 @@ class ModelRunner:
     def _forward(self, step: StepInput) -> torch.Tensor:
         meta = self._build_metadata(step.slices)
         return self._model(
-            torch.from_numpy(step.token_ids).to(self._device),
-            torch.from_numpy(step.positions).to(self._device),
+            torch.from_numpy(step.token_ids).to(self._pool.device),
+            torch.from_numpy(step.positions).to(self._pool.device),
             meta,
             self._pool.layers,
         )
@@ -163,7 +158,7 @@ class ModelRunner:
         if num_sampled == 0:
             return None
         if num_sampled < step.num_tokens:
-            streams = streams[torch.from_numpy(step.sampled_rows).to(self._device)]
+            streams = streams[torch.from_numpy(step.sampled_rows).to(self._pool.device)]
         logits = self._model.compute_logits(streams)
         # A sampled token comes one position after the row that predicts it.
         positions = step.positions[step.sampled_rows] + 1
@@ -180,6 +175,6 @@ class ModelRunner:
         if self._sampling_metadata is None or rows != self._sampled:
             self._sampled = rows
             self._sampling_metadata = SamplingMetadata.build(
-                rows, self._limits.vocab_size, self._device
+                rows, self._limits.vocab_size, self._pool.device
             )
         return self._sampling_metadata

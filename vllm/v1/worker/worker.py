@@ -151,8 +151,6 @@ class Worker:
                 vocab_size=self._model_spec.vocab_size,
                 seed=self._config.model_config.seed,
             ),
-            self._platform,
-            self._device,
             make_connector_steps(self._config, kv_cache_config, pool.layers),
             make_proposer(
                 self._config.speculative_config, self._model, layout, pool.layers, self._device

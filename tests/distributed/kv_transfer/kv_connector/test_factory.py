@@ -6,6 +6,7 @@ import pytest
 
 from tests.v1.core.sched.scripted_connector import ScriptedConnector
 from vllm.config import KVTransferConfig, ModelConfig, VllmConfig
+from vllm.config.kv_connectors import KVConnectorRegistry
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -21,7 +22,7 @@ MODULE = "tests.v1.core.sched.scripted_connector"
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KVConnectorFactory, "_registry", dict(KVConnectorFactory._registry))
+    monkeypatch.setattr(KVConnectorRegistry, "_registry", dict(KVConnectorRegistry._registry))
 
 
 def config(name: str | None, **kwargs: Any) -> VllmConfig:

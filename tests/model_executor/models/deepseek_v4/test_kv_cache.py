@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
+    LatentRowsSpec,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
 )
@@ -43,6 +44,17 @@ def test_names() -> None:
         "layers.3.attn.indexer_state",
         "mtp.0.attn.window",
     ]
+
+
+def test_roles() -> None:
+    specs = {name: spec for name, spec in build(32).items() if isinstance(spec, LatentRowsSpec)}
+    assert {name for name, spec in specs.items() if spec.is_drafter} == {"mtp.0.attn.window"}
+    assert {name.split(".", 2)[2] for name, spec in specs.items() if spec.is_indexer} == {
+        "attn.indexer",
+        "attn.indexer_state",
+    }
+    # Of one layout: the drafter's rows join the group of the other windows.
+    assert specs["mtp.0.attn.window"] == specs["layers.0.attn.window"]
 
 
 @pytest.mark.parametrize(

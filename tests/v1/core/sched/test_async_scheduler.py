@@ -157,7 +157,7 @@ def test_a_preempted_request_waits_for_its_token() -> None:
     scheduler.add_request(make_request("0", 10))
     first = scheduler.schedule()
     request = scheduler.running.pop()
-    scheduler._preempt_request(request, 0.0)
+    scheduler._get_holdings().preempt(request, 0.0)
     assert scheduler.schedule().num_scheduled_tokens == {}
     assert request.status is RequestStatus.PREEMPTED
     scheduler.update_from_output(first, answer(first, {"0": [3]}))

@@ -13,7 +13,7 @@ from tests.v1.core.sched.builders import (
 )
 from vllm.config import KVTransferConfig
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import FinishReason
+from vllm.v1.messages import FinishReason
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
@@ -57,11 +57,76 @@ def test_sync_load_starts_behind_the_external_tokens() -> None:
     prefill = bundles[0].outputs[0].prefill_stats
     assert prefill is not None
     assert prefill.num_cached_tokens == 32
-    # What is loaded counts as a hit; every other token has a reason.
-    assert prefill.num_prompt_tokens == 50
+    # What is loaded needs no computing; every other token has a reason.
+    assert (prefill.num_prompt_tokens, prefill.num_external_tokens) == (50, 32)
+    assert prefill.dense_match_tokens == 0
     assert prefill.miss_tokens == {"first_seen": 16, "above_last_boundary": 2}
+    # The local cache had none of it.
     cache = stats.prefix_cache_stats
-    assert (cache.queries, cache.hits, cache.miss_tokens) == (50, 32, prefill.miss_tokens)
+    assert (cache.queries, cache.hits) == (50, 0)
+    assert cache.miss_tokens == {"external": 32, **prefill.miss_tokens}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("matched", [16, 10_000])
+def test_loaded_tokens_are_hits_of_the_connector_alone(is_async: bool, matched: int) -> None:
+    scheduler = connected(matched=matched, is_async=is_async)
+    for name in "ab":
+        scheduler.add_request(make_request(name, 48, max_tokens=2))
+    output = scheduler.schedule()
+    tokens = {name: [1] for name in output.num_scheduled_tokens}
+    bundles = scheduler.update_from_output(output, answer(output, tokens))
+    stats = next(iter(bundles.values())).scheduler_stats
+    assert stats is not None
+    loaded = min(matched, 48 if is_async else 47)
+    external, local = stats.connector_prefix_cache_stats, stats.prefix_cache_stats
+    assert external is not None
+    # Counted in the step that takes the blocks, loading or not.
+    assert (external.requests, external.queries, external.hits) == (2, 96, 2 * loaded)
+    assert (local.requests, local.queries, local.hits) == (2, 96, 0)
+    assert local.miss_tokens["external"] == 2 * loaded
+    assert sum(local.miss_tokens.values()) == 96
+    assert external.preempted_requests == local.preempted_requests == 0
+    scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+
+
+def test_local_hits_and_loads_are_counted_apart() -> None:
+    scheduler = connected(matched=0)
+    prompt = list(range(80))
+    scheduler.add_request(make_request("0", prompt[:40], max_tokens=1))
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, answer(output, {"0": [1]}))
+    scheduler.connector.matched = 16
+    scheduler.add_request(make_request("1", prompt, max_tokens=1))
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {"1": 32}
+    bundles = scheduler.update_from_output(output, answer(output, {"1": [1]}))
+    record = bundles[0].outputs[0].prefill_stats
+    assert record is not None
+    assert (record.num_cached_tokens, record.num_external_tokens) == (48, 16)
+    assert record.dense_match_tokens == 32
+    assert record.num_cached_tokens + sum(record.miss_tokens.values()) == 80
+    stats = bundles[0].scheduler_stats
+    assert stats is not None
+    assert stats.connector_prefix_cache_stats is not None
+    external, local = stats.connector_prefix_cache_stats, stats.prefix_cache_stats
+    assert (external.queries, external.hits) == (48, 16)
+    assert (local.queries, local.hits, local.miss_tokens["external"]) == (80, 32, 16)
+
+
+def test_tokens_resent_after_a_failed_load_are_queries_again() -> None:
+    scheduler = connected("recompute", matched=32, is_async=True)
+    output = load(scheduler)
+    bad = scheduler.kv_cache_manager.get_block_ids("0")[0][0]
+    report(scheduler, output, invalid_block_ids={bad}, finished_recving={"0"})
+    scheduler.connector.matched = 0
+    scheduler.schedule()
+    stats = scheduler.make_stats()
+    assert stats is not None
+    assert stats.connector_prefix_cache_stats is not None
+    # The connector was asked a second time; the admission counted before.
+    assert stats.connector_prefix_cache_stats.queries == 50
+    assert stats.prefix_cache_stats.queries == 0
 
 
 def test_unknown_match_is_asked_again() -> None:
@@ -226,7 +291,7 @@ def test_failed_async_load_keeps_what_arrived(index: int, start: int) -> None:
     scheduler.connector.matched = 0
     output = scheduler.schedule()
     assert output.num_scheduled_tokens == {"0": 50 - start}
-    assert not scheduler.failed_recving_kv_req_ids
+    assert not scheduler._requests.failed_load_ids
     # Its tokens were counted when it was admitted, with what was promised.
     stats = scheduler.make_stats()
     assert stats is not None

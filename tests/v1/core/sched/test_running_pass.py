@@ -1,22 +1,22 @@
 """Where chunks end, and who is held back for it."""
 
-from typing import Any
 from unittest.mock import Mock
 
 from tests.v1.core.sched.builders import make_request, make_scheduler, make_v4_scheduler
-from vllm.v1.core.sched.encoder_inputs import EncoderPlanner
 from vllm.v1.core.sched.running_pass import RunningPass, fit_chunk
-from vllm.v1.core.sched.step_plan import StepPlan
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.sched.step_builder import StepBuilder
 
 
-def encoder(scheduler: Any) -> EncoderPlanner:
-    return EncoderPlanner(scheduler.encoder_cache_manager, None, False, False, 0)
+def run(scheduler: Scheduler, step: StepBuilder) -> StepBuilder:
+    RunningPass(scheduler._get_holdings(), scheduler.limits, step).run()
+    return step
 
 
-def busy_plan(budget: int) -> StepPlan:
-    plan = StepPlan(budget, 0)
-    plan.num_scheduled_tokens["other"] = 1
-    return plan
+def busy_step(budget: int) -> StepBuilder:
+    step = StepBuilder(budget, 0)
+    step.num_scheduled_tokens["other"] = 1
+    return step
 
 
 def test_fit_chunk_counts_from_the_hit() -> None:
@@ -31,22 +31,25 @@ def test_fit_chunk_counts_from_the_hit() -> None:
         (160, 31, 31),  # none in reach
         (499, 1, 1),  # a decode step
     ):
-        assert fit_chunk(scheduler, busy_plan(500), request, start, wanted) == expected
+        assert (
+            fit_chunk(scheduler.kv_cache_manager, busy_step(500), request, start, wanted)
+            == expected
+        )
 
 
 def test_a_manager_may_ask_to_wait_for_budget() -> None:
     scheduler = make_scheduler()
     scheduler.kv_cache_manager.chunk_end = Mock(return_value=0)  # type: ignore[method-assign]
     request = make_request("0", 500)
-    assert fit_chunk(scheduler, busy_plan(500), request, 0, 31) == 0
+    assert fit_chunk(scheduler.kv_cache_manager, busy_step(500), request, 0, 31) == 0
     # Alone, it would wait for ever.
-    assert fit_chunk(scheduler, StepPlan(500, 0), request, 0, 31) == 31
+    assert fit_chunk(scheduler.kv_cache_manager, StepBuilder(500, 0), request, 0, 31) == 31
 
 
 def test_fit_chunk_leaves_the_contracts_manager_alone() -> None:
     scheduler = make_scheduler()
     request = make_request("0", 500)
-    assert fit_chunk(scheduler, busy_plan(500), request, 0, 77) == 77
+    assert fit_chunk(scheduler.kv_cache_manager, busy_step(500), request, 0, 77) == 77
 
 
 def test_a_waiting_prefill_holds_admission() -> None:
@@ -54,12 +57,10 @@ def test_a_waiting_prefill_holds_admission() -> None:
     scheduler.add_request(make_request("0", 500))
     scheduler.schedule()
     scheduler.kv_cache_manager.chunk_end = Mock(return_value=0)  # type: ignore[method-assign]
-    plan = busy_plan(60)
-    RunningPass(scheduler, plan, encoder(scheduler)).run()
-    assert plan.holds_admission
-    assert plan.running == []
+    step = run(scheduler, busy_step(60))
+    assert step.holds_admission
+    assert step.running == []
     scheduler.kv_cache_manager.chunk_end = Mock(return_value=32)  # type: ignore[method-assign]
-    plan = busy_plan(60)
-    RunningPass(scheduler, plan, encoder(scheduler)).run()
-    assert not plan.holds_admission
-    assert plan.num_scheduled_tokens["0"] == 32
+    step = run(scheduler, busy_step(60))
+    assert not step.holds_admission
+    assert step.num_scheduled_tokens["0"] == 32

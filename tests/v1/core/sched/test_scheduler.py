@@ -25,7 +25,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreEventType, FinishReason, PrefillStats
+from vllm.v1.messages import EngineCoreEventType, FinishReason, PrefillStats
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.outputs import DraftTokenIds, LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -616,7 +616,7 @@ def test_a_preempted_request_still_gets_its_token() -> None:
     scheduler.add_request(make_request("0", 10, max_tokens=1))
     output = scheduler.schedule()
     request = scheduler.running.pop()
-    scheduler._preempt_request(request, 0.0)
+    scheduler._get_holdings().preempt(request, 0.0)
     bundles = scheduler.update_from_output(output, answer(output, {"0": [1]}))
     item = outputs_by_request(bundles)["0"]
     assert item.new_token_ids == [1]
@@ -787,24 +787,26 @@ def test_grammar_requests_wait_and_are_passed() -> None:
 def bare(cls: type[Scheduler], request: Request, free: Callable[..., Any]) -> Scheduler:
     """A scheduler as outsiders build it: without __init__."""
     scheduler = object.__new__(cls)
-    scheduler.__dict__.update(
-        perf_metrics=None,
-        connector=None,
-        structured_output_manager=Mock(),
-        requests={request.request_id: request},
-        running=[request],
-        waiting=Mock(),
-        kv_cache_manager=Mock(take_events=Mock(return_value=None)),
-        kv_event_publisher=Mock(),
-        finished_req_ids=set(),
-        finished_req_ids_dict=None,
-        vllm_config=Mock(),
-        enable_return_routed_experts=False,
-        recompute_kv_load_failures=False,
-        make_stats=Mock(return_value=None),
-        max_model_len=100,
-        _free_request=free,
-    )
+    attributes: dict[str, Any] = {
+        "perf_metrics": None,
+        "connector": None,
+        "structured_output_manager": Mock(),
+        "requests": {request.request_id: request},
+        "running": [request],
+        "waiting": Mock(),
+        "kv_cache_manager": Mock(take_events=Mock(return_value=None)),
+        "kv_event_publisher": Mock(),
+        "finished_req_ids": set(),
+        "finished_req_ids_dict": None,
+        "vllm_config": Mock(),
+        "enable_return_routed_experts": False,
+        "recompute_kv_load_failures": False,
+        "make_stats": Mock(return_value=None),
+        "max_model_len": 100,
+        "_free_request": free,
+    }
+    for name, value in attributes.items():
+        setattr(scheduler, name, value)
     return scheduler
 
 

@@ -15,7 +15,7 @@ A state block divides its compressor's window (2r rows with overlap, else r), so
 never straddles blocks unevenly; at rates 4 and 128 the two rules give bs/16 and bs/4.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,22 @@ if TYPE_CHECKING:
     import torch
 
 SUPPORTED_BLOCK_SIZES = (32, 64, 128)
-"""The values of ``--block-size`` that the table above is defined for."""
+"""The values of ``--block-size`` that the table above is defined for, the default first."""
+
+
+def entry_block_size(ratio: int, block_size: int) -> int:
+    """Returns the tokens of a block of entries or index keys, one per ``ratio`` tokens."""
+    return ratio * block_size
+
+
+def state_block_size(ratio: int, block_size: int, *, has_overlap: bool) -> int:
+    """Returns the tokens of a block of compressor state."""
+    return gcd(block_size // (16 if has_overlap else 4), state_window(ratio, has_overlap))
+
+
+def state_window(ratio: int, has_overlap: bool) -> int:
+    """Returns the rows that a compressor of a rate reads."""
+    return 2 * ratio if has_overlap else ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +124,14 @@ def deepseek_v4_kv_cache_specs(
         specs[names.state] = _state_spec(plan, width, block_size, state_dtype)
         if plan.kind == "csa":
             width = config.index_head_dim
-            specs[names.indexer] = _entry_spec(plan, width, block_size, cache_dtype)
-            specs[names.indexer_state] = _state_spec(plan, width, block_size, state_dtype)
+            keys = _entry_spec(plan, width, block_size, cache_dtype)
+            states = _state_spec(plan, width, block_size, state_dtype)
+            specs[names.indexer] = replace(keys, is_indexer=True)
+            specs[names.indexer_state] = replace(states, is_indexer=True)
     for layer in range(config.num_nextn_predict_layers):
         names = LayerCacheNames.of_block(f"mtp.{layer}")
-        specs[names.window] = _window_spec(config, block_size, cache_dtype)
+        rows = _window_spec(config, block_size, cache_dtype)
+        specs[names.window] = replace(rows, is_drafter=True)
     return specs
 
 
@@ -133,7 +151,7 @@ def _entry_spec(
     plan: LayerPlan, width: int, block_size: int, dtype: "torch.dtype"
 ) -> MLAAttentionSpec:
     return MLAAttentionSpec(
-        block_size=plan.ratio * block_size,
+        block_size=entry_block_size(plan.ratio, block_size),
         num_kv_heads=1,
         head_size=width,
         dtype=dtype,
@@ -145,14 +163,13 @@ def _state_spec(
     plan: LayerPlan, width: int, block_size: int, dtype: "torch.dtype"
 ) -> CompressorStateSpec:
     has_overlap = plan.kind == "csa"
-    window = 2 * plan.ratio if has_overlap else plan.ratio
     return CompressorStateSpec(
-        block_size=gcd(block_size // (16 if has_overlap else 4), window),
+        block_size=state_block_size(plan.ratio, block_size, has_overlap=has_overlap),
         num_kv_heads=1,
         # c and s rows side by side; with overlap each token has two of both.
         head_size=(4 if has_overlap else 2) * width,
         dtype=dtype,
-        sliding_window=window,
+        sliding_window=state_window(plan.ratio, has_overlap),
         state_ratio=plan.ratio,
         state_overlap=has_overlap,
     )

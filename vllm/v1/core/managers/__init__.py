@@ -1,1 +1,1 @@
-"""One KV-cache group's block tables, by kind of attention."""
+"""Managers of single KV-cache groups with hits at whole blocks, and what they share."""

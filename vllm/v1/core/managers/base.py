@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.block_pool import BlockPool
@@ -14,6 +15,27 @@ from vllm.v1.core.kv_cache_utils import BlockHashList, KVCacheBlock
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheSpec
     from vllm.v1.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class HitQuery:
+    """A lookup in groups of one spec; see ``find_longest_cache_hit``."""
+
+    block_hashes: BlockHashList
+    max_length: int
+    group_ids: list[int]
+    block_pool: BlockPool
+    drop_eagle_block: bool
+    alignment_tokens: int
+    num_context_ranks: int
+
+    def cached_row(self, index: int) -> list[KVCacheBlock] | None:
+        """Return the groups' blocks at an index, or None unless all are cached."""
+        return self.block_pool.index.get_cached_block(self.block_hashes[index], self.group_ids)
+
+    def num_blocks(self, block_size: int) -> int:
+        """Return the most blocks a hit can have."""
+        return min(max(self.max_length, 0) // block_size, len(self.block_hashes))
 
 
 class SingleTypeKVCacheManager(ABC):
@@ -74,6 +96,15 @@ class SingleTypeKVCacheManager(ABC):
         self.num_cached_block: dict[str, int] = {}
         self._new_blocks: list[Sequence[KVCacheBlock]] = []
         self._null_block = block_pool.null_block
+        self._configure(kv_cache_spec)
+
+    def _configure(self, spec: Any) -> None:
+        """Take from the group's spec what tables of its kind need besides.
+
+        Raises:
+            ConfigError: It does not fit the blocks.
+        """
+        return
 
     # ---- sizing and allocation ---------------------------------------------------------------
 
@@ -204,7 +235,7 @@ class SingleTypeKVCacheManager(ABC):
             block_mask=mask,
         )
         self.num_cached_block[request.request_id] = num_full
-        if self.block_pool.pinned is not None:
+        if self.block_pool.pins is not None:
             self._cache_tail(request, num_tokens, num_full - num_done)
 
     def _cache_tail(self, request: Request, num_tokens: int, num_new_blocks: int) -> None:
@@ -283,7 +314,6 @@ class SingleTypeKVCacheManager(ABC):
         return block_ids
 
     @classmethod
-    @abstractmethod
     def find_longest_cache_hit(
         cls,
         block_hashes: BlockHashList,
@@ -312,3 +342,18 @@ class SingleTypeKVCacheManager(ABC):
         Returns:
             One list of blocks per group, all of the hit's length, null where nothing is needed.
         """
+        query = HitQuery(
+            block_hashes,
+            max_length,
+            kv_cache_group_ids,
+            block_pool,
+            drop_eagle_block,
+            alignment_tokens,
+            dcp_world_size * pcp_world_size,
+        )
+        return cls._find_hit(kv_cache_spec, query)
+
+    @classmethod
+    @abstractmethod
+    def _find_hit(cls, spec: Any, query: HitQuery) -> tuple[list[KVCacheBlock], ...]:
+        """Answer ``find_longest_cache_hit`` for groups of this kind."""

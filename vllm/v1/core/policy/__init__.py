@@ -1,1 +1,1 @@
-"""What the prefix cache keeps, and in which order it gives things up: rules without a pool."""
+"""Which prefixes are worth keeping: pure functions and small state machines, without a pool."""

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
-from vllm.v1.core.admission_record import whole_block_prefill_stats
-from vllm.v1.core.sched.request_queue import (
-    RequestQueue,
-    SchedulingPolicy,
-    create_request_queue,
-)
+from vllm.v1.core.cache_step import Lookup
+from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
+from vllm.v1.core.sched.admission_stats import AdmissionStats
+from vllm.v1.core.sched.encoder_inputs import EncoderDecision
+from vllm.v1.core.sched.holdings import Holdings
+from vllm.v1.core.sched.limits import SchedulerLimits
+from vllm.v1.core.sched.request_queue import RequestQueue, create_request_queue
 from vllm.v1.core.sched.running_pass import fit_chunk
-from vllm.v1.engine import EngineCoreEventType
-from vllm.v1.request import RequestStatus
-
-if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-    from vllm.v1.core.sched.encoder_inputs import EncoderDecision, EncoderPlanner
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.core.sched.step_plan import StepPlan
-    from vllm.v1.engine import PrefillStats
-    from vllm.v1.request import Request
+from vllm.v1.core.sched.step_builder import StepBuilder
+from vllm.v1.request import Request, RequestStatus
 
 
 class Outcome(Enum):
@@ -38,18 +31,21 @@ class PrefixLookup:
     """What the caches hold of a request.
 
     Attributes:
-        blocks: Local hit, to be handed to the allocation.
-        num_local_tokens: Tokens of it.
+        local: Local hit, to be handed to the allocation; None: it was not asked for.
         num_external_tokens: Tokens beyond it that the connector can load.
         load_async: Whether loading takes longer than this step.
         is_fresh: Whether the connector was asked in this step.
     """
 
-    blocks: KVCacheBlocks
-    num_local_tokens: int = 0
+    local: Lookup | None = None
     num_external_tokens: int = 0
     load_async: bool = False
     is_fresh: bool = False
+
+    @property
+    def num_local_tokens(self) -> int:
+        """Tokens of the local hit."""
+        return 0 if self.local is None else self.local.num_tokens
 
 
 class AdmissionPass:
@@ -58,24 +54,36 @@ class AdmissionPass:
     Owns: the requests passed over in this step.
 
     Args:
-        scheduler: Whose requests they are.
-        plan: The step to fill.
-        encoder: Chooses encoder inputs.
+        held: The requests and what they hold.
+        limits: What bounds the step.
+        step: The step to fill.
+        stats: Counts admissions.
+        finish_loading: Lets a request whose KV arrived go on from it.
     """
 
-    def __init__(self, scheduler: Scheduler, plan: StepPlan, encoder: EncoderPlanner) -> None:
-        self.scheduler = scheduler
-        self.plan = plan
-        self.encoder = encoder
-        self._skipped = create_request_queue(scheduler.limits.policy)
+    def __init__(
+        self,
+        held: Holdings,
+        limits: SchedulerLimits,
+        step: StepBuilder,
+        stats: AdmissionStats,
+        finish_loading: Callable[[Request], None],
+    ) -> None:
+        self.held = held
+        self.requests = held.requests
+        self.manager = held.manager
+        self.limits = limits
+        self.step = step
+        self.stats = stats
+        self._finish_loading = finish_loading
+        self._skipped = create_request_queue(limits.policy)
 
     def run(self) -> None:
-        """Fill the plan until the budget, the running set or the pool is full."""
-        scheduler = self.scheduler
-        while self.plan.token_budget > 0:
-            if len(scheduler.running) >= scheduler.limits.max_num_seqs:
+        """Fill the step until the budget, the running set or the pool is full."""
+        while self.step.token_budget > 0:
+            if len(self.requests.running) >= self.limits.max_num_seqs:
                 break
-            queue = self._choose_queue()
+            queue = self.requests.next_queue()
             if queue is None:
                 break
             outcome = self._try_admit(queue)
@@ -84,20 +92,11 @@ class AdmissionPass:
             if outcome is Outcome.SKIP:
                 self._skipped.prepend_request(queue.pop_request())
         if self._skipped:
-            scheduler.skipped_waiting.prepend_requests(self._skipped)
-
-    def _choose_queue(self) -> RequestQueue | None:
-        """Return the queue whose head is next."""
-        waiting, skipped = self.scheduler.waiting, self.scheduler.skipped_waiting
-        if not waiting or not skipped:
-            return skipped or waiting or None
-        if self.scheduler.limits.policy is SchedulingPolicy.FCFS:
-            return skipped  # they came first
-        return waiting if waiting.peek_request() < skipped.peek_request() else skipped
+            self.requests.skipped_waiting.prepend_requests(self._skipped)
 
     def _try_admit(self, queue: RequestQueue) -> Outcome:
         request = queue.peek_request()
-        if not self.scheduler._try_promote(request):
+        if not self._try_unblock(request):
             return Outcome.SKIP
         if request.num_output_placeholders > 0:
             # Preempted while a step was in flight: its token must arrive first.
@@ -108,16 +107,32 @@ class AdmissionPass:
         outcome = self._admit(queue, request, lookup)
         if outcome is Outcome.STOP and self._is_idle() and self._may_drop_hit(lookup):
             # Nothing will free a block: the hit itself must be what does not fit.
-            lookup = PrefixLookup(self.scheduler.kv_cache_manager.empty_kv_cache_blocks)
+            lookup = PrefixLookup()
             outcome = self._admit(queue, request, lookup)
         if outcome is Outcome.STOP and self._can_never_run(request):
             queue.pop_request()
-            self.scheduler._refuse(request)
+            self._refuse(request)
             return Outcome.DONE
         return outcome
 
+    def _try_unblock(self, request: Request) -> bool:
+        """Whether a queued request may be scheduled; what it waited for may have come."""
+        if not request.is_blocked:
+            return True
+        if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+            if self.requests.is_loading(request):
+                return False
+            self._finish_loading(request)
+        elif request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            if not request.has_grammar:
+                return False
+        elif not request.streaming_queue:
+            return False
+        request.unblock()
+        return True
+
     def _is_idle(self) -> bool:
-        return not self.scheduler.running and not self.plan.num_scheduled_tokens
+        return not self.requests.running and not self.step.num_scheduled_tokens
 
     @staticmethod
     def _may_drop_hit(lookup: PrefixLookup) -> bool:
@@ -129,34 +144,40 @@ class AdmissionPass:
         if not self._is_idle():
             # Nobody passes it, so the running requests drain and it is asked again.
             return False
-        manager = self.scheduler.kv_cache_manager
         # With every block free and the whole budget left, nothing better can come. Blocks in use
         # belong to transfers, which will free them.
-        return manager.usage == 0 or not manager.can_ever_fit(request)
+        return self.manager.usage == 0 or not self.manager.can_ever_fit(request)
+
+    def _refuse(self, request: Request) -> None:
+        num_blocks = self.manager.block_pool.num_gpu_blocks - 1
+        self.held.refuse(
+            request,
+            f"The request can never run: its {request.num_prompt_tokens} prompt tokens and up to "
+            f"{request.max_tokens} output tokens do not fit in the KV cache of {num_blocks} "
+            "blocks. Shorten the prompt or max_tokens, or give the server more KV cache memory.",
+        )
 
     # ------------------------------------------------------------------ lookup
 
     def _look_up(self, request: Request) -> PrefixLookup | None:
         """Ask the caches; None if the answer is not known yet."""
-        scheduler = self.scheduler
-        manager = scheduler.kv_cache_manager
         if request.num_computed_tokens > 0:
             # Its KV was loaded by the connector: it holds the blocks already.
-            lookup = PrefixLookup(manager.empty_kv_cache_blocks)
+            lookup = PrefixLookup()
         else:
-            blocks, num_local = manager.get_computed_blocks(request)
-            if not self._is_idle() and manager.should_wait(request, blocks):
+            local = self.manager.look_up(request)
+            if not self._is_idle() and self.manager.should_wait(request, local):
                 return None
             num_external, load_async = 0, False
-            if scheduler.connector is not None:
-                found, load_async = scheduler.connector.get_num_new_matched_tokens(
-                    request, num_local
+            if self.held.connector is not None:
+                found, load_async = self.held.connector.get_num_new_matched_tokens(
+                    request, local.num_tokens
                 )
                 if found is None:
                     return None
                 num_external = found
-            lookup = PrefixLookup(blocks, num_local, num_external, load_async, is_fresh=True)
-        ec_connector = scheduler.ec_connector
+            lookup = PrefixLookup(local, num_external, load_async, is_fresh=True)
+        ec_connector = self.held.encoder.ec_connector
         if ec_connector is not None and request.has_encoder_inputs:
             start = self._start(request, lookup)
             if not ec_connector.ensure_cache_available(request, start):
@@ -185,16 +206,16 @@ class AdmissionPass:
 
     def _choose_tokens(self, request: Request, start: int) -> EncoderDecision | None:
         """Return the chunk and its encoder inputs; None if the budget allows none."""
-        limits, plan = self.scheduler.limits, self.plan
+        limits, step = self.limits, self.step
         wanted = limits.cap_chunk(request.num_tokens - start)
-        if not limits.enable_chunked_prefill and wanted > plan.token_budget:
+        if not limits.enable_chunked_prefill and wanted > step.token_budget:
             return None
-        wanted = min(wanted, plan.token_budget)
+        wanted = min(wanted, step.token_budget)
         assert wanted > 0, f"{request} has nothing left to compute."
-        decision = self.encoder.decide(request, start, wanted, plan.encoder_budget)
+        decision = self.held.encoder.decide(request, start, wanted, step.encoder_budget)
         if decision.num_new_tokens > 0:
             decision.num_new_tokens = fit_chunk(
-                self.scheduler, plan, request, start, decision.num_new_tokens
+                self.manager, step, request, start, decision.num_new_tokens
             )
         return decision if decision.num_new_tokens > 0 else None
 
@@ -206,72 +227,49 @@ class AdmissionPass:
         decision: EncoderDecision | None = None,
         reserved_blocks: int = 0,
     ) -> KVCacheBlocks | None:
-        scheduler = self.scheduler
         # A first chunk drafts nothing; a decode that continues loaded KV may.
         has_started = request.num_computed_tokens > 0
         num_encoder_tokens = (
-            0 if decision is None else self.encoder.num_encoder_tokens(request, decision)
+            0 if decision is None else self.held.encoder.num_encoder_tokens(request, decision)
         )
-        return scheduler.kv_cache_manager.allocate_slots(
+        return self.manager.allocate_slots(
             request,
             num_new_tokens,
-            num_new_computed_tokens=lookup.num_local_tokens,
-            new_computed_blocks=lookup.blocks,
-            num_lookahead_tokens=scheduler.limits.num_lookahead_tokens if has_started else 0,
+            num_lookahead_tokens=self.limits.num_lookahead_tokens if has_started else 0,
             num_external_computed_tokens=lookup.num_external_tokens,
             delay_cache_blocks=lookup.load_async,
             num_encoder_tokens=num_encoder_tokens,
             # A preempted request that did not fit would begin, fail and begin again for ever.
-            full_sequence_must_fit=scheduler.limits.reserve_full_isl or request.num_preemptions > 0,
+            full_sequence_must_fit=self.limits.reserve_full_isl or request.num_preemptions > 0,
             reserved_blocks=reserved_blocks,
+            lookup=lookup.local,
         )
 
     def _after_allocation(self, request: Request, lookup: PrefixLookup) -> None:
         """Tell the connector and the statistics what was admitted."""
-        scheduler = self.scheduler
-        scheduler._inflight_prefills.add(request)
-        if scheduler.connector is not None:
-            scheduler.connector.update_state_after_alloc(
-                request,
-                scheduler.kv_cache_manager.get_blocks(request.request_id),
-                lookup.num_external_tokens,
-            )
-            stats = scheduler.connector_prefix_cache_stats
-            if stats is not None and lookup.is_fresh:
-                stats.record(
-                    num_tokens=request.num_tokens - lookup.num_local_tokens,
-                    num_hits=lookup.num_external_tokens,
-                    preempted=request.num_preemptions > 0,
-                )
-        # Drained even when an earlier record stays: it must not outlive this admission.
-        record = scheduler.kv_cache_manager.take_prefill_stats(request.request_id)
+        num_local, num_external = lookup.num_local_tokens, lookup.num_external_tokens
+        if self.held.connector is not None:
+            blocks = self.manager.get_blocks(request.request_id)
+            self.held.connector.update_state_after_alloc(request, blocks, num_external)
+            if lookup.is_fresh:
+                self.stats.record_query(request, num_local, num_external)
         if request.num_computed_tokens == 0:
-            scheduler._record_admission(request, record or self._make_record(request, lookup))
-
-    def _make_record(self, request: Request, lookup: PrefixLookup) -> PrefillStats:
-        """Return the record of an admission whose manager, an outsider's, keeps none."""
-        scheduler = self.scheduler
-        caches = scheduler.vllm_config.cache_config.enable_prefix_caching
-        return whole_block_prefill_stats(
-            num_tokens=request.num_tokens,
-            num_cached_tokens=lookup.num_local_tokens + lookup.num_external_tokens,
-            granularity=scheduler.block_size,
-            is_bypassed=not caches or request.skip_reading_prefix_cache,
-        )
+            start = self._start(request, lookup)
+            record = self.manager.record_admission(request, lookup.local, start)
+            self.stats.record_admission(request, record, num_local, num_external)
 
     def _start_running(self, request: Request, start: int, decision: EncoderDecision) -> None:
-        scheduler, plan = self.scheduler, self.plan
-        group = plan.resumed if request.status is RequestStatus.PREEMPTED else plan.new
-        scheduler.running.append(request)
-        if scheduler.log_stats:
-            request.record_event(EngineCoreEventType.SCHEDULED, plan.timestamp)
-        request.start_running(start)
-        blocks = scheduler.kv_cache_manager.get_blocks(request.request_id)
-        plan.add(group, request, decision.num_new_tokens, blocks)
+        step, encoder = self.step, self.held.encoder
+        group = step.resumed if request.status is RequestStatus.PREEMPTED else step.new
+        self.requests.admit(request, start, step.timestamp)
+        blocks = self.manager.get_blocks(request.request_id)
+        step.add(group, request, decision.num_new_tokens, blocks)
         if decision.compute or decision.external:
-            self.encoder.commit(request, decision)
+            encoder.commit(request, decision)
         if decision.compute:
-            plan.add_encoder_inputs(request, decision.compute, decision.budget)
+            step.add_encoder_inputs(request, decision.compute, decision.budget)
+
+    # ------------------------------------------------------------------- loads
 
     def _start_loading(
         self, queue: RequestQueue, request: Request, lookup: PrefixLookup
@@ -281,13 +279,15 @@ class AdmissionPass:
         A loading request cannot be preempted. So it enters only if everything that already began
         can still finish beside it; otherwise loads could hold all blocks and wait for each other.
         """
-        scheduler = self.scheduler
-        reserved = scheduler._blocks_reserved_for_prefills()
+        reserved = self._num_blocks_reserved()
         if self._allocate(request, lookup, 0, reserved_blocks=reserved) is None:
             return Outcome.STOP
         queue.pop_request()
         self._after_allocation(request, lookup)
-        request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
-        request.num_computed_tokens = self._start(request, lookup)
+        self.requests.start_loading(request, self._start(request, lookup))
         self._skipped.prepend_request(request)
         return Outcome.DONE
+
+    def _num_blocks_reserved(self) -> int:
+        """Return the blocks that requests in prefill, or loading, will still take."""
+        return sum(map(self.manager.num_blocks_to_finish_prompt, self.requests.prefilling))

@@ -26,9 +26,9 @@ class EncoderDecision:
     external: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EncoderPlanner:
-    """Chooses encoder inputs; built per step from what the scheduler holds then.
+    """Chooses encoder inputs. Not frozen: outsiders exchange its parts through the scheduler.
 
     Attributes:
         cache: The encoder cache manager.
@@ -36,13 +36,15 @@ class EncoderPlanner:
         is_encoder_decoder: Whether items are read by cross attention, all in the first step.
         disable_chunked_mm_input: Whether an item must be computed in one step.
         shift: Tokens by which the drafter reads ahead (1 with EAGLE).
+        compute_budget: Embeddings that one step may compute.
     """
 
     cache: Any
-    ec_connector: Any
-    is_encoder_decoder: bool
-    disable_chunked_mm_input: bool
-    shift: int
+    ec_connector: Any = None
+    is_encoder_decoder: bool = False
+    disable_chunked_mm_input: bool = False
+    shift: int = 0
+    compute_budget: int = 0
 
     def decide(
         self, request: Request, start: int, num_new_tokens: int, budget: int
@@ -131,15 +133,15 @@ class EncoderPlanner:
             if self.ec_connector is not None:
                 self.ec_connector.update_state_after_alloc(request, index)
 
-
-def free_passed_encoder_inputs(cache: Any, request: Request, *, is_encoder_decoder: bool) -> None:
-    """Let go of encoder outputs whose tokens are in the KV cache now."""
-    # Tokens of steps that have not returned yet may still read the encoder's output.
-    computed = request.num_computed_tokens - request.num_output_placeholders
-    for index in cache.get_cached_input_ids(request):
-        position = request.mm_features[index].mm_position
-        is_past = (
-            computed > 0 if is_encoder_decoder else (position.offset + position.length <= computed)
-        )
-        if is_past:
-            cache.free_encoder_input(request, index)
+    def free_passed(self, request: Request) -> None:
+        """Let go of encoder outputs whose tokens are in the KV cache now."""
+        # Tokens of steps that have not returned yet may still read the encoder's output.
+        computed = request.num_settled_tokens
+        for index in self.cache.get_cached_input_ids(request):
+            position = request.mm_features[index].mm_position
+            if self.is_encoder_decoder:
+                is_past = computed > 0
+            else:
+                is_past = position.offset + position.length <= computed
+            if is_past:
+                self.cache.free_encoder_input(request, index)

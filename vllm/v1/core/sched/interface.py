@@ -1,15 +1,14 @@
-"""What the engine core asks of a scheduler, and what a scheduler asks of a KV cache manager."""
+"""What the engine core asks of a scheduler."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-    from vllm.v1.core.sched.output import SchedulerOutput, WindowTable
-    from vllm.v1.engine import EngineCoreOutputs, PrefillStats
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.messages import EngineCoreOutputs
     from vllm.v1.metrics.stats import SchedulerStats
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
@@ -75,73 +74,3 @@ class SchedulerInterface(ABC):
     @abstractmethod
     def shutdown(self) -> None:
         """Stop what the scheduler started."""
-
-
-class KVManager(Protocol):
-    """A KV cache manager: the contract's, or the one that hits at one unit.
-
-    Chosen once, by ``make_kv_cache_manager``; see those classes for the promises.
-    """
-
-    empty_kv_cache_blocks: KVCacheBlocks
-
-    @property
-    def block_pool(self) -> Any: ...
-
-    @property
-    def coordinator(self) -> Any: ...
-
-    @property
-    def usage(self) -> float: ...
-
-    def new_step_starts(self) -> None: ...
-
-    def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]: ...
-
-    def chunk_end(self, request: Request, num_new_tokens: int) -> int: ...
-
-    def should_wait(self, request: Request, looked_up: KVCacheBlocks) -> bool: ...
-
-    def can_ever_fit(self, request: Request) -> bool: ...
-
-    def allocate_slots(
-        self,
-        request: Request,
-        num_new_tokens: int,
-        num_new_computed_tokens: int = 0,
-        new_computed_blocks: KVCacheBlocks | None = None,
-        num_lookahead_tokens: int = 0,
-        num_external_computed_tokens: int = 0,
-        delay_cache_blocks: bool = False,
-        num_encoder_tokens: int = 0,
-        full_sequence_must_fit: bool = False,
-        reserved_blocks: int = 0,
-    ) -> KVCacheBlocks | None: ...
-
-    def free(self, request: Request) -> None: ...
-
-    def get_blocks(self, request_id: str) -> KVCacheBlocks: ...
-
-    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]: ...
-
-    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None: ...
-
-    def commit_step(self) -> None: ...
-
-    def take_block_copies(self) -> list[tuple[int, int]]: ...
-
-    def take_window_tables(self) -> dict[str, tuple[WindowTable, ...]]: ...
-
-    def take_drafter_rebuilds(self) -> dict[str, int]: ...
-
-    def take_new_block_ids(self) -> list[int]: ...
-
-    def take_prefill_stats(self, request_id: str) -> PrefillStats | None: ...
-
-    def take_events(self) -> list[Any]: ...
-
-    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]: ...
-
-    def reset_prefix_cache(self) -> bool: ...
-
-    def check_invariants(self, num_computed: dict[str, int] | None = None) -> None: ...

@@ -17,6 +17,7 @@ class SchedulerLimits:
 
     Attributes:
         policy: Order of admission and choice of victims.
+        max_model_len: Longest request in tokens.
         max_num_seqs: Requests running at a time.
         max_num_tokens: Tokens of one step.
         long_prefill_token_threshold: Longest chunk of one request in a step; 0: no limit.
@@ -31,6 +32,7 @@ class SchedulerLimits:
     """
 
     policy: SchedulingPolicy
+    max_model_len: int
     max_num_seqs: int
     max_num_tokens: int
     long_prefill_token_threshold: int
@@ -53,6 +55,7 @@ class SchedulerLimits:
         pipelined = vllm_config.parallel_config.pipeline_parallel_size > 1
         return cls(
             policy=SchedulingPolicy(config.policy),
+            max_model_len=vllm_config.model_config.max_model_len,
             max_num_seqs=config.max_num_seqs,
             max_num_tokens=config.max_num_scheduled_tokens or config.max_num_batched_tokens,
             long_prefill_token_threshold=config.long_prefill_token_threshold,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.engine import LogprobsRows
+from vllm.v1.messages import LogprobsRows
 
 if TYPE_CHECKING:
     from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput

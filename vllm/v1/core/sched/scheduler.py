@@ -4,83 +4,56 @@ There is no prefill and no decode phase. A request has ``num_computed_tokens`` a
 a step moves the first toward the second, as far as the token budget and the KV pool allow. That
 one rule gives chunked prefill, prefix hits, speculative decoding and preemption by recompute.
 
-``schedule()`` has two passes over one StepPlan: running requests first (``running_pass``), then,
-if nobody was preempted, waiting ones (``admission``). ``update_from_output()`` has one
-(``update_pass``).
+``schedule()`` has two passes over one StepBuilder: running requests first (``running_pass``),
+then, if nobody was preempted, waiting ones (``admission``). ``update_from_output()`` has one
+(``update_pass``), between the two halves of what a KV connector reports
+(``kv_transfer_updates``). The passes know ``Requests`` and what they hold (``Holdings``), and
+nothing of the scheduler.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm import envs
-from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
-from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 from vllm.distributed.kv_events import EventPublisher, EventPublisherFactory, KVEventBatch
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, SupportsHMA
-from vllm.logger import init_logger
-from vllm.v1.core.encoder_cache_manager import (
-    EncoderCacheManager,
-    EncoderDecoderCacheManager,
-    compute_mm_encoder_budget,
-)
-from vllm.v1.core.kv_cache_manager import make_kv_cache_manager
-from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.admission import AdmissionPass
+from vllm.v1.core.sched.admission_stats import AdmissionStats
+from vllm.v1.core.sched.delegation import PartOf
 from vllm.v1.core.sched.encoder_inputs import EncoderPlanner
-from vllm.v1.core.sched.interface import KVManager, SchedulerInterface
-from vllm.v1.core.sched.kv_transfer_updates import finish_loading
+from vllm.v1.core.sched.holdings import Holdings
+from vllm.v1.core.sched.interface import SchedulerInterface
+from vllm.v1.core.sched.kv_transfer_updates import KVTransferUpdates, finish_loading
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import RequestQueue, create_request_queue
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.requests import Requests
 from vllm.v1.core.sched.running_pass import RunningPass
-from vllm.v1.core.sched.step_plan import StepPlan
+from vllm.v1.core.sched.step_builder import StepBuilder
 from vllm.v1.core.sched.update_pass import UpdatePass, make_output
-from vllm.v1.core.sched.utils import check_stop
-from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
-from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats
+from vllm.v1.core.sched.wiring import make_connector, make_encoder_planner, make_manager
+from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.metrics.stats import SchedulerStats, SpecDecodingStats
 from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.engine import PrefillStats
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.structured_output import StructuredOutputManager
 
 __all__ = ["Scheduler", "SchedulerOutput"]
 
-logger = init_logger(__name__)
-
-# States in which a request waits for something other than room.
-_BLOCKED = frozenset(
-    {
-        RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
-        RequestStatus.WAITING_FOR_REMOTE_KVS,
-        RequestStatus.WAITING_FOR_STREAMING_REQ,
-    }
-)
-
 
 class Scheduler(SchedulerInterface):
     """Synchronous scheduler.
 
-    Owns: the requests and all their fields, the queues, the running list, the KV manager, the
-    statistics since the last report.
-
-    Attributes:
-        requests: Every request that is alive, or ended with blocks still held for a transfer.
-        waiting: Requests that wait for room.
-        skipped_waiting: Requests that wait for something else; they came before ``waiting``.
-        running: Requests with blocks, in the order they are scheduled.
-        finished_req_ids: Requests that ended since the last step, for the workers.
-        finished_req_ids_dict: The same by client; None unless clients want to know.
-        finished_recving_kv_req_ids: Requests whose KV has arrived from the connector.
-        failed_recving_kv_req_ids: Requests of which some KV did not arrive.
+    Owns: the requests with all their fields, the KV manager, the encoder's side, the statistics
+    since the last report.
 
     Args:
         vllm_config: All configuration.
@@ -95,10 +68,26 @@ class Scheduler(SchedulerInterface):
             made from the configuration.
     """
 
-    # Read in steps of schedulers that tests build without __init__ (facts of the interface).
+    # Names of the interface; the parts own what is behind them.
+    requests = PartOf[dict[str, Request]]("_requests", "by_id")
+    waiting = PartOf[RequestQueue]("_requests", "waiting")
+    skipped_waiting = PartOf[RequestQueue]("_requests", "skipped_waiting")
+    running = PartOf[list[Request]]("_requests", "running")
+    finished_req_ids = PartOf[set[str]]("_requests", "finished_ids")
+    finished_req_ids_dict = PartOf[dict[int, set[str]] | None](
+        "_requests", "finished_ids_by_client"
+    )
+    finished_recving_kv_req_ids = PartOf[set[str]]("_requests", "loaded_ids")
+    _inflight_prefills = PartOf[set[Request]]("_requests", "prefilling")
+    encoder_cache_manager = PartOf[Any]("_encoder", "cache")
+    ec_connector = PartOf[Any]("_encoder", "ec_connector")
+    is_encoder_decoder = PartOf[bool]("_encoder", "is_encoder_decoder")
+    max_num_encoder_input_tokens = PartOf[int]("_encoder", "compute_budget")
+
+    # Takes the tokens of a step; a scheduler that runs ahead has another.
+    update_pass: ClassVar[type[UpdatePass]] = UpdatePass
+    # Read in steps of schedulers that outsiders build without __init__.
     log_stats: bool = False
-    ec_connector: Any = None
-    _refused: ClassVar[Any] = ()
 
     def __init__(
         self,
@@ -118,127 +107,68 @@ class Scheduler(SchedulerInterface):
         self.structured_output_manager = structured_output_manager
         self.block_size = block_size
         self.log_stats = log_stats
-        self.max_model_len = vllm_config.model_config.max_model_len
-        self.is_encoder_decoder = vllm_config.model_config.is_encoder_decoder
-
-        self.requests: dict[str, Request] = {}
-        self.waiting: RequestQueue = create_request_queue(self.limits.policy)
-        self.skipped_waiting: RequestQueue = create_request_queue(self.limits.policy)
-        self.running: list[Request] = []
-        self.finished_req_ids: set[str] = set()
-        self.finished_req_ids_dict: dict[int, set[str]] | None = (
-            defaultdict(set) if include_finished_set else None
+        self.max_model_len = self.limits.max_model_len
+        self._requests = Requests(
+            self.limits.policy, notes_events=log_stats, tells_clients=include_finished_set
         )
-        self._refused: list[tuple[int, EngineCoreOutput]] = []  # type: ignore[misc]
         self._previous_step: set[str] = set()
         self._checks_invariants = envs.VLLM_CHECK_INVARIANTS
-        # Admitted requests whose prompt is not computed yet, loading ones included.
-        self._inflight_prefills: set[Request] = set()
 
-        self._prefix_cache_stats = PrefixCacheStats()
-        self.kv_cache_manager = self._make_kv_cache_manager(hash_block_size or block_size)
-        self._init_encoder(mm_registry)
-        self._init_connectors()
+        self.kv_cache_manager = make_manager(
+            vllm_config, kv_cache_config, self.limits, block_size, hash_block_size or block_size
+        )
+        self._encoder = make_encoder_planner(vllm_config, self.limits, mm_registry)
+        self.connector = make_connector(
+            vllm_config, kv_cache_config, self.kv_cache_manager.block_pool
+        )
+        transfer = vllm_config.kv_transfer_config
+        self.recompute_kv_load_failures = (
+            transfer is not None and transfer.kv_load_failure_policy == "recompute"
+        )
+        self._stats = AdmissionStats(
+            counts=log_stats,
+            has_connector=self.connector is not None,
+        )
         self.kv_event_publisher = kv_event_publisher or EventPublisherFactory.create(
             vllm_config.kv_events_config, vllm_config.parallel_config.data_parallel_index
         )
 
-    def _make_kv_cache_manager(self, hash_block_size: int) -> KVManager:
-        config = self.vllm_config
-        observability = config.observability_config
-        events_config = config.kv_events_config
-        collector = None
-        if observability.kv_cache_metrics:
-            collector = KVCacheMetricsCollector(observability.kv_cache_metrics_sample)
-        return make_kv_cache_manager(
-            kv_cache_config=self.kv_cache_config,
-            max_model_len=self.max_model_len,
-            scheduler_block_size=self.block_size,
-            hash_block_size=hash_block_size,
-            max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
-            enable_caching=config.cache_config.enable_prefix_caching,
-            use_eagle=self.limits.use_eagle,
-            # A manager counts lookups, and a request that finds no room is looked up again every
-            # step. Admissions are counted here: see _record_admission.
-            log_stats=False,
-            enable_kv_cache_events=(
-                events_config is not None and events_config.enable_kv_cache_events
-            ),
-            dcp_world_size=config.parallel_config.decode_context_parallel_size,
-            pcp_world_size=config.parallel_config.prefill_context_parallel_size,
-            metrics_collector=collector,
-            num_lookahead_tokens=self.limits.num_lookahead_tokens,
-            stale_row=self.limits.stale_row,
-        )
+    # Parts of a scheduler that was built without __init__.
 
-    def _init_encoder(self, mm_registry: Any) -> None:
-        """Build the encoder cache; text models get one without room."""
-        model_config = self.vllm_config.model_config
-        sizes = {}
-        if model_config.is_multimodal_model and mm_registry is not None:
-            sizes = mm_registry.get_max_tokens_per_item_by_modality(model_config)
-        compute_budget, cache_size = compute_mm_encoder_budget(
-            self.vllm_config.scheduler_config, sizes
-        )
-        self.max_num_encoder_input_tokens = compute_budget
-        self.encoder_cache_manager: EncoderCacheManager | EncoderDecoderCacheManager = (
-            EncoderDecoderCacheManager(cache_size)
-            if self.is_encoder_decoder
-            else EncoderCacheManager(cache_size)
-        )
+    @cached_property
+    def _requests(self) -> Requests:
+        return Requests()
 
-    def _init_connectors(self) -> None:
-        self.connector: Any = None
-        self.connector_prefix_cache_stats: PrefixCacheStats | None = None
-        self.finished_recving_kv_req_ids: set[str] = set()
-        self.failed_recving_kv_req_ids: set[str] = set()
-        self.recompute_kv_load_failures = False
-        transfer = self.vllm_config.kv_transfer_config
-        if transfer is not None and transfer.kv_connector is not None:
-            self.connector = KVConnectorFactory.create_connector(
-                self.vllm_config, KVConnectorRole.SCHEDULER, self.kv_cache_config
-            )
-            self.connector.bind_gpu_block_pool(self.kv_cache_manager.block_pool)
-            self.recompute_kv_load_failures = transfer.kv_load_failure_policy == "recompute"
-            if self.log_stats:
-                self.connector_prefix_cache_stats = PrefixCacheStats()
-        self.ec_connector = None
-        ec_transfer = self.vllm_config.ec_transfer_config
-        if ec_transfer is not None and ec_transfer.ec_connector is not None:
-            self.ec_connector = ECConnectorFactory.create_connector(
-                self.vllm_config, ECConnectorRole.SCHEDULER
-            )
+    @cached_property
+    def _encoder(self) -> EncoderPlanner:
+        return EncoderPlanner(EncoderCacheManager(0))
+
+    def _get_holdings(self) -> Holdings:
+        return Holdings(self._requests, self.kv_cache_manager, self._encoder, self.connector)
 
     # ================================================================= requests
 
     def add_request(self, request: Request) -> None:
         """Queue a request."""
-        self.requests[request.request_id] = request
-        self._enqueue(request)
+        self._requests.add(request)
         if self.connector is not None:
             self.connector.on_new_request(request)
-        if self.log_stats:
-            request.record_event(EngineCoreEventType.QUEUED)
-
-    def _enqueue(self, request: Request) -> None:
-        queue = self.skipped_waiting if request.status in _BLOCKED else self.waiting
-        queue.add_request(request)
 
     def get_num_unfinished_requests(self) -> int:
         """Return how many requests wait or run."""
-        return len(self.waiting) + len(self.skipped_waiting) + len(self.running)
+        return sum(self.get_request_counts())
 
     def get_request_counts(self) -> tuple[int, int]:
         """Return how many requests run and how many wait."""
-        return len(self.running), len(self.waiting) + len(self.skipped_waiting)
+        return len(self._requests.running), self._requests.num_waiting
 
     def has_finished_requests(self) -> bool:
         """Whether ended requests must still be told to the workers or clients, or cleaned up."""
-        if self.finished_req_ids or self._refused:
+        if self._requests.has_news():
             return True
         if self.connector is None:
             return False
-        return any(request.is_finished() for request in self.requests.values())
+        return any(request.is_finished() for request in self._requests.by_id.values())
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
@@ -252,155 +182,74 @@ class Scheduler(SchedulerInterface):
         Returns:
             (request id, client) of those that were alive.
         """
-        assert RequestStatus.is_finished(finished_status)
-        if request_ids is None:
-            request_ids = list(self.requests)
-        elif isinstance(request_ids, str):
-            request_ids = (request_ids,)
-        ended = []
-        for request_id in dict.fromkeys(request_ids):
-            request = self.requests.get(request_id)
-            if request is not None and not request.is_finished():
-                ended.append(request)
-        self._remove_from_queues(ended)
+        ended = self._requests.find_alive(request_ids)
+        self._requests.remove(ended)
         for request in ended:
-            # A connector may still write into the blocks of a loading request.
-            is_loading = (
-                request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
-                and request.request_id not in self.finished_recving_kv_req_ids
-            )
-            self.finished_recving_kv_req_ids.discard(request.request_id)
-            self.failed_recving_kv_req_ids.discard(request.request_id)
+            is_loading = self._requests.is_loading(request)
             request.finish(finished_status)
             self._free_request(request, delay_free_blocks=is_loading)
         return [(request.request_id, request.client_index) for request in ended]
 
-    def _remove_from_queues(self, requests: list[Request]) -> None:
-        running = {r for r in requests if r.status is RequestStatus.RUNNING}
-        if running:
-            self.running = [r for r in self.running if r not in running]
-        queued = [r for r in requests if r not in running]
-        if queued:
-            self.waiting.remove_requests(queued)
-            self.skipped_waiting.remove_requests(queued)
-
     def _free_request(
         self, request: Request, delay_free_blocks: bool = False
     ) -> dict[str, Any] | None:
-        """Let go of an ended request.
+        """Let an ended request go of everything (see Holdings); a name of the interface."""
+        return self._get_holdings().end(request, delay_free_blocks=delay_free_blocks)
 
-        Args:
-            request: The request, its status an end.
-            delay_free_blocks: Whether a transfer into its blocks is under way.
-
-        Returns:
-            What the connector wants the client to know.
-        """
-        assert request.is_finished()
-        keeps_blocks, kv_transfer_params = self._tell_connector(request)
-        self.encoder_cache_manager.free(request)
-        self._inflight_prefills.discard(request)
-        self.finished_req_ids.add(request.request_id)
-        if self.finished_req_ids_dict is not None:
-            self.finished_req_ids_dict[request.client_index].add(request.request_id)
-        if not keeps_blocks and not delay_free_blocks:
-            self._free_blocks(request)
-        return kv_transfer_params
-
-    def _tell_connector(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
-        """Return whether the connector keeps the request's blocks, and its message."""
-        if self.connector is None:
-            return False, None
-        block_ids = self.kv_cache_manager.get_block_ids(request.request_id)
-        if isinstance(self.connector, SupportsHMA):
-            return self.connector.request_finished_all_groups(request, block_ids)
-        keeps, params = self.connector.request_finished(request, block_ids[0] if block_ids else [])
-        return bool(keeps), params
-
-    def _free_blocks(self, request: Request) -> None:
-        assert request.is_finished()
-        self.kv_cache_manager.free(request)
-        del self.requests[request.request_id]
-
-    def _refuse(self, request: Request, reason: str | None = None) -> None:
-        """End a request that is in no queue with an error the client is told at the next update."""
-        if reason is None:
-            num_blocks = self.kv_cache_manager.block_pool.num_gpu_blocks - 1
-            reason = (
-                f"The request can never run: its {request.num_prompt_tokens} prompt tokens and up "
-                f"to {request.max_tokens} output tokens do not fit in the KV cache of "
-                f"{num_blocks} blocks. Shorten the prompt or max_tokens, or give the server more "
-                "KV cache memory."
-            )
-        logger.warning("Request %s is refused: %s", request.request_id, reason)
-        request.finish(RequestStatus.FINISHED_ERROR, stop_reason=reason)
-        self._free_request(request)
-        self._refused.append((request.client_index, make_output(request, [])))
-
-    def _refuse_all(self, request_ids: list[str], reason: str) -> None:
-        """End requests in whatever state with an error."""
-        requests = [self.requests[request_id] for request_id in request_ids]
-        self._remove_from_queues(requests)
-        for request in requests:
-            self.finished_recving_kv_req_ids.discard(request.request_id)
-            self._refuse(request, reason)
+    def _update_waiting_for_remote_kv(self, request: Request) -> None:
+        """Let a request whose KV arrived go on from it; a name of the interface."""
+        finish_loading(self._requests, self.kv_cache_manager, request)
 
     # ================================================================= schedule
 
     def schedule(self) -> SchedulerOutput:
         """Decide the next step; requests advance as if it had run."""
-        self.kv_cache_manager.new_step_starts()
-        plan = StepPlan(self.limits.max_num_tokens, self.max_num_encoder_input_tokens)
-        encoder = EncoderPlanner(
-            cache=self.encoder_cache_manager,
-            ec_connector=self.ec_connector,
-            is_encoder_decoder=self.is_encoder_decoder,
-            disable_chunked_mm_input=self.limits.disable_chunked_mm_input,
-            shift=1 if self.limits.use_eagle else 0,
-        )
-        RunningPass(self, plan, encoder).run()
+        manager = self.kv_cache_manager
+        manager.new_step_starts()
+        held = self._get_holdings()
+        step = StepBuilder(self.limits.max_num_tokens, self.max_num_encoder_input_tokens)
+        RunningPass(held, self.limits, step).run()
         # Room that preemption made belongs to those who run: admitting now would thrash.
-        if not plan.preempted and not plan.holds_admission:
-            AdmissionPass(self, plan, encoder).run()
-        assert plan.token_budget >= 0
+        if not step.preempted and not step.holds_admission:
+            admission = AdmissionPass(
+                held, self.limits, step, self._stats, self._update_waiting_for_remote_kv
+            )
+            admission.run()
+        assert step.token_budget >= 0
         assert len(self.running) <= self.limits.max_num_seqs
         # All is allocated: from here on later steps may hit what this one computes.
-        self.kv_cache_manager.commit_step()
-        output = self._make_scheduler_output(plan)
+        manager.commit_step()
+        output = self._make_scheduler_output(step)
         self._update_after_schedule(output)
         self.publish_kv_events()
         if self._checks_invariants:
-            self.kv_cache_manager.check_invariants(
+            manager.check_invariants(
                 {request.request_id: request.num_computed_tokens for request in self.running}
             )
         return output
 
-    def _make_scheduler_output(self, plan: StepPlan) -> SchedulerOutput:
-        manager = self.kv_cache_manager
+    def _make_scheduler_output(self, step: StepBuilder) -> SchedulerOutput:
+        work = self.kv_cache_manager.take_step_work()
         resumed_as_new = self.vllm_config.use_v2_model_runner
         output = SchedulerOutput(
-            scheduled_new_reqs=plan.make_new_request_data(resumed_as_new=resumed_as_new),
-            scheduled_cached_reqs=plan.make_cached_request_data(
+            scheduled_new_reqs=step.make_new_request_data(resumed_as_new=resumed_as_new),
+            scheduled_cached_reqs=step.make_cached_request_data(
                 self._previous_step,
                 resumed_as_new=resumed_as_new,
                 sends_new_tokens=self.limits.sends_new_tokens,
             ),
-            num_scheduled_tokens=plan.num_scheduled_tokens,
-            total_num_scheduled_tokens=plan.total_num_tokens,
-            scheduled_spec_decode_tokens=plan.spec_tokens,
-            scheduled_encoder_inputs=plan.encoder_inputs,
-            num_common_prefix_blocks=self._count_common_prefix_blocks(plan),
-            finished_req_ids=self.finished_req_ids,
+            num_scheduled_tokens=step.num_scheduled_tokens,
+            total_num_scheduled_tokens=step.total_num_tokens,
+            scheduled_spec_decode_tokens=step.spec_tokens,
+            scheduled_encoder_inputs=step.encoder_inputs,
+            num_common_prefix_blocks=self._count_common_prefix_blocks(step),
+            finished_req_ids=self._requests.take_finished_ids(),
             free_encoder_mm_hashes=self.encoder_cache_manager.get_freed_mm_hashes(),
-            preempted_req_ids={request.request_id for request in plan.preempted},
-            new_block_ids_to_zero=(
-                manager.take_new_block_ids()
-                if self.kv_cache_config.needs_kv_cache_zeroing
-                else None
-            ),
-            kv_cache_block_copies=manager.take_block_copies(),
-            window_tables=manager.take_window_tables(),
-            drafter_rebuilds=manager.take_drafter_rebuilds(),
+            preempted_req_ids={request.request_id for request in step.preempted},
+            new_block_ids_to_zero=work.new_block_ids,
+            kv_cache_block_copies=work.copies,
+            window_tables=work.window_tables,
+            drafter_rebuilds=work.drafter_rebuilds,
         )
         if self.connector is not None:
             output.kv_connector_metadata = self.connector.build_connector_meta(output)
@@ -408,95 +257,22 @@ class Scheduler(SchedulerInterface):
             output.ec_connector_metadata = self.ec_connector.build_connector_meta(output)
         return output
 
-    def _count_common_prefix_blocks(self, plan: StepPlan) -> list[int]:
-        if not self.running or not plan.num_scheduled_tokens:
+    def _count_common_prefix_blocks(self, step: StepBuilder) -> list[int]:
+        running = self._requests.running
+        if not running or not step.num_scheduled_tokens:
             return [0] * len(self.kv_cache_config.kv_cache_groups)
-        return self.kv_cache_manager.get_num_common_prefix_blocks(self.running[0].request_id)
+        return self.kv_cache_manager.get_num_common_prefix_blocks(running[0].request_id)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """Advance the scheduled requests, so that the next step can be scheduled at once."""
+        requests = self._requests.by_id
         for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
-            request = self.requests[request_id]
+            request = requests[request_id]
             request.advance(num_tokens)
             if not request.is_prefill_chunk:
-                self._inflight_prefills.discard(request)
+                self._requests.end_prefill(request)
                 scheduler_output.has_structured_output_requests |= request.use_structured_output
         self._previous_step = set(scheduler_output.num_scheduled_tokens)
-        # A new set: the message keeps the old one.
-        self.finished_req_ids = set()
-
-    def _is_surely_done(self, request: Request) -> bool:
-        """Whether tokens on their way already make the request's last step certain."""
-        return False
-
-    def _preempt_request(self, request: Request, timestamp: float) -> None:
-        """Take everything from a request that the caller removed from ``running``."""
-        assert request.status is RequestStatus.RUNNING
-        self.kv_cache_manager.free(request)
-        self.encoder_cache_manager.free(request)
-        self._inflight_prefills.discard(request)
-        request.preempt()
-        if self.log_stats:
-            request.record_event(EngineCoreEventType.PREEMPTED, timestamp)
-        self.waiting.prepend_request(request)
-
-    def _record_admission(self, request: Request, record: PrefillStats) -> None:
-        """Count where an admitted request's tokens come from, once per admission.
-
-        A request whose connector failed to load what it promised is admitted a second time: the
-        first record stays. Of ``n`` answers to one prompt the first counts, as in ``usage``: the
-        others find what it computes.
-        """
-        is_resumed = request.num_preemptions > 0
-        if request.prefill_stats is not None and not is_resumed:
-            return
-        request.record_prefill_stats(record)
-        if self.log_stats and not request.is_extra_answer:
-            self._prefix_cache_stats.record(
-                num_tokens=record.num_prompt_tokens,
-                num_hits=record.num_cached_tokens,
-                preempted=is_resumed,
-                miss_tokens=record.miss_tokens,
-            )
-
-    def _blocks_reserved_for_prefills(self) -> int:
-        """Return the blocks that requests in prefill, or loading, will still take."""
-        manager = self.kv_cache_manager
-        reserved = 0
-        for request in self._inflight_prefills:
-            num_tokens = min(request.num_tokens, self.max_model_len)
-            reserved += manager.coordinator.get_num_blocks_to_allocate(
-                request_id=request.request_id,
-                num_tokens=num_tokens,
-                new_computed_blocks=manager.empty_kv_cache_blocks.blocks,
-                num_encoder_tokens=0,
-                total_computed_tokens=request.num_computed_tokens,
-                num_tokens_main_model=num_tokens,
-                apply_admission_cap=True,
-            )
-        return reserved
-
-    def _try_promote(self, request: Request) -> bool:
-        """Whether a queued request may be scheduled; what it waited for may have come."""
-        if request.status not in _BLOCKED:
-            return True
-        if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
-            if request.request_id not in self.finished_recving_kv_req_ids:
-                return False
-            self._update_waiting_for_remote_kv(request)
-        elif request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
-            structured = request.structured_output_request
-            if structured is None or not structured.grammar:
-                return False
-        elif not request.streaming_queue:
-            return False
-        was_running = request.num_preemptions > 0
-        request.status = RequestStatus.PREEMPTED if was_running else RequestStatus.WAITING
-        return True
-
-    def _update_waiting_for_remote_kv(self, request: Request) -> None:
-        """Let a request whose KV arrived go on from it."""
-        finish_loading(self, request)
 
     # =================================================================== update
 
@@ -512,23 +288,29 @@ class Scheduler(SchedulerInterface):
         Returns:
             Outputs by client; with statistics on, at least one.
         """
-        outputs, spec_stats = UpdatePass(self, scheduler_output, model_runner_output).run()
+        held = self._get_holdings()
+        spec_stats = None
+        if self.log_stats and self.limits.num_spec_tokens:
+            spec_stats = SpecDecodingStats.new(self.limits.num_spec_tokens)
+        update = self.update_pass(
+            held,
+            self.structured_output_manager,
+            self.max_model_len,
+            self._free_request,
+            spec_stats,
+        )
+        report = model_runner_output.kv_connector_output
+        if report is None:
+            outputs = update.run(scheduler_output, model_runner_output, void=set())
+        else:
+            transfers = KVTransferUpdates(
+                held, self.kv_cache_config, self.recompute_kv_load_failures
+            )
+            void = transfers.apply_failed(report.invalid_block_ids)
+            outputs = update.run(scheduler_output, model_runner_output, void)
+            transfers.apply_finished(report)
         self.publish_kv_events()
         return self._collect_outputs(outputs, spec_stats)
-
-    def _update_request_with_output(
-        self, request: Request, new_token_ids: list[int]
-    ) -> tuple[list[int], bool]:
-        """Append tokens up to the one that stops the request.
-
-        Returns:
-            The tokens that were appended, and whether the request stopped.
-        """
-        for count, token_id in enumerate(new_token_ids, start=1):
-            request.append_output_token_ids(token_id)
-            if check_stop(request, self.max_model_len):
-                return new_token_ids[:count], True
-        return new_token_ids, False
 
     def _collect_outputs(
         self,
@@ -536,17 +318,12 @@ class Scheduler(SchedulerInterface):
         spec_stats: SpecDecodingStats | None,
     ) -> dict[int, EngineCoreOutputs]:
         """Bundle the step's outputs by client, with refusals, ended requests and statistics."""
-        if self._refused:
-            for client_index, output in self._refused:
-                outputs[client_index].append(output)
-            self._refused.clear()
+        for request in self._requests.take_refused():
+            outputs[request.client_index].append(make_output(request, []))
         bundles = {client: EngineCoreOutputs(outputs=items) for client, items in outputs.items()}
-        if self.finished_req_ids_dict:
-            for client, ids in self.finished_req_ids_dict.items():
-                bundle = bundles.setdefault(client, EngineCoreOutputs())
-                bundle.finished_requests = ids
-            self.finished_req_ids_dict.clear()
-        stats = self.make_stats(spec_stats)
+        for client, ids in self._requests.take_finished_by_client().items():
+            bundles.setdefault(client, EngineCoreOutputs()).finished_requests = ids
+        stats = self.make_stats(spec_stats if spec_stats and spec_stats.num_drafts else None)
         if stats is not None:
             if not bundles:
                 bundles[0] = EngineCoreOutputs()
@@ -569,15 +346,14 @@ class Scheduler(SchedulerInterface):
             if request is None or request.is_finished():
                 continue
             if request.is_prefill_chunk:
-                request.spec_token_ids = []
-                continue
-            if request.use_structured_output and self.structured_output_manager.should_advance(
+                drafts = []
+            elif request.use_structured_output and self.structured_output_manager.should_advance(
                 request
             ):
                 structured = request.structured_output_request
                 assert structured is not None
                 drafts = structured.grammar.validate_tokens(drafts)
-            request.spec_token_ids = drafts
+            request.propose_drafts(drafts)
 
     # ============================================================ cache, stats
 
@@ -595,18 +371,16 @@ class Scheduler(SchedulerInterface):
             connector refuses.
         """
         if reset_running_requests:
-            timestamp = time.monotonic()
+            held, timestamp = self._get_holdings(), time.monotonic()
             # From the end, each to the front: they wait in the order in which they ran.
             while self.running:
                 request = self.running.pop()
-                self._preempt_request(request, timestamp)
-                # Tokens of steps in flight rest on the cache that goes away now.
-                request.async_tokens_to_discard += request.num_output_placeholders
-                request.num_output_placeholders = 0
+                held.preempt(request, timestamp)
+                request.discard_tokens_in_flight()
             self._previous_step = set()
         done = self.kv_cache_manager.reset_prefix_cache()
-        # Hit rates over recent requests begin anew.
-        self._prefix_cache_stats.reset |= done
+        if done:
+            self._stats.note_reset()
         if reset_connector:
             done = self.reset_connector_cache() and done
         return done
@@ -628,17 +402,14 @@ class Scheduler(SchedulerInterface):
         """Return the state after a step; None when statistics are off."""
         if not self.log_stats:
             return None
-        prefix_stats, self._prefix_cache_stats = self._prefix_cache_stats, PrefixCacheStats()
-        connector_stats = self.connector_prefix_cache_stats
-        if connector_stats is not None:
-            self.connector_prefix_cache_stats = PrefixCacheStats()
+        local, external = self._stats.take()
         return SchedulerStats(
             num_running_reqs=len(self.running),
             num_waiting_reqs=len(self.waiting),
             num_skipped_waiting_reqs=len(self.skipped_waiting),
             kv_cache_usage=self.kv_cache_manager.usage,
-            prefix_cache_stats=prefix_stats,
-            connector_prefix_cache_stats=connector_stats,
+            prefix_cache_stats=local,
+            connector_prefix_cache_stats=external,
             spec_decoding_stats=spec_decoding_stats,
         )
 

@@ -66,34 +66,8 @@ def supports_hma(connector: Any) -> bool:
     return isinstance(connector, SupportsHMA)
 
 
-class KVConnectorBase_V1(ABC):
-    """Base class of KV connectors.
-
-    Args:
-        vllm_config: All configuration; ``kv_transfer_config`` is set.
-        role: Which side this object is.
-        kv_cache_config: Groups and size of the KV cache.
-    """
-
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        role: KVConnectorRole,
-        kv_cache_config: KVCacheConfig | None = None,
-    ) -> None:
-        assert vllm_config.kv_transfer_config is not None
-        self._vllm_config = vllm_config
-        self._kv_transfer_config: KVTransferConfig = vllm_config.kv_transfer_config
-        self._kv_cache_config = kv_cache_config
-        self._role = role
-        self._connector_metadata: KVConnectorMetadata | None = None
-
-    @property
-    def role(self) -> KVConnectorRole:
-        """Which side this object is."""
-        return self._role
-
-    # ---- scheduler's side --------------------------------------------------------------------
+class SchedulerSide(ABC):
+    """What the scheduler asks of a connector."""
 
     @abstractmethod
     def get_num_new_matched_tokens(
@@ -151,7 +125,11 @@ class KVConnectorBase_V1(ABC):
         """Forget cached prefixes; None if there is nothing to forget, False if that failed."""
         return None
 
-    # ---- worker's side -----------------------------------------------------------------------
+
+class WorkerSide(ABC):
+    """What a worker asks of a connector; one step's message is bound at a time."""
+
+    _connector_metadata: KVConnectorMetadata | None = None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the step's message."""
@@ -210,6 +188,33 @@ class KVConnectorBase_V1(ABC):
     def get_kv_connector_stats(self) -> Any:
         """Return the connector's statistics since the last call; None if it keeps none."""
         return None
+
+
+class KVConnectorBase_V1(SchedulerSide, WorkerSide):
+    """Base class of KV connectors.
+
+    Args:
+        vllm_config: All configuration; ``kv_transfer_config`` is set.
+        role: Which side this object is.
+        kv_cache_config: Groups and size of the KV cache.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        role: KVConnectorRole,
+        kv_cache_config: KVCacheConfig | None = None,
+    ) -> None:
+        assert vllm_config.kv_transfer_config is not None
+        self._vllm_config = vllm_config
+        self._kv_transfer_config: KVTransferConfig = vllm_config.kv_transfer_config
+        self._kv_cache_config = kv_cache_config
+        self._role = role
+
+    @property
+    def role(self) -> KVConnectorRole:
+        """Which side this object is."""
+        return self._role
 
     def get_finished_count(self) -> int | None:
         """Return how many workers report a finished transfer; None: all."""

@@ -1,0 +1,144 @@
+"""Where requests stand, and how they move."""
+
+import pytest
+
+from tests.v1.core.sched.builders import make_request
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.requests import Requests
+from vllm.v1.messages import EngineCoreEventType
+from vllm.v1.request import Request, RequestStatus
+
+
+def names(requests: object) -> list[str]:
+    return [request.request_id for request in requests]  # type: ignore[attr-defined]
+
+
+def filled(count: int = 3, **kwargs: object) -> tuple[Requests, list[Request]]:
+    """Requests with some waiting, named 0, 1, ..."""
+    requests = Requests(**kwargs)  # type: ignore[arg-type]
+    items = [make_request(f"{i}", 10, arrival_time=float(i)) for i in range(count)]
+    for request in items:
+        requests.add(request)
+    return requests, items
+
+
+def admit(requests: Requests, request: Request) -> None:
+    requests.leave_queues([request])
+    requests.admit(request, 0, 1.0)
+
+
+def test_what_waits_for_something_else_stands_apart_and_comes_first() -> None:
+    requests, items = filled(2)
+    grammar = {"structured_outputs": StructuredOutputsParams(regex="a*")}
+    blocked = make_request("g", 10, params=grammar)
+    requests.add(blocked)
+    assert names(requests.waiting) == ["0", "1"]
+    assert names(requests.skipped_waiting) == ["g"]
+    assert requests.num_waiting == 3
+    assert requests.next_queue() is requests.skipped_waiting
+    requests.leave_queues([blocked])
+    assert requests.next_queue() is requests.waiting
+    requests.leave_queues(items)
+    assert requests.next_queue() is None
+
+
+def test_by_priority_the_more_important_head_is_next() -> None:
+    requests = Requests(SchedulingPolicy.PRIORITY)
+    grammar = {"structured_outputs": StructuredOutputsParams(regex="a*")}
+    requests.add(make_request("g", 10, params=grammar, priority=1))
+    requests.add(make_request("low", 10, priority=2))
+    assert requests.next_queue() is requests.skipped_waiting
+    requests.add(make_request("high", 10, priority=0))
+    assert requests.next_queue() is requests.waiting
+
+
+@pytest.mark.parametrize("notes_events", [False, True])
+def test_a_life(notes_events: bool) -> None:
+    requests, (first, *_) = filled(1, notes_events=notes_events, tells_clients=True)
+    assert requests.waiting.pop_request() is first
+    requests.admit(first, 4, 1.0)
+    assert (first.status, first.num_computed_tokens) == (RequestStatus.RUNNING, 4)
+    assert requests.prefilling == {first}
+    requests.end_prefill(first)
+    assert requests.prefilling == set()
+    requests.running.remove(first)
+    requests.preempt(first, 2.0)
+    assert names(requests.waiting) == ["0"]
+    requests.remove([first])
+    first.finish(RequestStatus.FINISHED_ABORTED)
+    requests.note_end(first)
+    assert requests.has_news()
+    assert requests.take_finished_ids() == {"0"}
+    assert requests.take_finished_by_client() == {0: {"0"}}
+    assert requests.take_finished_by_client() == {}
+    assert not requests.has_news()
+    requests.forget(first)
+    assert requests.by_id == {}
+    kinds = EngineCoreEventType
+    expected = [kinds.QUEUED, kinds.SCHEDULED, kinds.PREEMPTED] if notes_events else []
+    assert [event.type for event in first.take_events() or ()] == expected
+
+
+def test_drained_sets_are_new_ones() -> None:
+    requests, (first, *_) = filled(1)
+    first.finish(RequestStatus.FINISHED_ABORTED)
+    requests.note_end(first)
+    told = requests.take_finished_ids()
+    assert requests.take_finished_ids() == set()
+    assert told == {"0"}
+    assert requests.take_finished_by_client() == {}
+
+
+def test_remove_finds_requests_wherever_they_stand() -> None:
+    requests, (first, second, third) = filled()
+    admit(requests, first)
+    requests.remove([first, third])
+    assert requests.running == []
+    assert names(requests.waiting) == ["1"]
+    requests.remove([])
+    assert requests.num_waiting == 1
+    assert second.status is RequestStatus.WAITING
+
+
+def test_find_alive() -> None:
+    requests, (first, *_) = filled(3)
+    first.finish(RequestStatus.FINISHED_ABORTED)
+    assert names(requests.find_alive(None)) == ["1", "2"]
+    assert names(requests.find_alive("1")) == ["1"]
+    assert names(requests.find_alive(["2", "0", "2", "x"])) == ["2"]
+
+
+def test_loads() -> None:
+    requests, (first, second, _) = filled(3)
+    for request in (first, second):
+        requests.leave_queues([request])
+        requests.start_loading(request, 8)
+        requests.skipped_waiting.add_request(request)
+    assert requests.find_loading() == [first, second]
+    assert requests.prefilling == {first, second}
+    requests.loaded_ids.add("0")
+    assert not requests.is_loading(first)
+    assert requests.is_loading(second)
+    requests.failed_load_ids.add("0")
+    assert requests.take_loaded(first)
+    assert not requests.take_loaded(first)
+    assert not requests.loaded_ids
+    requests.loaded_ids.add("1")
+    second.finish(RequestStatus.FINISHED_ABORTED)
+    requests.note_end(second)
+    assert not requests.loaded_ids
+    assert requests.prefilling == {first}
+
+
+def test_victims() -> None:
+    requests, items = filled(3)
+    for request in items:
+        admit(requests, request)
+    assert requests.choose_victim() is items[2]
+    requests = Requests(SchedulingPolicy.PRIORITY)
+    for name, priority, arrival in (("a", 1, 0.0), ("b", 2, 1.0), ("c", 2, 2.0), ("d", 0, 3.0)):
+        request = make_request(name, 4, priority=priority, arrival_time=arrival)
+        requests.add(request)
+        admit(requests, request)
+    assert requests.choose_victim().request_id == "c"

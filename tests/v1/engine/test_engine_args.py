@@ -1,0 +1,200 @@
+"""From flags to a resolved configuration."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm.config.vllm import VllmConfig
+from vllm.exceptions import ConfigError, UnsupportedModelError
+from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from vllm.v1.engine.engine_args import AsyncEngineArgs, EngineArgs
+
+
+def _parse(*arguments: str) -> EngineArgs:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="deepseek-v4")
+    EngineArgs.add_cli_args(parser)
+    return EngineArgs.from_cli_args(parser.parse_args(arguments))
+
+
+def test_no_flag_equals_the_dataclass_defaults() -> None:
+    assert _parse() == EngineArgs()
+    assert AsyncEngineArgs is EngineArgs
+
+
+def test_flags_reach_their_configs() -> None:
+    config = _parse(
+        *("--served-model-name", "a", "b", "--dtype", "bfloat16", "--seed", "3"),
+        *("--max-model-len", "1k", "--max-logprobs", "-1", "--load-format", "dummy"),
+        *("--block-size", "64", "--gpu-memory-utilization", "0.5"),
+        *("--kv-cache-memory-bytes", "64M", "--num-gpu-blocks-override", "2k"),
+        *("--no-enable-prefix-caching", "--prefix-caching-hash-algo", "xxhash"),
+        *("--max-num-batched-tokens", "512", "--max-num-seqs", "4"),
+        *("--scheduling-policy", "priority", "--max-num-queued-reqs", "9", "--disable-log-stats"),
+    ).create_vllm_config()
+    model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
+    assert model.served_model_names == ("a", "b")
+    assert (model.dtype, model.seed, model.max_model_len) == ("bfloat16", 3, 1000)
+    assert (model.max_logprobs, config.load_config.load_format) == (-1, "dummy")
+    assert (cache.block_size, cache.gpu_memory_utilization) == (64, 0.5)
+    assert (cache.kv_cache_memory_bytes, cache.num_gpu_blocks_override) == (64 << 20, 2000)
+    assert (cache.enable_prefix_caching, cache.prefix_caching_hash_algo) == (False, "xxhash")
+    assert (scheduler.max_num_batched_tokens, scheduler.max_num_seqs) == (512, 4)
+    assert (scheduler.policy, scheduler.max_num_queued_reqs) == ("priority", 9)
+    assert not config.observability_config.log_stats
+
+
+def _limits(config: VllmConfig) -> tuple[int, int]:
+    return config.scheduler_config.max_num_batched_tokens, config.scheduler_config.max_num_seqs
+
+
+def test_derived_defaults() -> None:
+    args = EngineArgs()
+    config = args.create_vllm_config()
+    assert config.cache_config.block_size == 32
+    assert config.cache_config.enable_prefix_caching
+    assert config.model_config.max_model_len == 16384
+    assert config.model_config.is_embedded
+    assert config.model_config.served_model_name == "deepseek-v4"
+    assert _limits(config) == (2048, 128)
+    assert args.describe_derived(config)["block_size"] == 32
+    assert "block_size" not in EngineArgs(block_size=32).describe_derived(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "limits"),
+    [
+        ({"max_num_seqs": 4000}, (4000, 4000)),
+        ({"max_num_batched_tokens": 64}, (64, 64)),
+        ({"enable_chunked_prefill": False}, (16384, 128)),
+        ({"enable_chunked_prefill": False, "max_model_len": 100}, (2048, 128)),
+    ],
+)
+def test_derived_limits_fit_what_is_given(given: dict[str, Any], limits: tuple[int, int]) -> None:
+    assert _limits(EngineArgs(**given).create_vllm_config()) == limits
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"block_size": 16}, "32, 64, 128"),
+        ({"block_size": 256}, "block_size=256"),
+        ({"block_size": 0}, "block_size=0"),
+        ({"dtype": "int8"}, "int8"),
+        ({"max_model_len": 16385}, "16384"),
+        ({"max_model_len": 0}, "max_model_len=0"),
+        ({"max_logprobs": -2}, "max_logprobs=-2"),
+        ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization"),
+        ({"gpu_memory_utilization": 1.5}, "1.5"),
+        ({"kv_cache_memory_bytes": 0}, "kv_cache_memory_bytes=0"),
+        ({"num_gpu_blocks_override": -1}, "num_gpu_blocks_override=-1"),
+        ({"prefix_caching_hash_algo": "md5"}, "md5"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0"),
+        ({"max_num_batched_tokens": 10, "max_num_seqs": 20}, "below"),
+        ({"max_num_batched_tokens": 10, "enable_chunked_prefill": False}, "chunked"),
+        ({"scheduling_policy": "lifo"}, "lifo"),
+        ({"max_num_queued_reqs": -1}, "max_num_queued_reqs=-1"),
+        ({"load_format": "gguf"}, "gguf"),
+        ({"tokenizer_mode": "mistral"}, "mistral"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
+        ({"trust_remote_code": True}, "trust_remote_code"),
+        ({"model": ""}, "empty"),
+        ({"model": "/no/such/folder"}, "/no/such/folder"),
+        ({"tokenizer": "/no/such/folder"}, "/no/such/folder"),
+    ],
+)
+def test_wrong_values_are_named(wrong: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text.replace(".", r"\.")):
+        EngineArgs(**wrong).create_vllm_config()
+
+
+def _write_config(folder: Path, **changes: Any) -> str:
+    raw = read_hf_config(resolve_checkpoint("deepseek-v4").path)
+    (folder / "config.json").write_text(json.dumps({**raw, **changes}))
+    return str(folder)
+
+
+def test_a_foreign_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    model = _write_config(tmp_path, architectures=["LlamaForCausalLM"])
+    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM"):
+        EngineArgs(model=model).create_vllm_config()
+
+
+def test_a_broken_model_config_is_refused(tmp_path: Path) -> None:
+    model = _write_config(tmp_path, vocab_size=-4)
+    with pytest.raises(ConfigError, match="vocab_size"):
+        EngineArgs(model=model).create_vllm_config()
+
+
+def _rates_as_transformers_writes_them(hca: int) -> dict[str, Any]:
+    kinds = {4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+    ratios = read_hf_config(resolve_checkpoint("deepseek-v4").path)["compress_ratios"]
+    return {
+        "compress_ratios": None,
+        "layer_types": [kinds.get(ratio, "sliding_attention") for ratio in ratios],
+        "compress_rates": {kinds[4]: 4, kinds[128]: hca},
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "allowed", "refused"),
+    [
+        ({}, ("128", 256, "none", "auto", 0), ("64", 192, "-128", "often")),
+        ({"compress_ratios": [0, 4, 64, 4, 64, 4, 0]}, (64, 192), (32, 96)),
+        (_rates_as_transformers_writes_them(64), (64, 192), (32, 96)),
+        (_rates_as_transformers_writes_them(16), (32, 96), (16, 48)),
+    ],
+)
+def test_retention_follows_the_models_compress_rates(
+    changes: dict[str, Any],
+    allowed: tuple[str | int, ...],
+    refused: tuple[str | int, ...],
+    tmp_path: Path,
+) -> None:
+    model = _write_config(tmp_path, **changes)
+    args = EngineArgs(model=model, load_format="dummy", block_size=32)
+    for interval in allowed:
+        args.prefix_cache_retention_interval = interval
+        config = args.create_vllm_config()
+        assert config.cache_config.prefix_cache_retention_interval == interval
+    for interval in refused:
+        args.prefix_cache_retention_interval = interval
+        with pytest.raises(ConfigError, match=rf"prefix_cache_retention_interval='?{interval}"):
+            args.create_vllm_config()
+
+
+def test_a_pinned_share_needs_pins_and_is_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = EngineArgs(prefix_cache_pinned_share=0.5)
+    with pytest.raises(ConfigError, match=r"prefix_cache_pinned_share=0\.5 .* VLLM_PIN_SWA_TOKENS"):
+        args.create_vllm_config()
+    monkeypatch.setenv("VLLM_PIN_SWA_TOKENS", "1")
+    assert args.create_vllm_config().cache_config.prefix_cache_pinned_share == 0.5
+    args.prefix_cache_pinned_share = 1.5
+    with pytest.raises(
+        ConfigError, match=r"prefix_cache_pinned_share=1\.5 must be between 0 and 1"
+    ):
+        args.create_vllm_config()
+
+
+def test_tokenizer_of_another_folder(tmp_path: Path) -> None:
+    config = EngineArgs(tokenizer=str(tmp_path), tokenizer_mode="deepseek_v4").create_vllm_config()
+    assert config.model_config.tokenizer == str(tmp_path)
+
+
+@pytest.mark.slow
+def test_resolving_loads_no_tensor_library() -> None:
+    code = (
+        "import sys; from vllm import EngineArgs; EngineArgs().create_vllm_config(); "
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,55 @@
+"""What a KV cache is built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.policy.retention import RetentionPolicy
+from vllm.v1.core.prefix.drafter_rows import StaleRow
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSettings:
+    """Groups, sizes and switches of a KV cache.
+
+    Attributes:
+        kv_cache_config: Groups and number of blocks.
+        max_model_len: Longest request in tokens.
+        max_num_batched_tokens: Tokens of a step.
+        scheduler_block_size: Tokens on whose multiples a hit ends, with hits at whole blocks.
+        hash_block_size: Tokens under one hash of ``Request.block_hashes``.
+        enable_caching: Whether prefixes are kept and looked up.
+        use_eagle: Whether a drafter reads the cache (EAGLE, MTP).
+        enable_kv_cache_events: Whether stored and removed prefixes are recorded.
+        dcp_world_size: Ranks of decode context parallelism.
+        pcp_world_size: Ranks of prefill context parallelism.
+        metrics_collector: Samples block lifetimes, if given.
+        num_lookahead_tokens: Slots a drafter may write beyond a step's tokens.
+        stale_row: What becomes of a drafter's row that another next token made.
+        policy: Which checkpoints are kept; None: as the config or the environment says.
+    """
+
+    kv_cache_config: KVCacheConfig
+    max_model_len: int
+    max_num_batched_tokens: int
+    scheduler_block_size: int
+    hash_block_size: int
+    enable_caching: bool = True
+    use_eagle: bool = False
+    enable_kv_cache_events: bool = False
+    dcp_world_size: int = 1
+    pcp_world_size: int = 1
+    metrics_collector: KVCacheMetricsCollector | None = None
+    num_lookahead_tokens: int = 0
+    stale_row: StaleRow = StaleRow.REBUILD
+    policy: RetentionPolicy | None = None
+
+    @property
+    def num_context_ranks(self) -> int:
+        """Ranks among which a block's tokens are spread."""
+        return self.dcp_world_size * self.pcp_world_size

@@ -1,0 +1,114 @@
+"""What the KV cache manager asks of a coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.cache_step import Lookup, StepPlan, StepRequest, StepWork
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+if TYPE_CHECKING:
+    from vllm.v1.messages import PrefillStats
+    from vllm.v1.request import Request
+
+
+class Coordinator(Protocol):
+    """What the KV cache manager asks of the groups of a model.
+
+    Chosen once, by ``make_coordinator``; each method does for all groups what a table does for one.
+    """
+
+    @property
+    def block_pool(self) -> BlockPool:
+        """The pool of all groups."""
+        ...
+
+    def look_up(self, request: Request, max_tokens: int) -> Lookup:
+        """Find a request's longest cached prefix of at most ``max_tokens``; takes no block."""
+        ...
+
+    def should_wait(self, request: Request, found: Lookup) -> bool:
+        """Whether a running prefill is about to publish more of a waiting request's prefix."""
+        ...
+
+    def make_record(self, request: Request, found: Lookup, num_cached_tokens: int) -> PrefillStats:
+        """Say where an admitted request's tokens come from."""
+        ...
+
+    def num_blocks_in_full(self, step: StepRequest) -> int:
+        """Return the free blocks a request would use until its prompt is computed."""
+        ...
+
+    def advance(self, step: StepRequest) -> bool:
+        """Take note of what was accepted since the last step; give back what is not needed.
+
+        Returns:
+            Whether that is all: the request has the blocks of the step, and publishes nothing.
+        """
+        ...
+
+    def plan(self, step: StepRequest, num_available: int) -> StepPlan:
+        """Work out what a step takes; changes nothing."""
+        ...
+
+    def commit(self, plan: StepPlan) -> tuple[Sequence[KVCacheBlock], ...]:
+        """Apply a plan that fits the pool; returns the new blocks by group."""
+        ...
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Publish what a delayed allocation did not."""
+        ...
+
+    def free(self, request_id: str) -> None:
+        """Give back everything a request holds; what is cached stays cached."""
+        ...
+
+    def get_blocks(self, request_id: str) -> tuple[Sequence[KVCacheBlock], ...]:
+        """Return a request's blocks by group."""
+        ...
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """Return per group how many leading blocks all requests with blocks share."""
+        ...
+
+    def chunk_end(self, request: Request, num_new_tokens: int) -> int:
+        """Return how many of ``num_new_tokens`` a prefill chunk should compute."""
+        ...
+
+    def max_blocks_of(self, num_tokens: int) -> int:
+        """Return the most blocks one request of a length holds at once."""
+        ...
+
+    def new_step_starts(self) -> None:
+        """Begin a ``schedule()``."""
+        ...
+
+    def commit_step(self) -> None:
+        """End a ``schedule()``: publish what it allocated."""
+        ...
+
+    def take_step_work(self) -> StepWork:
+        """Drain what the worker must know before it runs the step."""
+        ...
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget everything cached; False while blocks are held."""
+        ...
+
+    def take_new_block_ids(self) -> list[int]:
+        """Drain the ids of blocks taken in this step, for a worker that zeroes them."""
+        ...
+
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+        """Free the blocks no later token of the request attends to."""
+        ...
+
+    def find_uncovered(self, request_id: str, num_computed: int) -> Iterator[str]:
+        """Say which rows that a running request needs have no block (I5)."""
+        ...
+
+    def held_blocks(self) -> Iterator[KVCacheBlock]:
+        """Iterate over the blocks that tables and copies hold, once per hold."""
+        ...

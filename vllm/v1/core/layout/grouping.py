@@ -1,0 +1,212 @@
+"""From layers to KV cache groups: which layers share one block table.
+
+A block id addresses the same page in every group's tensors, so all groups of a model need equal
+page sizes (models with compressed and sliding-window latents apart, see packing). Groups of
+equal size waste nothing; the rules below trade a little padding for few groups.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from vllm.exceptions import ConfigError
+from vllm.logger import init_logger
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.layout.packing import group_hybrid_mla_specs
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+    member_specs,
+)
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
+
+# The largest bucket may set the group size while the padding it causes stays below half.
+_MAX_PADDING_FACTOR = 1.5
+
+
+def is_kv_cache_spec_uniform(kv_cache_spec: dict[str, KVCacheSpec]) -> bool:
+    """Whether all layers merge into one spec (no layers: yes)."""
+    if not kv_cache_spec:
+        return True
+    specs = list(kv_cache_spec.values())
+    try:
+        specs[0].merge(specs)
+    except AssertionError:
+        return False
+    return True
+
+
+def _as_full_attention(spec: KVCacheSpec) -> KVCacheSpec:
+    """Return a window or chunk layer as one that keeps every token; others as they are."""
+    if isinstance(spec, SlidingWindowMLASpec):
+        return _with_fields_of(spec, MLAAttentionSpec)
+    if isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec):
+        return _with_fields_of(spec, FullAttentionSpec)
+    return spec
+
+
+def _with_fields_of(spec: KVCacheSpec, spec_class: type[FullAttentionSpec]) -> FullAttentionSpec:
+    """Build a spec of another class from the fields that both have."""
+    names = {field.name for field in fields(spec)} & {field.name for field in fields(spec_class)}
+    return spec_class(**{name: getattr(spec, name) for name in names})
+
+
+def _is_one_type(kv_cache_spec: dict[str, KVCacheSpec]) -> bool:
+    return is_kv_cache_spec_uniform(kv_cache_spec) or UniformTypeKVCacheSpecs.is_uniform_type(
+        kv_cache_spec
+    )
+
+
+def unify_hybrid_kv_cache_specs(kv_cache_spec: dict[str, KVCacheSpec]) -> None:
+    """Turn window and chunk layers into full attention, for use without the hybrid manager.
+
+    Attention still masks by the window; only the memory saving is given up.
+
+    Args:
+        kv_cache_spec: Spec by layer.
+
+    Mutates:
+        ``kv_cache_spec``: entries are replaced.
+
+    Raises:
+        ConfigError: (a ValueError) The layers cannot be brought to one type.
+    """
+    if _is_one_type(kv_cache_spec):
+        return
+    logger.warning(
+        "The hybrid KV cache manager is off: sliding-window and chunked layers keep every token."
+    )
+    if any(isinstance(spec, FullAttentionSpec) for spec in kv_cache_spec.values()):
+        for name, spec in kv_cache_spec.items():
+            kv_cache_spec[name] = _as_full_attention(spec)
+    if not _is_one_type(kv_cache_spec):
+        kinds = sorted({type(spec).__name__ for spec in kv_cache_spec.values()})
+        raise ConfigError(
+            "The hybrid KV cache manager is disabled, but the KV cache specs of this model "
+            f"({', '.join(kinds)}) cannot be converted into one type: enable it again (drop "
+            "disable_hybrid_kv_cache_manager)."
+        )
+
+
+def unify_page_sizes(kv_cache_spec: dict[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
+    """Return the specs with one page size: smaller pages get larger blocks.
+
+    Raises:
+        NotImplementedError: The largest page is no multiple of another.
+    """
+    largest = max(spec.page_size_bytes for spec in kv_cache_spec.values())
+    unified: dict[str, KVCacheSpec] = {}
+    for name, spec in kv_cache_spec.items():
+        factor, rest = divmod(largest, spec.page_size_bytes)
+        if rest:
+            raise NotImplementedError(
+                f"The KV cache page of layer {name} has {spec.page_size_bytes} bytes, which do "
+                f"not divide the largest page's {largest}: no block size makes them equal."
+            )
+        unified[name] = spec if factor == 1 else _enlarge_page(spec, factor)
+    return unified
+
+
+def _enlarge_page(spec: KVCacheSpec, factor: int) -> KVCacheSpec:
+    if isinstance(spec, MambaSpec):
+        # A state does not grow with the block: only its page is padded.
+        return replace(spec, page_size_padded=spec.page_size_bytes * factor)
+    larger = spec.copy_with_new_block_size(spec.block_size * factor)
+    if isinstance(larger, AttentionSpec):
+        if larger.page_size_padded is not None:
+            return replace(larger, page_size_padded=larger.page_size_padded * factor)
+        # An aligned page is not proportional to its block.
+        if larger.page_size_bytes != spec.page_size_bytes * factor:
+            return replace(larger, page_size_padded=spec.page_size_bytes * factor)
+    return larger
+
+
+def _split_into_groups(kv_cache_spec: dict[str, KVCacheSpec]) -> list[list[str]]:
+    """Cut each bucket of equal specs into groups of at most one common size.
+
+    Models repeat a pattern of layer kinds, so the smallest bucket tells the repetitions. When all
+    buckets are nearly as large the largest is taken: padding is cheaper than more groups.
+    """
+    buckets: dict[KVCacheSpec, list[str]] = defaultdict(list)
+    for name, spec in kv_cache_spec.items():
+        buckets[spec].append(name)
+    sizes = [len(names) for names in buckets.values()]
+    group_size = min(sizes)
+    if max(sizes) < group_size * _MAX_PADDING_FACTOR:
+        group_size = max(sizes)
+    groups: list[list[str]] = []
+    for spec, names in buckets.items():
+        num_groups = cdiv(len(names), group_size)
+        padding = num_groups * group_size - len(names)
+        if padding:
+            logger.warning(
+                "%d %s layers are padded by %d to groups of %d: that share of their KV cache is "
+                "not used.",
+                len(names),
+                type(spec).__name__,
+                padding,
+                group_size,
+            )
+        # Strided: with pipeline parallelism every stage then holds a part of every group.
+        groups += [names[i::num_groups] for i in range(num_groups)]
+    return groups
+
+
+def _merged_groups(
+    kv_cache_spec: dict[str, KVCacheSpec], groups: Sequence[Sequence[str]]
+) -> list[KVCacheGroupSpec]:
+    result = []
+    for names in groups:
+        specs = [kv_cache_spec[name] for name in names]
+        result.append(KVCacheGroupSpec(list(names), specs[0].merge(specs)))
+    return result
+
+
+def holds_window_mla(spec: KVCacheSpec) -> bool:
+    """Whether a spec (or a member of a uniform one) is a sliding window over latent rows."""
+    return any(isinstance(member, SlidingWindowMLASpec) for member in member_specs(spec))
+
+
+def get_kv_cache_groups(
+    vllm_config: VllmConfig, kv_cache_spec: dict[str, KVCacheSpec]
+) -> list[KVCacheGroupSpec]:
+    """Group the layers of a model.
+
+    Args:
+        vllm_config: For ``disable_hybrid_kv_cache_manager``.
+        kv_cache_spec: Spec by layer, of all workers.
+
+    Mutates:
+        ``kv_cache_spec``, when the hybrid manager is off.
+
+    Returns:
+        The groups; none for a model without KV cache.
+    """
+    if vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
+        unify_hybrid_kv_cache_specs(kv_cache_spec)
+    if not kv_cache_spec:
+        return []
+    if any(holds_window_mla(spec) for spec in kv_cache_spec.values()):
+        return group_hybrid_mla_specs(kv_cache_spec)
+    if is_kv_cache_spec_uniform(kv_cache_spec):
+        return _merged_groups(kv_cache_spec, [list(kv_cache_spec)])
+    uniform = UniformTypeKVCacheSpecs.from_specs(kv_cache_spec)
+    if uniform is not None:
+        return [KVCacheGroupSpec(list(kv_cache_spec), uniform)]
+    kv_cache_spec = unify_page_sizes(kv_cache_spec)
+    return _merged_groups(kv_cache_spec, _split_into_groups(kv_cache_spec))

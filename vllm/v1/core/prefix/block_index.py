@@ -1,0 +1,66 @@
+"""What the block pool asks of the index of cached prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.prefix.events import KVEventWriter
+from vllm.v1.core.prefix.tiers import Tier
+
+
+class BlockIndex(Protocol):
+    """Which prefixes the blocks of a pool hold.
+
+    ``HashIndex`` gives a full block one key; ``PrefixIndex`` a dense block one for every unit, and
+    window blocks belong to checkpoints.
+    """
+
+    @property
+    def events(self) -> KVEventWriter:
+        """Hears of prefixes that become reusable and of those that are not any more."""
+        ...
+
+    @property
+    def has_scratch(self) -> bool:
+        """Whether blocks that cache nothing stand apart from those that do."""
+        ...
+
+    def forget(self, block: KVCacheBlock) -> Sequence[KVCacheBlock]:
+        """Drop what a block caches: its rows are about to be overwritten.
+
+        Returns:
+            Other blocks that serve less from now on, so that their tier may be another.
+        """
+        ...
+
+    def is_cached(self, block: KVCacheBlock) -> bool:
+        """Whether anything is cached in a block."""
+        ...
+
+    def tier(self, block: KVCacheBlock) -> Tier:
+        """Return where a block belongs that nobody holds, pins left out."""
+        ...
+
+    def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
+        """Return the same for many blocks at once."""
+        ...
+
+    def on_touch(self, block: KVCacheBlock) -> None:
+        """Take note that a free block was hit."""
+        ...
+
+    def get_cached_block(
+        self, block_hash: BlockHash, group_ids: Sequence[int]
+    ) -> list[KVCacheBlock] | None:
+        """Return one block per group that holds a prefix's last rows, or None unless all do."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything."""
+        ...
+
+    def find_faults(self, blocks: Sequence[KVCacheBlock]) -> Iterator[str]:
+        """Say where index and blocks disagree (I4). Cost: O(pool)."""
+        ...

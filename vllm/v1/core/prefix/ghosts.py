@@ -1,0 +1,41 @@
+"""A memory of what was evicted."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from vllm.v1.core.kv_cache_utils import BlockHash
+
+
+@dataclass(slots=True)
+class GhostList:
+    """A bounded memory of evicted hashes, to tell "evicted" from "first seen".
+
+    Owns: its entries, oldest dropped first.
+    """
+
+    capacity: int
+    _entries: OrderedDict[BlockHash, None] = field(default_factory=OrderedDict)
+
+    def add(self, prefix_hash: BlockHash) -> None:
+        """Remember a hash."""
+        self._entries[prefix_hash] = None
+        self._entries.move_to_end(prefix_hash)
+        if len(self._entries) > self.capacity:
+            self._entries.popitem(last=False)
+
+    def discard(self, prefix_hashes: Iterable[BlockHash]) -> None:
+        """Forget hashes: they are cached again."""
+        if self._entries:
+            for prefix_hash in prefix_hashes:
+                self._entries.pop(prefix_hash, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, prefix_hash: BlockHash) -> bool:
+        return prefix_hash in self._entries

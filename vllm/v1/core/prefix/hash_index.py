@@ -1,0 +1,266 @@
+"""Cached prefixes by whole blocks: a full block has one key, its chained hash and its group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress, groupby
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    BlockHashList,
+    BlockHashListWithBlockSize,
+    BlockHashWithGroupId,
+    KVCacheBlock,
+    generate_event_extra_keys,
+    get_block_hash,
+    get_group_id,
+    make_block_hash_with_group_id,
+)
+from vllm.v1.core.prefix.events import KVEventWriter
+from vllm.v1.core.prefix.tiers import Tier
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+class BlockHashToBlockMap:
+    """Hash key to the blocks cached under it.
+
+    Nearly every key has one block, so the value is that block itself, and a dict by block id only
+    once two requests computed the same tokens side by side. Such a dict stays a dict when it
+    shrinks, which keeps ``pop`` free of a second conversion.
+    """
+
+    def __init__(self) -> None:
+        self._cache: dict[BlockHashWithGroupId, KVCacheBlock | dict[int, KVCacheBlock]] = {}
+
+    def get_one_block(self, key: BlockHashWithGroupId) -> KVCacheBlock | None:
+        """Return any block cached under a key (the first entered), or None."""
+        found = self._cache.get(key)
+        if isinstance(found, dict):
+            return next(iter(found.values()))
+        return found
+
+    def insert(self, key: BlockHashWithGroupId, block: KVCacheBlock) -> None:
+        """Enter a block under a key, beside the ones that are there."""
+        found = self._cache.setdefault(key, block)
+        if found is block:
+            return
+        if isinstance(found, dict):
+            found[block.block_id] = block
+        else:
+            self._cache[key] = {found.block_id: found, block.block_id: block}
+
+    def pop(self, key: BlockHashWithGroupId, block_id: int) -> KVCacheBlock | None:
+        """Take one block out; None, with nothing changed, if it is not cached under the key."""
+        found = self._cache.get(key)
+        if found is None:
+            return None
+        if not isinstance(found, dict):
+            if found.block_id != block_id:
+                return None
+            del self._cache[key]
+            return found
+        block = found.pop(block_id, None)
+        if not found:
+            del self._cache[key]
+        return block
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    def holds(self, key: BlockHashWithGroupId, block: KVCacheBlock) -> bool:
+        """Whether this very block is cached under a key."""
+        found = self._cache.get(key)
+        return (found.get(block.block_id) if isinstance(found, dict) else found) is block
+
+    def num_blocks(self) -> int:
+        """Return the number of blocks under all keys; O(keys), for invariants."""
+        return sum(len(found) if isinstance(found, dict) else 1 for found in self._cache.values())
+
+
+class HashIndex:
+    """The ``BlockIndex`` of hits at whole blocks.
+
+    There is one order of free blocks: useless ones join its front and cached ones its back.
+
+    Owns: the map from keys to blocks, the blocks' hashes, the views of the hashes asked for last.
+
+    Args:
+        hash_block_size: Tokens under one hash of ``Request.block_hashes``.
+        events: Hears of blocks that are cached and of those that are not any more.
+    """
+
+    has_scratch = False
+
+    def __init__(self, hash_block_size: int, events: KVEventWriter) -> None:
+        self.hash_block_size = hash_block_size
+        self.map = BlockHashToBlockMap()
+        self.events = events
+        # The hashes that hashes_at was last asked about, and their views by block size.
+        self._viewed_hashes: list[BlockHash] | None = None
+        self._views: dict[int, BlockHashListWithBlockSize] = {}
+
+    # ---- what the pool asks ------------------------------------------------------------------
+
+    def forget(self, block: KVCacheBlock) -> Sequence[KVCacheBlock]:
+        """Drop a block's key, if it has one."""
+        key = block.block_hash
+        if key is not None and self.map.pop(key, block.block_id) is not None:
+            block.reset_hash()
+            self.events.removed(get_block_hash(key), get_group_id(key))
+        return ()
+
+    def is_cached(self, block: KVCacheBlock) -> bool:
+        """Whether the block has a key that leads to it."""
+        key = block.block_hash
+        return key is not None and self.map.holds(key, block)
+
+    def tier(self, block: KVCacheBlock) -> Tier:
+        """Return the one tier there is."""
+        return Tier.REGULAR
+
+    def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
+        """Return the one tier there is, as often as there are blocks."""
+        return [Tier.REGULAR] * len(blocks)
+
+    def on_touch(self, block: KVCacheBlock) -> None:
+        """Do nothing: the order of free blocks is all that is known of their use."""
+
+    def get_cached_block(
+        self, block_hash: BlockHash, group_ids: Sequence[int]
+    ) -> list[KVCacheBlock] | None:
+        """Return one cached block per group, or None unless every group has one."""
+        get_one_block = self.map.get_one_block
+        cached_blocks = []
+        for group_id in group_ids:
+            block = get_one_block(make_block_hash_with_group_id(block_hash, group_id))
+            if block is None:
+                return None
+            cached_blocks.append(block)
+        return cached_blocks
+
+    def clear(self) -> None:
+        """Forget all keys; blocks lose their hashes one by one, as the pool resets them."""
+        self.map = BlockHashToBlockMap()
+
+    def find_faults(self, blocks: Sequence[KVCacheBlock]) -> Iterator[str]:
+        """Say where keys and blocks disagree."""
+        hashed = [block for block in blocks if block.block_hash is not None]
+        for block in hashed:
+            if block.is_null:
+                yield "the null block has a hash"
+            if not self.is_cached(block):
+                yield (f"block {block.block_id} has a hash under which the index does not know it")
+        if self.map.num_blocks() != len(hashed):
+            yield f"the index holds {self.map.num_blocks()} blocks, {len(hashed)} have a hash"
+
+    # ---- caching -----------------------------------------------------------------------------
+
+    def cache_full_blocks(
+        self,
+        request: Request,
+        blocks: Sequence[KVCacheBlock],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: Sequence[bool] | None = None,
+    ) -> None:
+        """Enter ``blocks[num_cached_blocks:num_full_blocks]``; see ``BlockPool``."""
+        if num_cached_blocks >= num_full_blocks:
+            return
+        candidates: Iterable[int] = range(num_cached_blocks, num_full_blocks)
+        if block_mask is not None:
+            candidates = compress(candidates, block_mask)
+        stored = [index for index in candidates if not blocks[index].is_null]
+        if not stored:
+            return
+        block_hashes = self.hashes_at(request.block_hashes, block_size)
+        assert len(block_hashes) >= num_full_blocks, (
+            f"Request {request.request_id} has {len(block_hashes)} block hashes, "
+            f"{num_full_blocks} full blocks."
+        )
+        # The length was checked above, for all. From here on without properties and NewTypes: they
+        # cost calls, and a chunk may enter hundreds of blocks.
+        hash_at: Callable[[int], Any] = (
+            block_hashes.merged
+            if isinstance(block_hashes, BlockHashListWithBlockSize)
+            else block_hashes.__getitem__
+        )
+        insert = self.map.insert
+        suffix = make_block_hash_with_group_id(BlockHash(b""), kv_cache_group_id)
+        for index in stored:
+            key = hash_at(index) + suffix
+            block = blocks[index]
+            assert block._block_hash is None, f"Block {block.block_id} is cached already."
+            block._block_hash = key
+            insert(key, block)
+        if not self.events.is_on:
+            return
+        runs = [(num_cached_blocks, num_full_blocks, stored)]
+        if block_mask is not None and not all(block_mask):
+            # What the mask left out is not in the cache: each run gets its own parent and tokens.
+            runs = [(run[0], run[-1] + 1, run) for run in _contiguous_runs(stored)]
+        for first, end, indices in runs:
+            self._record_stored(request, block_hashes, indices, (first, end), kv_cache_group_id)
+
+    def hashes_at(self, block_hashes: list[BlockHash], block_size: int) -> BlockHashList:
+        """Return a request's hashes, one for each block of ``block_size`` tokens.
+
+        All groups ask in turn about one request: those of one block size share a view, and so do
+        a lookup and the caching that follows it.
+        """
+        if block_size == self.hash_block_size:
+            return block_hashes
+        if self._viewed_hashes is not block_hashes:
+            self._viewed_hashes, self._views = block_hashes, {}
+        view = self._views.get(block_size)
+        if view is None:
+            view = BlockHashListWithBlockSize(block_hashes, self.hash_block_size, block_size)
+            self._views[block_size] = view
+        return view
+
+    def _record_stored(
+        self,
+        request: Request,
+        block_hashes: BlockHashList,
+        stored: Sequence[int],
+        block_range: tuple[int, int],
+        group_id: int,
+    ) -> None:
+        """Write the event of a run of blocks of which ``stored`` were entered."""
+        first, end = block_range
+        block_size = self.hash_block_size
+        if isinstance(block_hashes, BlockHashListWithBlockSize):
+            block_size *= block_hashes.scale_factor
+        extra_keys = []
+        mm_index = 0
+        for index in stored:
+            keys, mm_index = generate_event_extra_keys(
+                request, index * block_size, (index + 1) * block_size, mm_index
+            )
+            extra_keys.append(keys)
+        self.events.stored(
+            [block_hashes[index] for index in stored],
+            # The parent is logical: the physical block before may be the null block by now.
+            block_hashes[first - 1] if first > 0 else None,
+            request.all_token_ids[first * block_size : end * block_size],
+            block_size,
+            group_id,
+            lora=request.lora_request,
+            extra_keys=extra_keys,
+        )
+
+
+def _contiguous_runs(indices: Sequence[int]) -> list[list[int]]:
+    """Split ascending indices where one is left out.
+
+    3 4 7 8 9 -> [3 4] [7 8 9]
+    """
+    return [
+        [index for _, index in run]
+        # Index minus place is constant along a run.
+        for _, run in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0])
+    ]

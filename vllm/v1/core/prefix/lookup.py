@@ -1,0 +1,160 @@
+"""Looking a prompt up in the cache of prefixes that hit at one unit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vllm.v1.core.cache_step import PartialAdoption
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry
+from vllm.v1.core.prefix.checkpoints import Checkpoint
+from vllm.v1.core.prefix.prefix_index import PrefixIndex
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """Where a prompt can resume, and the blocks that make it possible.
+
+    Attributes:
+        position: Tokens that need not be computed: a boundary, or 0.
+        full_blocks: Per dense group the blocks that lie wholly below ``position``.
+        partial_blocks: Per dense group a block that holds the rows between the last full block
+            and ``position``, with its key of the last of them; None where there are no such rows.
+        checkpoint: The window rows; None when ``position`` is 0.
+        dense_match: How far the dense groups alone matched, in tokens.
+        lean_checkpoint: That of the lean boundary below ``position``, if it is another one.
+        given_up: Deepest boundary that could have been resumed but for the drafter's rows; 0: none.
+    """
+
+    position: int
+    full_blocks: tuple[list[KVCacheBlock], ...]
+    partial_blocks: tuple[tuple[KVCacheBlock, BlockHash] | None, ...]
+    checkpoint: Checkpoint | None
+    dense_match: int
+    lean_checkpoint: Checkpoint | None = None
+    given_up: int = 0
+
+    @classmethod
+    def nothing(cls, num_dense_groups: int, dense_match: int = 0) -> "PrefixHit":
+        """Return a hit of no token."""
+        empty: tuple[list[KVCacheBlock], ...] = tuple([] for _ in range(num_dense_groups))
+        return cls(0, empty, (None,) * num_dense_groups, None, dense_match)
+
+    def num_free_blocks(self) -> int:
+        """Return how many of the blocks it needs nobody holds."""
+        blocks = [block for group in self.full_blocks for block in group]
+        blocks += [entry[0] for entry in self.partial_blocks if entry is not None]
+        if self.checkpoint is not None:
+            blocks += self.checkpoint.all_blocks()
+        return len({block.block_id for block in blocks if block.ref_cnt == 0})
+
+
+def find_prefix(
+    index: PrefixIndex,
+    geometry: CacheGeometry,
+    block_hashes: Sequence[BlockHash],
+    max_tokens: int,
+) -> PrefixHit:
+    """Find the deepest boundary where all groups can resume.
+
+    A unit counts while every dense group that stores a row at its end holds the key; of the units
+    that count, the deepest boundary with a checkpoint wins.
+
+    Args:
+        index: Where keys and checkpoints are.
+        geometry: The model's groups.
+        block_hashes: Chained hashes, one per unit.
+        max_tokens: Upper bound of the hit.
+
+    Returns:
+        The hit. Cost: O(units matched). Takes no block.
+    """
+    unit = geometry.unit
+    dense = geometry.dense
+    checkpoints = index.checkpoints
+    num_units = min(len(block_hashes), max_tokens // unit)
+    for group in dense:
+        num_units = _count_matched(index.keys[group.group_id], group, block_hashes, num_units, unit)
+    matched = num_units * unit
+    best: Checkpoint | None = None
+    for i in range(num_units - 1, -1, -1):
+        best = checkpoints.get(block_hashes[i])
+        if best is not None:
+            break
+    if best is None:
+        return PrefixHit.nothing(len(dense), matched)
+    full, partial = [], []
+    for group in dense:
+        blocks, tail = _blocks_below(index, group, block_hashes, best.position, unit)
+        full.append(blocks)
+        partial.append(tail)
+    lean = geometry.floor_lean(best.position)
+    partner = checkpoints.get(block_hashes[lean // unit - 1]) if lean else None
+    if partner is best:
+        partner = None
+    return PrefixHit(best.position, tuple(full), tuple(partial), best, matched, partner)
+
+
+def _count_matched(
+    index: Mapping[BlockHash, KVCacheBlock],
+    group: GroupGeometry,
+    block_hashes: Sequence[BlockHash],
+    limit: int,
+    unit: int,
+) -> int:
+    """Return how many of the first ``limit`` units a dense group has every row of."""
+    step = max(1, group.ratio // unit)
+    for i in range(step - 1, limit, step):
+        if block_hashes[i] not in index:
+            return i
+    return limit
+
+
+def _blocks_below(
+    index: PrefixIndex,
+    group: GroupGeometry,
+    block_hashes: Sequence[BlockHash],
+    position: int,
+    unit: int,
+) -> tuple[list[KVCacheBlock], tuple[KVCacheBlock, BlockHash] | None]:
+    """Return the full blocks below a matched position, and the partly covered one."""
+
+    keys = index.keys[group.group_id]
+
+    def block_at(end: int) -> tuple[KVCacheBlock, BlockHash]:
+        prefix_hash = block_hashes[end // unit - 1]
+        block = keys.get(prefix_hash)
+        assert block is not None, "the walk saw this key"
+        return block, prefix_hash
+
+    size = group.block_size
+    num_full = position // size
+    full = [block_at((j + 1) * size)[0] for j in range(num_full)]
+    last_row_end = position // group.ratio * group.ratio
+    partial = block_at(last_row_end) if last_row_end > num_full * size else None
+    return full, partial
+
+
+def find_junction(
+    index: PrefixIndex, geometry: CacheGeometry, block_hashes: Sequence[BlockHash], hit: PrefixHit
+) -> int:
+    """Return where a cached continuation parts from a prompt, in tokens; 0: nowhere."""
+    num_units = hit.dense_match // geometry.unit
+    if num_units == 0:
+        return 0
+    following = block_hashes[num_units] if num_units < len(block_hashes) else None
+    parts = index.has_other_continuation(block_hashes[num_units - 1], following)
+    return hit.dense_match if parts else 0
+
+
+def plan_partials(index: PrefixIndex, hit: PrefixHit) -> tuple[PartialAdoption, ...]:
+    """Decide whether a hit's partly covered blocks are adopted or copied."""
+    plans = []
+    for i, entry in enumerate(hit.partial_blocks):
+        if entry is None:
+            continue
+        block, last_key = entry
+        keys = tuple(index.keys_of(block))
+        below = keys[: keys.index(last_key) + 1]
+        is_copy = block.ref_cnt > 0 or len(keys) > len(below)
+        plans.append(PartialAdoption(i, block, below, is_copy))
+    return tuple(plans)

@@ -1,0 +1,291 @@
+"""Cached prefixes by units: keys of dense blocks, checkpoints of window blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.prefix.checkpoints import Checkpoint, checkpoint_tier
+from vllm.v1.core.prefix.events import KVEventWriter
+from vllm.v1.core.prefix.ghosts import GhostList
+from vllm.v1.core.prefix.tiers import Tier
+
+_SCRATCH, _COLD, _REGULAR = Tier.SCRATCH, Tier.COLD, Tier.REGULAR
+
+
+class PrefixIndex:
+    """The ``BlockIndex`` of hits at one unit.
+
+    A *dense* block carries one key for every unit whose rows it holds; a *window* block belongs to
+    the checkpoints that need it. A checkpoint is atomic: losing one block dissolves it.
+
+    Owns: the keys, which prefixes continue which, membership of checkpoints, the memory of what was
+    evicted. The fields of a checkpoint belong to the ``CheckpointStore``.
+
+    Args:
+        num_blocks: Blocks of the pool, which bound the memory of what was evicted.
+        dense_group_ids: Groups that carry keys.
+        window_group_ids: Groups that checkpoints hold blocks of, in their order.
+        events: Hears of prefixes that become reusable and of those that are not any more.
+    """
+
+    has_scratch = True
+
+    def __init__(
+        self,
+        num_blocks: int,
+        dense_group_ids: Sequence[int],
+        window_group_ids: Sequence[int],
+        events: KVEventWriter,
+    ) -> None:
+        self.events = events
+        self._window_group_ids = tuple(window_group_ids)
+        # Per dense group: prefix -> a block that holds its last rows; further blocks of the same
+        # prefix (copies, or requests that computed it side by side) stand in _duplicates.
+        self.keys: dict[int, dict[BlockHash, KVCacheBlock]] = {g: {} for g in dense_group_ids}
+        self._duplicates: dict[int, dict[BlockHash, list[KVCacheBlock]]] = {
+            g: {} for g in dense_group_ids
+        }
+        # Keys of a dense block in ascending order of position, and its group.
+        self._keys_of: dict[int, tuple[int, list[BlockHash]]] = {}
+        # Free dense blocks that are given up before others until they are hit.
+        self._on_trial: set[int] = set()
+        # Which prefix a cached unit continues, and how many cached units continue a prefix; of the
+        # first dense group, which has a key at every unit.
+        self._lineage_group = dense_group_ids[0] if dense_group_ids else -1
+        self._parents: dict[BlockHash, BlockHash | None] = {}
+        self._num_children: dict[BlockHash | None, int] = {}
+        self.checkpoints: dict[BlockHash, Checkpoint] = {}
+        self._checkpoints_of: dict[int, list[Checkpoint]] = {}
+        # A quarter of a million hashes of 32 bytes: a bound on memory, not on usefulness. Else for
+        # several times the pool, whose blocks carry several keys each.
+        self.ghosts = GhostList(capacity=max(1024, min(16 * num_blocks, 250_000)))
+        self.checkpoint_ghosts = GhostList(capacity=max(1024, min(num_blocks, 65_536)))
+
+    # ---- what the pool asks ------------------------------------------------------------------
+
+    def forget(self, block: KVCacheBlock) -> Sequence[KVCacheBlock]:
+        """Drop a block's keys and the checkpoints that need it; returns those's other blocks."""
+        block_id = block.block_id
+        self._on_trial.discard(block_id)
+        entry = self._keys_of.pop(block_id, None)
+        if entry is not None:
+            group_id, hashes = entry
+            for prefix_hash in hashes:
+                self._remove_key(group_id, prefix_hash, block)
+                self.ghosts.add(prefix_hash)
+                self.events.removed(prefix_hash, group_id)
+        if block_id not in self._checkpoints_of:
+            return ()
+        affected: list[KVCacheBlock] = []
+        for record in list(self._checkpoints_of[block_id]):
+            self.checkpoint_ghosts.add(record.prefix_hash)
+            self.remove_checkpoint(record)
+            affected += record.all_blocks()
+        return affected
+
+    def is_cached(self, block: KVCacheBlock) -> bool:
+        """Whether a block carries keys or belongs to a checkpoint."""
+        return block.block_id in self._keys_of or block.block_id in self._checkpoints_of
+
+    def tier(self, block: KVCacheBlock) -> Tier:
+        """Return where a free block belongs: with the best of what it serves."""
+        block_id = block.block_id
+        if block_id in self._keys_of:
+            return _COLD if block_id in self._on_trial else _REGULAR
+        records = self._checkpoints_of.get(block_id)
+        return max(map(checkpoint_tier, records)) if records else _SCRATCH
+
+    def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
+        """Return the tiers of many blocks: nearly all carry keys, or nothing at all."""
+        keys, records, on_trial = self._keys_of, self._checkpoints_of, self._on_trial
+        tier = self.tier
+        if on_trial:
+            return [tier(block) for block in blocks]
+        return [
+            _REGULAR
+            if (block_id := block.block_id) in keys
+            else (tier(block) if block_id in records else _SCRATCH)
+            for block in blocks
+        ]
+
+    def on_touch(self, block: KVCacheBlock) -> None:
+        """End a free block's trial: it was hit."""
+        self._on_trial.discard(block.block_id)
+
+    def get_cached_block(
+        self, block_hash: BlockHash, group_ids: Sequence[int]
+    ) -> list[KVCacheBlock] | None:
+        """Return per dense group a block that holds a prefix's last rows; None unless all do."""
+        found = [self.keys[group_id].get(block_hash) for group_id in group_ids]
+        blocks = [block for block in found if block is not None]
+        return blocks if len(blocks) == len(found) else None
+
+    def clear(self) -> None:
+        """Forget everything, what was evicted included."""
+        for group_id in self.keys:
+            self.keys[group_id].clear()
+            self._duplicates[group_id].clear()
+        self._keys_of.clear()
+        self._on_trial.clear()
+        self._parents.clear()
+        self._num_children.clear()
+        self.checkpoints.clear()
+        self._checkpoints_of.clear()
+        self.ghosts.clear()
+        self.checkpoint_ghosts.clear()
+
+    # ---- keys of dense blocks ----------------------------------------------------------------
+
+    def keys_of(self, block: KVCacheBlock) -> Sequence[BlockHash]:
+        """Return a dense block's keys in ascending order of position."""
+        entry = self._keys_of.get(block.block_id)
+        return entry[1] if entry is not None else ()
+
+    def add_keys(
+        self,
+        blocks: Sequence[KVCacheBlock],
+        group_id: int,
+        prefix_hashes: Sequence[BlockHash],
+        parents: Sequence[BlockHash | None],
+    ) -> None:
+        """Publish that held blocks have all their group's rows up to some prefixes' ends.
+
+        Args:
+            blocks: For each prefix the block with its last rows.
+            group_id: Their dense group.
+            prefix_hashes: Hashes of the prefixes, ascending in position.
+            parents: For each the hash of the prefix one unit shorter; None for the first unit.
+        """
+        for block, prefix_hash in zip(blocks, prefix_hashes, strict=True):
+            entry = self._keys_of.get(block.block_id)
+            if entry is None:
+                assert not block.is_null
+                self._keys_of[block.block_id] = (group_id, [prefix_hash])
+            else:
+                assert entry[0] == group_id
+                entry[1].append(prefix_hash)
+        index = self.keys[group_id]
+        if index.keys().isdisjoint(prefix_hashes):
+            index.update(zip(prefix_hashes, blocks, strict=True))
+        else:
+            duplicates = self._duplicates[group_id]
+            for prefix_hash, block in zip(prefix_hashes, blocks, strict=True):
+                if index.setdefault(prefix_hash, block) is not block:
+                    duplicates.setdefault(prefix_hash, []).append(block)
+        self.ghosts.discard(prefix_hashes)
+        if group_id == self._lineage_group:
+            known, num_children = self._parents, self._num_children
+            for prefix_hash, parent in zip(prefix_hashes, parents, strict=True):
+                if prefix_hash not in known:
+                    known[prefix_hash] = parent
+                    num_children[parent] = num_children.get(parent, 0) + 1
+
+    def _remove_key(self, group_id: int, prefix_hash: BlockHash, block: KVCacheBlock) -> None:
+        index, duplicates = self.keys[group_id], self._duplicates[group_id]
+        others = duplicates.get(prefix_hash)
+        if others is None:
+            del index[prefix_hash]
+            if group_id == self._lineage_group:
+                self._forget_lineage(prefix_hash)
+            return
+        if index[prefix_hash] is block:
+            index[prefix_hash] = others.pop()
+        else:
+            others.remove(block)
+        if not others:
+            del duplicates[prefix_hash]
+
+    def _forget_lineage(self, prefix_hash: BlockHash) -> None:
+        parent = self._parents.pop(prefix_hash)
+        self._num_children[parent] -= 1
+        if not self._num_children[parent]:
+            del self._num_children[parent]
+
+    def has_other_continuation(self, prefix_hash: BlockHash, next_hash: BlockHash | None) -> bool:
+        """Whether a cached prefix goes on with other tokens than those of ``next_hash``."""
+        others = self._num_children.get(prefix_hash, 0)
+        return others > (1 if next_hash is not None and next_hash in self._parents else 0)
+
+    def parent_of(self, prefix_hash: BlockHash) -> BlockHash | None:
+        """Return the prefix one unit shorter of a cached one; None for a first unit."""
+        return self._parents.get(prefix_hash)
+
+    def holds_any(self, prefix_hash: BlockHash) -> bool:
+        """Whether any dense group has a prefix's last rows."""
+        return any(prefix_hash in keys for keys in self.keys.values())
+
+    def holds_key(self, group_id: int, prefix_hash: BlockHash, block: KVCacheBlock) -> bool:
+        """Whether the index leads from a prefix to this very block, perhaps among others."""
+        others = self._duplicates[group_id].get(prefix_hash, ())
+        return self.keys[group_id].get(prefix_hash) is block or any(b is block for b in others)
+
+    def put_on_trial(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Give dense blocks up before others until they are hit."""
+        self._on_trial.update(b.block_id for b in blocks if b.block_id in self._keys_of)
+
+    # ---- membership of checkpoints -----------------------------------------------------------
+
+    def checkpoints_of(self, block: KVCacheBlock) -> Sequence[Checkpoint]:
+        """Return the checkpoints a window block belongs to."""
+        return self._checkpoints_of.get(block.block_id, ())
+
+    def add_checkpoint(self, record: Checkpoint) -> None:
+        """Enter a checkpoint of a prefix that has none."""
+        assert record.prefix_hash not in self.checkpoints
+        self.checkpoints[record.prefix_hash] = record
+        for group_id in self._groups_of(record):
+            self.events.stored((record.prefix_hash,), None, (), 0, group_id)
+        self.checkpoint_ghosts.discard((record.prefix_hash,))
+        for block in record.all_blocks():
+            assert not block.is_null
+            self._checkpoints_of.setdefault(block.block_id, []).append(record)
+
+    def holds_checkpoint(self, record: Checkpoint) -> bool:
+        """Whether a checkpoint can be hit."""
+        return self.checkpoints.get(record.prefix_hash) is record
+
+    def remove_checkpoint(self, record: Checkpoint) -> None:
+        """Withdraw a checkpoint that is entered."""
+        del self.checkpoints[record.prefix_hash]
+        for group_id in self._groups_of(record):
+            self.events.removed(record.prefix_hash, group_id)
+        for block in record.all_blocks():
+            records = self._checkpoints_of[block.block_id]
+            records.remove(record)
+            if not records:
+                del self._checkpoints_of[block.block_id]
+
+    def _groups_of(self, record: Checkpoint) -> list[int]:
+        """Return the window groups in which a checkpoint holds blocks, if events are on."""
+        if not self.events.is_on:
+            return []
+        groups = zip(self._window_group_ids, record.blocks, strict=True)
+        return [group_id for group_id, blocks in groups if blocks]
+
+    # ---- checks ------------------------------------------------------------------------------
+
+    def find_faults(self, blocks: Sequence[KVCacheBlock]) -> Iterator[str]:
+        """Say where keys, checkpoints and blocks disagree."""
+        for block in blocks:
+            for prefix_hash in self.keys_of(block):
+                if not any(self.holds_key(group, prefix_hash, block) for group in self.keys):
+                    yield f"block {block.block_id} carries a key that the index does not know"
+        num_carried = sum(len(self.keys_of(block)) for block in blocks)
+        duplicates = (more for group in self._duplicates.values() for more in group.values())
+        num_indexed = sum(map(len, self.keys.values())) + sum(map(len, duplicates))
+        if num_carried != num_indexed:
+            yield f"blocks carry {num_carried} keys, the index holds {num_indexed}"
+        members: Counter[int] = Counter()
+        for prefix_hash, record in self.checkpoints.items():
+            if record.prefix_hash != prefix_hash:
+                yield f"a record at {record.position} is misfiled"
+            for block in record.all_blocks():
+                members[block.block_id] += 1
+                if record not in self.checkpoints_of(block):
+                    yield f"block {block.block_id} does not know the record at {record.position}"
+        for block in blocks:
+            num_believed = len(self.checkpoints_of(block))
+            if num_believed != members[block.block_id]:
+                yield f"block {block.block_id} believes in {num_believed} records"

@@ -1,0 +1,180 @@
+"""Making what a step computes visible to later lookups, with hits at one unit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm.v1.core.kv_cache_utils import salt_digest
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.retention import (
+    RetentionPolicy,
+    num_dropped_blocks,
+    step_boundaries,
+    trailing_boundaries,
+)
+from vllm.v1.core.prefix.checkpoints import Checkpoint, CheckpointStore
+from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.request_cache import RequestCache
+
+
+class Publisher:
+    """Publishes the keys and checkpoints of requests; withdraws those that newer ones replace.
+
+    Owns: nothing. Keys are the index's, checkpoints the store's.
+
+    Args:
+        geometry: The model's groups.
+        policy: Which checkpoints are kept.
+        index: Where keys go.
+        store: Where checkpoints go.
+    """
+
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        policy: RetentionPolicy,
+        index: PrefixIndex,
+        store: CheckpointStore,
+    ) -> None:
+        self._geometry = geometry
+        self._policy = policy
+        self._index = index
+        self._store = store
+
+    def publish(self, cache: RequestCache, end: int, boundaries: Sequence[int]) -> None:
+        """Make the prefixes a step completes visible to later lookups.
+
+        Args:
+            cache: The request's, whose hashes cover at least ``end``.
+            end: Tokens computed after the step, drafts not counted.
+            boundaries: Boundaries the step completes, to keep a checkpoint of.
+        """
+        self._publish_keys(cache, end)
+        for position in boundaries:
+            self._publish_checkpoint(cache, position)
+        self._drop_passed(cache, end)
+
+    def publish_accepted(self, cache: RequestCache) -> None:
+        """Publish what drafts accepted since the last publication completed.
+
+        A step publishes the tokens known when it is scheduled. Drafts that it proves right are
+        computed by then, so their boundaries must not wait until the window moves on, or the
+        request ends.
+        """
+        published, unit = cache.published, self._geometry.unit
+        first = published.num_units * unit
+        # Tokens behind a stop are computed, but no part of the request.
+        end = min(cache.num_accepted, cache.request.num_tokens)
+        if end < first + unit:
+            return
+        wanted, interval = published.wanted, self._policy.interval
+        self.publish(cache, end, step_boundaries(self._geometry, first, end, wanted, interval))
+
+    def _publish_keys(self, cache: RequestCache, end: int) -> None:
+        unit, published, request = self._geometry.unit, cache.published, cache.request
+        block_hashes = request.block_hashes
+        for table in cache.dense:
+            step = max(unit, table.geometry.ratio)
+            first = published.num_units * unit // step * step
+            ends = range(first + step, end + 1, step)
+            if not ends:
+                continue
+            group_id = table.geometry.group_id
+            # The hash of a prefix of p tokens is at p // unit - 1, that of one unit less before it.
+            at, stop, stride = ends[0] // unit - 1, end // unit, step // unit
+            keys = block_hashes[at:stop:stride]
+            parents = [
+                block_hashes[at - 1] if at else None,
+                *block_hashes[at + stride - 1 : stop - 1 : stride],
+            ]
+            self._index.add_keys(table.blocks_below(ends), group_id, keys, parents)
+            if self._index.events.is_on:
+                self._index.events.stored(
+                    keys,
+                    block_hashes[first // unit - 1] if first else None,
+                    request.all_token_ids[first : ends[-1]],
+                    step,
+                    group_id,
+                    extra_keys=_salt_keys(None if first else request.cache_salt, len(keys)),
+                )
+        published.num_units = max(published.num_units, end // unit)
+
+    def _publish_checkpoint(self, cache: RequestCache, position: int) -> None:
+        policy, published, request = self._policy, cache.published, cache.request
+        token_ids = request.all_token_ids
+        next_token = token_ids[position] if position < len(token_ids) else None
+        is_junction = position in published.junctions
+        on_grid = policy.interval > 0 and position % policy.interval == 0
+        record = Checkpoint(
+            request.block_hashes[position // self._geometry.unit - 1],
+            position,
+            tuple(window.blocks_for(position) for window in cache.windows),
+            next_token,
+            is_kept=position in published.wanted or on_grid,
+            is_junction=is_junction,
+            # Its lean boundary is close below and needs no state of long compressors.
+            is_cold=policy.keeps_lean and position % self._geometry.lean != 0 and not is_junction,
+        )
+        if self._store.publish(record):
+            if next_token is None:
+                published.unfollowed = record
+            (published.kept if record.is_kept else published.trailing).append(record)
+
+    def _drop_passed(self, cache: RequestCache, end: int) -> None:
+        """Withdraw trailing checkpoints that newer ones replace, unless somebody resumed there."""
+        current = trailing_boundaries(self._geometry, end)
+        remaining = []
+        for record in cache.published.trailing:
+            if record.position in current:
+                remaining.append(record)
+            elif record.num_hits == 0 and not record.is_kept:
+                self._store.dissolve(record)
+        cache.published.trailing = remaining
+
+    def publish_copies(self, cache: RequestCache) -> None:
+        """Let copies carry their source's keys below the boundary."""
+        index = self._index
+        for copy in cache.copies:
+            for prefix_hash in copy.keys:
+                parent = index.parent_of(prefix_hash)
+                index.add_keys((copy.destination,), copy.group_id, (prefix_hash,), (parent,))
+                # Its tokens were told when the source was stored.
+                unit = self._geometry.unit
+                index.events.stored((prefix_hash,), parent, (), unit, copy.group_id)
+
+    def follow(self, cache: RequestCache) -> None:
+        """Tell a checkpoint which token followed, now that it may be known."""
+        record = cache.published.unfollowed
+        if record is None:
+            return
+        token_ids = cache.request.all_token_ids
+        if record.position < len(token_ids):
+            self._store.follow(record, token_ids[record.position])
+            cache.published.unfollowed = None
+
+    def pin_window(self, cache: RequestCache, start: int, end: int) -> None:
+        """Pin the checkpoint at which a long step ends; a short step, as in decode, pins nothing.
+
+        Args:
+            cache: The request's, whose step was just published.
+            start: Tokens computed before the step.
+            end: Tokens computed after it.
+        """
+        if num_dropped_blocks(self._geometry, start, end) < self._policy.pin_min_drop_blocks:
+            return
+        published = cache.published
+        prefix_hash = cache.request.block_hashes[end // self._geometry.unit - 1]
+        record = self._store.get(prefix_hash)
+        if record is None or not self._store.pin(record):
+            return
+        self._store.keep(record)
+        if record in published.trailing:
+            published.trailing.remove(record)
+            published.kept.append(record)
+
+
+def _salt_keys(cache_salt: str | None, num_hashes: int) -> list[tuple[str, ...] | None] | None:
+    """Return what an event tells of a salt: its digest, beside the first hash."""
+    if not cache_salt:
+        return None
+    return [(salt_digest(cache_salt),), *[None] * (num_hashes - 1)]

@@ -1,0 +1,98 @@
+"""Where an admitted request's tokens come from: one reason for every token that missed."""
+
+from collections.abc import Sequence
+
+from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.prefix.lookup import PrefixHit
+from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.messages import (
+    ABOVE_LAST_BOUNDARY,
+    BYPASSED,
+    DRAFTER,
+    EVICTED,
+    FIRST_SEEN,
+    WINDOW_EVICTED,
+    WINDOW_NOT_RETAINED,
+    PrefillStats,
+)
+
+
+def explain_misses(
+    index: PrefixIndex,
+    geometry: CacheGeometry,
+    block_hashes: Sequence[BlockHash],
+    num_tokens: int,
+    hit: PrefixHit,
+) -> dict[str, int]:
+    """Give every missed token of a prompt one reason.
+
+    Args:
+        index: Where keys, checkpoints and the memory of evicted ones are.
+        geometry: The model's groups.
+        block_hashes: Chained hashes of the prompt.
+        num_tokens: Tokens of the prompt.
+        hit: What the lookup found.
+
+    Returns:
+        Reason to tokens, zero entries left out; with ``hit.position`` they sum to ``num_tokens``.
+    """
+    reasons: dict[str, int] = {}
+    last = geometry.floor_unit(num_tokens - 1)
+    if num_tokens > last:
+        reasons[ABOVE_LAST_BOUNDARY] = num_tokens - last
+    resumable = max(hit.position, hit.given_up)
+    if resumable > hit.position:
+        reasons[DRAFTER] = resumable - hit.position
+    window_missed = min(hit.dense_match, last) - resumable
+    if window_missed > 0:
+        first_unit = resumable // geometry.unit
+        units = block_hashes[first_unit : hit.dense_match // geometry.unit]
+        lost = any(h in index.checkpoint_ghosts for h in units)
+        reasons[WINDOW_EVICTED if lost else WINDOW_NOT_RETAINED] = window_missed
+    dense_missed = last - max(hit.dense_match, hit.position)
+    if dense_missed > 0:
+        evicted = 0
+        for i in range(hit.dense_match // geometry.unit, last // geometry.unit):
+            if block_hashes[i] not in index.ghosts and not index.holds_any(block_hashes[i]):
+                break
+            evicted += geometry.unit
+        if evicted:
+            reasons[EVICTED] = evicted
+        if dense_missed > evicted:
+            reasons[FIRST_SEEN] = dense_missed - evicted
+    return reasons
+
+
+def whole_block_prefill_stats(
+    *, num_tokens: int, num_cached_tokens: int, granularity: int, is_bypassed: bool
+) -> PrefillStats:
+    """Give every token of an admitted request one source: ``hits + misses = tokens``.
+
+    Without a memory of what was evicted, every missing prefix counts as first seen.
+
+        token     0        cached            last boundary   n
+                  |-- hit --|-- first seen --|-- above it ---|
+
+    Args:
+        num_tokens: Tokens the request was admitted with, n.
+        num_cached_tokens: Of those, tokens that need no computing.
+        granularity: Tokens on whose multiples a hit ends.
+        is_bypassed: Whether the cache was not asked.
+    """
+    if is_bypassed:
+        misses = {BYPASSED: num_tokens - num_cached_tokens}
+    else:
+        # An identical request would hit up to here: its last token is always computed.
+        boundary = max(num_tokens - 1, 0) // granularity * granularity
+        boundary = max(boundary, num_cached_tokens)
+        misses = {
+            FIRST_SEEN: boundary - num_cached_tokens,
+            ABOVE_LAST_BOUNDARY: num_tokens - boundary,
+        }
+    return PrefillStats(
+        num_prompt_tokens=num_tokens,
+        num_cached_tokens=num_cached_tokens,
+        dense_match_tokens=num_cached_tokens,
+        miss_tokens={reason: count for reason, count in misses.items() if count},
+    )

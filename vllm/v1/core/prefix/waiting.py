@@ -1,0 +1,104 @@
+"""Waiting for a running prefill that is about to publish more of a request's prefix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.cache_step import Lookup
+from vllm.v1.core.policy.donors import MIN_GAIN_TOKENS, Donor, find_donor, max_wait_steps
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.request_cache import RequestCache
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.request import Request
+
+
+class DonorWaits:
+    """Lets waiting requests wait, and running ones leave checkpoints for them.
+
+    Owns: the deadlines in the ``RequestCache`` of waiting requests.
+
+    Args:
+        geometry: The model's groups.
+        pool: Where checkpoints for others take their blocks.
+        requests: What the cache knows of every request; the coordinator's.
+        changed: Requests that this ``schedule()`` changed; likewise.
+    """
+
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        pool: BlockPool,
+        requests: dict[str, RequestCache],
+        changed: dict[str, RequestCache],
+    ) -> None:
+        self._geometry = geometry
+        self._pool = pool
+        self._requests = requests
+        self._changed = changed
+
+    def should_wait(self, request: Request, found: Lookup, now: int) -> bool:
+        """Whether a running prefill is about to publish more of a waiting request's prefix.
+
+        The donor is asked to leave a checkpoint where the two part. Waiting is bounded in steps, so
+        a donor that does not get on holds nobody up for long.
+        """
+        if found.hit is None:
+            return False
+        unit = self._geometry.unit
+        prefilling = [cache for cache in self._requests.values() if cache.is_prefilling]
+        donors = [
+            Donor(
+                cache.request.block_hashes,
+                cache.published.num_units,
+                cache.request.num_prompt_tokens // unit,
+            )
+            for cache in prefilling
+        ]
+        chosen, num_shared = find_donor(
+            donors,
+            request.block_hashes,
+            found.hit.dense_match // unit,
+            (request.num_tokens - 1) // unit,
+        )
+        gain = num_shared * unit - found.num_tokens
+        if chosen is None or gain < MIN_GAIN_TOKENS:
+            self._requests.pop(request.request_id, None)
+            return False
+        waiting = self._requests.setdefault(request.request_id, RequestCache(request))
+        if waiting.wait_deadline is None:
+            waiting.wait_deadline = now + max_wait_steps(gain)
+        if now >= waiting.wait_deadline:
+            return False
+        self._ask_donor(prefilling[chosen], num_shared * unit)
+        return True
+
+    def _ask_donor(self, donor: RequestCache, position: int) -> None:
+        """Let a running prefill leave checkpoints where a waiting request parts from it."""
+        asked = {p for p in (position, self._geometry.floor_lean(position)) if p > 0}
+        new = asked - donor.published.wanted
+        donor.published.wanted |= asked
+        donor.published.junctions |= asked
+        pending = donor.pending
+        if pending is None:
+            return
+        # The donor's chunk of this very schedule() is allocated already, but not computed.
+        inside = {p for p in new if pending.start < p <= pending.end} - set(pending.boundaries)
+        added = [p for p in sorted(inside) if self._try_add_boundary(donor, p)]
+        if added:
+            boundaries = tuple(sorted({*pending.boundaries, *added}))
+            donor.pending = replace(pending, boundaries=boundaries)
+
+    def _try_add_boundary(self, cache: RequestCache, position: int) -> bool:
+        """Take the blocks of one more checkpoint inside a chunk; False if there is no room."""
+        missing = [w.find_missing(w.geometry.rows_below(position)) for w in cache.windows]
+        count = sum(map(len, missing))
+        if count > self._pool.get_num_free_blocks():
+            return False
+        taken = iter(self._pool.get_new_blocks(count))
+        for window, indices in zip(cache.windows, missing, strict=True):
+            window.insert(indices, [next(taken) for _ in indices])
+        self._changed[cache.request.request_id] = cache
+        return True

@@ -1,0 +1,85 @@
+"""Everything the cache knows of one request, with hits at one unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.cache_step import BlockCopy
+from vllm.v1.core.prefix.checkpoints import Checkpoint
+from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What a step will have computed, published when ``schedule()`` ends."""
+
+    start: int
+    end: int
+    boundaries: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Publications:
+    """What a request has published, and wants to.
+
+    Attributes:
+        num_units: Units whose keys are out, those of its hit included.
+        trailing: Checkpoints it carries along and replaces as it advances.
+        kept: Checkpoints it made that outlive its advance.
+        wanted: Boundaries it wants kept: replay boundaries and junctions.
+        junctions: Those of them where prompts part.
+        unfollowed: A checkpoint it made before the token that follows was known.
+    """
+
+    num_units: int = 0
+    trailing: list[Checkpoint] = field(default_factory=list)
+    kept: list[Checkpoint] = field(default_factory=list)
+    wanted: set[int] = field(default_factory=set)
+    junctions: set[int] = field(default_factory=set)
+    unfollowed: Checkpoint | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RequestCache:
+    """One request's tables, publications and work of the current ``schedule()``.
+
+    Owns: all of it; giving its blocks back and dropping this object frees a request.
+
+    Attributes:
+        request: The request.
+        is_admitted: Whether it holds tables; else it only waits.
+        dense: Its tables, by dense group.
+        windows: Its tables, by window group.
+        ready_until: Position up to which its tables need no change.
+        published: What it has published.
+        origins: The checkpoint it resumed at, and the lean one below that.
+        is_resumed: Whether it was preempted before, and goes on with the turn it was at.
+        is_prefilling: Whether its prompt is not published yet: others may wait for it.
+        wait_deadline: The step in which it stops waiting for another's prefill.
+        pending: What this step publishes.
+        copies: Copies that this step runs.
+        rebuilt_block_id: Block of the checkpoint whose last row its drafter makes anew.
+    """
+
+    request: Request
+    is_admitted: bool = False
+    dense: tuple[DenseTable, ...] = ()
+    windows: tuple[LiveWindow, ...] = ()
+    ready_until: int = 0
+    published: Publications = field(default_factory=Publications)
+    origins: tuple[Checkpoint, ...] = ()
+    is_resumed: bool = False
+    is_prefilling: bool = False
+    wait_deadline: int | None = None
+    pending: Pending | None = None
+    copies: list[BlockCopy] = field(default_factory=list)
+    rebuilt_block_id: int | None = None
+
+    @property
+    def num_accepted(self) -> int:
+        """The computed tokens that stand, whatever the steps in flight bring."""
+        return self.request.num_computed_tokens - self.request.num_output_placeholders

@@ -1,0 +1,214 @@
+"""All requests of a scheduler: which queue each stands in, and how it moves between them.
+
+    add --> waiting / skipped_waiting --admit--> running --ended--> finished_ids --forget--> gone
+              ^    |       ^                        |
+              |    +-load--+                        |
+              +---------------preempt---------------+
+
+Nothing here holds blocks; ``Holdings`` frees them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from vllm.v1.core.sched.request_queue import (
+    RequestQueue,
+    SchedulingPolicy,
+    create_request_queue,
+)
+from vllm.v1.messages import EngineCoreEventType
+from vllm.v1.request import Request, RequestStatus
+
+
+class Requests:
+    """The requests and their places.
+
+    Owns: the queues, the running list, what must still be told of ended requests.
+
+    Attributes:
+        policy: Order of the queues.
+        by_id: Every request that is alive, or ended with blocks still held for a transfer.
+        waiting: Requests that wait for room.
+        skipped_waiting: Requests that wait for something else; they came before ``waiting``.
+        running: Requests with blocks, in the order they are scheduled.
+        prefilling: Admitted requests whose tokens are not all scheduled yet, loading ones included.
+        loaded_ids: Requests whose KV has arrived from the connector.
+        failed_load_ids: Requests of which some KV did not arrive.
+        finished_ids: Requests that ended since the last step, for the workers.
+        finished_ids_by_client: The same by client; None unless clients want to know.
+        refused: Ended with an error that the client is told at the next update.
+
+    Args:
+        policy: Order of the queues.
+        notes_events: Whether requests note their stages.
+        tells_clients: Whether clients want to know which requests ended.
+    """
+
+    def __init__(
+        self,
+        policy: SchedulingPolicy = SchedulingPolicy.FCFS,
+        *,
+        notes_events: bool = False,
+        tells_clients: bool = False,
+    ) -> None:
+        self.policy = policy
+        self.by_id: dict[str, Request] = {}
+        self.waiting: RequestQueue = create_request_queue(policy)
+        self.skipped_waiting: RequestQueue = create_request_queue(policy)
+        self.running: list[Request] = []
+        self.prefilling: set[Request] = set()
+        self.loaded_ids: set[str] = set()
+        self.failed_load_ids: set[str] = set()
+        self.finished_ids: set[str] = set()
+        self.finished_ids_by_client: dict[int, set[str]] | None = (
+            defaultdict(set) if tells_clients else None
+        )
+        self.refused: list[Request] = []
+        self._notes_events = notes_events
+
+    # ---- counts ------------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests wait, for whatever reason."""
+        return len(self.waiting) + len(self.skipped_waiting)
+
+    def has_news(self) -> bool:
+        """Whether workers or clients must still be told of ended requests."""
+        return bool(self.finished_ids or self.refused)
+
+    def find_alive(self, request_ids: str | Iterable[str] | None) -> list[Request]:
+        """Return those of one, several or all (None) requests that have not ended, each once."""
+        if request_ids is None:
+            request_ids = list(self.by_id)
+        elif isinstance(request_ids, str):
+            request_ids = (request_ids,)
+        named = (self.by_id.get(request_id) for request_id in dict.fromkeys(request_ids))
+        return [request for request in named if request is not None and not request.is_finished()]
+
+    # ---- in ----------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a new request."""
+        self.by_id[request.request_id] = request
+        queue = self.skipped_waiting if request.is_blocked else self.waiting
+        queue.add_request(request)
+        self._note(request, EngineCoreEventType.QUEUED)
+
+    def next_queue(self) -> RequestQueue | None:
+        """Return the queue whose head is next; None if nobody waits."""
+        waiting, skipped = self.waiting, self.skipped_waiting
+        if not waiting or not skipped:
+            return skipped or waiting or None
+        if self.policy is SchedulingPolicy.FCFS:
+            return skipped  # they came first
+        return waiting if waiting.peek_request() < skipped.peek_request() else skipped
+
+    def admit(self, request: Request, num_computed_tokens: int, timestamp: float) -> None:
+        """Let a request that left its queue run, with this many tokens found in caches."""
+        self.running.append(request)
+        self.prefilling.add(request)
+        self._note(request, EngineCoreEventType.SCHEDULED, timestamp)
+        request.start_running(num_computed_tokens)
+
+    def start_loading(self, request: Request, num_computed_tokens: int) -> None:
+        """Let a connector load a request; it stands in ``skipped_waiting`` meanwhile."""
+        self.prefilling.add(request)
+        request.start_loading(num_computed_tokens)
+
+    def end_prefill(self, request: Request) -> None:
+        """All tokens that are known of the request are scheduled."""
+        self.prefilling.discard(request)
+
+    # ---- loads -------------------------------------------------------------------------------
+
+    def find_loading(self) -> list[Request]:
+        """Return the requests that a connector loads."""
+        loading = RequestStatus.WAITING_FOR_REMOTE_KVS
+        return [request for request in self.skipped_waiting if request.status is loading]
+
+    def is_loading(self, request: Request) -> bool:
+        """Whether a connector may still write into the request's blocks."""
+        return (
+            request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
+            and request.request_id not in self.loaded_ids
+        )
+
+    def take_loaded(self, request: Request) -> bool:
+        """Forget that the request's KV arrived; returns whether some of it did not."""
+        self.loaded_ids.discard(request.request_id)
+        has_failed = request.request_id in self.failed_load_ids
+        self.failed_load_ids.discard(request.request_id)
+        return has_failed
+
+    # ---- out ---------------------------------------------------------------------------------
+
+    def choose_victim(self) -> Request:
+        """Return the running request to preempt first."""
+        if self.policy is SchedulingPolicy.PRIORITY:
+            return max(self.running, key=lambda request: (request.priority, request.arrival_time))
+        return self.running[-1]
+
+    def preempt(self, request: Request, timestamp: float) -> None:
+        """Send a request that left ``running`` back to the front of its queue."""
+        assert request.status is RequestStatus.RUNNING
+        self.prefilling.discard(request)
+        request.preempt()
+        self._note(request, EngineCoreEventType.PREEMPTED, timestamp)
+        self.waiting.prepend_request(request)
+
+    def remove(self, requests: list[Request]) -> None:
+        """Take requests that have not ended out of wherever they stand."""
+        running = {r for r in requests if r.status is RequestStatus.RUNNING}
+        self.leave_running(running)
+        self.leave_queues([request for request in requests if request not in running])
+
+    def leave_running(self, requests: set[Request]) -> None:
+        """Take requests out of the running list."""
+        if requests:
+            self.running = [request for request in self.running if request not in requests]
+
+    def leave_queues(self, requests: list[Request]) -> None:
+        """Take requests out of the queues; those not queued are passed over."""
+        if requests:
+            self.waiting.remove_requests(requests)
+            self.skipped_waiting.remove_requests(requests)
+
+    def note_end(self, request: Request) -> None:
+        """Remember to tell that a request, in no queue any more, has ended."""
+        self.prefilling.discard(request)
+        self.loaded_ids.discard(request.request_id)
+        self.failed_load_ids.discard(request.request_id)
+        self.finished_ids.add(request.request_id)
+        if self.finished_ids_by_client is not None:
+            self.finished_ids_by_client[request.client_index].add(request.request_id)
+
+    def forget(self, request: Request) -> None:
+        """Forget an ended request: its blocks are free."""
+        assert request.is_finished()
+        del self.by_id[request.request_id]
+
+    def take_finished_ids(self) -> set[str]:
+        """Drain the requests that ended since the last step."""
+        ids, self.finished_ids = self.finished_ids, set()
+        return ids
+
+    def take_finished_by_client(self) -> dict[int, set[str]]:
+        """Drain the ended requests by client; empty if clients do not want to know."""
+        if not self.finished_ids_by_client:
+            return {}
+        ids, self.finished_ids_by_client = self.finished_ids_by_client, defaultdict(set)
+        return ids
+
+    def take_refused(self) -> list[Request]:
+        """Drain the refused requests."""
+        refused, self.refused = self.refused, []
+        return refused
+
+    def _note(
+        self, request: Request, event_type: EngineCoreEventType, timestamp: float | None = None
+    ) -> None:
+        if self._notes_events:
+            request.record_event(event_type, timestamp)

@@ -1,0 +1,108 @@
+"""From the configuration to the parts of a scheduler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.core.encoder_cache_manager import (
+    EncoderCacheManager,
+    EncoderDecoderCacheManager,
+    compute_mm_encoder_budget,
+)
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+from vllm.v1.core.prefix.drafter_rows import StaleRow
+from vllm.v1.core.sched.encoder_inputs import EncoderPlanner
+from vllm.v1.core.sched.limits import SchedulerLimits
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+def make_manager(
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    limits: SchedulerLimits,
+    block_size: int,
+    hash_block_size: int,
+) -> KVCacheManager:
+    """Build the KV cache manager."""
+    observability = vllm_config.observability_config
+    events_config = vllm_config.kv_events_config
+    collector = None
+    if observability.kv_cache_metrics:
+        collector = KVCacheMetricsCollector(observability.kv_cache_metrics_sample)
+    return KVCacheManager(
+        kv_cache_config=kv_cache_config,
+        max_model_len=limits.max_model_len,
+        scheduler_block_size=block_size,
+        hash_block_size=hash_block_size,
+        max_num_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        enable_caching=vllm_config.cache_config.enable_prefix_caching,
+        use_eagle=limits.use_eagle,
+        # A manager counts lookups, and a request that finds no room is looked up again every
+        # step. AdmissionStats counts admissions.
+        log_stats=False,
+        enable_kv_cache_events=events_config is not None and events_config.enable_kv_cache_events,
+        dcp_world_size=vllm_config.parallel_config.decode_context_parallel_size,
+        pcp_world_size=vllm_config.parallel_config.prefill_context_parallel_size,
+        metrics_collector=collector,
+        num_lookahead_tokens=limits.num_lookahead_tokens,
+        stale_row=StaleRow(limits.stale_row),
+    )
+
+
+def make_encoder_planner(
+    vllm_config: VllmConfig, limits: SchedulerLimits, mm_registry: Any
+) -> EncoderPlanner:
+    """Build the encoder's side with its cache; text models get one without room.
+
+    Args:
+        vllm_config: All configuration.
+        limits: What bounds a step.
+        mm_registry: Sizes of multimodal items; text models need none.
+    """
+    model_config = vllm_config.model_config
+    sizes = {}
+    if model_config.is_multimodal_model and mm_registry is not None:
+        sizes = mm_registry.get_max_tokens_per_item_by_modality(model_config)
+    compute_budget, cache_size = compute_mm_encoder_budget(vllm_config.scheduler_config, sizes)
+    return EncoderPlanner(
+        cache=(
+            EncoderDecoderCacheManager(cache_size)
+            if model_config.is_encoder_decoder
+            else EncoderCacheManager(cache_size)
+        ),
+        ec_connector=_make_ec_connector(vllm_config),
+        is_encoder_decoder=model_config.is_encoder_decoder,
+        disable_chunked_mm_input=limits.disable_chunked_mm_input,
+        shift=1 if limits.use_eagle else 0,
+        compute_budget=compute_budget,
+    )
+
+
+def _make_ec_connector(vllm_config: VllmConfig) -> Any:
+    transfer = vllm_config.ec_transfer_config
+    if transfer is None or transfer.ec_connector is None:
+        return None
+    return ECConnectorFactory.create_connector(vllm_config, ECConnectorRole.SCHEDULER)
+
+
+def make_connector(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, block_pool: BlockPool
+) -> Any:
+    """Build the KV connector's scheduler side; None if none is configured."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None or transfer.kv_connector is None:
+        return None
+    connector = KVConnectorFactory.create_connector(
+        vllm_config, KVConnectorRole.SCHEDULER, kv_cache_config
+    )
+    connector.bind_gpu_block_pool(block_pool)
+    return connector

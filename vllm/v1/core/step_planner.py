@@ -1,0 +1,180 @@
+"""Planning what one step of one request takes, with hits at one unit: nothing changes state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.cache_step import FirstStep, StepPlan, StepRequest
+from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry
+from vllm.v1.core.policy.retention import (
+    RetentionPolicy,
+    needed_window_blocks,
+    replay_boundaries,
+    step_boundaries,
+)
+from vllm.v1.core.prefix.drafter_rows import StaleRow, stale_groups
+from vllm.v1.core.prefix.lookup import PrefixHit, find_junction, plan_partials
+from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.request_cache import RequestCache
+
+if TYPE_CHECKING:
+    from vllm.v1.core.cache_settings import CacheSettings
+    from vllm.v1.request import Request
+
+
+class StepPlanner:
+    """Works out what steps take.
+
+    Owns: nothing.
+
+    Args:
+        geometry: The model's groups.
+        policy: Which checkpoints are kept.
+        index: What is cached.
+        settings: Sizes and switches.
+    """
+
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        policy: RetentionPolicy,
+        index: PrefixIndex,
+        settings: CacheSettings,
+    ) -> None:
+        self._geometry = geometry
+        self._policy = policy
+        self._index = index
+        self._settings = settings
+        # Decode steps take blocks for so many tokens at a time. State blocks hold as few as a
+        # sixteenth of a unit; going to the pool for each would be most of a decode step's cost.
+        self._stride = max(1, geometry.unit // 4)
+
+    def publishes(self, step: StepRequest) -> bool:
+        """Whether a step completes a unit that later requests may hit."""
+        if step.delays_caching or not self._settings.enable_caching:
+            return False
+        unit = self._geometry.unit
+        return step.end // unit > step.start // unit
+
+    def plan(self, cache: RequestCache | None, step: StepRequest, num_available: int) -> StepPlan:
+        """Work out what a step takes.
+
+        Args:
+            cache: The request's; None in its first step.
+            step: What is asked for.
+            num_available: Free blocks it may take; a short step takes some for the next, too, if
+                that leaves enough.
+        """
+        assert step.num_external_tokens == 0, "refused by VllmConfig"
+        publishes = self.publishes(step)
+        if cache is None:
+            return self._plan_first(step, publishes)
+        if not publishes:
+            plan = self._plan_short(step, cache)
+            if plan is not None and plan.num_blocks <= num_available:
+                return plan
+        wanted = cache.published.wanted
+        boundaries = self._boundaries(step, wanted) if publishes else ()
+        num_dense = [table.num_missing(step.alloc_end) for table in cache.dense]
+        indices = [
+            window.find_missing(self._needed_blocks(window.geometry, step, boundaries))
+            for window in cache.windows
+        ]
+        num_new = sum(num_dense) + sum(map(len, indices))
+        return StepPlan(
+            step,
+            num_new,
+            num_new,
+            num_dense=num_dense,
+            window_indices=indices,
+            boundaries=boundaries,
+            publishes=publishes,
+        )
+
+    def _plan_short(self, step: StepRequest, cache: RequestCache) -> StepPlan | None:
+        """Plan a step that completes no boundary; None if it would leave a hole in a table."""
+        ahead = -(-step.alloc_end // self._stride) * self._stride
+        alloc_end = min(ahead, self._settings.max_model_len)
+        num_dense = [table.num_missing(alloc_end) for table in cache.dense]
+        num_new = sum(num_dense)
+        indices = []
+        for window in cache.windows:
+            appended = window.find_appended(step.end, alloc_end)
+            if appended is None:
+                return None
+            num_new += len(appended)
+            indices.append(appended)
+        return StepPlan(step, num_new, num_new, True, num_dense, indices)
+
+    def _boundaries(self, step: StepRequest, wanted: Iterable[int]) -> tuple[int, ...]:
+        interval = self._policy.interval
+        return step_boundaries(self._geometry, step.start, step.end, wanted, interval)
+
+    def _needed_blocks(
+        self, group: GroupGeometry, step: StepRequest, boundaries: tuple[int, ...]
+    ) -> Sequence[int]:
+        if self._policy.private_window:
+            return needed_window_blocks(group, step.end, step.alloc_end, boundaries)
+        # As engines do that write every row of a chunk to pages: for comparison only.
+        first = min(step.start, group.first_needed(step.end))
+        return group.block_range(first, step.alloc_end)
+
+    def _plan_first(self, step: StepRequest, publishes: bool) -> StepPlan:
+        """Plan the first step of a request, from its hit if it has one."""
+        found = step.lookup
+        hit = found.hit if found is not None and found.num_tokens else None
+        first = self._plan_first_step(step.request, found.hit if found else None, hit)
+        boundaries = self._boundaries(step, first.wanted) if publishes else ()
+        num_adopted = [len(blocks) for blocks in hit.full_blocks] if hit else []
+        num_adopted = num_adopted or [0] * len(self._geometry.dense)
+        for adoption in first.partials:
+            num_adopted[adoption.dense_index] += 1
+        num_dense = [
+            max(0, group.num_dense_blocks(step.alloc_end) - adopted)
+            for group, adopted in zip(self._geometry.dense, num_adopted, strict=True)
+        ]
+        indices = []
+        for group in self._geometry.windows:
+            adopted = group.rows_below(hit.position) if hit else range(0)
+            needed = self._needed_blocks(group, step, boundaries)
+            indices.append([i for i in needed if i not in adopted])
+        num_copies = sum(adoption.is_copy for adoption in first.partials) + len(first.rebuilt)
+        num_new = sum(num_dense) + sum(map(len, indices)) + num_copies
+        return StepPlan(
+            step,
+            num_new + (hit.num_free_blocks() if hit else 0),
+            num_new,
+            num_dense=num_dense,
+            window_indices=indices,
+            boundaries=boundaries,
+            publishes=publishes,
+            first=first,
+        )
+
+    def _plan_first_step(
+        self, request: Request, found: PrefixHit | None, hit: PrefixHit | None
+    ) -> FirstStep:
+        """Plan what only a first step takes: ``found`` by the lookup, of which ``hit`` is taken."""
+        policy, geometry = self._policy, self._geometry
+        wanted = set(
+            replay_boundaries(
+                geometry,
+                request.num_prompt_tokens,
+                keeps_lean=policy.keeps_lean,
+                keeps_coarse=policy.keeps_coarse,
+            )
+        )
+        junctions: set[int] = set()
+        parting = 0
+        if found is not None and policy.keeps_junctions:
+            parting = find_junction(self._index, geometry, request.block_hashes, found)
+        parts_at_hit = found is not None and 0 < parting == found.position
+        if parting and not parts_at_hit:
+            junctions = {parting, geometry.floor_lean(parting)} if policy.keeps_lean else {parting}
+            junctions.discard(0)
+        rebuilt: tuple[int, ...] = ()
+        if hit is not None and self._settings.stale_row is StaleRow.REBUILD:
+            rebuilt = stale_groups(geometry, hit, request.all_token_ids)
+        partials = plan_partials(self._index, hit) if hit is not None else ()
+        return FirstStep(hit, wanted | junctions, junctions, parts_at_hit, partials, rebuilt)

@@ -1,0 +1,299 @@
+"""What a user says about an engine, and the one place where it becomes a resolved ``VllmConfig``.
+
+Everything wrong is told here, before weights load and without torch.
+"""
+
+import argparse
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from vllm import envs
+from vllm.config.cache import CacheConfig
+from vllm.config.kv_events import KVEventsConfig
+from vllm.config.load import LoadConfig
+from vllm.config.model import ModelConfig
+from vllm.config.observability import ObservabilityConfig
+from vllm.config.parallel import ParallelConfig
+from vllm.config.retention import read_interval
+from vllm.config.scheduler import SchedulerConfig
+from vllm.config.speculative import SpeculativeConfig
+from vllm.config.vllm import VllmConfig
+from vllm.exceptions import ConfigError
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader.resolve import (
+    ResolvedCheckpoint,
+    read_generation_config,
+    read_hf_config,
+    resolve_checkpoint,
+)
+from vllm.model_executor.models.registry import resolve_model
+from vllm.platforms.resolve import find_plugin_platform
+from vllm.v1.engine.engine_flags import TOKENIZER_MODES, add_engine_flags
+
+logger = init_logger(__name__)
+
+_DEFAULT_BLOCK_SIZE = 16
+_DEFAULT_MAX_NUM_SEQS = 128
+
+
+@dataclass
+class EngineArgs:
+    """Everything a user can say about an engine; None means "derive it".
+
+    Attributes:
+        model: A folder, a hub id, or "deepseek-v4" for the embedded checkpoint.
+        served_model_name: Names clients may use; the first is canonical.
+        tokenizer: Folder or hub id of the tokenizer, where it is not the model's.
+        max_model_len: Longest prompt + answer in tokens; -1: what fits in memory.
+        block_size: Tokens of a KV block; for DeepSeek-V4 32 (default), 64 or 128.
+        kv_cache_dtype: Type of cached rows; "auto": the model's.
+        kv_cache_memory_bytes: Exact size of the KV pool.
+        num_gpu_blocks_override: Exact number of KV blocks; wins over memory.
+        prefix_cache_retention_interval: Which window state is kept: auto, none, 0 or a number of
+            tokens; None: as VLLM_PREFIX_CACHE_RETENTION_INTERVAL says, else auto.
+        prefix_cache_pinned_share: Share of the pool that windows pinned under VLLM_PIN_SWA_TOKENS
+            may hold; None: as VLLM_PIN_MAX_SHARE says.
+        max_num_batched_tokens: Tokens of one step over all requests.
+        max_num_seqs: Requests running at a time.
+        max_num_queued_reqs: Waiting requests before new ones are refused.
+        speculative_config: A drafter, as ``SpeculativeConfig.from_dict`` takes it.
+        kv_events_config: Where KV cache events go, as ``KVEventsConfig.from_dict`` takes it.
+    """
+
+    model: str = "deepseek-v4"
+    served_model_name: str | list[str] | None = None
+    tokenizer: str | None = None
+    tokenizer_mode: str = "auto"
+    skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
+    dtype: str = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+    max_logprobs: int = 20
+    enforce_eager: bool = False
+    load_format: str = "auto"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    block_size: int | None = None
+    kv_cache_dtype: str = "auto"
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool | None = None
+    prefix_caching_hash_algo: str = "sha256"
+    prefix_cache_retention_interval: str | int | None = None
+    prefix_cache_pinned_share: float | None = None
+    enable_chunked_prefill: bool | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    scheduling_policy: str = "fcfs"
+    max_num_queued_reqs: int | None = None
+    speculative_config: dict[str, Any] | None = None
+    kv_events_config: dict[str, Any] | None = None
+    disable_log_stats: bool = False
+    use_tqdm_on_load: bool = True
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> None:
+        """Add the engine's flags."""
+        add_engine_flags(parser)
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":
+        """Take the engine's flags out of parsed arguments."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in vars(args).items() if name in names})
+
+    def create_vllm_config(self) -> VllmConfig:
+        """Resolve the checkpoint and every derived default.
+
+        Raises:
+            ConfigError: A value, the checkpoint or its config.json is wrong.
+            UnsupportedModelError: Its architecture is not served.
+        """
+        self._check_values()
+        load_config = LoadConfig(load_format=self.load_format, use_tqdm=self.use_tqdm_on_load)
+        checkpoint = resolve_checkpoint(self.model, with_weights=self.load_format != "dummy")
+        model_config = self._make_model_config(checkpoint)
+        return VllmConfig(
+            model_config=model_config,
+            cache_config=self._make_cache_config(model_config),
+            parallel_config=ParallelConfig(),
+            scheduler_config=self._make_scheduler_config(model_config),
+            load_config=load_config,
+            speculative_config=self._make_speculative_config(model_config),
+            kv_events_config=self._make_kv_events_config(),
+            observability_config=ObservabilityConfig(log_stats=not self.disable_log_stats),
+        )
+
+    def _check_values(self) -> None:
+        """Refuse what no config class looks at."""
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if getattr(self, name) != 1:
+                raise ConfigError(f"{name}={getattr(self, name)} is not supported yet: use 1.")
+        if self.trust_remote_code:
+            raise ConfigError("trust_remote_code is not supported: no code of a model is ever run.")
+        if self.tokenizer_mode not in TOKENIZER_MODES:
+            raise ConfigError(
+                f"tokenizer_mode={self.tokenizer_mode!r} is unknown: use one of "
+                f"{', '.join(TOKENIZER_MODES)}."
+            )
+        if self.max_logprobs < -1:
+            raise ConfigError(
+                f"max_logprobs={self.max_logprobs} must be at least 0, or -1 for no limit."
+            )
+
+    def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
+        hf_config = read_hf_config(checkpoint.path)
+        # Parsed for its errors only: the engine core parses it again where it is used.
+        resolve_model(list(hf_config.get("architectures") or ())).parse_config(hf_config)
+        if self.tokenizer_mode != "auto" and hf_config.get("model_type") != self.tokenizer_mode:
+            raise ConfigError(
+                f"tokenizer_mode={self.tokenizer_mode!r} does not fit a model of type "
+                f"{hf_config.get('model_type')!r}: use auto."
+            )
+        names = self.served_model_name or [self.model]
+        tokenizer = self.tokenizer
+        if tokenizer is not None:
+            tokenizer = resolve_checkpoint(tokenizer, with_weights=False).path
+        return ModelConfig(
+            self.model,
+            tokenizer=tokenizer,
+            dtype=self.dtype,
+            seed=self.seed,
+            max_model_len=self.max_model_len,  # type: ignore[arg-type]  # None: derived
+            skip_tokenizer_init=self.skip_tokenizer_init,
+            path=checkpoint.path,
+            is_embedded=checkpoint.is_embedded,
+            served_model_names=(names,) if isinstance(names, str) else tuple(names),
+            hf_config=hf_config,
+            generation_config=read_generation_config(checkpoint.path),
+            max_logprobs=self.max_logprobs,
+            enforce_eager=self.enforce_eager,
+        )
+
+    def _make_cache_config(self, model_config: ModelConfig) -> CacheConfig:
+        block_size = _resolve_block_size(self.block_size, model_config)
+        retention = envs.retention_or_default(self.prefix_cache_retention_interval)
+        _check_retention(retention, block_size, model_config)
+        if self.prefix_cache_pinned_share is not None and not envs.VLLM_PIN_SWA_TOKENS:
+            raise ConfigError(
+                f"prefix_cache_pinned_share={self.prefix_cache_pinned_share} says how much may be "
+                "pinned, but nothing is: set VLLM_PIN_SWA_TOKENS=1, or leave it out."
+            )
+        return CacheConfig(
+            block_size=block_size,
+            cache_dtype=self.kv_cache_dtype,
+            prefix_cache_retention_interval=retention,
+            prefix_cache_pinned_share=self.prefix_cache_pinned_share,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            num_gpu_blocks_override=self.num_gpu_blocks_override,
+            enable_prefix_caching=self.enable_prefix_caching is not False,
+            prefix_caching_hash_algo=self.prefix_caching_hash_algo,
+        )
+
+    def _make_scheduler_config(self, model_config: ModelConfig) -> SchedulerConfig:
+        chunked = self.enable_chunked_prefill is not False
+        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if tokens is None:
+            tokens = max(SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS, seqs or 0)
+            if not chunked:
+                tokens = max(tokens, model_config.max_model_len)
+        if seqs is None:
+            seqs = max(1, min(_DEFAULT_MAX_NUM_SEQS, tokens))
+        return SchedulerConfig(
+            max_model_len=model_config.max_model_len,
+            max_num_batched_tokens=tokens,
+            max_num_seqs=seqs,
+            enable_chunked_prefill=chunked,
+            policy=self.scheduling_policy,
+            max_num_queued_reqs=self.max_num_queued_reqs,
+        )
+
+    def _make_speculative_config(self, model_config: ModelConfig) -> SpeculativeConfig | None:
+        if self.speculative_config is None:
+            return None
+        config = SpeculativeConfig.from_dict(self.speculative_config)
+        if config.method == "mtp":
+            _check_mtp(model_config)
+        return config
+
+    def _make_kv_events_config(self) -> KVEventsConfig | None:
+        if self.kv_events_config is None:
+            return None
+        config = KVEventsConfig.from_dict(self.kv_events_config)
+        if not config.publishes:
+            logger.warning(
+                "KV events are configured but not published: set enable_kv_cache_events to true."
+            )
+        elif self.enable_prefix_caching is False:
+            logger.warning("KV events are on, but prefix caching is off: there will be none.")
+        return config
+
+    def describe_derived(self, config: VllmConfig) -> dict[str, Any]:
+        """Return what was left open here, as ``create_vllm_config`` resolved it."""
+        resolved = {
+            "max_model_len": config.model_config.max_model_len,
+            "block_size": config.cache_config.block_size,
+            "enable_prefix_caching": config.cache_config.enable_prefix_caching,
+            "enable_chunked_prefill": config.scheduler_config.enable_chunked_prefill,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+        }
+        return {name: value for name, value in resolved.items() if getattr(self, name) is None}
+
+
+# One class serves both: nothing about the flags differs for an asynchronous engine.
+AsyncEngineArgs = EngineArgs
+
+
+def _resolve_block_size(block_size: int | None, model_config: ModelConfig) -> int:
+    if not model_config.hits_at_units:
+        return _DEFAULT_BLOCK_SIZE if block_size is None else block_size
+    allowed = resolve_model(model_config.architectures).load_block_sizes()
+    if block_size is None:
+        platform = find_plugin_platform()
+        own = platform.default_block_size(model_config.hf_config) if platform else None
+        return own or allowed[0]
+    if block_size not in allowed:
+        raise ConfigError(
+            f"block_size={block_size} is not supported for DeepSeek-V4: use one of "
+            f"{', '.join(map(str, allowed))}."
+        )
+    return block_size
+
+
+def _parse_model(model_config: ModelConfig) -> Any:
+    """Return config.json as the model's own module reads it, in either spelling."""
+    return resolve_model(model_config.architectures).parse_config(model_config.hf_config)
+
+
+def _check_mtp(model_config: ModelConfig) -> None:
+    """Refuse method "mtp" where config.json promises no MTP block, before weights load."""
+    parsed = _parse_model(model_config)
+    if parsed.has_dspark_drafter:
+        raise ConfigError(
+            "speculative-config method 'mtp' does not fit this checkpoint: its mtp.* tensors are "
+            "a DSpark drafter, which is not supported; use method 'ngram'."
+        )
+    if not parsed.num_nextn_predict_layers:
+        raise ConfigError(
+            "speculative-config method 'mtp' needs an MTP block, but config.json says "
+            "num_nextn_predict_layers=0; use method 'ngram'."
+        )
+
+
+def _check_retention(
+    retention: str | int | None, block_size: int, model_config: ModelConfig
+) -> None:
+    """Refuse a retention interval that the model's cache cannot follow, before weights load."""
+    if not model_config.hits_at_units:
+        if retention is not None and str(retention).lower() not in ("auto", "none", "0"):
+            raise ConfigError(
+                f"prefix_cache_retention_interval={retention!r} needs a model with sliding-window "
+                "layers: use auto, none or 0, or leave it out."
+            )
+        return
+    read_interval(retention, max(block_size, *(r.ratio for r in _parse_model(model_config).layers)))

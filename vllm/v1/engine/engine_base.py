@@ -1,0 +1,172 @@
+"""What both engines do: start a core, send it requests, take in what it says, forget its cache."""
+
+import itertools
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from vllm.config import VllmConfig
+from vllm.exceptions import EngineDeadError
+from vllm.logger import init_logger
+from vllm.outputs import RequestOutput
+from vllm.tokenizers import Tokenizer
+from vllm.v1.engine.client import EngineCoreHandle
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.engine.output_queue import OutputSink
+from vllm.v1.engine.wire import (
+    AbortRequests,
+    AddRequest,
+    Dead,
+    FromCore,
+    KVCacheInfo,
+    PrefixCacheReset,
+    Ready,
+    RequestRejected,
+    ResetPrefixCache,
+    StepOutputs,
+)
+from vllm.v1.messages import EngineCoreRequest
+from vllm.v1.metrics.iteration_stats import IterationStats
+from vllm.v1.metrics.loggers import StatLogger
+from vllm.v1.metrics.stats import SchedulerStats
+
+logger = init_logger(__name__)
+
+_Handle = TypeVar("_Handle", bound=EngineCoreHandle)
+
+
+class EngineBase(ABC, Generic[_Handle]):
+    """One engine core and the requests in progress there; how messages arrive is the child's.
+
+    Owns: the handle, the requests in progress, the sinks of statistics.
+
+    Args:
+        vllm_config: What to run.
+        handle: A launched core.
+        stat_loggers: Sinks of statistics.
+
+    Raises:
+        VllmError: The core cannot start.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, handle: _Handle, stat_loggers: Iterable[StatLogger]
+    ) -> None:
+        self.vllm_config = vllm_config
+        self._core = handle
+        self._finalizer = weakref.finalize(self, handle.shutdown)
+        try:
+            # While the core loads its weights.
+            self.tokenizer = _load_tokenizer(vllm_config)
+            self.kv_cache_info: KVCacheInfo = _adopt_ready(vllm_config, handle.wait_ready())
+        except BaseException:
+            self._finalizer()
+            raise
+        self.input_processor = InputProcessor(vllm_config, self.tokenizer)
+        self._output_processor = OutputProcessor(self.tokenizer)
+        self._stat_loggers = tuple(stat_loggers)
+        self._call_ids = itertools.count()
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer; None with ``skip_tokenizer_init``."""
+        return self.tokenizer
+
+    def do_log_stats(self) -> None:
+        """Have every statistics sink report."""
+        for stat_logger in self._stat_loggers:
+            stat_logger.log()
+
+    def _record(self, scheduler_stats: SchedulerStats | None, stats: IterationStats) -> None:
+        for stat_logger in self._stat_loggers:
+            stat_logger.record(scheduler_stats, stats)
+
+    # ---- to the core -------------------------------------------------------------------------
+
+    def _submit(
+        self, request: EngineCoreRequest, prompt: str | None, sink: OutputSink | None
+    ) -> list[str]:
+        """Send a checked request; return the core's ids of its answers."""
+        children = self._output_processor.add_request(request, prompt, sink)
+        for child in children:
+            self._core.send(AddRequest(child))
+        return [child.request_id for child in children]
+
+    def _send_aborts(self, request_ids: list[str]) -> None:
+        if request_ids:
+            self._core.send(AbortRequests(request_ids))
+
+    def _send_reset(self, reset_running_requests: bool, reset_connector: bool) -> int:
+        """Ask for a reset of the prefix cache; return the id that its answer carries."""
+        call_id = next(self._call_ids)
+        self._core.send(ResetPrefixCache(call_id, reset_running_requests, reset_connector))
+        return call_id
+
+    def _check_alive(self) -> None:
+        if self._core.dead_error is not None:
+            raise self._core.dead_error
+
+    # ---- from the core -----------------------------------------------------------------------
+
+    def _take_in(self, message: FromCore) -> list[RequestOutput]:
+        """Take in a message; return the outputs of requests without a sink.
+
+        Raises:
+            VllmError: The core refused a request without a sink, or died (see ``_on_dead``).
+        """
+        if isinstance(message, StepOutputs):
+            return self._on_step(message)
+        if isinstance(message, RequestRejected):
+            error = message.error.to_exception()
+            self._send_aborts(self._output_processor.reject(message.request_id, error))
+        elif isinstance(message, PrefixCacheReset):
+            self._on_reset(message)
+        elif isinstance(message, Dead):
+            self._on_dead(EngineDeadError(message.message))
+        return []
+
+    def _on_step(self, message: StepOutputs) -> list[RequestOutput]:
+        stats = IterationStats()
+        result = self._output_processor.process_outputs(message.outputs, stats)
+        self._send_aborts(result.aborts)
+        self._record(message.outputs.scheduler_stats, stats)
+        return result.outputs
+
+    @abstractmethod
+    def _on_reset(self, message: PrefixCacheReset) -> None:
+        """Give the answer to who asked for the reset."""
+
+    def _on_dead(self, error: EngineDeadError) -> None:
+        """Tell every caller that the core is dead."""
+        self._output_processor.fail_all(error)
+
+
+def _load_tokenizer(vllm_config: VllmConfig) -> Tokenizer | None:
+    """Read the tokenizer; None with ``skip_tokenizer_init``.
+
+    Raises:
+        ConfigError: Its files are absent or broken.
+    """
+    model = vllm_config.model_config
+    if model.skip_tokenizer_init:
+        return None
+    return Tokenizer.from_folder(model.tokenizer or model.path or model.model)
+
+
+def _adopt_ready(vllm_config: VllmConfig, ready: Ready) -> KVCacheInfo:
+    """Take over what only the core could find out, and say that it is ready.
+
+    Mutates:
+        ``cache_config.num_gpu_blocks`` and ``model_config.max_model_len`` (when it was -1).
+    """
+    info = ready.kv_cache
+    vllm_config.cache_config.num_gpu_blocks = info.num_blocks
+    vllm_config.model_config.max_model_len = info.max_model_len
+    logger.info(
+        "Engine core ready (process %d) in %.2f s, of which %.2f s loading the model.",
+        ready.pid,
+        ready.start_s,
+        ready.load_s,
+    )
+    return info

@@ -1,0 +1,151 @@
+"""The structs that cross between the front end and the engine core (ZMQ + msgpack)."""
+
+import time
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.metrics.stats import SchedulerStats
+
+# Reasons of a miss, as they appear in metrics and in usage records.
+FIRST_SEEN = "first_seen"
+EVICTED = "evicted"
+WINDOW_NOT_RETAINED = "window_not_retained"
+WINDOW_EVICTED = "window_evicted"
+ABOVE_LAST_BOUNDARY = "above_last_boundary"
+DRAFTER = "drafter"
+BYPASSED = "bypassed"
+MISS_REASONS = (
+    FIRST_SEEN,
+    EVICTED,
+    WINDOW_NOT_RETAINED,
+    WINDOW_EVICTED,
+    ABOVE_LAST_BOUNDARY,
+    DRAFTER,
+    BYPASSED,
+)
+
+
+class FinishReason(IntEnum):
+    """Why a request ended."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    REPETITION = 4
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class EngineCoreEventType(IntEnum):
+    """Stages of a request inside the engine core."""
+
+    QUEUED = 1
+    SCHEDULED = 2
+    PREEMPTED = 3
+
+
+class EngineCoreEvent(msgspec.Struct, frozen=True):
+    """A stage of a request, with a monotonic clock in seconds (comparable on one machine)."""
+
+    type: EngineCoreEventType
+    timestamp: float
+
+    @classmethod
+    def new_event(
+        cls, event_type: EngineCoreEventType, timestamp: float | None = None
+    ) -> "EngineCoreEvent":
+        """Stamp an event now, or with the given monotonic time."""
+        return cls(event_type, time.monotonic() if timestamp is None else timestamp)
+
+
+class PrefillStats(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a request's prompt tokens came from, committed once, at admission.
+
+    ``num_cached_tokens + sum(miss_tokens.values()) == num_prompt_tokens``, exactly.
+
+    Attributes:
+        num_prompt_tokens: Tokens the request was admitted with.
+        num_cached_tokens: Of those, not computed: read from the prefix cache, or loaded.
+        dense_match_tokens: How far the dense groups alone matched.
+        miss_tokens: Tokens by reason of their miss.
+        num_external_tokens: Of ``num_cached_tokens``, loaded by a KV connector.
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    dense_match_tokens: int = 0
+    miss_tokens: dict[str, int] = {}
+    num_external_tokens: int = 0
+
+
+class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A validated, tokenized request on its way to the engine core.
+
+    Attributes:
+        is_extra_answer: Whether it is one of ``n`` answers to a prompt, and not the first: the
+            prompt is counted once.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    arrival_time: float
+    client_index: int = 0
+    priority: int = 0
+    cache_salt: str | None = None
+    trace_headers: dict[str, str] | None = None
+    is_extra_answer: bool = False
+
+
+class LogprobsRows(msgspec.Struct, frozen=True):
+    """Log probabilities of consecutive tokens; row i is token i, column 0 the token itself."""
+
+    token_ids: list[list[int]]
+    logprobs: list[list[float]]
+    ranks: list[int]
+
+
+class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
+    """What one step added to one request.
+
+    Attributes:
+        num_draft_tokens: Draft tokens that the step verified.
+        num_accepted_tokens: Of those, tokens the model agreed with, up to the end of the answer.
+    """
+
+    request_id: str
+    new_token_ids: list[int]
+    new_logprobs: LogprobsRows | None = None
+    new_prompt_logprobs: LogprobsRows | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    events: list[EngineCoreEvent] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    prefill_stats: PrefillStats | None = None
+    num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is the request's last output."""
+        return self.finish_reason is not None
+
+
+class EngineCoreOutputs(msgspec.Struct, omit_defaults=True):
+    """One step's outputs for one client."""
+
+    outputs: list[EngineCoreOutput] = []
+    scheduler_stats: SchedulerStats | None = None
+    finished_requests: set[str] | None = None
+    timestamp: float = 0.0
+    engine_index: int = 0
+
+    def __post_init__(self) -> None:
+        if self.timestamp == 0.0:
+            self.timestamp = time.monotonic()
