@@ -6,10 +6,10 @@ from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.policy.duel import Duel
 from vllm.v1.core.policy.eviction import Rule
+from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.interval import IntervalLearner
 from vllm.v1.core.policy.spans import SpanSampler
 from vllm.v1.core.policy.spare import lean_checkpoint_blocks
-from vllm.v1.core.retention import CacheGeometry
 
 logger = init_logger(__name__)
 

@@ -1,13 +1,24 @@
 """Checkpoints in memory that nothing else needs now."""
 
 from collections.abc import Container
+from typing import NamedTuple
 
-from vllm.v1.core.retention import COARSE_TOKENS, CacheGeometry
+from vllm.v1.core.policy.geometry import COARSE_TOKENS, CacheGeometry
 
 # The part of a pool that spare checkpoints leave to requests that come.
 _RESERVED_SHARE = 1 / 16
 # The part of the room that one step's grid may take.
 _GRID_SHARE = 1 / 8
+
+
+class Spares(NamedTuple):
+    """Boundaries of spare checkpoints, ascending: near the prompt's end, and to fill memory."""
+
+    ends: tuple[int, ...] = ()
+    fillers: tuple[int, ...] = ()
+
+
+NO_SPARES = Spares()
 
 
 def spare_boundaries(
@@ -19,13 +30,13 @@ def spare_boundaries(
     num_blocks: int,
     num_older: int,
     pool_size: int,
-) -> tuple[int, ...]:
+) -> Spares:
     """Return the boundaries inside a prefill step at which to leave checkpoints for nobody yet.
 
     The window rows there are computed anyway, and the memory is the first to go. Prompts part near
-    their ends more often than far from them, so distances from the end double; what room there is
-    beyond that goes to a grid, no more than a part of it to one step, or the first prompts would
-    leave nothing to the later ones.
+    their ends more often than far from them, so distances from the end grow fourfold; what room
+    there is beyond that goes to a grid, no more than a part of it to one step, or the first prompts
+    would leave nothing to the later ones.
 
         prompt     |-----------------------------------------------|
         ends             .                       .           .   . .
@@ -42,28 +53,28 @@ def spare_boundaries(
         pool_size: Blocks of the pool.
 
     Returns:
-        Lean boundaries in ``(start, end]``, ascending.
+        Lean boundaries in ``(start, end]``.
     """
     room = num_blocks - int(pool_size * _RESERVED_SHARE)
     cost = lean_checkpoint_blocks(geometry)
     if not cost:
-        return ()
-    chosen: list[int] = []
+        return NO_SPARES
+    ends: list[int] = []
     distance = geometry.coarse
-    while distance < num_tokens and (len(chosen) + 1) * cost <= room + num_older:
+    while distance < num_tokens and (len(ends) + 1) * cost <= room + num_older:
         place = geometry.floor_lean(num_tokens - distance)
-        if start < place <= end and place not in taken and place not in chosen:
-            chosen.append(place)
+        if start < place <= end and place not in taken and place not in ends:
+            ends.append(place)
         distance *= 4
     for_grid = int(room * _GRID_SHARE)
     if for_grid < cost:
-        return tuple(sorted(chosen))
+        return Spares(tuple(reversed(ends)))
     step = geometry.coarse
     while step <= end and (end // step - start // step) * cost > for_grid:
         step *= 2
     grid = range((start // step + 1) * step, end + 1, step)
-    chosen += [place for place in grid if place not in taken and place not in chosen]
-    return tuple(sorted(chosen))
+    fillers = tuple(place for place in grid if place not in taken and place not in ends)
+    return Spares(tuple(reversed(ends)), fillers)
 
 
 def lean_checkpoint_blocks(geometry: CacheGeometry) -> int:

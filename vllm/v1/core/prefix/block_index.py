@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.policy.eviction import Standing
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.tiers import Tier
 
@@ -47,8 +48,12 @@ class BlockIndex(Protocol):
         """Return the same for many blocks at once."""
         ...
 
+    def standing(self, block: KVCacheBlock) -> Standing:
+        """Return what is known of what a block caches."""
+        ...
+
     def on_touch(self, block: KVCacheBlock) -> None:
-        """Take note that a free block was hit."""
+        """Take note that a block was hit."""
         ...
 
     def get_cached_block(

@@ -17,6 +17,7 @@ from vllm.v1.core.kv_cache_utils import (
     get_group_id,
     make_block_hash_with_group_id,
 )
+from vllm.v1.core.policy.eviction import Standing
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.tiers import Tier
 
@@ -124,6 +125,10 @@ class HashIndex:
     def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
         """Return the one tier there is, as often as there are blocks."""
         return [Tier.REGULAR] * len(blocks)
+
+    def standing(self, block: KVCacheBlock) -> Standing:
+        """Return the same for all blocks: one queue has them, in the order of their use."""
+        return Standing.NEW
 
     def on_touch(self, block: KVCacheBlock) -> None:
         """Do nothing: the order of free blocks is all that is known of their use."""

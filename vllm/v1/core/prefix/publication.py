@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import salt_digest
+from vllm.v1.core.policy.adaptation import Adaptation
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import (
     RetentionPolicy,
@@ -12,9 +14,13 @@ from vllm.v1.core.policy.retention import (
     step_boundaries,
     trailing_boundaries,
 )
+from vllm.v1.core.policy.spare import NO_SPARES, Spares
 from vllm.v1.core.prefix.checkpoints import Checkpoint, CheckpointStore
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.request_cache import RequestCache
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
 
 
 class Publisher:
@@ -27,6 +33,8 @@ class Publisher:
         policy: Which checkpoints are kept.
         index: Where keys go.
         store: Where checkpoints go.
+        pool: Where blocks stand.
+        adaptation: What was learnt of the traffic, if the policy learns.
     """
 
     def __init__(
@@ -35,23 +43,46 @@ class Publisher:
         policy: RetentionPolicy,
         index: PrefixIndex,
         store: CheckpointStore,
+        pool: BlockPool,
+        adaptation: Adaptation | None,
     ) -> None:
         self._geometry = geometry
         self._policy = policy
         self._index = index
         self._store = store
+        self._pool = pool
+        self._adaptation = adaptation
 
-    def publish(self, cache: RequestCache, end: int, boundaries: Sequence[int]) -> None:
+    @property
+    def interval(self) -> int:
+        """Tokens between two checkpoints that prompts leave; 0: none."""
+        adaptation = self._adaptation
+        return self._policy.interval if adaptation is None else adaptation.interval
+
+    def publish(
+        self,
+        cache: RequestCache,
+        end: int,
+        boundaries: Sequence[int],
+        spares: Spares = NO_SPARES,
+    ) -> None:
         """Make the prefixes a step completes visible to later lookups.
 
         Args:
             cache: The request's, whose hashes cover at least ``end``.
             end: Tokens computed after the step, drafts not counted.
             boundaries: Boundaries the step completes, to keep a checkpoint of.
+            spares: Those it completes that nobody asked for.
         """
         self._publish_keys(cache, end)
         for position in boundaries:
             self._publish_checkpoint(cache, position)
+        for position in spares.fillers:
+            self._store.publish(self._make_spare(cache, position, is_filler=True))
+        for position in spares.ends:
+            self._store.publish(self._make_spare(cache, position, is_filler=False))
+        if spares != NO_SPARES:
+            cache.spared_until = end
         self._drop_passed(cache, end)
 
     def publish_accepted(self, cache: RequestCache) -> None:
@@ -67,7 +98,7 @@ class Publisher:
         end = min(cache.num_accepted, cache.request.num_tokens)
         if end < first + unit:
             return
-        wanted, interval = published.wanted, self._policy.interval
+        wanted, interval = published.wanted, self.interval
         self.publish(cache, end, step_boundaries(self._geometry, first, end, wanted, interval))
 
     def _publish_keys(self, cache: RequestCache, end: int) -> None:
@@ -87,7 +118,9 @@ class Publisher:
                 block_hashes[at - 1] if at else None,
                 *block_hashes[at + stride - 1 : stop - 1 : stride],
             ]
-            self._index.add_keys(table.blocks_below(ends), group_id, keys, parents)
+            emptied = self._index.add_keys(table.blocks_below(ends), group_id, keys, parents)
+            if emptied:
+                self._pool.replace(emptied)
             if self._index.events.is_on:
                 self._index.events.stored(
                     keys,
@@ -101,10 +134,11 @@ class Publisher:
 
     def _publish_checkpoint(self, cache: RequestCache, position: int) -> None:
         policy, published, request = self._policy, cache.published, cache.request
+        interval = self.interval
         token_ids = request.all_token_ids
         next_token = token_ids[position] if position < len(token_ids) else None
         is_junction = position in published.junctions
-        on_grid = policy.interval > 0 and position % policy.interval == 0
+        on_grid = interval > 0 and position % interval == 0
         record = Checkpoint(
             request.block_hashes[position // self._geometry.unit - 1],
             position,
@@ -119,6 +153,17 @@ class Publisher:
             if next_token is None:
                 published.unfollowed = record
             (published.kept if record.is_kept else published.trailing).append(record)
+
+    def _make_spare(self, cache: RequestCache, position: int, *, is_filler: bool) -> Checkpoint:
+        token_ids = cache.request.all_token_ids
+        return Checkpoint(
+            cache.request.block_hashes[position // self._geometry.unit - 1],
+            position,
+            tuple(window.blocks_for(position) for window in cache.windows),
+            token_ids[position] if position < len(token_ids) else None,
+            is_spare=True,
+            is_filler=is_filler,
+        )
 
     def _drop_passed(self, cache: RequestCache, end: int) -> None:
         """Withdraw trailing checkpoints that newer ones replace, unless somebody resumed there."""

@@ -1,6 +1,6 @@
 """Free blocks that something can hit, in three queues by what is known of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vllm.v1.core.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
 from vllm.v1.core.policy.eviction import Rule, Standing, choose_victim
@@ -11,45 +11,38 @@ class RegularTier:
 
     Has the verbs of a queue, so that the pool need not tell it from the other tiers.
 
-    Owns: the queues, each block's standing and the stamp of its last use.
+    Owns: the queues, in which of them each block stands, the stamp of its last use.
 
     Args:
         num_blocks: Blocks of the pool.
+        standing: Says what is known of a block that joins.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, standing: Callable[[KVCacheBlock], Standing]) -> None:
         self.rule = Rule.LRU
         self._capacity = num_blocks
         self._queues = tuple(FreeKVCacheBlockQueue([]) for _ in Standing)
-        # By block id. A free block's standing says in which queue it is.
-        self._standings = [Standing.NEW] * num_blocks
+        self._standing = standing
+        # By block id; of no meaning for a block that stands elsewhere.
+        self._queue_of = [self._queues[0]] * num_blocks
         self._stamps = [0] * num_blocks
         self._now = 0
         self.num_free_blocks = 0
 
-    def standing_of(self, block: KVCacheBlock) -> Standing:
-        """Return what is known of a block, free or held."""
-        return self._standings[block.block_id]
-
-    def set_standing(self, block: KVCacheBlock, standing: Standing) -> None:
-        """Note what is known of a block that is in no queue."""
-        self._standings[block.block_id] = standing
-
     def append(self, block: KVCacheBlock) -> None:
         """Let a block join as the one used last."""
-        self._now += 1
-        self.num_free_blocks += 1
-        self._stamps[block.block_id] = self._now
-        self._queues[self._standings[block.block_id]].append(block)
+        self.append_n((block,))
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Let blocks join, the last as the one used last."""
-        standings, stamps, now = self._standings, self._stamps, self._now
+        queue_of, stamps, now = self._queue_of, self._stamps, self._now
         members: tuple[list[KVCacheBlock], ...] = ([], [], [])
         for block in blocks:
             now += 1
+            standing = self._standing(block)
             stamps[block.block_id] = now
-            members[standings[block.block_id]].append(block)
+            queue_of[block.block_id] = self._queues[standing]
+            members[standing].append(block)
         self._now = now
         self.num_free_blocks += len(blocks)
         for queue, joined in zip(self._queues, members, strict=True):
@@ -57,7 +50,7 @@ class RegularTier:
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take a block out."""
-        self._queues[self._standings[block.block_id]].remove(block)
+        self._queue_of[block.block_id].remove(block)
         self.num_free_blocks -= 1
 
     def popleft(self) -> KVCacheBlock:
