@@ -106,7 +106,9 @@ class AgentTraffic:
         self._longest = longest
         self._kinds = [self._new(n) for n in (14_000, 9_500, 18_500)]
         self._helpers = [self._new(n) for n in (4_200, 7_000)]
-        self._projects = [self._new(self._rng.randint(1_000, 9_000)) for _ in range(6)]
+        # An id stands for all tokens up to there: a project has others behind each kind.
+        sizes = [self._rng.randint(1_000, 9_000) for _ in range(6)]
+        self._beginnings = [[*kind, *self._new(size)] for kind in self._kinds for size in sizes]
         self._active = [self._open() for _ in range(num_active)]
 
     def _new(self, num_tokens: float) -> list[int]:
@@ -114,7 +116,7 @@ class AgentTraffic:
 
     def _open(self) -> _Session:
         rng = self._rng
-        spans = [*rng.choice(self._kinds), *rng.choice(self._projects)]
+        spans = list(rng.choice(self._beginnings))
         # Most sessions are short, some very long.
         turns = max(1, int(rng.lognormvariate(2.6, 1.0)))
         return _Session(spans, [], turns, len(spans))

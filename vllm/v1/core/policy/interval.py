@@ -61,7 +61,7 @@ class IntervalLearner:
         """Let a prompt be served; returns whether the interval changed."""
         if not spans:
             return False
-        worth = self._worth(spans)
+        worth = self.worth(spans)
         self._use(spans)
         if not self._is_full:
             return False
@@ -73,7 +73,8 @@ class IntervalLearner:
                 return level
         return _NO_LEVEL
 
-    def _worth(self, spans: Sequence[Span]) -> list[int]:
+    def worth(self, spans: Sequence[Span]) -> list[int]:
+        """Return what a prompt could resume at, in tokens, under each candidate."""
         depths = [0] * len(self._leads)
         ends = [0] * len(self._leads)
         lowest = 0
