@@ -10,15 +10,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Circles inside the KV cache and the scheduler that still stand: (module, what closes the circle).
-KNOWN_EDGES = {
-    ("vllm.v1.core.pinned_checkpoints", "vllm.v1.core.unit_block_pool"),
-    ("vllm.v1.core.kv_cache_manager", "vllm.v1.core.unit_kv_cache_manager"),
-    *(
-        (f"vllm.v1.core.sched.{name}", "vllm.v1.core.sched.scheduler")
-        for name in ("admission", "kv_transfer_updates", "running_pass", "update_pass")
-    ),
-}
 
 
 def _modules() -> dict[str, Path]:
@@ -47,11 +38,7 @@ def _imported(path: Path) -> Iterator[str]:
 @functools.cache
 def _graph() -> dict[str, set[str]]:
     return {
-        name: {
-            other
-            for other in _imported(path)
-            if other in MODULES and other != name and (name, other) not in KNOWN_EDGES
-        }
+        name: {other for other in _imported(path) if other in MODULES and other != name}
         for name, path in MODULES.items()
     }
 

@@ -5,11 +5,11 @@ from math import gcd, lcm
 from typing import Any
 
 import pytest
-from vllm_ascend.core.coordinator import AscendHybridKVCacheCoordinator
 
 from tests.ascend.v4_models import A5_PAGES, DEVICE_PAGES, FLASH, PRO, v4_config
 from tests.v1.core.unit_cache_driver import make_request
-from vllm.v1.core.kv_cache_manager import KVCacheManager, make_kv_cache_manager
+from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import (
     BlockHashListWithBlockSize,
     generate_scheduler_kv_cache_config,
@@ -36,7 +36,6 @@ def _registered() -> None:
     register_all_kvcache_specs(None)
     platform = ReferencePlatform()
     platform.register_custom_kv_cache_specs(None)
-    platform.register_kv_cache_coordinators()
 
 
 def make_config(
@@ -98,14 +97,13 @@ class Server:
 
     def _end_step(self) -> None:
         self.manager.commit_step()
-        self.manager.take_block_copies()
-        self.manager.take_window_tables()
+        self.manager.take_step_work()
 
 
 def make_unit_server(
     unit: int, ratios: list[int], generation: Generation = Generation.A2_A3
 ) -> Server:
-    manager = make_kv_cache_manager(
+    manager = KVCacheManager(
         make_config(unit, ratios, generation),
         MAX_LEN,
         scheduler_block_size=unit,
@@ -113,8 +111,7 @@ def make_unit_server(
         use_eagle=True,
         num_lookahead_tokens=LOOKAHEAD,
     )
-    assert isinstance(manager.coordinator, AscendHybridKVCacheCoordinator)
-    assert manager.coordinator.use_mtp
+    assert isinstance(manager.coordinator, CheckpointCoordinator)
     return Server(manager, unit)
 
 
@@ -200,7 +197,7 @@ def make_contract_server() -> ContractServer:
     sizes = [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
     assert sizes == [128, 4096, 32, 32, 2, 8]
     hash_block = gcd(*sizes)
-    manager = make_kv_cache_manager(
+    manager = KVCacheManager(
         config,
         MAX_LEN,
         scheduler_block_size=lcm(*sizes),

@@ -4,12 +4,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
-from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
 
-from tests.v1.core.unit_cache_driver import Driver, make_request
+from tests.v1.core.unit_cache_driver import Driver, coordinator_of, make_request
 from tests.v1.core.v4_geometry import v4_config
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.policy.geometry import GroupGeometry
+from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.drafter_rows import StaleRow, can_rebuild
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
@@ -29,21 +29,15 @@ def drafter_config(num_blocks: int = 600) -> KVCacheConfig:
     return replace(config, kv_cache_groups=groups)
 
 
-def make_manager(stale_row: StaleRow = StaleRow.REBUILD) -> UnitKVCacheManager:
+def make_manager(stale_row: StaleRow = StaleRow.REBUILD) -> KVCacheManager:
     config = drafter_config()
-    return UnitKVCacheManager(
-        config,
-        MAX_LEN,
-        max_lookahead=3,
-        coordinator=UnitKVCacheCoordinator(config, True),
-        stale_row=stale_row,
-    )
+    return KVCacheManager(config, MAX_LEN, UNIT, UNIT, num_lookahead_tokens=3, stale_row=stale_row)
 
 
 class Steps:
     """Runs requests alone, draft by draft."""
 
-    def __init__(self, manager: UnitKVCacheManager) -> None:
+    def __init__(self, manager: KVCacheManager) -> None:
         self.manager = manager
         self.copies: list[tuple[int, int]] = []
         self.rebuilds: dict[str, int] = {}
@@ -51,8 +45,11 @@ class Steps:
     def prefill(self, request: Request) -> int:
         """Compute a prompt; returns its hit."""
         self.manager.new_step_starts()
-        blocks, hit = self.manager.get_computed_blocks(request)
-        assert self.manager.allocate_slots(request, request.num_tokens - hit, hit, blocks)
+        found = self.manager.look_up(request)
+        hit = found.num_tokens
+        num_new = request.num_tokens - hit
+        assert self.manager.allocate_slots(request, num_new, lookup=found)
+        self.record = self.manager.record_admission(request, found, hit)
         request.start_running(hit)
         self.end(request, request.num_tokens - hit)
         return hit
@@ -67,16 +64,21 @@ class Steps:
 
     def end(self, request: Request, num_tokens: int) -> None:
         self.manager.commit_step()
-        self.copies = self.manager.take_block_copies()
-        self.rebuilds = self.manager.take_drafter_rebuilds()
-        self.manager.take_window_tables()
+        work = self.manager.take_step_work()
+        self.copies, self.rebuilds = work.copies, work.drafter_rebuilds
         request.advance(num_tokens)
         accepted = min(request.num_computed_tokens, request.num_tokens)
         self.manager.check_invariants({request.request_id: accepted})
 
 
-def published(manager: UnitKVCacheManager) -> set[int]:
-    return {record.position for record in manager.block_pool.checkpoints.values()}
+def checkpoint_at(manager: KVCacheManager, position: int) -> Checkpoint:
+    records = coordinator_of(manager).index.checkpoints.values()
+    (record,) = (r for r in records if r.position == position)
+    return record
+
+
+def published(manager: KVCacheManager) -> set[int]:
+    return {record.position for record in coordinator_of(manager).index.checkpoints.values()}
 
 
 @pytest.mark.parametrize("num_accepted", [0, 1, 2, 3])
@@ -94,7 +96,7 @@ def test_a_boundary_is_published_when_its_last_token_is_accepted(num_accepted: i
     steps.decode(request, [7] * (1 + num_accepted), 0)
     # One token known and computed more: 128 is complete if any draft was accepted, or now.
     assert 128 in published(manager)
-    record = next(r for r in manager.block_pool.checkpoints.values() if r.position == 128)
+    record = checkpoint_at(manager, 128)
     assert record.next_token == (7 if num_accepted else None)
     manager.free(request)
 
@@ -132,9 +134,8 @@ def test_windows_are_freed_up_to_accepted_tokens_only() -> None:
     steps.prefill(request)
     # Were the drafts at 255..257 right, going on at 258 would free C128's state below 256.
     steps.decode(request, [7], 3)
-    for window in manager.coordinator.windows:
-        table = window.tables["r"]
-        first = window.geometry.first_needed(254) // window.geometry.block_size
+    for table in coordinator_of(manager).requests["r"].windows:
+        first = table.geometry.first_needed(254) // table.geometry.block_size
         assert table.base <= first
     request.reject_drafts(3)
     steps.decode(request, [7], 3)
@@ -146,7 +147,7 @@ def test_the_next_token_is_noted_when_it_is_known() -> None:
     steps = Steps(manager)
     request = make_request("r", range(128), UNIT)
     steps.prefill(request)
-    (record,) = (r for r in manager.block_pool.checkpoints.values() if r.position == 128)
+    record = checkpoint_at(manager, 128)
     assert record.next_token is None
     steps.decode(request, [9], 0)
     assert record.next_token == 9
@@ -165,8 +166,7 @@ def test_a_hit_whose_next_token_differs(stale_row: StaleRow, next_token: int) ->
     # 128 is the lean boundary of the last one at or below 159.
     parted = make_request("s", [*range(128), next_token, 6, 7], UNIT)
     hit = steps.prefill(parted)
-    stats = manager.take_prefill_stats("s")
-    assert stats is not None
+    stats = steps.record
     assert stats.num_cached_tokens + sum(stats.miss_tokens.values()) == 131
     is_stale = next_token != 128
     if is_stale and stale_row is StaleRow.DROP:
@@ -178,10 +178,10 @@ def test_a_hit_whose_next_token_differs(stale_row: StaleRow, next_token: int) ->
         assert "drafter" not in stats.miss_tokens
         assert len(steps.rebuilds) == (is_stale and stale_row is StaleRow.REBUILD)
     if steps.rebuilds:
-        (group,) = (w for w in manager.coordinator.windows if w.geometry.has_drafter_rows)
-        index = manager.coordinator.windows.index(group)
-        record = next(r for r in manager.block_pool.checkpoints.values() if r.position == 128)
-        shared, private = record.blocks[index][-1], group.tables["s"].blocks[-2]
+        windows = coordinator_of(manager).requests["s"].windows
+        (index,) = (i for i, w in enumerate(windows) if w.geometry.has_drafter_rows)
+        record = checkpoint_at(manager, 128)
+        shared, private = record.blocks[index][-1], windows[index].blocks[-2]
         pairs = [pair for pair in steps.copies if pair[0] == shared.block_id]
         assert steps.rebuilds == {"s": shared.block_id}
         assert pairs == [(shared.block_id, private.block_id)]
@@ -227,10 +227,10 @@ def test_a_preempted_request_leaves_no_order_behind() -> None:
     manager.free(first)
     manager.new_step_starts()
     parted = make_request("s", [*range(128), 1, 6, 7], UNIT)
-    blocks, hit = manager.get_computed_blocks(parted)
-    assert manager.allocate_slots(parted, 3, hit, blocks)
+    assert manager.allocate_slots(parted, 3, lookup=manager.look_up(parted))
     manager.free(parted)
     manager.commit_step()
-    assert manager.take_drafter_rebuilds() == {}
-    assert manager.take_block_copies() == []
+    work = manager.take_step_work()
+    assert work.drafter_rebuilds == {}
+    assert work.copies == []
     manager.check_invariants({})

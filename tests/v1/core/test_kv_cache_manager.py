@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
-from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
 
 from tests.v1.core.cache_helpers import (
     cached_indices,
@@ -19,8 +17,9 @@ from tests.v1.core.specs import full, mamba, swa
 from tests.v1.core.v4_geometry import v4_config
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.v1.core import kv_cache_manager
-from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
-from vllm.v1.core.kv_cache_manager import KVCacheManager, make_kv_cache_manager
+from vllm.v1.core.cache_step import StepWork
+from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator, UnitaryKVCacheCoordinator
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 COMMON = [i for i in range(3) for _ in range(16)]
 
@@ -225,23 +224,26 @@ def test_statistics() -> None:
 
 def test_admission_record_adds_up() -> None:
     manager = one_group()
-    start(manager, make_request("0", [*COMMON, 5]))
-    first = manager.take_prefill_stats("0")
-    assert first is not None
+    prompts = (
+        make_request("0", [*COMMON, 5]),
+        make_request("1", [*COMMON, *[6] * 20]),
+        make_request("2", COMMON, prompt_logprobs=1),
+    )
+    records = []
+    for request in prompts:
+        found = manager.look_up(request)
+        num_new = request.num_tokens - found.num_tokens
+        assert manager.allocate_slots(request, num_new, lookup=found) is not None
+        records.append(manager.record_admission(request, found, found.num_tokens))
+    first = records[0]
     assert (first.num_cached_tokens, first.miss_tokens) == (
         0,
         {"first_seen": 48, "above_last_boundary": 1},
     )
-    start(manager, make_request("1", [*COMMON, *[6] * 20]))
-    record = manager.take_prefill_stats("1")
-    assert record is not None
+    record = records[1]
     assert record.num_cached_tokens == 48
     assert record.miss_tokens == {"first_seen": 16, "above_last_boundary": 4}
-    start(manager, make_request("2", COMMON, prompt_logprobs=1))
-    record = manager.take_prefill_stats("2")
-    assert record is not None
-    assert record.miss_tokens == {"bypassed": 48}
-    assert manager.take_prefill_stats("2") is None
+    assert records[2].miss_tokens == {"bypassed": 48}
 
 
 @pytest.mark.parametrize(("num_tokens", "num_hit"), [(48, 16), (37, 16), (16, 0)])
@@ -389,9 +391,7 @@ def test_edges_of_a_step_do_nothing() -> None:
     assert manager.chunk_end(request, 33) == 33
     start(manager, request)
     manager.commit_step()
-    assert manager.take_block_copies() == []
-    assert manager.take_window_tables() == {}
-    assert manager.take_window_tables(["0"]) == {}
+    assert manager.take_step_work() == StepWork()
     assert manager.take_new_block_ids() == [1, 2, 3]
     assert manager.create_kv_cache_blocks(([],)) is manager.empty_kv_cache_blocks
     assert manager.get_blocks("none") is manager.empty_kv_cache_blocks
@@ -402,24 +402,21 @@ def test_what_can_ever_fit() -> None:
     manager = one_group(max_model_len=320)
     assert manager.can_ever_fit(make_request("0", range(143)))
     assert not manager.can_ever_fit(make_request("1", range(144)))
-    assert manager.max_concurrency == pytest.approx(0.5)
     windowed = make_manager(make_config(6, [swa(sliding_window=32)]), max_num_batched_tokens=16)
     assert windowed.can_ever_fit(make_request("2", range(4000)))
 
 
-def test_make_kv_cache_manager() -> None:
-    manager = make_kv_cache_manager(make_config(11, [full()]), 64, 16, 16, log_stats=True)
-    assert isinstance(manager, KVCacheManager)
+def test_one_group_has_the_unitary_coordinator() -> None:
+    manager = KVCacheManager(make_config(11, [full()]), 64, 16, 16, log_stats=True)
     assert isinstance(manager.coordinator, UnitaryKVCacheCoordinator)
     assert manager.prefix_cache_stats is not None
 
 
-def test_hit_unit_chooses_the_unit_manager() -> None:
+def test_hit_unit_chooses_the_coordinator() -> None:
     config = v4_config(32, 4000)
     assert config.hit_unit == 32
-    manager = make_kv_cache_manager(config, 2048, 32, 32)
-    assert isinstance(manager, UnitKVCacheManager)
-    assert isinstance(manager.coordinator, UnitKVCacheCoordinator)
+    manager = KVCacheManager(config, 2048, 32, 32)
+    assert isinstance(manager.coordinator, CheckpointCoordinator)
     request = make_request("0", range(100), 32)
     hit, num_hit = manager.get_computed_blocks(request)
     assert num_hit == 0

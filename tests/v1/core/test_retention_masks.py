@@ -11,7 +11,6 @@ from vllm.exceptions import ConfigError
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.policy.masks import (
     num_window_tail_blocks,
-    pinned_prefix_capacity,
     pinned_tail,
     resolve_retention_interval,
     sliding_window_block_mask,
@@ -201,18 +200,3 @@ def test_pinned_tail_is_what_a_resume_reads() -> None:
             assert needed <= set(range(first, end))
             assert len(range(first, end)) <= num_window_tail_blocks(window, block_size, eagle)
             assert end * block_size <= num_tokens
-
-
-@pytest.mark.parametrize(
-    ("max_pinned", "shapes", "expected"),
-    [
-        (100, [(128, 64, False)], 50),
-        (100, [(128, 64, False), (8, 4, True)], 20),
-        (4, [(128, 64, False), (8, 4, True)], 0),
-        (100, [], 0),
-    ],
-)
-def test_pinned_prefix_capacity(
-    max_pinned: int, shapes: list[tuple[int, int, bool]], expected: int
-) -> None:
-    assert pinned_prefix_capacity(max_pinned, shapes) == expected

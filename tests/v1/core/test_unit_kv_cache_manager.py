@@ -7,13 +7,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
-from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager
 
-from tests.v1.core.unit_cache_driver import Driver, make_request
+from tests.v1.core.unit_cache_driver import Driver, coordinator_of, make_manager, make_request
 from tests.v1.core.v4_geometry import v4_config
 from vllm.distributed.kv_events import BlockStored
 from vllm.exceptions import ConfigError, InvariantError
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import salt_digest
 from vllm.v1.core.policy.retention import AUTO
 from vllm.v1.core.policy.sizes import max_request_blocks
@@ -74,7 +73,7 @@ def test_hit_shares_full_blocks_and_copies_partial_ones() -> None:
     second = driver.add(prompt, max_tokens=2)
     driver.step(2048)
     assert driver.hits[second.request_id] == 992
-    c4 = driver.manager.geometry.dense[0].group_id
+    c4 = driver.coordinator.geometry.dense[0].group_id
     ours = driver.manager.get_block_ids(second.request_id)[c4]
     theirs = driver.manager.get_block_ids(first.request_id)[c4]
     # Blocks of 128 tokens: seven full ones shared, the eighth (896..992) a private copy.
@@ -85,16 +84,16 @@ def test_hit_shares_full_blocks_and_copies_partial_ones() -> None:
 
 def test_nothing_is_cached_or_hit_with_caching_off() -> None:
     config = v4_config(32, 400)
-    manager = UnitKVCacheManager(config, 2048, enable_caching=False)
+    manager = make_manager(config, 2048, enable_caching=False)
     for name in ("a", "b"):
         request = make_request(name, tokens_of(1, 200), 32)
-        blocks, hit = manager.get_computed_blocks(request)
-        assert hit == 0
-        assert manager.allocate_slots(request, 200, hit, blocks) is not None
+        found = manager.look_up(request)
+        assert found.num_tokens == 0
+        assert manager.allocate_slots(request, 200, lookup=found) is not None
         manager.commit_step()
         manager.check_invariants({name: 0})
         manager.free(request)
-    assert not manager.block_pool.checkpoints
+    assert not coordinator_of(manager).index.checkpoints
     assert manager.usage == 0
 
 
@@ -105,11 +104,10 @@ def test_prompt_logprobs_bypass_reads_and_are_recorded() -> None:
     driver.run_all()
     request = make_request("bypass", prompt, 32)
     request.skip_reading_prefix_cache = True
-    blocks, hit = driver.manager.get_computed_blocks(request)
-    assert hit == 0
-    assert driver.manager.allocate_slots(request, 300, hit, blocks) is not None
-    stats = driver.manager.take_prefill_stats("bypass")
-    assert stats is not None
+    found = driver.manager.look_up(request)
+    assert found.num_tokens == 0
+    assert driver.manager.allocate_slots(request, 300, lookup=found) is not None
+    stats = driver.manager.record_admission(request, found, 0)
     assert stats.miss_tokens == {"bypassed": 300}
 
 
@@ -152,7 +150,7 @@ def test_eviction_is_told_from_first_sight() -> None:
 def test_pool_too_small_for_one_request_is_refused_at_start() -> None:
     config = v4_config(32, 60)
     with pytest.raises(ConfigError, match="max seq len 4096 needs"):
-        UnitKVCacheManager(config, 4096)
+        make_manager(config, 4096)
 
 
 def test_blocks_of_a_leaving_request_are_free_at_once() -> None:
@@ -168,8 +166,7 @@ def test_a_request_unscheduled_in_its_step_publishes_nothing() -> None:
     driver = Driver(v4_config(32, 600), 4096, seed=0)
     manager = driver.manager
     request = make_request("gone", tokens_of(1, 320), 32)
-    blocks, hit = manager.get_computed_blocks(request)
-    assert manager.allocate_slots(request, 320, hit, blocks) is not None
+    assert manager.allocate_slots(request, 320, lookup=manager.look_up(request)) is not None
     manager.free(request)
     manager.commit_step()
     other = make_request("other", tokens_of(1, 330), 32)
@@ -177,10 +174,9 @@ def test_a_request_unscheduled_in_its_step_publishes_nothing() -> None:
 
 
 def test_private_prefill_window_takes_no_blocks_inside_the_chunk() -> None:
-    manager = UnitKVCacheManager(v4_config(32, 3000), 16384)
+    manager = make_manager(v4_config(32, 3000), 16384)
     request = make_request("long", tokens_of(1, 8192 + 77), 32)
-    blocks, hit = manager.get_computed_blocks(request)
-    assert manager.allocate_slots(request, 8192, hit, blocks) is not None
+    assert manager.allocate_slots(request, 8192, lookup=manager.look_up(request)) is not None
     dense = sum(len(ids) for ids in manager.get_block_ids("long"))
     held = manager.block_pool.num_gpu_blocks - 1 - manager.block_pool.get_num_free_blocks()
     assert dense == 8192 // 128 + 2
@@ -188,7 +184,7 @@ def test_private_prefill_window_takes_no_blocks_inside_the_chunk() -> None:
     assert held - dense == 2 * 4 + 2
 
 
-def advance(manager: UnitKVCacheManager, request: Request, num_new: int) -> bool:
+def advance(manager: KVCacheManager, request: Request, num_new: int) -> bool:
     """Schedule tokens and, as if the model had run, append one behind the last."""
     manager.new_step_starts()
     if manager.allocate_slots(request, num_new) is None:
@@ -202,8 +198,7 @@ def advance(manager: UnitKVCacheManager, request: Request, num_new: int) -> bool
 
 def test_events_of_prefixes_that_drafts_complete_name_the_salt() -> None:
     config = v4_config(32, 600)
-    coordinator = UnitKVCacheCoordinator(config, True, enable_kv_cache_events=True)
-    manager = UnitKVCacheManager(config, 4096, max_lookahead=4, coordinator=coordinator)
+    manager = make_manager(config, 4096, num_lookahead_tokens=4, enable_kv_cache_events=True)
     request = make_request("r", tokens_of(1, 30), 32, max_tokens=50, cache_salt="secret")
     assert advance(manager, request, 30)
     manager.new_step_starts()
@@ -220,7 +215,7 @@ def test_events_of_prefixes_that_drafts_complete_name_the_salt() -> None:
 
 
 def test_decode_goes_to_the_pool_once_in_a_quarter_of_a_unit() -> None:
-    manager = UnitKVCacheManager(v4_config(32, 600), 4096)
+    manager = make_manager(v4_config(32, 600), 4096)
     request = make_request("r", tokens_of(1, 64), 32, max_tokens=200)
     assert advance(manager, request, 64)
     pool, took = manager.block_pool, []
@@ -235,7 +230,7 @@ def test_decode_goes_to_the_pool_once_in_a_quarter_of_a_unit() -> None:
 
 
 def test_decode_takes_what_it_needs_where_the_pool_has_no_more() -> None:
-    manager = UnitKVCacheManager(v4_config(32, 600), 4096)
+    manager = make_manager(v4_config(32, 600), 4096)
     request = make_request("r", tokens_of(1, 72), 32, max_tokens=200)
     assert advance(manager, request, 72)
     pool = manager.block_pool
@@ -249,17 +244,16 @@ def test_decode_takes_what_it_needs_where_the_pool_has_no_more() -> None:
 
 
 def test_decode_takes_no_blocks_beyond_the_longest_context() -> None:
-    manager = UnitKVCacheManager(v4_config(32, 600), 75)
+    manager = make_manager(v4_config(32, 600), 75)
     request = make_request("r", tokens_of(1, 72), 32, max_tokens=3)
     assert advance(manager, request, 72)
     assert advance(manager, request, 1)
-    for window in manager.coordinator.windows:
-        table = window.tables["r"]
-        assert (table.base + len(table.blocks) - 1) * window.geometry.block_size < 75
+    for table in coordinator_of(manager).requests["r"].windows:
+        assert (table.base + len(table.blocks) - 1) * table.geometry.block_size < 75
 
 
 def test_invariant_checker_notices_a_wrong_count() -> None:
-    manager = UnitKVCacheManager(v4_config(32, 400), 2048)
+    manager = make_manager(v4_config(32, 400), 2048)
     manager.check_invariants()
     manager.block_pool.blocks[5].ref_cnt += 1
     with pytest.raises(InvariantError, match=r"I[123]"):
@@ -285,8 +279,8 @@ class CacheMachine(RuleBasedStateMachine):
         is_scanned: bool,
     ) -> None:
         self.unit = unit
-        big = UnitKVCacheManager(v4_config(unit, 4000), 512)
-        blocks = max_request_blocks(big.geometry, 512) + 2 + spare
+        big = make_manager(v4_config(unit, 4000), 512)
+        blocks = max_request_blocks(coordinator_of(big).geometry, 512) + 2 + spare
         policy = replace(AUTO, pinned_share=pinned_share, pin_min_drop_blocks=4)
         self.driver = Driver(
             v4_config(unit, blocks),
@@ -327,8 +321,8 @@ class CacheMachine(RuleBasedStateMachine):
         idle = not self.driver.running
         assert self.driver.manager.reset_prefix_cache() == idle
         if idle:
-            assert not self.driver.manager.block_pool.checkpoints
-            assert not list(self.driver.manager.block_pool.pinned or ())
+            assert not self.driver.coordinator.index.checkpoints
+            assert not list(self.driver.manager.block_pool.pins or ())
 
     @invariant()
     def invariants_hold(self) -> None:

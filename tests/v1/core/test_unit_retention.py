@@ -4,12 +4,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from vllm.v1.core.unit_block_pool import Tier
-from vllm.v1.core.unit_coordinator import UnitKVCacheCoordinator
 
-from tests.v1.core.unit_cache_driver import Driver
+from tests.v1.core.unit_cache_driver import Driver, coordinator_of, make_manager
 from tests.v1.core.v4_geometry import v4_config
 from vllm.exceptions import ConfigError
+from vllm.v1.core.block_pool import Tier
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import AUTO, RetentionPolicy, parse_retention
 from vllm.v1.request import Request
@@ -48,12 +47,12 @@ def test_no_junction_where_a_shorter_prompt_merely_ends() -> None:
     longer = driver.add([*prompt, *tokens_of(2, 500)], 1)
     driver.run_all(budget=2048)
     assert driver.hits[longer.request_id] == 480
-    assert not any(r.is_junction for r in driver.manager.block_pool.checkpoints.values())
+    assert not any(r.is_junction for r in driver.coordinator.index.checkpoints.values())
 
 
 def test_a_conversation_supersedes_the_checkpoint_before_last() -> None:
     driver = make_driver()
-    pool = driver.manager.block_pool
+    index = driver.coordinator.index
     history = tokens_of(1, 600)
     begun_at: list[int] = []
     for turn in range(4):
@@ -62,7 +61,7 @@ def test_a_conversation_supersedes_the_checkpoint_before_last() -> None:
         begun_at.append(driver.hits[request.request_id])
         history = [*driver.finished[request.request_id], *tokens_of(50 + turn, 200)]
     leans = [p // 128 * 128 for p in begun_at]
-    cold = {r.position for r in pool.checkpoints.values() if r.is_cold}
+    cold = {r.position for r in index.checkpoints.values() if r.is_cold}
     assert {leans[1], leans[2]} <= cold, "where earlier turns began nobody is expected any more"
     assert leans[3] not in cold, "the last turn may still be asked again"
 
@@ -71,8 +70,8 @@ def test_a_second_continuation_makes_a_superseded_checkpoint_a_junction() -> Non
     driver = make_driver()
     system = tokens_of(1, 640)
     serve(driver, system)
-    pool = driver.manager.block_pool
-    at_640 = next(r for r in pool.checkpoints.values() if r.position == 640)
+    pool, index = driver.manager.block_pool, driver.coordinator.index
+    at_640 = next(r for r in index.checkpoints.values() if r.position == 640)
     first = driver.add([*system, *tokens_of(2, 300)], 1)
     driver.run_all(budget=2048)
     serve(driver, [*driver.finished[first.request_id], *tokens_of(4, 300)])
@@ -87,8 +86,8 @@ def test_a_second_continuation_makes_a_superseded_checkpoint_a_junction() -> Non
 def test_what_only_the_unaligned_boundary_needs_goes_first() -> None:
     driver = make_driver()
     serve(driver, tokens_of(1, 1000))
-    pool = driver.manager.block_pool
-    by_position = {r.position: r for r in pool.checkpoints.values()}
+    pool, index = driver.manager.block_pool, driver.coordinator.index
+    by_position = {r.position: r for r in index.checkpoints.values()}
     assert set(by_position) == {512, 896, 992}
     assert by_position[992].is_cold
     assert not by_position[896].is_cold
@@ -124,8 +123,7 @@ def test_waiting_is_bounded_when_the_donor_does_not_get_on() -> None:
     waited = 0
     for _ in range(1000):
         manager.new_step_starts()
-        blocks, _ = manager.get_computed_blocks(follower)
-        if not manager.should_wait(follower, blocks):
+        if not manager.should_wait(follower, manager.look_up(follower)):
             break
         waited += 1
     assert 0 < waited < 30
@@ -140,11 +138,11 @@ def test_a_short_shared_prefix_is_not_worth_a_wait() -> None:
 
 
 def test_an_interval_keeps_a_grid_and_none_keeps_the_common_multiple() -> None:
-    geometry = CacheGeometry.from_config(v4_config(32, 10))
+    geometry = CacheGeometry.from_config(v4_config(32, 200))
     for value, expected in (("1024", [1024, 2048, 3072, 4096]), ("none", [4096])):
         driver = make_driver(policy=parse_retention(value, geometry))
         serve(driver, tokens_of(1, 5000))
-        positions = {r.position for r in driver.manager.block_pool.checkpoints.values()}
+        positions = {r.position for r in driver.coordinator.index.checkpoints.values()}
         assert set(expected) <= positions
         assert 4992 in positions
         for p in expected:
@@ -152,17 +150,17 @@ def test_an_interval_keeps_a_grid_and_none_keeps_the_common_multiple() -> None:
 
 
 def test_interval_zero_keeps_ends_but_ages_them_equally() -> None:
-    geometry = CacheGeometry.from_config(v4_config(32, 10))
+    geometry = CacheGeometry.from_config(v4_config(32, 200))
     driver = make_driver(policy=parse_retention(0, geometry))
     serve(driver, tokens_of(1, 640))
     serve(driver, [*tokens_of(1, 640), *tokens_of(2, 300)])
-    records = {r.position: r for r in driver.manager.block_pool.checkpoints.values()}
+    records = {r.position: r for r in driver.coordinator.index.checkpoints.values()}
     assert not records[640].is_cold
 
 
 @pytest.mark.parametrize("value", ["33", "-128", "96", "often", "1.5"])
 def test_bad_intervals_are_refused_with_what_is_allowed(value: str) -> None:
-    geometry = CacheGeometry.from_config(v4_config(32, 10))
+    geometry = CacheGeometry.from_config(v4_config(32, 200))
     with pytest.raises(ConfigError, match="auto, none, 0, or a positive multiple of 128"):
         parse_retention(value, geometry)
 
@@ -206,5 +204,5 @@ def test_the_field_beats_the_variable(
     monkeypatch.delenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", raising=False)
     if variable is not None:
         monkeypatch.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", variable)
-    config = replace(v4_config(32, 10), prefix_cache_retention_interval=field)
-    assert UnitKVCacheCoordinator(config, True).policy.name == expected
+    config = replace(v4_config(32, 200), prefix_cache_retention_interval=field)
+    assert coordinator_of(make_manager(config, 512)).policy.name == expected

@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from vllm.v1.core.policy.eviction import Rule
-
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -24,6 +22,7 @@ from vllm.v1.core.kv_cache_utils import (
     init_none_hash,
     maybe_convert_block_hash,
 )
+from vllm.v1.core.policy.eviction import Rule
 from vllm.v1.core.policy.retention import AUTO, RetentionPolicy
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.kv_cache_interface import KVCacheConfig

@@ -194,7 +194,7 @@ def test_same_tokens_under_a_pool_that_is_always_full(
     assert session.num_preemptions > 0, "the traffic must preempt, or the test shows too little"
     assert compared / total >= MIN_SHARE, f"only {compared} of {total} tokens were comparable"
     assert core.scheduler.kv_cache_manager.usage == 0
-    pinned = core.scheduler.kv_cache_manager.block_pool.pinned
+    pinned = core.scheduler.kv_cache_manager.block_pool.pins
     assert (pins == "1") == (pinned is not None and any(True for _ in pinned))
 
 

@@ -1,15 +1,14 @@
 from dataclasses import replace
 
 import pytest
-from vllm.v1.core.unit_kv_cache_manager import UnitKVCacheManager, check_room_for_one
 
 from tests.v1.core.v4_geometry import v4_config
 from tests.v1.engine.fakes import Float32
 from vllm.config import KVTransferConfig, SpeculativeConfig
 from vllm.exceptions import ConfigError
-from vllm.v1.core.kv_cache_manager import make_kv_cache_manager
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.core.policy.sizes import check_room_for_one, max_request_blocks
 from vllm.v1.engine.kv_cache_setup import (
     check_fixed_pool,
     describe_kv_cache,
@@ -54,7 +53,7 @@ def test_a_model_without_windows_has_nothing_to_retain(config, interval, monkeyp
     vllm_config = config(num_blocks=40)
     vllm_config.cache_config.prefix_cache_retention_interval = interval
     plan = plan_kv_cache(vllm_config, [{"a": full()}], [MEMORY])
-    manager = make_kv_cache_manager(
+    manager = KVCacheManager(
         plan.scheduler_config, 1024, plan.scheduler_block_size, plan.hash_block_size
     )
     assert manager.coordinator.retention_interval is None
@@ -67,8 +66,8 @@ def test_the_pinned_share_reaches_the_pool(config, monkeypatch):
     vllm_config.cache_config.block_size = 32
     vllm_config.cache_config.prefix_cache_pinned_share = 0.5
     plan = plan_kv_cache(vllm_config, [hybrid_specs()], [MEMORY])
-    manager = UnitKVCacheManager(plan.scheduler_config, 256)
-    assert manager.block_pool.pinned.max_blocks == 20
+    manager = KVCacheManager(plan.scheduler_config, 256, 32, 32)
+    assert manager.block_pool.pins.max_blocks == 20
 
 
 def test_a_lone_window_group_follows_the_interval(config):
@@ -77,7 +76,7 @@ def test_a_lone_window_group_follows_the_interval(config):
     window = SlidingWindowSpec(block_size=16, sliding_window=32, **COMMON)
     plan = plan_kv_cache(vllm_config, [{"a": window}], [MEMORY])
     assert plan.scheduler_config.hit_unit is None
-    manager = make_kv_cache_manager(
+    manager = KVCacheManager(
         plan.scheduler_config, 1024, plan.scheduler_block_size, plan.hash_block_size
     )
     assert manager.coordinator.retention_interval == 64
@@ -222,7 +221,9 @@ class TestFixedPool:
 
     def load(self, vllm_config):
         plan = plan_kv_cache(vllm_config, [hybrid_specs()], [MEMORY])
-        UnitKVCacheManager(plan.scheduler_config, vllm_config.model_config.max_model_len)
+        sizes = plan.scheduler_block_size, plan.hash_block_size
+        max_model_len = vllm_config.model_config.max_model_len
+        KVCacheManager(plan.scheduler_config, max_model_len, *sizes)
 
     def test_the_windows_beside_the_longest_request_count(self):
         geometry = CacheGeometry.from_config(v4_config(32, 500))

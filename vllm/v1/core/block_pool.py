@@ -385,10 +385,18 @@ class BlockPool:
         logger.info("The prefix cache was reset")
         return True
 
-    def enable_pinning(self, max_pinned: int) -> None:
-        """Let up to so many blocks be pinned: windows that long prompts leave behind."""
+    def enable_pinning(self, max_pinned: int, blocks_per_prefix: int = 0) -> None:
+        """Let up to so many blocks be pinned, and say how many prefixes that is good for."""
         assert self.pins is None
         self.pins = Pins(self, max_pinned)
+        logger.info(
+            "VLLM_PIN_SWA_TOKENS: up to %d of %d blocks hold pinned windows, room for %d prefixes "
+            "of %d blocks",
+            max_pinned,
+            self.num_gpu_blocks,
+            max_pinned // blocks_per_prefix if blocks_per_prefix else 0,
+            blocks_per_prefix,
+        )
 
     # ---- names of the interface --------------------------------------------------------------
 

@@ -44,7 +44,6 @@ from vllm.v1.core.prefix.publication import Publisher
 from vllm.v1.core.prefix.records import explain_misses
 from vllm.v1.core.prefix.waiting import DonorWaits
 from vllm.v1.core.request_cache import Pending, RequestCache
-from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
 from vllm.v1.core.step_planner import StepPlanner
 from vllm.v1.core.whole_block_coordinator import (
@@ -124,7 +123,8 @@ class CheckpointCoordinator:
             index=self.index,
         )
         if self.policy.pinned_share is not None:
-            self._enable_pinning(self.policy.pinned_share)
+            max_pinned = int((config.num_blocks - 1) * self.policy.pinned_share)
+            self.block_pool.enable_pinning(max_pinned, max_checkpoint_blocks(self.geometry))
         self.store = CheckpointStore(
             self.block_pool,
             self.index,
@@ -147,21 +147,6 @@ class CheckpointCoordinator:
         self._waiting = DonorWaits(self.geometry, self.block_pool, self.requests, self._changed)
         self._num_steps = 0
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
-
-    def _enable_pinning(self, share: float) -> None:
-        """Let windows be pinned, and say how many prefixes that is good for."""
-        num_blocks = self.block_pool.num_gpu_blocks
-        max_pinned = int((num_blocks - 1) * share)
-        each = max_checkpoint_blocks(self.geometry)
-        logger.info(
-            "VLLM_PIN_SWA_TOKENS: up to %d of %d blocks hold pinned windows, room for %d prefixes "
-            "of %d blocks",
-            max_pinned,
-            num_blocks,
-            max_pinned // each if each else 0,
-            each,
-        )
-        self.block_pool.enable_pinning(max_pinned)
 
     # ---- lookup ------------------------------------------------------------------------------
 
@@ -255,7 +240,7 @@ class CheckpointCoordinator:
             self._begin(plan.step.request, plan.first)
         cache = self.requests[request_id]
         if plan.is_short and not plan.num_new_blocks:
-            self._set_ready(cache, plan)
+            cache.set_ready(plan.step.alloc_end)
             return self._no_blocks
         self._changed[request_id] = cache
         taken = iter(self.block_pool.get_new_blocks(plan.num_new_blocks))
@@ -272,19 +257,10 @@ class CheckpointCoordinator:
             window.insert(indices, list(islice(taken, len(indices))))
         cache.ready_until = 0
         if plan.is_short:
-            self._set_ready(cache, plan)
+            cache.set_ready(plan.step.alloc_end)
         if plan.publishes:
             cache.pending = Pending(plan.step.start, plan.step.end, plan.boundaries, plan.spares)
         return new_blocks
-
-    @staticmethod
-    def _set_ready(cache: RequestCache, plan: StepPlan) -> None:
-        """Remember up to where the tables need no change."""
-        if plan.step.alloc_end > cache.ready_until:
-            tables: tuple[DenseTable | LiveWindow, ...] = (*cache.dense, *cache.windows)
-            cache.ready_until = min(
-                (table.capacity() for table in tables), default=plan.step.alloc_end
-            )
 
     def _begin(self, request: Request, first: FirstStep) -> None:
         """Give a request its tables; hold all that its hit needs, before any block is taken."""
@@ -349,9 +325,6 @@ class CheckpointCoordinator:
     def new_step_starts(self) -> None:
         """Begin a ``schedule()``: the previous step's copies have run."""
         self._num_steps += 1
-        self._release_copies()
-
-    def _release_copies(self) -> None:
         if self._ends_in_flight:
             self.block_pool.free_blocks(self._ends_in_flight)
             self._ends_in_flight = []
@@ -383,7 +356,7 @@ class CheckpointCoordinator:
             if cache.rebuilt_block_id is not None:
                 work.drafter_rebuilds[request_id] = cache.rebuilt_block_id
                 cache.rebuilt_block_id = None
-            tables = tuple(self._take_window_tables(cache))
+            tables = tuple(cache.take_window_tables())
             if tables:
                 work.window_tables[request_id] = tables
             if cache.spared_until:
@@ -399,14 +372,6 @@ class CheckpointCoordinator:
         for window in cache.windows:
             self.block_pool.free_blocks(reversed(window.drop_below(cache.spared_until)))
         cache.spared_until = 0
-
-    @staticmethod
-    def _take_window_tables(cache: RequestCache) -> Iterator[WindowTable]:
-        for window in cache.windows:
-            if window.is_dirty:
-                ids = [block.block_id for block in window.blocks]
-                yield WindowTable(window.geometry.group_id, window.base, ids)
-                window.is_dirty = False
 
     # ---- the rest of a coordinator's face ----------------------------------------------------
 
@@ -455,7 +420,7 @@ class CheckpointCoordinator:
 
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached and what was learnt of it; False while blocks are held."""
-        self._release_copies()
+        self.new_step_starts()
         done = self.block_pool.reset_prefix_cache()
         if done and self.adaptation is not None:
             self.adaptation.reset()
@@ -474,31 +439,13 @@ class CheckpointCoordinator:
 
     def find_uncovered(self, request_id: str, num_computed: int) -> Iterator[str]:
         """Say which rows that a running request needs have no block (I5)."""
-        cache = self.requests[request_id]
-        for table in cache.dense:
-            needed = table.geometry.num_dense_blocks(num_computed)
-            if len(table.blocks) < needed or any(block.is_null for block in table.blocks):
-                yield (
-                    f"request {request_id} holds {len(table.blocks)} blocks of dense group "
-                    f"{table.geometry.group_id}, {num_computed} tokens need {needed}"
-                )
-        for window in cache.windows:
-            missing = window.find_missing(window.geometry.rows_below(num_computed))
-            if missing:
-                yield (
-                    f"request {request_id} at {num_computed} tokens lacks blocks {missing} of "
-                    f"window group {window.geometry.group_id}"
-                )
+        return self.requests[request_id].find_uncovered(num_computed)
 
     def held_blocks(self) -> Iterator[KVCacheBlock]:
         """Iterate over the blocks of all tables and copies, once per hold."""
         yield from self._ends_in_flight
         for cache in self.requests.values():
-            tables: tuple[DenseTable | LiveWindow, ...] = (*cache.dense, *cache.windows)
-            for table in tables:
-                yield from table.blocks
-            for copy in cache.copies:
-                yield from (copy.source, copy.destination)
+            yield from cache.held_blocks()
 
 
 def make_coordinator(settings: CacheSettings) -> Coordinator:

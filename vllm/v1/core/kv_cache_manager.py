@@ -25,6 +25,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
+    from vllm.v1.core.coordinator_interface import Coordinator
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
     from vllm.v1.core.policy.retention import RetentionPolicy
 
@@ -33,7 +34,71 @@ __all__ = ["KVCacheBlocks", "KVCacheManager", "Request"]
 logger = init_logger(__name__)
 
 
-class KVCacheManager:
+class CacheQueries:
+    """What can be asked of a KV cache without changing it.
+
+    Owns: nothing.
+
+    Args:
+        coordinator: The groups and their pool.
+        num_groups: KV cache groups.
+        max_model_len: Longest request in tokens.
+    """
+
+    def __init__(self, coordinator: Coordinator, num_groups: int, max_model_len: int) -> None:
+        self.coordinator = coordinator
+        self.block_pool = coordinator.block_pool
+        self.num_kv_cache_groups = num_groups
+        self.max_model_len = max_model_len
+        # Shared by all callers, who pass it on and never change it.
+        self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in range(num_groups)))
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks that requests hold, 0..1."""
+        return self.block_pool.get_usage()
+
+    def can_ever_fit(self, request: Request) -> bool:
+        """Whether the pool could run the request alone, at its full length."""
+        num_tokens = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
+        num_usable = self.block_pool.num_gpu_blocks - 1 - self.block_pool.num_reserved_blocks
+        return self.coordinator.max_blocks_of(num_tokens) <= num_usable
+
+    def num_blocks_to_finish_prompt(self, request: Request) -> int:
+        """Return the blocks that a request in prefill, or loading, will still take."""
+        length = min(request.num_tokens, self.max_model_len)
+        step = StepRequest(request, request.num_computed_tokens, length, length, length)
+        return self.coordinator.num_blocks_in_full(step)
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """Return per group how many leading blocks all requests with blocks share."""
+        return self.coordinator.get_num_common_prefix_blocks(running_request_id)
+
+    def get_blocks(self, request_id: str) -> KVCacheBlocks:
+        """Return a request's blocks by group."""
+        return self.create_kv_cache_blocks(self.coordinator.get_blocks(request_id))
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """Return a request's block ids by group."""
+        return self.get_blocks(request_id).get_block_ids()
+
+    def create_kv_cache_blocks(self, blocks: tuple[Sequence[KVCacheBlock], ...]) -> KVCacheBlocks:
+        """Wrap blocks by group; all empty groups give the one shared empty object."""
+        return KVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
+
+    def check_invariants(self, num_computed: dict[str, int] | None = None) -> None:
+        """Check I1..I5; see ``vllm.v1.core.invariants``.
+
+        Args:
+            num_computed: Tokens computed and accepted by request, for I5; None leaves I5 out.
+
+        Raises:
+            InvariantError: One does not hold.
+        """
+        check_cache(self.coordinator, num_computed)
+
+
+class KVCacheManager(CacheQueries):
     """Look up, plan, fit, commit, record: the cache of one engine.
 
     A coordinator knows the rules of hits, at whole blocks or at one unit; here is what every step
@@ -80,10 +145,9 @@ class KVCacheManager:
         stale_row: StaleRow = StaleRow.REBUILD,
         policy: RetentionPolicy | None = None,
     ) -> None:
-        self.max_model_len = max_model_len
         self.enable_caching = enable_caching
         self.kv_cache_config = kv_cache_config
-        self.coordinator = make_coordinator(
+        coordinator = make_coordinator(
             CacheSettings(
                 kv_cache_config=kv_cache_config,
                 max_model_len=max_model_len,
@@ -101,11 +165,8 @@ class KVCacheManager:
                 policy=policy,
             )
         )
-        self.block_pool = self.coordinator.block_pool
         groups = kv_cache_config.kv_cache_groups
-        self.num_kv_cache_groups = len(groups)
-        # Shared by all callers, who pass it on and never change it.
-        self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in groups))
+        super().__init__(coordinator, len(groups), max_model_len)
         self.empty_lookup = Lookup(self.empty_kv_cache_blocks)
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self._zeroes_blocks = kv_cache_config.needs_kv_cache_zeroing
@@ -184,11 +245,6 @@ class KVCacheManager:
     ) -> KVCacheBlocks | None:
         """Take the blocks of one step of one request.
 
-            | computed | new computed | external |  new  | lookahead |
-            |<-- total computed (main model) --->|
-            |<-- tokens of the main model ------------>|
-            |<-- tokens that need a slot -------------------------->|
-
         Args:
             request: The request; on its first call it holds nothing.
             num_new_tokens: Tokens to compute, drafts included.
@@ -215,31 +271,34 @@ class KVCacheManager:
             )
         if lookup is None and new_computed_blocks is not None:
             lookup = self._as_lookup(request, new_computed_blocks, num_new_computed_tokens)
-        max_model_len = self.max_model_len
         start = request.num_computed_tokens + num_external_computed_tokens
         start += lookup.num_tokens if lookup is not None else num_new_computed_tokens
-        start = min(start, max_model_len)
+        start = min(start, self.max_model_len)
         main_end = start + num_new_tokens
         step = StepRequest(
             request,
             start,
             main_end,
             min(main_end, request.num_tokens),
-            min(main_end + num_lookahead_tokens, max_model_len),
+            min(main_end + num_lookahead_tokens, self.max_model_len),
             lookup,
             num_external_computed_tokens,
             num_encoder_tokens,
             delay_cache_blocks,
         )
+        return self._fit(step, reserved_blocks, full_sequence_must_fit)
+
+    def _fit(self, step: StepRequest, num_reserved: int, must_fit: bool) -> KVCacheBlocks | None:
+        """Plan a step and commit it if it fits beside ``num_reserved`` free blocks."""
         coordinator, pool = self.coordinator, self.block_pool
-        if full_sequence_must_fit:
-            num_available = pool.get_num_free_blocks() - reserved_blocks
+        if must_fit:
+            num_available = pool.get_num_free_blocks() - num_reserved
             if coordinator.num_blocks_in_full(step) > num_available:
                 return None
         # Even if the step does not fit: these blocks are of no use to the request any more.
         if coordinator.advance(step):
             return self.empty_kv_cache_blocks
-        num_available = pool.get_num_free_blocks() - reserved_blocks
+        num_available = pool.get_num_free_blocks() - num_reserved
         plan = coordinator.plan(step, num_available)
         if plan.num_blocks > num_available:
             return None
@@ -247,33 +306,13 @@ class KVCacheManager:
 
     def _as_lookup(self, request: Request, blocks: KVCacheBlocks, num_tokens: int) -> Lookup:
         """Return the hit that ``get_computed_blocks`` gave out as blocks."""
-        if self.kv_cache_config.hit_unit is None or num_tokens == 0:
+        is_bypassed = not self.enable_caching or request.skip_reading_prefix_cache
+        if self.kv_cache_config.hit_unit is None or is_bypassed:
             return Lookup(blocks, num_tokens)
         # Blocks alone do not say which checkpoint they go with: it is found once more.
-        found = self.coordinator.look_up(request, num_tokens)
+        found = self.coordinator.look_up(request, request.num_tokens - 1)
         assert found.num_tokens == num_tokens, "a hit is taken whole or not at all"
         return found
-
-    def num_blocks_to_finish_prompt(self, request: Request) -> int:
-        """Return the blocks that a request in prefill, or loading, will still take."""
-        length = min(request.num_tokens, self.max_model_len)
-        step = StepRequest(request, request.num_computed_tokens, length, length, length)
-        return self.coordinator.num_blocks_in_full(step)
-
-    def can_ever_fit(self, request: Request) -> bool:
-        """Whether the pool could run the request alone, at its full length."""
-        num_tokens = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
-        return self.coordinator.max_blocks_of(num_tokens) <= self._num_usable_blocks
-
-    @property
-    def max_concurrency(self) -> float:
-        """How many requests of full length the pool can hold."""
-        needed = self.coordinator.max_blocks_of(self.max_model_len)
-        return self._num_usable_blocks / max(needed, 1)
-
-    @property
-    def _num_usable_blocks(self) -> int:
-        return self.block_pool.num_gpu_blocks - 1 - self.block_pool.num_reserved_blocks
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Cache the request's full blocks, if caching is on; after a delayed allocation."""
@@ -333,40 +372,16 @@ class KVCacheManager:
         """Drain the KV events, with the kind and the window of each stored block's group."""
         events = self.block_pool.take_events()
         for event in events:
-            if isinstance(event, BlockStored) and event.group_idx is not None:
-                self._describe_group(event, event.group_idx)
+            if not isinstance(event, BlockStored) or event.group_idx is None:
+                continue
+            if not 0 <= event.group_idx < len(self._group_descriptions):
+                logger.warning("Group index `%s` not in KV cache metadata", event.group_idx)
+                continue
+            kind, window = self._group_descriptions[event.group_idx]
+            event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window = kind, window
         return events
 
-    def _describe_group(self, event: BlockStored, group_idx: int) -> None:
-        if not 0 <= group_idx < len(self._group_descriptions):
-            logger.warning("Group index `%s` not in KV cache metadata", group_idx)
-            return
-        event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window = self._group_descriptions[
-            group_idx
-        ]
-
     # ---- queries and statistics --------------------------------------------------------------
-
-    @property
-    def usage(self) -> float:
-        """The share of blocks that requests hold, 0..1."""
-        return self.block_pool.get_usage()
-
-    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Return per group how many leading blocks all requests with blocks share."""
-        return self.coordinator.get_num_common_prefix_blocks(running_request_id)
-
-    def get_blocks(self, request_id: str) -> KVCacheBlocks:
-        """Return a request's blocks by group."""
-        return self.create_kv_cache_blocks(self.coordinator.get_blocks(request_id))
-
-    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Return a request's block ids by group."""
-        return self.get_blocks(request_id).get_block_ids()
-
-    def create_kv_cache_blocks(self, blocks: tuple[Sequence[KVCacheBlock], ...]) -> KVCacheBlocks:
-        """Wrap blocks by group; all empty groups give the one shared empty object."""
-        return KVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
         """Return the statistics gathered since the last call and begin anew; None if off."""
@@ -374,14 +389,3 @@ class KVCacheManager:
         if stats is not None:
             self.prefix_cache_stats = PrefixCacheStats()
         return stats
-
-    def check_invariants(self, num_computed: dict[str, int] | None = None) -> None:
-        """Check I1..I5; see ``vllm.v1.core.invariants``.
-
-        Args:
-            num_computed: Tokens computed and accepted by request, for I5; None leaves I5 out.
-
-        Raises:
-            InvariantError: One does not hold.
-        """
-        check_cache(self.coordinator, num_computed)

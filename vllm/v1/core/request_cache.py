@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_step import BlockCopy
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.policy.spare import NO_SPARES, Spares
 from vllm.v1.core.prefix.checkpoints import Checkpoint
+from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
 
 if TYPE_CHECKING:
@@ -87,3 +90,44 @@ class RequestCache:
     def num_accepted(self) -> int:
         """The computed tokens that stand, whatever the steps in flight bring."""
         return self.request.num_computed_tokens - self.request.num_output_placeholders
+
+    def set_ready(self, alloc_end: int) -> None:
+        """Remember up to where the tables need no change; ``alloc_end`` if there is no table."""
+        if alloc_end > self.ready_until:
+            self.ready_until = min((t.capacity() for t in self._tables()), default=alloc_end)
+
+    def _tables(self) -> tuple[DenseTable | LiveWindow, ...]:
+        return (*self.dense, *self.windows)
+
+    def take_window_tables(self) -> Iterator[WindowTable]:
+        """Drain the window tables that the worker has not seen as they are."""
+        for window in self.windows:
+            if window.is_dirty:
+                ids = [block.block_id for block in window.blocks]
+                yield WindowTable(window.geometry.group_id, window.base, ids)
+                window.is_dirty = False
+
+    def held_blocks(self) -> Iterator[KVCacheBlock]:
+        """Iterate over the blocks of its tables and copies, once per hold."""
+        for table in self._tables():
+            yield from table.blocks
+        for copy in self.copies:
+            yield from (copy.source, copy.destination)
+
+    def find_uncovered(self, num_computed: int) -> Iterator[str]:
+        """Say which rows it needs to go on have no block (I5)."""
+        request_id = self.request.request_id
+        for table in self.dense:
+            needed = table.geometry.num_dense_blocks(num_computed)
+            if len(table.blocks) < needed or any(block.is_null for block in table.blocks):
+                yield (
+                    f"request {request_id} holds {len(table.blocks)} blocks of dense group "
+                    f"{table.geometry.group_id}, {num_computed} tokens need {needed}"
+                )
+        for window in self.windows:
+            missing = window.find_missing(window.geometry.rows_below(num_computed))
+            if missing:
+                yield (
+                    f"request {request_id} at {num_computed} tokens lacks blocks {missing} of "
+                    f"window group {window.geometry.group_id}"
+                )

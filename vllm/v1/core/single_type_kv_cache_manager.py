@@ -205,7 +205,7 @@ class FullAttentionManager(SingleTypeKVCacheManager):
     def _find_hit(cls, spec: KVCacheSpec, query: HitQuery) -> tuple[list[KVCacheBlock], ...]:
         """Walk left to right until a miss, drop for the drafter, align down."""
         block_size = spec.block_size * query.num_context_ranks
-        get_cached_block = query.block_pool.index.get_cached_block
+        get_cached_block = query.block_pool.get_cached_block
         rows: list[list[KVCacheBlock]] = []
         for block_hash in islice(query.block_hashes, max(query.max_length, 0) // block_size):
             row = get_cached_block(block_hash, query.group_ids)
@@ -390,8 +390,8 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         # Blocks between two lengths a hit may have.
         step = query.alignment_tokens // gcd(query.alignment_tokens, block_size)
         # A window of one token needs nothing below it, but without a block there is no hit.
-        far, rows = _find_last_run(
-            query, query.num_blocks(block_size), max(need, 1), (step, int(drops))
+        far, rows = query.find_last_run(
+            query.num_blocks(block_size), max(need, 1), step, int(drops)
         )
         end = far + len(rows)
         if 0 < end < need:
@@ -403,42 +403,6 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         skipped = [query.block_pool.null_block] * min(far, end)
         kept = rows[: max(end - far, 0)]
         return tuple(skipped + [row[i] for row in kept] for i in range(len(query.group_ids)))
-
-
-def _find_last_run(
-    query: HitQuery, num_blocks: int, need: int, step_and_phase: tuple[int, int]
-) -> tuple[int, list[list[KVCacheBlock]]]:
-    """Find the last admissible end whose ``need`` blocks below it are all cached.
-
-    Returns:
-        The index of the first of them and, per block from there to the end, one per group.
-
-    An end is admissible where ``end % step == phase % step``. The far block of each candidate
-    window is looked up first: if it is missing, no end less than ``need`` blocks above it can do,
-    so that a prompt nobody has seen costs ``num_blocks / need`` lookups.
-
-        end            v                need 4:  F missing -> next end <= F
-        blocks  . . F . . . |           else walk from end - 1 down to F; X missing -> end <= X
-    """
-    step, phase = step_and_phase
-    end = num_blocks - (num_blocks - phase) % step
-    while end > 0:
-        far = max(end - need, 0)
-        missing = far
-        far_row = query.cached_row(far)
-        if far_row is not None:
-            rows = []
-            for missing in range(end - 1, far, -1):
-                row = query.cached_row(missing)
-                if row is None:
-                    break
-                rows.append(row)
-            else:
-                rows.append(far_row)
-                rows.reverse()
-                return far, rows
-        end = missing - (missing - phase) % step
-    return 0, []
 
 
 # ---- registration and construction -----------------------------------------------------------

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vllm import envs
-from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, StepWork
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.policy.masks import pinned_prefix_capacity, resolve_retention_interval
+from vllm.v1.core.policy.masks import num_window_tail_blocks, resolve_retention_interval
 from vllm.v1.core.policy.retention import pinned_share
 from vllm.v1.core.prefix.records import whole_block_prefill_stats
 from vllm.v1.core.prefix.whole_block_lookup import HybridLookup
@@ -31,13 +30,154 @@ if TYPE_CHECKING:
     from vllm.v1.messages import PrefillStats
     from vllm.v1.request import Request
 
-logger = init_logger(__name__)
+
+class GroupManagers:
+    """The managers of all groups over one pool: what each does for one group, for all of them.
+
+    Owns: the managers, in group order.
+
+    Args:
+        settings: Groups, sizes and switches.
+        block_pool: The pool of all groups.
+    """
+
+    def __init__(self, settings: CacheSettings, block_pool: BlockPool) -> None:
+        self.block_pool = block_pool
+        self.single_type_managers = tuple(
+            get_manager_for_kv_cache_spec(
+                group.kv_cache_spec,
+                max_num_batched_tokens=settings.max_num_batched_tokens,
+                max_model_len=settings.max_model_len,
+                block_pool=block_pool,
+                enable_caching=settings.enable_caching,
+                kv_cache_group_id=group_id,
+                scheduler_block_size=settings.scheduler_block_size,
+                dcp_world_size=settings.dcp_world_size,
+                pcp_world_size=settings.pcp_world_size,
+            )
+            for group_id, group in enumerate(settings.kv_cache_config.kv_cache_groups)
+        )
+        # Most groups need all their blocks as long as the request lives.
+        self._dropping_managers = tuple(
+            manager for manager in self.single_type_managers if manager.drops_skipped_blocks
+        )
+        self.retention_interval: int | None = None
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[Sequence[KVCacheBlock]],
+        num_encoder_tokens: int,
+        total_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+    ) -> int:
+        """Return how many blocks leave the free queue, over all groups."""
+        num_blocks = 0
+        for manager, hits in zip(self.single_type_managers, new_computed_blocks, strict=True):
+            if manager.counts_encoder_tokens:
+                num_blocks += manager.get_num_blocks_to_allocate(
+                    request_id, num_encoder_tokens, (), 0, num_encoder_tokens
+                )
+            else:
+                num_blocks += manager.get_num_blocks_to_allocate(
+                    request_id,
+                    num_tokens,
+                    hits,
+                    total_computed_tokens,
+                    num_tokens_main_model,
+                    apply_admission_cap,
+                )
+        return num_blocks
+
+    def allocate_new_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Sequence[Sequence[KVCacheBlock]],
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+    ) -> None:
+        """Adopt a request's hits, then take blocks for tokens a connector will load.
+
+        All groups adopt before any takes a block: a new block may be evicted from the cache, and
+        it must not be one of this request's own hits.
+        """
+        num_total = num_local_computed_tokens + num_external_computed_tokens
+        starting = [
+            (manager, hits)
+            for manager, hits in zip(self.single_type_managers, new_computed_blocks, strict=True)
+            if request_id not in manager.num_cached_block
+        ]
+        for manager, hits in starting:
+            manager.adopt_computed_blocks(request_id, hits, num_total)
+        if num_external_computed_tokens > 0:
+            for manager, _ in starting:
+                manager.allocate_external_blocks(request_id, num_total)
+
+    def allocate_new_blocks(
+        self,
+        request_id: str,
+        num_tokens: int,
+        num_tokens_main_model: int,
+        num_encoder_tokens: int = 0,
+    ) -> tuple[list[KVCacheBlock], ...]:
+        """Give a request slots for ``num_tokens`` tokens; the new blocks by group."""
+        return tuple(
+            manager.allocate_new_blocks(request_id, num_encoder_tokens, num_encoder_tokens)
+            if manager.counts_encoder_tokens
+            else manager.allocate_new_blocks(request_id, num_tokens, num_tokens_main_model)
+            for manager in self.single_type_managers
+        )
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Cache the request's full blocks that a hit can reach."""
+        for manager in self.single_type_managers:
+            manager.cache_blocks(request, num_computed_tokens, self.retention_interval)
+
+    # ---- freeing -----------------------------------------------------------------------------
+
+    def free(self, request_id: str) -> None:
+        """Give all blocks of a request back."""
+        for manager in self.single_type_managers:
+            manager.free(request_id)
+
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+        """Free the blocks no later token of the request attends to."""
+        for manager in self._dropping_managers:
+            manager.remove_skipped_blocks(request_id, total_computed_tokens)
+
+    # ---- queries -----------------------------------------------------------------------------
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether the request holds tables."""
+        managers = self.single_type_managers
+        # Allocation gives a request a table in every group, if only an empty one.
+        return bool(managers) and request_id in managers[0].req_to_blocks
+
+    def get_blocks(self, request_id: str) -> tuple[list[KVCacheBlock], ...]:
+        """Return a request's tables by group."""
+        return tuple(
+            manager.req_to_blocks.get(request_id, []) for manager in self.single_type_managers
+        )
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """Return per group how many leading blocks all requests with blocks share."""
+        return [
+            manager.get_num_common_prefix_blocks(running_request_id)
+            for manager in self.single_type_managers
+        ]
+
+    def new_step_starts(self) -> None:
+        """Begin a scheduling step."""
+        for manager in self.single_type_managers:
+            manager.new_step_starts()
 
 
-class KVCacheCoordinator(ABC):
-    """The managers of all groups over one pool; a ``Coordinator`` of hits at whole blocks.
+class KVCacheCoordinator(GroupManagers, ABC):
+    """A ``Coordinator`` of hits at whole blocks.
 
-    Owns: the pool and the managers, in group order.
+    Owns: the pool; and the managers, as its base.
 
     Args:
         settings: Groups, sizes and switches.
@@ -54,7 +194,7 @@ class KVCacheCoordinator(ABC):
         self.scheduler_block_size = settings.scheduler_block_size
         self.hash_block_size = settings.hash_block_size
         groups = self.kv_cache_config.kv_cache_groups
-        self.retention_interval = resolve_retention_interval(
+        retention_interval = resolve_retention_interval(
             envs.retention_or_default(self.kv_cache_config.prefix_cache_retention_interval),
             has_window_groups=any(isinstance(g.kv_cache_spec, SlidingWindowSpec) for g in groups),
             scheduler_block_size=settings.scheduler_block_size,
@@ -62,27 +202,15 @@ class KVCacheCoordinator(ABC):
         self.eagle_group_ids = {i for i, group in enumerate(groups) if group.is_eagle_group}
         if settings.use_eagle and not self.eagle_group_ids:
             self.eagle_group_ids = set(range(len(groups)))
-        self.block_pool = BlockPool(
+        pool = BlockPool(
             num_gpu_blocks=self.kv_cache_config.num_blocks,
             enable_caching=settings.enable_caching,
             hash_block_size=settings.hash_block_size,
             enable_kv_cache_events=settings.enable_kv_cache_events,
             metrics_collector=settings.metrics_collector,
         )
-        self.single_type_managers = tuple(
-            get_manager_for_kv_cache_spec(
-                group.kv_cache_spec,
-                max_num_batched_tokens=settings.max_num_batched_tokens,
-                max_model_len=settings.max_model_len,
-                block_pool=self.block_pool,
-                enable_caching=settings.enable_caching,
-                kv_cache_group_id=group_id,
-                scheduler_block_size=settings.scheduler_block_size,
-                dcp_world_size=settings.dcp_world_size,
-                pcp_world_size=settings.pcp_world_size,
-            )
-            for group_id, group in enumerate(groups)
-        )
+        super().__init__(settings, pool)
+        self.retention_interval = retention_interval
         assert settings.scheduler_block_size % settings.hash_block_size == 0
         for group_id, manager in enumerate(self.single_type_managers):
             manager.use_eagle = group_id in self.eagle_group_ids
@@ -91,15 +219,11 @@ class KVCacheCoordinator(ABC):
                 f"group {group_id}'s block size {manager.block_size}."
             )
         self._no_hits: tuple[Sequence[KVCacheBlock], ...] = ((),) * len(groups)
-        # Most groups need all their blocks as long as the request lives.
-        self._dropping_managers = tuple(
-            manager for manager in self.single_type_managers if manager.drops_skipped_blocks
-        )
         if settings.enable_caching and envs.VLLM_PIN_SWA_TOKENS:
             self._enable_pinning()
 
     def _enable_pinning(self) -> None:
-        """Let window groups pin, and say how many prefixes that is good for."""
+        """Let window groups pin."""
         window_managers = [
             manager
             for manager in self.single_type_managers
@@ -108,18 +232,10 @@ class KVCacheCoordinator(ABC):
         max_pinned = int((self.block_pool.num_gpu_blocks - 1) * pinned_share(self.kv_cache_config))
         if not window_managers:
             return
-        self.block_pool.enable_pinning(max_pinned)
+        shapes = [(m.sliding_window, m.block_size, m.use_eagle) for m in window_managers]
+        self.block_pool.enable_pinning(max_pinned, sum(num_window_tail_blocks(*s) for s in shapes))
         for manager in window_managers:
             manager.pin_min_drop_blocks = envs.VLLM_PIN_MIN_DROP_SIZE
-        logger.info(
-            "VLLM_PIN_SWA_TOKENS: up to %d of %d blocks hold pinned windows, room for %d prefixes",
-            max_pinned,
-            self.block_pool.num_gpu_blocks,
-            pinned_prefix_capacity(
-                max_pinned,
-                [(m.sliding_window, m.block_size, m.use_eagle) for m in window_managers],
-            ),
-        )
 
     # ---- one step of one request -------------------------------------------------------------
 
@@ -236,118 +352,6 @@ class KVCacheCoordinator(ABC):
         for manager in self.single_type_managers:
             for table in manager.req_to_blocks.values():
                 yield from table
-
-    # ---- the interface: each does for all groups what a manager does for one ---------------
-
-    def get_num_blocks_to_allocate(
-        self,
-        request_id: str,
-        num_tokens: int,
-        new_computed_blocks: Sequence[Sequence[KVCacheBlock]],
-        num_encoder_tokens: int,
-        total_computed_tokens: int,
-        num_tokens_main_model: int,
-        apply_admission_cap: bool = False,
-    ) -> int:
-        """Return how many blocks leave the free queue, over all groups."""
-        num_blocks = 0
-        for manager, hits in zip(self.single_type_managers, new_computed_blocks, strict=True):
-            if manager.counts_encoder_tokens:
-                num_blocks += manager.get_num_blocks_to_allocate(
-                    request_id, num_encoder_tokens, (), 0, num_encoder_tokens
-                )
-            else:
-                num_blocks += manager.get_num_blocks_to_allocate(
-                    request_id,
-                    num_tokens,
-                    hits,
-                    total_computed_tokens,
-                    num_tokens_main_model,
-                    apply_admission_cap,
-                )
-        return num_blocks
-
-    def allocate_new_computed_blocks(
-        self,
-        request_id: str,
-        new_computed_blocks: Sequence[Sequence[KVCacheBlock]],
-        num_local_computed_tokens: int,
-        num_external_computed_tokens: int,
-    ) -> None:
-        """Adopt a request's hits, then take blocks for tokens a connector will load.
-
-        All groups adopt before any takes a block: a new block may be evicted from the cache, and
-        it must not be one of this request's own hits.
-        """
-        num_total = num_local_computed_tokens + num_external_computed_tokens
-        starting = [
-            (manager, hits)
-            for manager, hits in zip(self.single_type_managers, new_computed_blocks, strict=True)
-            if request_id not in manager.num_cached_block
-        ]
-        for manager, hits in starting:
-            manager.adopt_computed_blocks(request_id, hits, num_total)
-        if num_external_computed_tokens > 0:
-            for manager, _ in starting:
-                manager.allocate_external_blocks(request_id, num_total)
-
-    def allocate_new_blocks(
-        self,
-        request_id: str,
-        num_tokens: int,
-        num_tokens_main_model: int,
-        num_encoder_tokens: int = 0,
-    ) -> tuple[list[KVCacheBlock], ...]:
-        """Give a request slots for ``num_tokens`` tokens; the new blocks by group."""
-        return tuple(
-            manager.allocate_new_blocks(request_id, num_encoder_tokens, num_encoder_tokens)
-            if manager.counts_encoder_tokens
-            else manager.allocate_new_blocks(request_id, num_tokens, num_tokens_main_model)
-            for manager in self.single_type_managers
-        )
-
-    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Cache the request's full blocks that a hit can reach."""
-        for manager in self.single_type_managers:
-            manager.cache_blocks(request, num_computed_tokens, self.retention_interval)
-
-    # ---- freeing -----------------------------------------------------------------------------
-
-    def free(self, request_id: str) -> None:
-        """Give all blocks of a request back."""
-        for manager in self.single_type_managers:
-            manager.free(request_id)
-
-    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
-        """Free the blocks no later token of the request attends to."""
-        for manager in self._dropping_managers:
-            manager.remove_skipped_blocks(request_id, total_computed_tokens)
-
-    # ---- queries -----------------------------------------------------------------------------
-
-    def has_request(self, request_id: str) -> bool:
-        """Whether the request holds tables."""
-        managers = self.single_type_managers
-        # Allocation gives a request a table in every group, if only an empty one.
-        return bool(managers) and request_id in managers[0].req_to_blocks
-
-    def get_blocks(self, request_id: str) -> tuple[list[KVCacheBlock], ...]:
-        """Return a request's tables by group."""
-        return tuple(
-            manager.req_to_blocks.get(request_id, []) for manager in self.single_type_managers
-        )
-
-    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Return per group how many leading blocks all requests with blocks share."""
-        return [
-            manager.get_num_common_prefix_blocks(running_request_id)
-            for manager in self.single_type_managers
-        ]
-
-    def new_step_starts(self) -> None:
-        """Begin a scheduling step."""
-        for manager in self.single_type_managers:
-            manager.new_step_starts()
 
     @abstractmethod
     def find_longest_cache_hit(

@@ -16,7 +16,6 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.client import AsyncEngineCoreHandle
 from vllm.v1.engine.engine_base import EngineBase
-from vllm.v1.engine.input_processor import ParsedPrompt
 from vllm.v1.engine.launch import launch_engine_core
 from vllm.v1.engine.output_processor import ProcessedOutputs
 from vllm.v1.engine.output_queue import OutputQueue
@@ -133,7 +132,9 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         """
         arrival_time = time.monotonic()
         self._check_open()
-        parsed = await self._parse(prompt)
+        parse = self.input_processor.parse_prompt
+        is_long = isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARS
+        parsed = await asyncio.to_thread(parse, prompt) if is_long else parse(prompt)
         request = self.input_processor.process(
             request_id,
             parsed,
@@ -151,11 +152,6 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         self._idle.clear()
         child_ids = self._submit(request, parsed.text, queue)
         return RequestStream(request_id, queue, _make_leaver(weakref.ref(self), child_ids))
-
-    async def _parse(self, prompt: PromptType) -> ParsedPrompt:
-        if isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self.input_processor.parse_prompt, prompt)
-        return self.input_processor.parse_prompt(prompt)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests by the ids that were given to them; unknown ones are ignored.

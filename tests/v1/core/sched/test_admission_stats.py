@@ -3,15 +3,19 @@
 import pytest
 
 from tests.v1.core.sched.builders import make_request
+from vllm.v1.core.prefix.records import whole_block_prefill_stats
 from vllm.v1.core.sched.admission_stats import AdmissionStats
 from vllm.v1.messages import PrefillStats
 
 
-def make(
-    *, counts: bool = True, has_connector: bool = True, caching: bool = True
-) -> AdmissionStats:
-    return AdmissionStats(
-        counts=counts, has_connector=has_connector, granularity=16, enable_caching=caching
+def make(*, counts: bool = True, has_connector: bool = True) -> AdmissionStats:
+    return AdmissionStats(counts=counts, has_connector=has_connector)
+
+
+def record_of(num_cached_tokens: int) -> PrefillStats:
+    """What a manager of whole blocks notes of 40 tokens."""
+    return whole_block_prefill_stats(
+        num_tokens=40, num_cached_tokens=num_cached_tokens, granularity=16, is_bypassed=False
     )
 
 
@@ -20,7 +24,7 @@ def test_every_token_has_one_source_in_every_account(local: int, external: int) 
     stats = make()
     request = make_request("0", 40)
     stats.record_query(request, local, external)
-    stats.record_admission(request, None, local, external)
+    stats.record_admission(request, record_of(local + external), local, external)
     record = request.prefill_stats
     assert record is not None
     assert record.num_cached_tokens == local + external
@@ -53,8 +57,8 @@ def test_the_managers_record_is_taken_as_it_is() -> None:
 def test_the_first_record_stays() -> None:
     stats = make()
     request = make_request("0", 40)
-    stats.record_admission(request, None, 0, 32)
-    stats.record_admission(request, None, 16, 0)
+    stats.record_admission(request, record_of(32), 0, 32)
+    stats.record_admission(request, record_of(16), 16, 0)
     assert request.prefill_stats is not None
     assert request.prefill_stats.num_external_tokens == 32
     own, _ = stats.take()
@@ -66,8 +70,8 @@ def test_resumed_requests_are_counted_apart_and_further_answers_not_at_all() -> 
     request = make_request("0", 40)
     request.num_preemptions = 1
     stats.record_query(request, 32, 0)
-    stats.record_admission(request, None, 32, 0)
-    stats.record_admission(make_request("1", 40, is_extra_answer=True), None, 32, 0)
+    stats.record_admission(request, record_of(32), 32, 0)
+    stats.record_admission(make_request("1", 40, is_extra_answer=True), record_of(32), 32, 0)
     own, connector = stats.take()
     assert (own.requests, own.preempted_requests, own.preempted_hits) == (0, 1, 32)
     assert connector is not None
@@ -76,11 +80,11 @@ def test_resumed_requests_are_counted_apart_and_further_answers_not_at_all() -> 
 
 
 def test_without_statistics_the_client_still_learns() -> None:
-    stats = make(counts=False, caching=False)
+    stats = make(counts=False)
     request = make_request("0", 40)
     stats.record_query(request, 0, 16)
-    stats.record_admission(request, None, 0, 0)
-    assert request.prefill_stats == PrefillStats(40, 0, 0, {"bypassed": 40})
+    stats.record_admission(request, record_of(0), 0, 0)
+    assert request.prefill_stats == record_of(0)
     own, connector = stats.take()
     assert own.queries == 0
     assert connector is None

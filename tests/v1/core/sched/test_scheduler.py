@@ -302,9 +302,8 @@ def test_a_request_without_room_is_counted_once(
     assert totals.hits == 299 // unit * unit
 
 
-def test_a_manager_without_records_leaves_no_token_without_a_reason() -> None:
+def test_every_token_has_a_reason() -> None:
     scheduler = make_scheduler()
-    scheduler.kv_cache_manager.take_prefill_stats = Mock(return_value=None)  # type: ignore[method-assign]
     executor = executor_of(scheduler)
     prompt = list(range(40))
     scheduler.add_request(make_request("0", prompt, max_tokens=1))

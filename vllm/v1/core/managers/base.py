@@ -31,11 +31,45 @@ class HitQuery:
 
     def cached_row(self, index: int) -> list[KVCacheBlock] | None:
         """Return the groups' blocks at an index, or None unless all are cached."""
-        return self.block_pool.index.get_cached_block(self.block_hashes[index], self.group_ids)
+        return self.block_pool.get_cached_block(self.block_hashes[index], self.group_ids)
 
     def num_blocks(self, block_size: int) -> int:
         """Return the most blocks a hit can have."""
         return min(max(self.max_length, 0) // block_size, len(self.block_hashes))
+
+    def find_last_run(
+        self, num_blocks: int, need: int, step: int, phase: int
+    ) -> tuple[int, list[list[KVCacheBlock]]]:
+        """Find the last admissible end whose ``need`` blocks below it are all cached.
+
+        Returns:
+            The index of the first of them and, per block from there to the end, one per group.
+
+        An end is admissible where ``end % step == phase % step``. The far block of each candidate
+        window is looked up first: if it is missing, no end less than ``need`` blocks above it can
+        do, so that a prompt nobody has seen costs ``num_blocks / need`` lookups.
+
+            end            v                need 4:  F missing -> next end <= F
+            blocks  . . F . . . |           else walk from end - 1 down to F; X missing -> end <= X
+        """
+        end = num_blocks - (num_blocks - phase) % step
+        while end > 0:
+            far = max(end - need, 0)
+            missing = far
+            far_row = self.cached_row(far)
+            if far_row is not None:
+                rows = []
+                for missing in range(end - 1, far, -1):
+                    row = self.cached_row(missing)
+                    if row is None:
+                        break
+                    rows.append(row)
+                else:
+                    rows.append(far_row)
+                    rows.reverse()
+                    return far, rows
+            end = missing - (missing - phase) % step
+        return 0, []
 
 
 class SingleTypeKVCacheManager(ABC):

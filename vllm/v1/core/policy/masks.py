@@ -5,8 +5,6 @@ block size, and needs the window's tail below it: ``need = ceil((window - 1) / b
 Everything between two tails can never serve a hit, so it is not hashed and is reused first.
 """
 
-from collections.abc import Iterable
-
 from vllm.exceptions import ConfigError
 from vllm.utils.math_utils import cdiv
 
@@ -76,20 +74,6 @@ def pinned_tail(
     return max(end - num_window_tail_blocks(window, block_size, use_eagle), 0), end
 
 
-def pinned_prefix_capacity(
-    max_pinned_blocks: int,
-    tail_shapes: Iterable[tuple[int, int, bool]],
-) -> int:
-    """Return how many prefixes can have their windows pinned at once.
-
-    Args:
-        max_pinned_blocks: The cap on pinned blocks.
-        tail_shapes: Per window group: its window, its block size, whether it serves a drafter.
-    """
-    blocks_per_prefix = sum(num_window_tail_blocks(*shape) for shape in tail_shapes)
-    return max_pinned_blocks // blocks_per_prefix if blocks_per_prefix else 0
-
-
 def num_window_tail_blocks(window: int, block_size: int, drop_eagle_block: bool) -> int:
     """Return how many blocks in a row a hit needs below its end.
 
@@ -130,16 +114,9 @@ def sliding_window_block_mask(
     Costs O(end_block - start_block).
 
     Args:
-        start_block: First block to judge.
-        end_block: One past the last.
-        block_size: Tokens of a block.
-        window: Tokens a token attends to, itself included.
-        alignment_tokens: Hits end on multiples of it, itself a multiple of ``block_size``; None if
-            a hit may end anywhere.
-        use_eagle: Whether the group serves a drafter.
+        alignment_tokens: Hits end on multiples of it; None: anywhere.
         retention_interval: Tokens between kept boundaries, a multiple of the alignment; None
             keeps all, 0 none but the replay boundary.
-        num_prompt_tokens: Length of the request's prompt, if known.
 
     Returns:
         One flag per block, or None when every block is kept.
@@ -151,7 +128,6 @@ def sliding_window_block_mask(
     shift = int(use_eagle)
     num_blocks = max(end_block - start_block, 0)
     mask = [False] * num_blocks
-
     segment_tokens = alignment_tokens if retention_interval is None else retention_interval
     if segment_tokens > 0:
         per_segment = segment_tokens // block_size
@@ -164,7 +140,6 @@ def sliding_window_block_mask(
         # The tail of boundary 0, which nobody resumes at, reaches into the first blocks.
         for block in range(start_block, min(shift, end_block)):
             mask[block - start_block] = False
-
     if retention_interval is not None and num_prompt_tokens is not None:
         replay_tokens = (num_prompt_tokens - 1) // alignment_tokens * alignment_tokens
         tail_end = replay_tokens // block_size + shift

@@ -235,6 +235,7 @@ class AdmissionPass:
         return self.manager.allocate_slots(
             request,
             num_new_tokens,
+            num_new_computed_tokens=lookup.num_local_tokens,
             num_lookahead_tokens=self.limits.num_lookahead_tokens if has_started else 0,
             num_external_computed_tokens=lookup.num_external_tokens,
             delay_cache_blocks=lookup.load_async,

@@ -1,0 +1,129 @@
+"""Checkpoints from publication to eviction."""
+
+from tests.v1.core.prefix.unit_caches import UnitCache, h, make_cache
+from vllm.v1.core.prefix.checkpoints import Checkpoint
+from vllm.v1.core.prefix.tiers import Tier
+
+
+def freed(cache: UnitCache, name: str, *, is_cold: bool = False) -> Checkpoint:
+    """A checkpoint of two blocks that nobody holds any more."""
+    blocks = cache.pool.get_new_blocks(2)
+    record = cache.add_record(name, *blocks, is_cold=is_cold)
+    cache.pool.free_blocks(blocks)
+    return record
+
+
+def tier(cache: UnitCache, record: Checkpoint) -> Tier | None:
+    (found,) = set(cache.tiers(*record.all_blocks()))
+    return found
+
+
+def test_the_first_checkpoint_of_a_prefix_stays_and_learns_to_be_kept() -> None:
+    cache = make_cache()
+    a, b = cache.pool.get_new_blocks(2)
+    first = Checkpoint(h("p"), 32, ((a,),))
+    assert cache.store.publish(first)
+    assert not cache.store.publish(Checkpoint(h("p"), 32, ((b,),), is_kept=True))
+    assert cache.index.checkpoints[h("p")] is first
+    assert cache.store.get(h("p")) is first
+    assert first.is_kept
+    assert not cache.index.checkpoints_of(b)
+
+
+def test_dissolving_a_record_that_is_gone_changes_nothing() -> None:
+    cache = make_cache()
+    (a,) = cache.pool.get_new_blocks(1)
+    old = Checkpoint(h("p"), 32, ((a,),))
+    cache.store.publish(old)
+    cache.store.dissolve(old)
+    new = Checkpoint(h("p"), 32, ((a,),))
+    cache.store.publish(new)
+    cache.store.dissolve(old)
+    assert cache.index.checkpoints[h("p")] is new
+
+
+def test_a_cold_checkpoint_is_warmed_by_a_second_that_is_not() -> None:
+    cache = make_cache()
+    record = freed(cache, "p", is_cold=True)
+    assert tier(cache, record) is Tier.COLD
+    assert not cache.store.publish(Checkpoint(h("p"), 32, ((), ()), is_cold=True))
+    assert tier(cache, record) is Tier.COLD
+    assert not cache.store.publish(Checkpoint(h("p"), 32, ((), ()), is_junction=True))
+    assert record.is_junction
+    assert tier(cache, record) is Tier.REGULAR
+
+
+def test_a_junction_is_warm() -> None:
+    cache = make_cache()
+    record = freed(cache, "p", is_cold=True)
+    cache.store.mark_junction(record)
+    assert tier(cache, record) is Tier.REGULAR
+
+
+def test_a_trial_ends_with_a_hit_and_spares_what_was_hit() -> None:
+    cache = make_cache()
+    tried, lean, hit = (freed(cache, name) for name in "tlh")
+    cache.store.hit(hit, None)
+    cache.store.put_on_trial([tried, lean, hit])
+    assert [tier(cache, r) for r in (tried, lean, hit)] == [Tier.COLD, Tier.COLD, Tier.REGULAR]
+    cache.store.hit(tried, lean)
+    assert [tier(cache, r) for r in (tried, lean)] == [Tier.REGULAR] * 2
+    assert (tried.num_hits, tried.num_live, lean.num_hits) == (1, 1, 0)
+
+
+def test_what_is_cold_for_good_stays_cold_when_hit() -> None:
+    cache = make_cache()
+    record = freed(cache, "p", is_cold=True)
+    cache.store.hit(record, None)
+    assert tier(cache, record) is Tier.COLD
+
+
+def conversation(cache: UnitCache) -> tuple[Checkpoint, Checkpoint, Checkpoint]:
+    """Two turns that ended: the second resumed where the first had ended, and made a third."""
+    first, second, third = (freed(cache, name) for name in "123")
+    cache.store.leave([first], [], again=False)
+    cache.store.hit(first, None)
+    cache.store.leave([second], [first], again=False)
+    cache.store.hit(second, None)
+    return first, second, third
+
+
+def test_the_turn_before_last_is_superseded() -> None:
+    cache = make_cache()
+    first, second, third = conversation(cache)
+    assert tier(cache, first) is Tier.REGULAR
+    cache.store.leave([third], [second], again=False)
+    assert [tier(cache, r) for r in (first, second, third)] == [
+        Tier.COLD,
+        Tier.REGULAR,
+        Tier.REGULAR,
+    ]
+    assert second.older == ()
+    assert third.older == (second,)
+
+
+def test_a_preempted_request_goes_on_with_its_turn() -> None:
+    cache = make_cache()
+    first, second, third = conversation(cache)
+    cache.store.leave([third], [second], again=True)
+    assert tier(cache, first) is Tier.REGULAR
+    assert third.older == (first,)
+
+
+def test_junctions_running_origins_and_other_policies_are_not_superseded() -> None:
+    for spare in ("junction", "live", "policy"):
+        cache = make_cache(supersedes=spare != "policy")
+        first, second, third = conversation(cache)
+        if spare == "junction":
+            cache.store.mark_junction(first)
+        if spare == "live":
+            cache.store.hit(first, None)
+        cache.store.leave([third], [second], again=False)
+        assert tier(cache, first) is Tier.REGULAR, spare
+
+
+def test_what_a_request_leaves_behind_ages_from_then() -> None:
+    cache = make_cache(5, windows=[1, 2])
+    old, young = freed(cache, "o"), freed(cache, "y")
+    cache.store.leave([old], [], again=False)
+    assert set(cache.pool.get_new_blocks(2)) == set(young.all_blocks())

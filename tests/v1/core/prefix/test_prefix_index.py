@@ -1,0 +1,113 @@
+"""Unit keys of dense blocks, which prefixes continue which, and what a lost block takes along."""
+
+from tests.v1.core.prefix.unit_caches import h, make_cache
+from vllm.v1.core.prefix.checkpoints import Checkpoint
+from vllm.v1.core.prefix.tiers import Tier
+
+
+def test_a_touched_block_leaves_its_tier_and_keeps_its_keys() -> None:
+    cache = make_cache()
+    pool, index = cache.pool, cache.index
+    (a,) = pool.get_new_blocks(1)
+    cache.add_key(a, 1, h("x"))
+    cache.add_key(a, 1, h("y"))
+    pool.free_blocks([a])
+    pool.touch([a])
+    assert pool.tier_of(a) is None
+    assert a.ref_cnt == 1
+    assert list(index.keys_of(a)) == [h("x"), h("y")]
+    assert cache.get(h("y"), 1) is a
+    assert cache.get(h("y"), 0) is None
+    assert index.get_cached_block(h("y"), [1, 0]) is None
+    assert index.holds_any(h("y"))
+    assert not index.holds_any(h("z"))
+
+
+def test_equal_keys_on_two_blocks_survive_the_loss_of_one() -> None:
+    cache = make_cache(3)
+    pool, index = cache.pool, cache.index
+    a, b = pool.get_new_blocks(2)
+    cache.add_key(a, 0, h("k"))
+    cache.add_key(b, 0, h("k"))
+    # Both entries are there, and say the same as the blocks.
+    assert index.holds_key(0, h("k"), a)
+    assert index.holds_key(0, h("k"), b)
+    assert list(index.find_faults(pool.blocks)) == []
+    pool.free_blocks([a])
+    (again,) = pool.get_new_blocks(1)
+    assert again is a
+    assert cache.get(h("k"), 0) is b
+    assert index.holds_key(0, h("k"), b)
+    assert not index.holds_key(0, h("k"), a)
+    assert list(index.find_faults(pool.blocks)) == []
+
+
+def test_losing_one_block_dissolves_a_checkpoint_and_frees_the_rest_to_scratch() -> None:
+    cache = make_cache(5)
+    pool, index = cache.pool, cache.index
+    a, b, c, d = pool.get_new_blocks(4)
+    both = Checkpoint(h("p"), 64, ((a, b), (c,)))
+    shared = Checkpoint(h("q"), 96, ((b,), (d,)))
+    assert cache.store.publish(both)
+    assert cache.store.publish(shared)
+    pool.free_blocks([a, b, c, d])
+    assert {pool.tier_of(x) for x in (a, b, c, d)} == {Tier.REGULAR}
+    assert pool.get_new_blocks(1) == [a]
+    assert h("p") not in index.checkpoints
+    assert h("p") in index.checkpoint_ghosts
+    assert pool.tier_of(c) is Tier.SCRATCH
+    assert pool.tier_of(b) is Tier.REGULAR, "another checkpoint still needs it"
+    assert pool.get_new_blocks(1) == [c]
+    assert index.checkpoints[h("q")] is shared
+
+
+def test_reset_forgets_everything_but_not_under_running_requests() -> None:
+    cache = make_cache()
+    pool, index = cache.pool, cache.index
+    a, b = pool.get_new_blocks(2)
+    cache.add_key(a, 0, h("k"))
+    cache.store.publish(Checkpoint(h("k"), 32, ((b,),)))
+    assert not pool.reset_prefix_cache()
+    assert cache.get(h("k"), 0) is a
+    pool.free_blocks([a, b])
+    assert pool.reset_prefix_cache()
+    assert cache.get(h("k"), 0) is None
+    assert not index.checkpoints
+    assert {pool.tier_of(x) for x in pool.blocks[1:]} == {Tier.SCRATCH}
+    assert h("k") not in index.ghosts
+    assert not any(index.is_cached(block) for block in pool.blocks)
+    assert list(index.find_faults(pool.blocks)) == []
+
+
+def test_continuations_count_while_they_are_cached() -> None:
+    cache = make_cache(4)
+    pool, index = cache.pool, cache.index
+    root, left, right = pool.get_new_blocks(3)
+    cache.add_key(root, 0, h("root"))
+    cache.add_key(left, 0, h("left"), h("root"))
+    # Another group's keys say nothing about continuations.
+    cache.add_key(right, 1, h("right"), h("root"))
+    assert index.parent_of(h("left")) == h("root")
+    assert index.parent_of(h("root")) is None
+    assert index.has_other_continuation(h("root"), h("right"))
+    assert index.has_other_continuation(h("root"), None)
+    assert not index.has_other_continuation(h("root"), h("left"))
+    assert not index.has_other_continuation(h("left"), None)
+    pool.free_blocks([left])
+    assert pool.get_new_blocks(1) == [left]
+    assert not index.has_other_continuation(h("root"), None)
+
+
+def test_a_trial_is_for_blocks_with_keys_and_ends_with_a_hit() -> None:
+    cache = make_cache()
+    pool, index = cache.pool, cache.index
+    a, b, c = pool.get_new_blocks(3)
+    cache.add_key(a, 0, h("a"))
+    cache.add_key(b, 0, h("b"))
+    index.put_on_trial([a, c])
+    pool.free_blocks([a, b, c])
+    assert cache.tiers(a, b, c) == [Tier.COLD, Tier.REGULAR, Tier.SCRATCH]
+    assert list(index.tiers([a, b, c])) == [index.tier(x) for x in (a, b, c)]
+    pool.touch([a])
+    pool.free_blocks([a])
+    assert cache.tiers(a) == [Tier.REGULAR]

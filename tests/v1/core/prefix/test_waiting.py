@@ -1,0 +1,123 @@
+"""Waiting for a running prefill, and what the donor leaves for who waits."""
+
+import random
+
+from tests.v1.core.unit_cache_driver import coordinator_of, make_manager, make_request
+from tests.v1.core.v4_geometry import v4_config
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.policy.donors import max_wait_steps
+from vllm.v1.core.policy.retention import RetentionPolicy
+from vllm.v1.request import Request
+
+UNIT = 32
+POLICY = RetentionPolicy("ends only", supersedes=False, keeps_lean=False, keeps_coarse=False)
+
+
+def tokens_of(seed: int, count: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1000) for _ in range(count)]
+
+
+def prompts(shared: int, first: int = 300, second: int = 100) -> tuple[Request, Request]:
+    """Two prompts that part after ``shared`` tokens."""
+    common = tokens_of(1, shared)
+    return (
+        make_request("donor", [*common, *tokens_of(2, first)], UNIT),
+        make_request("follower", [*common, *tokens_of(3, second)], UNIT),
+    )
+
+
+def scheduled(donor: Request, num_tokens: int, num_blocks: int = 400) -> KVCacheManager:
+    """A manager in the midst of a step that schedules a donor's first tokens."""
+    manager = make_manager(v4_config(UNIT, num_blocks), 2048, policy=POLICY)
+    manager.new_step_starts()
+    assert manager.allocate_slots(donor, num_tokens) is not None
+    return manager
+
+
+def waits(manager: KVCacheManager, request: Request) -> bool:
+    return manager.should_wait(request, manager.look_up(request))
+
+
+def test_the_donor_leaves_a_checkpoint_inside_the_chunk_it_is_at() -> None:
+    donor, follower = prompts(shared=500)
+    manager = scheduled(donor, donor.num_tokens)
+    assert waits(manager, follower)
+    # Asked again, it does not take blocks again.
+    num_free = manager.block_pool.get_num_free_blocks()
+    assert waits(manager, follower)
+    assert manager.block_pool.get_num_free_blocks() == num_free
+    manager.commit_step()
+    at_junction = coordinator_of(manager).store.get(follower.block_hashes[480 // UNIT - 1])
+    assert at_junction is not None
+    assert at_junction.is_junction
+    assert at_junction.is_kept
+    assert manager.look_up(follower).num_tokens == 480
+    assert not waits(manager, follower)
+    donor.num_computed_tokens = donor.num_tokens
+    manager.check_invariants({"donor": donor.num_tokens})
+
+
+def test_without_a_follower_the_donor_leaves_nothing_there() -> None:
+    donor, follower = prompts(shared=500)
+    manager = scheduled(donor, donor.num_tokens)
+    manager.commit_step()
+    assert manager.look_up(follower).num_tokens == 0
+
+
+def test_a_later_chunk_leaves_the_checkpoint_too() -> None:
+    donor, follower = prompts(shared=500)
+    manager = scheduled(donor, 256)
+    assert waits(manager, follower)
+    manager.commit_step()
+    donor.num_computed_tokens = 256
+    manager.new_step_starts()
+    assert manager.allocate_slots(donor, donor.num_tokens - 256) is not None
+    manager.commit_step()
+    assert manager.look_up(follower).num_tokens == 480
+
+
+def test_without_room_for_it_the_checkpoint_is_left_out() -> None:
+    donor, follower = prompts(shared=500)
+    manager = scheduled(donor, donor.num_tokens)
+    pool = manager.block_pool
+    taken = pool.get_new_blocks(pool.get_num_free_blocks())
+    assert waits(manager, follower)
+    assert pool.get_num_free_blocks() == 0
+    pool.free_blocks(taken)
+    manager.commit_step()
+    assert manager.look_up(follower).num_tokens == 0
+    manager.check_invariants()
+
+
+def test_waiting_ends_with_the_deadline_of_its_gain() -> None:
+    donor, follower = prompts(shared=1000)
+    manager = scheduled(donor, 64)
+    num_waited = 0
+    while waits(manager, follower):
+        num_waited += 1
+        manager.new_step_starts()
+    assert num_waited == max_wait_steps(1000 // UNIT * UNIT)
+
+
+def test_little_in_common_is_not_worth_a_step() -> None:
+    for shared, is_worth_it in ((127, False), (128, True)):
+        donor, follower = prompts(shared)
+        assert waits(scheduled(donor, 64), follower) is is_worth_it
+
+
+def test_a_finished_or_gone_prefill_is_not_waited_for() -> None:
+    donor, follower = prompts(shared=500)
+    manager = scheduled(donor, 256)
+    assert waits(manager, follower)
+    assert follower.request_id in coordinator_of(manager).requests
+    manager.free(donor)
+    assert not waits(manager, follower)
+    # Nothing is remembered of who does not wait any more.
+    assert follower.request_id not in coordinator_of(manager).requests
+
+
+def test_nobody_waits_without_a_lookup() -> None:
+    donor, follower = prompts(shared=500)
+    manager = scheduled(donor, 256)
+    assert not manager.should_wait(follower, manager.empty_lookup)
