@@ -201,7 +201,7 @@ def measure(workload: Workload, policy_name: str) -> float:
 
 
 def _at_unit(span_ids: Sequence[int], span: int, unit: int) -> tuple[Sequence[int], int, int]:
-    """Return ids, unit and tokens of an id, where a unit may hold several spans: its last counts."""
+    """Return ids, unit and tokens of an id; of several spans in a unit the last counts."""
     if span >= unit:
         return span_ids, unit, span
     per_unit = unit // span

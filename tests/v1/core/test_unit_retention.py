@@ -84,7 +84,7 @@ def test_a_second_continuation_makes_a_superseded_checkpoint_a_junction() -> Non
 
 
 def test_what_only_the_unaligned_boundary_needs_goes_first() -> None:
-    driver = make_driver()
+    driver = make_driver(policy=replace(AUTO, adapts=False))
     serve(driver, tokens_of(1, 1000))
     pool, index = driver.manager.block_pool, driver.coordinator.index
     by_position = {r.position: r for r in index.checkpoints.values()}

@@ -34,9 +34,9 @@ class UnitCache(NamedTuple):
         found = self.pool.get_cached_block(prefix_hash, [group_id])
         return None if found is None else found[0]
 
-    def add_record(self, name: str, *blocks: KVCacheBlock, is_cold: bool = False) -> Checkpoint:
+    def add_record(self, name: str, *blocks: KVCacheBlock, **fields: bool) -> Checkpoint:
         """Publish a checkpoint of two window groups: the first block, and the others."""
-        record = Checkpoint(h(name), 32, (blocks[:1], blocks[1:]), is_cold=is_cold)
+        record = Checkpoint(h(name), 32, (blocks[:1], blocks[1:]), **fields)
         assert self.store.publish(record)
         return record
 

@@ -41,13 +41,13 @@ class RetentionPolicy:
     supersedes: bool = True
     keeps_coarse: bool = True
     private_window: bool = True
-    adapts: bool = True
+    adapts: bool = False
     pinned_share: float | None = None
     pin_min_drop_blocks: int = 16
 
 
-AUTO = RetentionPolicy()
-_EQUAL_AGES = RetentionPolicy(supersedes=False, keeps_coarse=False, adapts=False)
+AUTO = RetentionPolicy(adapts=True)
+_EQUAL_AGES = RetentionPolicy(supersedes=False, keeps_coarse=False)
 
 
 def parse_retention(value: str | int | None, geometry: CacheGeometry) -> RetentionPolicy:
