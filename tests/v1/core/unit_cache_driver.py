@@ -274,8 +274,9 @@ class Driver:
 
     def step(self, budget: int = 512) -> None:
         """Schedule, run and update once."""
-        if self.rule is not None:
-            self.coordinator.block_pool.regular.rule = self.rule
+        ranked = self.coordinator.block_pool.ranked
+        if self.rule is not None and ranked is not None:
+            ranked.rule = self.rule
         manager = self.manager
         self.memory.seal(self.positions)
         manager.new_step_starts()

@@ -81,13 +81,17 @@ class BlockPool:
         self.pins: Pins | None = None
         self._lowest = first = FreeKVCacheBlockQueue(self.blocks[1:])
         self.pinned_queue = pinned = FreeKVCacheBlockQueue([])
-        self.regular = RegularTier(num_gpu_blocks, index.standing)
+        # Given up by the rule in force; None: in the order of use.
+        self.ranked = RegularTier(num_gpu_blocks, index.standings) if index.ranks_blocks else None
         self._queues: tuple[FreeKVCacheBlockQueue | RegularTier, ...] = (first, pinned)
         self.tiers: tuple[FreeKVCacheBlockQueue | RegularTier, ...] = (*[first] * _PINNED, pinned)
         if index.has_scratch:
             low = [FreeKVCacheBlockQueue([]) for _ in range(_FILLER, _REGULAR)]
             live = [FreeKVCacheBlockQueue([]) for _ in range(_REGULAR + 1, _PINNED)]
-            self.tiers = self._queues = (first, *low, self.regular, *live, pinned)
+            regular = self.ranked or FreeKVCacheBlockQueue([])
+            self.tiers = (first, *low, regular, *live, pinned)
+            # Without ranks there are no spare checkpoints, and none of running requests apart.
+            self._queues = self.tiers if self.ranked else (first, low[-1], regular, pinned)
         # Where a free block stands; of no meaning while it is held. Written only where it matters:
         # with one queue for all tiers, that is for pinned blocks.
         self._tier_of: list[Tier] = [_SCRATCH if index.has_scratch else _REGULAR] * num_gpu_blocks
@@ -252,10 +256,10 @@ class BlockPool:
             for block in blocks:
                 tier_of[block.block_id] = tier
         queue = self.tiers[tier]
-        if tier <= _FILLER and not isinstance(queue, RegularTier):
-            queue.prepend_n(blocks)
-        else:
+        if tier > _FILLER or isinstance(queue, RegularTier):
             queue.append_n(blocks)
+        else:
+            queue.prepend_n(blocks)
 
     def replace(self, blocks: Iterable[KVCacheBlock], *, even_if_unchanged: bool = False) -> None:
         """Move free blocks to the tier they belong in now, as its youngest.

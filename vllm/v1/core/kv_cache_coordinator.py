@@ -113,7 +113,7 @@ class CheckpointCoordinator:
             [group.group_id for group in self.geometry.dense],
             [group.group_id for group in self.geometry.windows],
             KVEventWriter(settings.enable_kv_cache_events),
-            drops_duplicates=self.policy.adapts,
+            ranks_blocks=self.policy.adapts,
         )
         self.block_pool = BlockPool(
             config.num_blocks,
@@ -182,7 +182,11 @@ class CheckpointCoordinator:
             dense_share = self.index.dense_share(self.block_pool.num_spare_blocks)
             num_tokens = request.num_prompt_tokens
             self.adaptation.observe(request.block_hashes, num_tokens, dense_share)
-            self.block_pool.regular.rule = self.adaptation.rule
+            self._follow_rule()
+
+    def _follow_rule(self) -> None:
+        if self.adaptation is not None and self.block_pool.ranked is not None:
+            self.block_pool.ranked.rule = self.adaptation.rule
 
     def should_wait(self, request: Request, found: Lookup) -> bool:
         """Whether a running prefill is about to publish more of a waiting request's prefix."""
@@ -424,7 +428,7 @@ class CheckpointCoordinator:
         done = self.block_pool.reset_prefix_cache()
         if done and self.adaptation is not None:
             self.adaptation.reset()
-            self.block_pool.regular.rule = self.adaptation.rule
+            self._follow_rule()
         return done
 
     def take_new_block_ids(self) -> list[int]:

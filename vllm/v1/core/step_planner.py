@@ -14,7 +14,7 @@ from vllm.v1.core.policy.retention import (
     replay_boundaries,
     step_boundaries,
 )
-from vllm.v1.core.policy.spare import NO_SPARES, Spares, spare_boundaries
+from vllm.v1.core.policy.spare import NO_SPARES, Spares, lean_checkpoint_blocks, spare_boundaries
 from vllm.v1.core.prefix.drafter_rows import StaleRow, stale_groups
 from vllm.v1.core.prefix.lookup import PrefixHit, find_junction, plan_partials
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
@@ -55,6 +55,8 @@ class StepPlanner:
         self._settings = settings
         self._pool = pool
         self._adaptation = adaptation
+        # Per window group the blocks of a lean checkpoint far into a prompt.
+        self._lean_blocks = lean_checkpoint_blocks(geometry)
         # Decode steps take blocks for so many tokens at a time. State blocks hold as few as a
         # sixteenth of a unit; going to the pool for each would be most of a decode step's cost.
         self._stride = max(1, geometry.unit // 4)
@@ -139,14 +141,39 @@ class StepPlanner:
             spares = self._find_spares(step, plan)
         if spares == NO_SPARES and boundaries == plan.boundaries:
             return
-        places = tuple(sorted((*boundaries, *spares.ends, *spares.fillers)))
-        indices = self._window_indices(step, places, cache, hit)
+        if spares == NO_SPARES:
+            indices = self._window_indices(step, boundaries, cache, hit)
+        else:
+            indices = self._with_spares(plan, spares, cache)
         more = sum(map(len, indices)) - sum(map(len, plan.window_indices))
         if plan.num_blocks + more > num_available and spares != NO_SPARES:
             return
         plan.window_indices, plan.boundaries, plan.spares = indices, boundaries, spares
         plan.num_blocks += more
         plan.num_new_blocks += more
+
+    def _with_spares(
+        self, plan: StepPlan, spares: Spares, cache: RequestCache | None
+    ) -> list[Sequence[int]]:
+        """Return the window blocks of a step, those of its spare checkpoints included.
+
+        These are many and far from each other; all have the same blocks below their ends.
+        """
+        indices: list[Sequence[int]] = []
+        for number, group in enumerate(self._geometry.windows):
+            num_blocks, size = self._lean_blocks[number], group.block_size
+            if not num_blocks:
+                indices.append(plan.window_indices[number])
+                continue
+            # Below this, what going on at the step's start needs is held already.
+            held = plan.step.start // size if cache is None else cache.windows[number].end
+            needed = {*plan.window_indices[number]}
+            for places in spares:
+                for place in places:
+                    end = place // size
+                    needed.update(range(max(held, end - num_blocks), end))
+            indices.append(sorted(needed))
+        return indices
 
     def _find_spares(self, step: StepRequest, plan: StepPlan) -> Spares:
         """Return where a prefill step leaves checkpoints that nobody asked for."""

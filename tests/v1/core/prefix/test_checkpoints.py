@@ -61,7 +61,7 @@ def test_a_junction_is_warm() -> None:
 
 
 def test_spare_checkpoints_go_before_all_others_until_they_are_hit_or_asked_for() -> None:
-    cache = make_cache()
+    cache = make_cache(ranks=True)
     end = freed(cache, "e", is_spare=True)
     filler = freed(cache, "f", is_spare=True, is_filler=True)
     lean = freed(cache, "l", is_spare=True)
@@ -76,7 +76,7 @@ def test_spare_checkpoints_go_before_all_others_until_they_are_hit_or_asked_for(
 
 
 def test_a_spare_checkpoint_changes_nothing_where_one_stands() -> None:
-    cache = make_cache()
+    cache = make_cache(ranks=True)
     record = freed(cache, "p", is_cold=True)
     block = cache.pool.get_new_blocks(1)
     assert not cache.store.publish(Checkpoint(h("p"), 32, (tuple(block),), is_spare=True))
@@ -84,7 +84,7 @@ def test_a_spare_checkpoint_changes_nothing_where_one_stands() -> None:
 
 
 def test_those_of_running_requests_are_the_last_to_go() -> None:
-    cache = make_cache()
+    cache = make_cache(ranks=True)
     store = CheckpointStore(cache.pool, cache.index, supersedes=True, spares_live=True)
     (block,) = cache.pool.get_new_blocks(1)
     record = Checkpoint(h("p"), 32, ((block,),), is_kept=True)

@@ -103,7 +103,7 @@ def test_continuations_count_while_they_are_cached() -> None:
 
 
 def test_a_block_stands_as_high_as_what_is_known_of_it() -> None:
-    cache = make_cache()
+    cache = make_cache(ranks=True)
     pool, index = cache.pool, cache.index
     a, b = pool.get_new_blocks(2)
     cache.add_key(a, 0, h("a"))
@@ -116,7 +116,7 @@ def test_a_block_stands_as_high_as_what_is_known_of_it() -> None:
 
 
 def test_what_was_evicted_lately_returns() -> None:
-    cache = make_cache()
+    cache = make_cache(ranks=True)
     pool, index = cache.pool, cache.index
     (block,) = pool.get_new_blocks(1)
     cache.add_key(block, 0, h("a"))
@@ -132,7 +132,7 @@ def test_what_was_evicted_lately_returns() -> None:
 
 
 def test_a_free_block_gives_up_a_key_that_a_held_one_computed_again() -> None:
-    index = PrefixIndex(10, [0], [1], KVEventWriter(False), drops_duplicates=True)
+    index = PrefixIndex(10, [0], [1], KVEventWriter(False), ranks_blocks=True)
     pool = BlockPool(10, True, 32, index=index)
     a, b = pool.get_new_blocks(2)
     assert index.add_keys([a, a], 0, [h("1"), h("2")], [None, h("1")]) == []

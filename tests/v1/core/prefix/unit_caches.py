@@ -58,9 +58,10 @@ def make_cache(
     events: bool = False,
     max_pinned: int | None = None,
     supersedes: bool = True,
+    ranks: bool = False,
 ) -> UnitCache:
     """Return an empty pool of hits at one unit."""
-    index = PrefixIndex(num_blocks, dense, windows, KVEventWriter(events))
+    index = PrefixIndex(num_blocks, dense, windows, KVEventWriter(events), ranks_blocks=ranks)
     pool = BlockPool(num_blocks, True, 32, index=index)
     if max_pinned is not None:
         pool.enable_pinning(max_pinned)

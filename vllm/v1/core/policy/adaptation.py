@@ -27,7 +27,7 @@ class Adaptation:
     def __init__(self, geometry: CacheGeometry, num_blocks: int) -> None:
         blocks_per_token = sum(1 / group.block_size for group in geometry.dense)
         self._capacity_tokens = int(num_blocks / blocks_per_token) if blocks_per_token else 0
-        self._weight = lean_checkpoint_blocks(geometry) / (blocks_per_token or 1.0)
+        self._weight = sum(lean_checkpoint_blocks(geometry)) / (blocks_per_token or 1.0)
         self._geometry = geometry
         self.reset()
 

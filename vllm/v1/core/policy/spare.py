@@ -1,9 +1,10 @@
 """Checkpoints in memory that nothing else needs now."""
 
 from collections.abc import Container
+from functools import lru_cache
 from typing import NamedTuple
 
-from vllm.v1.core.policy.geometry import COARSE_TOKENS, CacheGeometry
+from vllm.v1.core.policy.geometry import CacheGeometry
 
 # The part of a pool that spare checkpoints leave to requests that come.
 _RESERVED_SHARE = 1 / 16
@@ -56,7 +57,7 @@ def spare_boundaries(
         Lean boundaries in ``(start, end]``.
     """
     room = num_blocks - int(pool_size * _RESERVED_SHARE)
-    cost = lean_checkpoint_blocks(geometry)
+    cost = sum(lean_checkpoint_blocks(geometry))
     if not cost:
         return NO_SPARES
     ends: list[int] = []
@@ -77,11 +78,9 @@ def spare_boundaries(
     return Spares(tuple(reversed(ends)), fillers)
 
 
-def lean_checkpoint_blocks(geometry: CacheGeometry) -> int:
-    """Return the blocks of a checkpoint at a multiple of ``COARSE_TOKENS``, far into a prompt."""
+@lru_cache(maxsize=16)
+def lean_checkpoint_blocks(geometry: CacheGeometry) -> tuple[int, ...]:
+    """Return per window group the blocks of a lean checkpoint, far into a prompt."""
     keep = max((group.keep for group in geometry.windows), default=0)
     position = (keep // geometry.coarse + 2) * geometry.coarse
-    assert position % COARSE_TOKENS == 0
-    return sum(
-        len(group.block_range(group.first_needed(position), position)) for group in geometry.windows
-    )
+    return tuple(len(group.rows_below(position)) for group in geometry.windows)

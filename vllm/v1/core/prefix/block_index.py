@@ -48,8 +48,13 @@ class BlockIndex(Protocol):
         """Return the same for many blocks at once."""
         ...
 
-    def standing(self, block: KVCacheBlock) -> Standing:
-        """Return what is known of what a block caches."""
+    @property
+    def ranks_blocks(self) -> bool:
+        """Whether blocks of the regular tier stand in queues by what is known of them."""
+        ...
+
+    def standings(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Standing]:
+        """Return what is known of what blocks cache."""
         ...
 
     def on_touch(self, block: KVCacheBlock) -> None:

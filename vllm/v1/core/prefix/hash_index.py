@@ -94,6 +94,7 @@ class HashIndex:
     """
 
     has_scratch = False
+    ranks_blocks = False
 
     def __init__(self, hash_block_size: int, events: KVEventWriter) -> None:
         self.hash_block_size = hash_block_size
@@ -126,9 +127,9 @@ class HashIndex:
         """Return the one tier there is, as often as there are blocks."""
         return [Tier.REGULAR] * len(blocks)
 
-    def standing(self, block: KVCacheBlock) -> Standing:
+    def standings(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Standing]:
         """Return the same for all blocks: one queue has them, in the order of their use."""
-        return Standing.NEW
+        return [Standing.NEW] * len(blocks)
 
     def on_touch(self, block: KVCacheBlock) -> None:
         """Do nothing: the order of free blocks is all that is known of their use."""

@@ -29,7 +29,8 @@ class PrefixIndex:
         dense_group_ids: Groups that carry keys.
         window_group_ids: Groups that checkpoints hold blocks of, in their order.
         events: Hears of prefixes that become reusable and of those that are not any more.
-        drops_duplicates: Whether a free block gives up a key that a held one has computed again.
+        ranks_blocks: Whether what is known of blocks decides which go first; then a free block also
+            gives up a key that a held one has computed again.
     """
 
     has_scratch = True
@@ -41,10 +42,10 @@ class PrefixIndex:
         window_group_ids: Sequence[int],
         events: KVEventWriter,
         *,
-        drops_duplicates: bool = False,
+        ranks_blocks: bool = False,
     ) -> None:
         self.events = events
-        self._drops_duplicates = drops_duplicates
+        self.ranks_blocks = ranks_blocks
         self._num_blocks = num_blocks
         # What is known of dense blocks, by id, and the clock of evictions.
         self._standings = [Standing.NEW] * num_blocks
@@ -118,6 +119,14 @@ class PrefixIndex:
         """Take note that a block was hit."""
         if block.block_id in self._keys_of:
             self._standings[block.block_id] = Standing.HIT
+
+    def standings(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Standing]:
+        """Return what is known of many blocks: nearly all carry keys."""
+        keys, known, standing = self._keys_of, self._standings, self.standing
+        return [
+            known[block_id] if (block_id := block.block_id) in keys else standing(block)
+            for block in blocks
+        ]
 
     def standing(self, block: KVCacheBlock) -> Standing:
         """Return what is known of a block: for a window block, of its checkpoints, or their rows.
@@ -197,8 +206,9 @@ class PrefixIndex:
             if entry is None:
                 assert not block.is_null
                 self._keys_of[block.block_id] = (group_id, [prefix_hash])
-                standing = self._first_standing(group_id, prefix_hash)
-                self._standings[block.block_id] = standing
+                if self.ranks_blocks:
+                    standing = self._first_standing(group_id, prefix_hash)
+                    self._standings[block.block_id] = standing
             else:
                 assert entry[0] == group_id
                 entry[1].append(prefix_hash)
@@ -213,7 +223,7 @@ class PrefixIndex:
                 if old is block:
                     continue
                 duplicates.setdefault(prefix_hash, []).append(block)
-                if self._drops_duplicates and old.ref_cnt == 0:
+                if self.ranks_blocks and old.ref_cnt == 0:
                     emptied += self._give_up(old, group_id, prefix_hash)
         self.ghosts.discard(prefix_hashes)
         if group_id == self._lineage_group:

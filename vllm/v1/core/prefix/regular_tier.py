@@ -15,16 +15,20 @@ class RegularTier:
 
     Args:
         num_blocks: Blocks of the pool.
-        standing: Says what is known of a block that joins.
+        standings: Says what is known of blocks that join.
     """
 
-    def __init__(self, num_blocks: int, standing: Callable[[KVCacheBlock], Standing]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        standings: Callable[[Sequence[KVCacheBlock]], Sequence[Standing]],
+    ) -> None:
         self.rule = Rule.LRU
         self._capacity = num_blocks
         self._queues = tuple(FreeKVCacheBlockQueue([]) for _ in Standing)
-        self._standing = standing
+        self._standings_of = standings
         # By block id; of no meaning for a block that stands elsewhere.
-        self._queue_of = [self._queues[0]] * num_blocks
+        self._placed = [Standing.NEW] * num_blocks
         self._stamps = [0] * num_blocks
         self._now = 0
         self.num_free_blocks = 0
@@ -35,22 +39,23 @@ class RegularTier:
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Let blocks join, the last as the one used last."""
-        queue_of, stamps, now = self._queue_of, self._stamps, self._now
-        members: tuple[list[KVCacheBlock], ...] = ([], [], [])
-        for block in blocks:
+        placed, stamps, now = self._placed, self._stamps, self._now
+        standings = self._standings_of(blocks)
+        for block, standing in zip(blocks, standings, strict=True):
             now += 1
-            standing = self._standing(block)
             stamps[block.block_id] = now
-            queue_of[block.block_id] = self._queues[standing]
-            members[standing].append(block)
+            placed[block.block_id] = standing
         self._now = now
         self.num_free_blocks += len(blocks)
-        for queue, joined in zip(self._queues, members, strict=True):
-            queue.append_n(joined)
+        if standings and standings.count(standings[0]) == len(standings):
+            self._queues[standings[0]].append_n(blocks)
+            return
+        for known, queue in zip(Standing, self._queues, strict=True):
+            queue.append_n([b for b, s in zip(blocks, standings, strict=True) if s is known])
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take a block out."""
-        self._queue_of[block.block_id].remove(block)
+        self._queues[self._placed[block.block_id]].remove(block)
         self.num_free_blocks -= 1
 
     def popleft(self) -> KVCacheBlock:
