@@ -92,6 +92,7 @@ class BlockPool:
             self.tiers = (first, *low, regular, *live, pinned)
             # Without ranks there are no spare checkpoints, and none of running requests apart.
             self._queues = self.tiers if self.ranked else (first, low[-1], regular, pinned)
+        self._num_free = num_gpu_blocks - 1
         # Where a free block stands; of no meaning while it is held. Written only where it matters:
         # with one queue for all tiers, that is for pinned blocks.
         self._tier_of: list[Tier] = [_SCRATCH if index.has_scratch else _REGULAR] * num_gpu_blocks
@@ -100,10 +101,7 @@ class BlockPool:
 
     def get_num_free_blocks(self) -> int:
         """Return how many blocks allocation can take, cached and pinned ones included."""
-        num_free_blocks = 0
-        for queue in self._queues:
-            num_free_blocks += queue.num_free_blocks
-        return num_free_blocks
+        return self._num_free
 
     @property
     def num_scratch_blocks(self) -> int:
@@ -143,6 +141,7 @@ class BlockPool:
         if self.pins is not None:
             # Every way to a block leads through here, so pins give way to any admission.
             self.pins.make_room(num_blocks)
+        self._num_free -= num_blocks
         lowest = self._lowest
         taken = lowest.popleft_n(min(num_blocks, lowest.num_free_blocks))
         for block in taken:
@@ -180,6 +179,7 @@ class BlockPool:
             if block.ref_cnt == 0 and not block.is_null:
                 tier = self._tier_of[block.block_id]
                 self.tiers[tier].remove(block)
+                self._num_free -= 1
                 if tier is _PINNED:
                     self._tier_of[block.block_id] = _REGULAR
             self.index.on_touch(block)
@@ -255,6 +255,7 @@ class BlockPool:
             tier_of = self._tier_of
             for block in blocks:
                 tier_of[block.block_id] = tier
+        self._num_free += len(blocks)
         queue = self.tiers[tier]
         if tier > _FILLER or isinstance(queue, RegularTier):
             queue.append_n(blocks)
@@ -268,7 +269,8 @@ class BlockPool:
             blocks: The blocks; held ones stay where they are.
             even_if_unchanged: Let blocks that stay in their tier age from now, too.
         """
-        pins, tiers = self.pins, self.tiers
+        pins, tiers, tier_of = self.pins, self.tiers, self._tier_of
+        moved: list[KVCacheBlock] = []
         for block in blocks:
             current = self.tier_of(block)
             if current is None:
@@ -277,10 +279,17 @@ class BlockPool:
             if pins is not None and pins.holds(block):
                 tier = _PINNED
             if even_if_unchanged or tiers[tier] is not tiers[current]:
-                self._move(block, tier)
+                tiers[current].remove(block)
+                # A block may come up again before it stands anywhere.
+                tier_of[block.block_id] = tier
+                moved.append(block)
+        if moved:
+            self._num_free -= len(moved)
+            self._enqueue(moved, [tier_of[block.block_id] for block in moved])
 
     def _move(self, block: KVCacheBlock, tier: Tier) -> None:
         self.tiers[self._tier_of[block.block_id]].remove(block)
+        self._num_free -= 1
         self._tier_of[block.block_id] = tier
         self._join((block,), tier)
 

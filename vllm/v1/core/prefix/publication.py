@@ -14,7 +14,7 @@ from vllm.v1.core.policy.retention import (
     step_boundaries,
     trailing_boundaries,
 )
-from vllm.v1.core.policy.spare import NO_SPARES, Spares
+from vllm.v1.core.policy.spare import NO_SPARES, Spares, lean_checkpoint_blocks
 from vllm.v1.core.prefix.checkpoints import Checkpoint, CheckpointStore
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.request_cache import RequestCache
@@ -52,6 +52,7 @@ class Publisher:
         self._store = store
         self._pool = pool
         self._adaptation = adaptation
+        self._lean_blocks = lean_checkpoint_blocks(geometry)
 
     @property
     def interval(self) -> int:
@@ -77,11 +78,8 @@ class Publisher:
         self._publish_keys(cache, end)
         for position in boundaries:
             self._publish_checkpoint(cache, position)
-        for position in spares.fillers:
-            self._store.publish(self._make_spare(cache, position, is_filler=True))
-        for position in spares.ends:
-            self._store.publish(self._make_spare(cache, position, is_filler=False))
         if spares != NO_SPARES:
+            self._publish_spares(cache, spares)
             cache.spared_until = end
         self._drop_passed(cache, end)
 
@@ -154,16 +152,31 @@ class Publisher:
                 published.unfollowed = record
             (published.kept if record.is_kept else published.trailing).append(record)
 
-    def _make_spare(self, cache: RequestCache, position: int, *, is_filler: bool) -> Checkpoint:
+    def _publish_spares(self, cache: RequestCache, spares: Spares) -> None:
+        """Enter checkpoints that nobody asked for: many, so without what kept ones need."""
+        hashes, unit = cache.request.block_hashes, self._geometry.unit
         token_ids = cache.request.all_token_ids
-        return Checkpoint(
-            cache.request.block_hashes[position // self._geometry.unit - 1],
-            position,
-            tuple(window.blocks_for(position) for window in cache.windows),
-            token_ids[position] if position < len(token_ids) else None,
-            is_spare=True,
-            is_filler=is_filler,
-        )
+        num_tokens = len(token_ids)
+        windows = [
+            (window.blocks, window.base, window.geometry.block_size, num_blocks)
+            for window, num_blocks in zip(cache.windows, self._lean_blocks, strict=True)
+        ]
+        for is_filler, places in ((False, spares.ends), (True, spares.fillers)):
+            for position in places:
+                blocks = []
+                for held, base, size, num_blocks in windows:
+                    end = position // size
+                    first = max(0, end - num_blocks)
+                    blocks.append(tuple(held[first - base : end - base]))
+                record = Checkpoint(
+                    hashes[position // unit - 1],
+                    position,
+                    tuple(blocks),
+                    token_ids[position] if position < num_tokens else None,
+                    is_spare=True,
+                    is_filler=is_filler,
+                )
+                self._store.publish(record)
 
     def _drop_passed(self, cache: RequestCache, end: int) -> None:
         """Withdraw trailing checkpoints that newer ones replace, unless somebody resumed there."""
