@@ -30,15 +30,19 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """A server on the embedded checkpoint; stops with the ``with`` block."""
+    """A server, on the embedded checkpoint by default; stops with the ``with`` block."""
 
     def __init__(
-        self, log_path: Path, *flags: str, environment: dict[str, str] | None = None
+        self,
+        log_path: Path,
+        *flags: str,
+        environment: dict[str, str] | None = None,
+        model: str = "deepseek-v4",
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_path
-        command = [sys.executable, "-m", "vllm", "serve", "deepseek-v4", "--block-size", "32"]
+        command = [sys.executable, "-m", "vllm", "serve", model, "--block-size", "32"]
         command += ["--port", str(self.port), *flags]
         with log_path.open("w") as log:
             self.process = subprocess.Popen(

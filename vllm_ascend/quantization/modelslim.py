@@ -1,5 +1,6 @@
 """From a ModelSlim description to the storages of a model's matrices."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -106,6 +107,16 @@ class ModelSlimQuantization:
         )
         self._made.append(made)
         return made
+
+    def has_part(self, prefix: str) -> bool:
+        """See ``WeightQuantization``: descriptions need not name plain tensors."""
+        del prefix
+        return True
+
+    def plain_dtype(self, names: Sequence[str]) -> torch.dtype | None:
+        """See ``WeightQuantization``: plain tensors take the model's types."""
+        del names
+        return None
 
     def finish_loading(self) -> None:
         """See ``WeightQuantization``."""

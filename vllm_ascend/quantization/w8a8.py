@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import linear
 
 from vllm.exceptions import CheckpointError
+from vllm.model_executor.layers.quantization.storages import RowSource
 from vllm_ascend.ops.dtype_codes import code_of
 from vllm_ascend.ops.experts import clamped_swiglu, grouped_product, route, unroute
 
@@ -100,6 +101,8 @@ def multiply(
 class W8A8Matrix:
     """A ``QuantisedMatrix``."""
 
+    row_source: RowSource | None = None
+
     def __init__(
         self,
         name: str,
@@ -147,6 +150,8 @@ class W8A8GroupedMatrix:
     Kept [g * out, in] as published: rows of one group are then one piece of memory, and the product
     takes their transposed view.
     """
+
+    row_source: RowSource | None = None
 
     def __init__(
         self,

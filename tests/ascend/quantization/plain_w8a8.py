@@ -3,7 +3,7 @@
 Rows are rounded to 8 bits by their largest value, products of integers are exact, scales come last.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -17,6 +17,8 @@ def round_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 class PlainMatrix:
     """One int8 matrix [out, in] as published."""
+
+    row_source = None
 
     def __init__(self, in_size: int, out_size: int, num_groups: int = 1) -> None:
         self.weight = torch.empty(out_size, in_size, dtype=torch.int8)
@@ -109,6 +111,12 @@ class PlainW8A8:
         device: torch.device,
     ) -> PlainExperts:
         return PlainExperts(num_experts, hidden_size, inner_size, limit)
+
+    def has_part(self, prefix: str) -> bool:
+        return True
+
+    def plain_dtype(self, names: Sequence[str]) -> torch.dtype | None:
+        return None
 
     def finish_loading(self) -> None:
         pass

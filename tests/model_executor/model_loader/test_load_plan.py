@@ -5,8 +5,8 @@ import torch
 
 from tests.model_executor.model_loader.fakes import TINY, FakeModel
 from vllm.exceptions import CheckpointError, UnsupportedFeatureError
-from vllm.model_executor.model_loader.checkpoint_files import StoredTensor
 from vllm.model_executor.model_loader.load_plan import LoadPlan, part_bytes, part_shape, plan_load
+from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 
 FILE = Path("model.safetensors")
 NO_MTP = TINY | {"num_nextn_predict_layers": 0}

@@ -183,3 +183,33 @@ def test_what_transformers_writes(tmp_path):
         modules_model.slots["layers.1.ffn.experts.3.w3.weight"],
         state["model.layers.1.mlp.experts.gate_up_proj"][3, 6:],
     )
+
+
+def test_every_stored_tensor_is_read_once_and_in_the_order_of_its_file(tmp_path, monkeypatch):
+    from vllm.model_executor.model_loader.mapped_file import MappedFile
+
+    reads: dict[str, list[int]] = {}
+    read = MappedFile.read
+
+    def note(self, stored):
+        reads.setdefault(stored.file.name, []).append(stored.offset)
+        return read(self, stored)
+
+    monkeypatch.setattr(MappedFile, "read", note)
+    tensors = random_tensors()
+    names = sorted(tensors)
+    for index in range(3):
+        save(tmp_path, {n: tensors[n] for n in names[index::3]}, f"part{index}.safetensors")
+    load_model_weights(FakeModel(), tmp_path)
+    assert sum(map(len, reads.values())) == len(tensors)
+    assert all(offsets == sorted(set(offsets)) for offsets in reads.values())
+
+
+def test_a_file_that_vanishes_is_named(tmp_path):
+    from vllm.model_executor.model_loader.loader import read_stored_tensors
+
+    save(tmp_path, random_tensors())
+    stored = read_stored_tensors(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
+        load_model_weights(FakeModel(), tmp_path, stored=stored)

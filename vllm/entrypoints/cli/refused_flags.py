@@ -31,8 +31,6 @@ REFUSED_SERVE_FLAGS = (
     # Model and weights.
     _value("--quantization", "-q", harmless=("none",)),
     _switch("--trust-remote-code", advice="leave it out, no code of a model is ever run"),
-    _value("--revision", advice="download that revision and give its folder"),
-    _value("--download-dir", advice="set HF_HOME"),
     _value("--hf-overrides", harmless=("{}",), advice="edit the checkpoint's config.json"),
     _value("--override-generation-config", harmless=("{}",)),
     _value("--logprobs-mode", harmless=("raw_logprobs",)),

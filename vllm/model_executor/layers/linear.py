@@ -15,6 +15,12 @@ from vllm.model_executor.layers.quantization import (
     QuantisedMatrix,
     WeightQuantization,
 )
+from vllm.model_executor.layers.quantization.products import (
+    multiply,
+    multiply_groups,
+    multiply_plain,
+)
+from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource, StackedRows
 from vllm.v1.attention.ops.registry import OpResolver
 
 
@@ -62,6 +68,16 @@ class TensorFactory:
             self.prefix, num_experts, hidden_size, inner_size, limit, self.dtype, self.device
         )
 
+    def kept_dtype(self, default: torch.dtype, *names: str) -> torch.dtype:
+        """Returns the type of a parameter that holds the plain tensors ``names``.
+
+        Next to quantised matrices, plain ones stay as stored too: widened, they could take more
+        memory than all the rest.
+        """
+        if self.quantization is None or not names:
+            return default
+        return self.quantization.plain_dtype([self.prefix + name for name in names]) or default
+
     def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         """Allocates an uninitialised inference-only parameter."""
         data = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
@@ -76,6 +92,7 @@ class ReplicatedLinear(nn.Module):
         out_sizes: Widths of the outputs, fused into one matrix product.
         make: Allocates the weight.
         names: Published names of the first outputs' matrices; only these may be quantised.
+        plain_names: Published names of the tensors of the other outputs.
     """
 
     def __init__(
@@ -84,6 +101,7 @@ class ReplicatedLinear(nn.Module):
         out_sizes: Sequence[int],
         make: TensorFactory,
         names: Sequence[str] = (),
+        plain_names: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self._linear = make.ops("linear")
@@ -99,7 +117,24 @@ class ReplicatedLinear(nn.Module):
             for size, quantised in zip(self.out_sizes, self._quantised, strict=True)
         ]
         self._is_plain = all(quantised is None for quantised in self._quantised)
-        self.weight = make.parameter(sum(self._plain_sizes), in_size)
+        plain_tensors = [
+            f"{name}.weight"
+            for name, quantised in zip(names, self._quantised, strict=False)
+            if quantised is None
+        ]
+        dtype = make.kept_dtype(make.dtype, *plain_tensors, *plain_names)
+        self.weight = make.parameter(sum(self._plain_sizes), in_size, dtype=dtype)
+        self._source = None if self._is_plain else self._find_source()
+
+    def _find_source(self) -> RowSource | None:
+        """Returns all outputs as one matrix, where every quantised one can be decoded."""
+        parts: list[RowSource] = []
+        for quantised, plain in zip(self._quantised, self.weight_parts(), strict=True):
+            source = PlainRows(plain) if quantised is None else quantised.row_source
+            if source is None:
+                return None
+            parts.append(source)
+        return StackedRows(*parts)
 
     def weight_parts(self) -> tuple[torch.Tensor, ...]:
         """Views of the fused weight, one per output; a quantised one's has no rows."""
@@ -115,8 +150,9 @@ class ReplicatedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps [T, in] to [T, sum(out_sizes)]."""
         if self._is_plain:
-            mapped: torch.Tensor = self._linear(x, self.weight)
-            return mapped
+            return multiply_plain(x, self.weight, self._linear)
+        if self._source is not None:
+            return multiply(x, self._source, self._linear)
         plain = torch.split(self._linear(x, self.weight), self._plain_sizes, -1)
         prepared = next(q for q in self._quantised if q is not None).prepare(x)
         outputs = zip(self._quantised, plain, strict=True)
@@ -133,7 +169,10 @@ class _Matrix(nn.Module):
         super().__init__()
         self._linear = make.ops("linear")
         self._quantised = make.quantised_matrix(name, in_size, out_size, num_groups)
-        self.weight = make.parameter(0 if self._quantised else out_size, in_size)
+        names = [f"{name}.weight"] if name else []
+        self.weight = make.parameter(
+            0 if self._quantised else out_size, in_size, dtype=make.kept_dtype(make.dtype, *names)
+        )
 
     def weight_slots(self, name: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination of the matrix ``name``."""
@@ -144,8 +183,7 @@ class _Matrix(nn.Module):
     def _map(self, x: torch.Tensor) -> torch.Tensor:
         if self._quantised is not None:
             return self._quantised(x)
-        mapped: torch.Tensor = self._linear(x, self.weight)
-        return mapped
+        return multiply_plain(x, self.weight, self._linear)
 
 
 class ColumnParallelLinear(_Matrix):
@@ -226,6 +264,10 @@ class GroupedColumnParallelLinear(_Matrix):
         grouped = x.view(num_tokens, self.num_groups, -1)
         if self._quantised is not None:
             return self._quantised.map_groups(grouped).reshape(num_tokens, -1)
+        if self.weight.dtype != x.dtype:
+            rows = PlainRows(self.weight.data)
+            mapped = multiply_groups(grouped, rows, self.num_groups, self._grouped_linear)
+            return mapped.reshape(num_tokens, -1)
         weight = self.weight.view(self.num_groups, self._out_size, -1)
         flat: torch.Tensor = self._grouped_linear(grouped, weight).reshape(num_tokens, -1)
         return flat

@@ -6,33 +6,44 @@ from torch.nn.functional import embedding
 
 from vllm.distributed.parallel_state import shard_size
 from vllm.model_executor.layers.linear import TensorFactory
+from vllm.model_executor.layers.quantization.products import multiply_plain
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Rows of the embedding table, shared out by token id."""
+    """Rows of the embedding table, shared out by token id.
 
-    def __init__(self, vocab_size: int, hidden_size: int, make: TensorFactory) -> None:
+    Args:
+        name: Published name of the table.
+    """
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, make: TensorFactory, name: str = "embed.weight"
+    ) -> None:
         super().__init__()
         self._group = make.group
+        self._dtype = make.dtype
         self._rows = shard_size("vocab_size", vocab_size, make.group)
-        self.weight = make.parameter(self._rows, hidden_size)
+        self.weight = make.parameter(
+            self._rows, hidden_size, dtype=make.kept_dtype(make.dtype, name)
+        )
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Maps token ids [T] to [T, D]."""
         if self._group.size == 1:
-            return embedding(token_ids, self.weight)
+            return embedding(token_ids, self.weight).to(self._dtype)
         local = token_ids - self._group.rank * self._rows
         is_ours = (local >= 0) & (local < self._rows)
-        rows = embedding(local.clamp(0, self._rows - 1), self.weight)
+        rows = embedding(local.clamp(0, self._rows - 1), self.weight).to(self._dtype)
         return self._group.all_reduce(rows * is_ours[:, None])
 
 
 class ParallelLMHead(nn.Module):
-    """Output matrix, shared out by token id; kept in fp32, as are the logits.
+    """Output matrix, shared out by token id; logits are fp32, as rounded ones tie.
 
-    A head of lower precision would have to be widened at every step: rounded logits tie.
+    Kept in fp32, to be widened once and not at every step; next to quantised matrices as stored.
 
     Args:
+        name: Published name of the matrix.
         tied: An embedding whose weight is the head's too, or None.
     """
 
@@ -42,6 +53,7 @@ class ParallelLMHead(nn.Module):
         hidden_size: int,
         make: TensorFactory,
         tied: VocabParallelEmbedding | None = None,
+        name: str = "head.weight",
     ) -> None:
         super().__init__()
         self._group = make.group
@@ -50,9 +62,12 @@ class ParallelLMHead(nn.Module):
             self.weight = tied.weight
         else:
             self.weight = make.parameter(
-                shard_size("vocab_size", vocab_size, make.group), hidden_size, dtype=torch.float32
+                shard_size("vocab_size", vocab_size, make.group),
+                hidden_size,
+                dtype=make.kept_dtype(torch.float32, name),
             )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [M, D] to fp32 logits [M, V]."""
-        return self._group.all_gather(self._linear(hidden.float(), self.weight.float()))
+        logits = multiply_plain(hidden.float(), self.weight, self._linear)
+        return self._group.all_gather(logits)

@@ -1,37 +1,18 @@
-"""The weight files of a checkpoint folder and what their headers say. Torch-free."""
+"""The weight files of a checkpoint folder. Torch-free."""
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from vllm.exceptions import CheckpointError
+from vllm.model_executor.model_loader.safetensors_header import StoredTensor, read_header
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
 _MAX_NAMED = 20
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor as a file's header describes it.
-
-    Attributes:
-        name: Its name in the file.
-        shape: Its shape in the file.
-        dtype: Its type in safetensors' words, such as "BF16".
-        file: The file that holds it.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    file: Path
 
 
 def name_some(names: Iterable[str]) -> str:
@@ -97,23 +78,30 @@ def read_weight_map(index: Path) -> dict[str, str]:
 def read_headers(files: Iterable[Path]) -> list[StoredTensor]:
     """Return every tensor the files hold, without reading its values.
 
+    Where an index lies beside the files, each must hold the tensors it gives them.
+
     Raises:
-        CheckpointError: A file is broken.
+        CheckpointError: A file is broken, or another one than the index describes.
     """
-    stored = []
-    for file in files:
-        try:
-            with safe_open(file, framework="numpy") as opened:
-                for name in opened.keys():  # noqa: SIM118 (not a mapping)
-                    part = opened.get_slice(name)
-                    stored.append(
-                        StoredTensor(name, tuple(part.get_shape()), part.get_dtype(), file)
-                    )
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{file} is not a readable safetensors file ({error}): download it again."
-            ) from error
+    paths = list(files)
+    stored = [tensor for file in paths for tensor in read_header(file)]
+    folders = {file.parent for file in paths if file.name != SINGLE_FILE}
+    for folder in folders:
+        index = folder / INDEX_FILE
+        if index.is_file():
+            _check_index(read_weight_map(index), stored)
     return stored
+
+
+def _check_index(weight_map: Mapping[str, str], stored: Iterable[StoredTensor]) -> None:
+    found = {(tensor.name, tensor.file.name) for tensor in stored}
+    absent = sorted(entry for entry in weight_map.items() if entry not in found)
+    if absent:
+        files = sorted({file for _, file in absent})
+        raise CheckpointError(
+            f"{name_some(files)} lacks {len(absent)} tensors that {INDEX_FILE} promises: "
+            f"{name_some(name for name, _ in absent)}. Download it again."
+        )
 
 
 def _siblings(names: Iterable[str]) -> Iterable[str]:

@@ -5,25 +5,30 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor, int8
+from torch import Tensor, float8_e4m3fn, float8_e8m0fnu, int8, uint8
 
-from vllm.exceptions import CheckpointError, UnsupportedFeatureError
-from vllm.model_executor.model_loader.checkpoint_files import StoredTensor, name_some
-from vllm.model_executor.model_loader.weight_names import (
-    TensorPart,
-    published_name,
-    published_parts,
-)
+from vllm.exceptions import CheckpointError, UnsupportedFeatureError, UnsupportedModelError
+from vllm.model_executor.model_loader.checkpoint_files import name_some
+from vllm.model_executor.model_loader.safetensors_header import ITEM_BITS, StoredTensor
+from vllm.model_executor.model_loader.weight_names import TensorPart, published_parts
 
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1}
 _FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _INTEGER_DTYPES = frozenset({"I64", "I32"})
 _QUANTISED_DTYPES = frozenset(
     {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4", "I8", "U8"}
 )
+# Slots of one byte a value take these as they are; others take any type of their kind.
+_BYTE_SLOTS = {
+    int8: frozenset({"I8"}),
+    uint8: frozenset({"I8", "U8", "F4"}),
+    float8_e4m3fn: frozenset({"F8_E4M3"}),
+    float8_e8m0fnu: frozenset({"F8_E8M0", "U8"}),
+}
 _MTP = "mtp."
+# A table of DeepSeek-V4.1, whose tensors otherwise have V4's names.
+_V41_MARK = "engram"
 # DeepSeek's DSpark drafter uses the MTP block's names for another network.
-_DSPARK_MARK = "mtp.0.main_proj.weight"
+DSPARK_MARK = "mtp.0.main_proj.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +98,21 @@ def plan_load(
         ignored_prefixes: Tensors with such a prefix have no slot on purpose.
 
     Raises:
-        UnsupportedFeatureError: A tensor is quantised.
+        UnsupportedFeatureError: A tensor is quantised that the model keeps plain.
+        UnsupportedModelError: The tensors are those of another architecture.
         CheckpointError: Tensors are missing, unexpected, stored twice, misshapen or mistyped.
     """
-    _refuse_quantised(stored, slots)
+    _refuse_v41(stored)
     copies = [Copy(t, part) for t in stored for part in published_parts(t.name, t.shape)]
     dropped, reason = tuple(ignored_prefixes), "the model's config.json asks for no such part"
-    if any(c.part.name == _DSPARK_MARK for c in copies):
+    if any(c.part.name == DSPARK_MARK for c in copies):
         dropped, reason = (*dropped, _MTP), "they are a DSpark drafter, which is not supported yet"
     ignored = [c.part.name for c in copies if c.part.name.startswith(dropped)]
     copies = [c for c in copies if not c.part.name.startswith(dropped)]
     absent = tuple(p for p in optional_prefixes if not _any_starts_with(copies, p))
     wanted = {name for name in slots if not name.startswith(absent)}
+
+    _refuse_quantised(copies, slots)
 
     counts = Counter(c.part.name for c in copies)
     problems = _Problems()
@@ -126,6 +134,9 @@ def plan_load(
 def part_shape(copy: Copy) -> tuple[int, ...]:
     """Return the shape of the part of the stored tensor that a copy takes."""
     shape = copy.stored.shape
+    if copy.stored.dtype == "F4":
+        # Counted by value in the file, by byte of two values in memory.
+        shape = (*shape[:-1], shape[-1] // 2)
     if copy.part.expert is None:
         return shape
     rows = copy.part.rows
@@ -134,20 +145,30 @@ def part_shape(copy: Copy) -> tuple[int, ...]:
 
 def part_bytes(copy: Copy) -> int:
     """Return the bytes a copy reads."""
-    return math.prod(part_shape(copy)) * _ITEM_BYTES[copy.stored.dtype]
+    bits = 8 if copy.stored.dtype == "F4" else ITEM_BITS[copy.stored.dtype]
+    return math.prod(part_shape(copy)) * bits // 8
 
 
-def _refuse_quantised(stored: Sequence[StoredTensor], slots: Mapping[str, Tensor]) -> None:
+def _refuse_v41(stored: Sequence[StoredTensor]) -> None:
     for tensor in stored:
-        # The published name: a module's attn_hc.scale belongs to a hyper-connection.
-        name = published_name(tensor.name)
+        if _V41_MARK in tensor.name:
+            raise UnsupportedModelError(
+                f"Tensor {tensor.name} of {tensor.file.name} belongs to DeepSeek-V4.1, another "
+                "architecture than DeepSeek-V4, which is not supported: serve a V4 checkpoint."
+            )
+
+
+def _refuse_quantised(copies: Sequence[Copy], slots: Mapping[str, Tensor]) -> None:
+    for copy in copies:
+        name, tensor = copy.part.name, copy.stored
         if name in slots and tensor.dtype in _slot_dtypes(slots[name]):
             continue
-        is_scale = name.endswith((".scale", ".weight_scale_inv"))
+        is_scale = name not in slots and name.endswith(".scale")
         if is_scale or tensor.dtype in _QUANTISED_DTYPES:
             raise UnsupportedFeatureError(
-                f"Tensor {tensor.name} of {tensor.file.name} is quantised (type {tensor.dtype}): "
-                "FP8 and FP4 checkpoints are not supported yet. Convert it to BF16 or F32 first."
+                f"Tensor {tensor.name} of {tensor.file.name} is quantised (type {tensor.dtype}), "
+                "where this model takes plain values only; that is not supported yet. Convert it "
+                "to BF16 or F32 first."
             )
 
 
@@ -163,9 +184,9 @@ def _shape_problem(copy: Copy, slot: Tensor) -> str | None:
 
 
 def _slot_dtypes(slot: Tensor) -> frozenset[str]:
-    """Return the stored types a slot takes; int8 is a quantised matrix's and takes nothing else."""
-    if slot.dtype == int8:
-        return frozenset({"I8"})
+    """Return the stored types a slot takes."""
+    if slot.dtype in _BYTE_SLOTS:
+        return _BYTE_SLOTS[slot.dtype]
     return _FLOAT_DTYPES if slot.is_floating_point() else _INTEGER_DTYPES
 
 

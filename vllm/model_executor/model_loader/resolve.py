@@ -33,15 +33,24 @@ class ResolvedCheckpoint:
     name: str
 
 
-def resolve_checkpoint(model: str, *, with_weights: bool = True) -> ResolvedCheckpoint:
+def resolve_checkpoint(
+    model: str,
+    *,
+    with_weights: bool = True,
+    revision: str | None = None,
+    download_dir: str | None = None,
+) -> ResolvedCheckpoint:
     """Find the folder of ``model``.
 
     A local folder wins; then ``deepseek-v4`` names the embedded checkpoint; any other name is a hub
-    id, looked up in the local Hugging Face cache (``HF_HOME``) first and online second.
+    id, looked up in the local Hugging Face cache (``HF_HOME``, or ``download_dir``) first and then
+    online, unless HF_HUB_OFFLINE is set.
 
     Args:
         model: A folder, ``deepseek-v4`` or a hub id such as ``owner/name``.
         with_weights: Whether a download must bring the weights (``dummy`` ones need none).
+        revision: Branch, tag or commit of a hub id; None: main.
+        download_dir: Where snapshots are kept instead of the Hugging Face cache.
 
     Raises:
         ConfigError: Nothing of that name can be had.
@@ -50,18 +59,23 @@ def resolve_checkpoint(model: str, *, with_weights: bool = True) -> ResolvedChec
         raise ConfigError("The model name is empty: give a folder, a hub id or 'deepseek-v4'.")
     folder = Path(model).expanduser()
     if folder.is_dir():
+        _refuse_revision(model, revision, "a local folder")
         return ResolvedCheckpoint(str(folder), False, model)
     if folder.is_file():
         raise ConfigError(
             f"model={model!r} is a file: give the folder that holds config.json and the weights."
         )
     if model == EMBEDDED_MODEL_NAME:
+        _refuse_revision(model, revision, "the checkpoint inside this package")
         return ResolvedCheckpoint(str(_embedded_dir()), True, model)
     if not _HUB_ID.fullmatch(model):
         raise ConfigError(
             f"model={model!r}: there is no such folder, and it is not a hub id (owner/name)."
         )
-    return ResolvedCheckpoint(_resolve_hub_id(model, with_weights), False, model)
+    if download_dir is not None:
+        download_dir = _check_download_dir(download_dir)
+    snapshot = _HubSnapshot(model, revision, download_dir, with_weights)
+    return ResolvedCheckpoint(_resolve_hub_id(snapshot), False, model)
 
 
 def read_hf_config(path: str | Path) -> dict[str, Any]:
@@ -110,37 +124,83 @@ def _embedded_dir() -> Path:
     return _EMBEDDED_DIR
 
 
-def _resolve_hub_id(model: str, with_weights: bool) -> str:
-    try:
-        # Optional, and slow to import: only a hub id pays for it.
-        from huggingface_hub import snapshot_download  # noqa: PLC0415
-        from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
-    except ImportError as error:
+def _refuse_revision(model: str, revision: str | None, kind: str) -> None:
+    if revision is not None:
         raise ConfigError(
-            f"model={model!r}: there is no such folder, and hub ids need the huggingface_hub "
-            "package (pip install huggingface_hub)."
+            f"revision={revision!r} chooses a revision of a hub id, but model={model!r} is {kind}: "
+            "leave it out, or give the hub id (owner/name)."
+        )
+
+
+def _check_download_dir(download_dir: str) -> str:
+    folder = Path(download_dir).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"download_dir={download_dir!r} cannot be made ({error}): give a folder to write to."
         ) from error
-    patterns = [*_CONFIG_PATTERNS, *(_WEIGHT_PATTERNS if with_weights else ())]
+    return str(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _HubSnapshot:
+    """What of a hub id is wanted, and where it is kept."""
+
+    model: str
+    revision: str | None
+    download_dir: str | None
+    with_weights: bool
+
+    def __str__(self) -> str:
+        at = "" if self.revision is None else f" at revision {self.revision!r}"
+        return f"model={self.model!r}{at}"
+
+    @property
+    def cache(self) -> str:
+        """Where it is looked for, for messages."""
+        if self.download_dir is None:
+            return "the local Hugging Face cache (HF_HOME)"
+        return f"download_dir={self.download_dir!r}"
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``snapshot_download``."""
+        weights = _WEIGHT_PATTERNS if self.with_weights else ()
+        chosen = {"revision": self.revision, "cache_dir": self.download_dir}
+        given = {name: value for name, value in chosen.items() if value is not None}
+        return {"allow_patterns": [*_CONFIG_PATTERNS, *weights], **given}
+
+
+def _resolve_hub_id(wanted: _HubSnapshot) -> str:
+    # Slow to import: only a hub id pays for it.
+    from huggingface_hub import constants, snapshot_download  # noqa: PLC0415
+    from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
+
     # huggingface_hub's offline and not-in-cache errors derive from OSError, its 404s from
     # HfHubHTTPError, a malformed id is a ValueError.
     expected = (HfHubHTTPError, OSError, ValueError)
     cached: str | None = None
     try:
-        cached = snapshot_download(model, allow_patterns=patterns, local_files_only=True)
+        cached = snapshot_download(wanted.model, local_files_only=True, **wanted.arguments())
     except expected:
-        logger.info("%s is not in the local Hugging Face cache: trying to download it", model)
-    if cached is not None and _looks_complete(Path(cached), with_weights):
+        logger.info("%s is not in %s", wanted, wanted.cache)
+    if cached is not None and _looks_complete(Path(cached), wanted.with_weights):
         return cached
+    if constants.HF_HUB_OFFLINE and cached is None:
+        raise ConfigError(
+            f"{wanted}: there is no such folder, it is not in {wanted.cache}, and HF_HUB_OFFLINE "
+            "forbids a download. Unset it, download the checkpoint beforehand, or give a folder."
+        )
     try:
-        return str(snapshot_download(model, allow_patterns=patterns))
+        return str(snapshot_download(wanted.model, **wanted.arguments()))
     except expected as error:
         if cached is not None:
             # Half a download: let the loader say which shard is missing.
-            logger.warning("%s is incomplete in the local cache and cannot be completed", model)
+            logger.warning("%s is incomplete in %s and cannot be completed", wanted, wanted.cache)
             return cached
         raise ConfigError(
-            f"model={model!r}: there is no such folder, it is not in the local Hugging Face cache, "
-            f"and downloading it failed ({type(error).__name__}: {_first_line(error)}). "
+            f"{wanted}: there is no such folder, it is not in {wanted.cache}, and downloading it "
+            f"failed ({type(error).__name__}: {_first_line(error)}). "
             "Give a folder, download it beforehand, or serve the embedded 'deepseek-v4'."
         ) from error
 

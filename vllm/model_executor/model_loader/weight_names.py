@@ -52,6 +52,7 @@ _ATTENTION_LEAF = {
 }
 _EXPERT_LEAF = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _BLOCK = re.compile(r"((?:layers|mtp)\.\d+\.)(.+)")
+_INVERSE_SCALE = ".weight_scale_inv"
 _STACKED = re.compile(r"(.+\.ffn\.experts\.)(gate_up_proj|down_proj)")
 
 
@@ -76,6 +77,9 @@ def published_name(name: str) -> str:
     Stacked experts keep their ``experts.gate_up_proj`` leaf: see published_parts.
     """
     bare = name.removeprefix("model.")
+    if bare.endswith(_INVERSE_SCALE):
+        # The name of V3's releases; both multiply.
+        bare = bare.removesuffix(_INVERSE_SCALE) + ".scale"
     if bare in _TOP_LEVEL:
         return _TOP_LEVEL[bare]
     match = _BLOCK.fullmatch(bare)

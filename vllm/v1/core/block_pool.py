@@ -327,15 +327,8 @@ class BlockPool:
             block_mask: Entry i is for block ``num_cached_blocks + i``; None caches all.
         """
         assert self._hashes is not None, "hits at one unit have keys of units"
-        self._hashes.cache_full_blocks(
-            request,
-            blocks,
-            num_cached_blocks,
-            num_full_blocks,
-            block_size,
-            kv_cache_group_id,
-            block_mask,
-        )
+        run = range(num_cached_blocks, num_full_blocks)
+        self._hashes.cache_run(request, blocks, run, block_size, kv_cache_group_id, block_mask)
 
     def _forget(self, block: KVCacheBlock) -> None:
         """Drop what a block caches, and everything that was of use only together with it."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.policy.spare import NO_SPARES, Spares
+from vllm.v1.core.prefix.lookup import PartialAdoption, PrefixHit
 
 if TYPE_CHECKING:
-    from vllm.v1.core.prefix.lookup import PrefixHit
     from vllm.v1.core.sched.output import WindowTable
     from vllm.v1.request import Request
 
@@ -67,24 +67,6 @@ class StepRequest:
     num_external_tokens: int = 0
     num_encoder_tokens: int = 0
     delays_caching: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PartialAdoption:
-    """What to do with a partly covered dense block of a hit.
-
-    Attributes:
-        dense_index: Position among the dense groups.
-        block: The block that holds the rows.
-        keys: Its keys at or below the boundary.
-        is_copy: Copy it whole into a private block; else take it as it is, because nobody holds
-            it and nothing above the boundary is cached in it.
-    """
-
-    dense_index: int
-    block: KVCacheBlock
-    keys: tuple[BlockHash, ...]
-    is_copy: bool
 
 
 @dataclass(slots=True)

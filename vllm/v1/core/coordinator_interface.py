@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from vllm.v1.core.block_pool import BlockPool
@@ -105,8 +105,12 @@ class Coordinator(Protocol):
         """Free the blocks no later token of the request attends to."""
         ...
 
-    def find_uncovered(self, request_id: str, num_computed: int) -> Iterator[str]:
-        """Say which rows that a running request needs have no block (I5)."""
+    def find_faults(self, num_computed: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+        """Say which invariant does not hold, and where: I4 beyond what the index sees, and I5.
+
+        Args:
+            num_computed: Tokens computed and accepted, by the requests to check for I5.
+        """
         ...
 
     def held_blocks(self) -> Iterator[KVCacheBlock]:

@@ -42,9 +42,8 @@ def check_cache(coordinator: Coordinator, num_computed: Mapping[str, int] | None
         InvariantError: Names the invariant and the block or request.
     """
     check_pool(coordinator.block_pool, coordinator.held_blocks())
-    for request_id, computed in (num_computed or {}).items():
-        for fault in coordinator.find_uncovered(request_id, computed):
-            _require(False, "I5", fault)
+    for number, fault in coordinator.find_faults(num_computed or {}):
+        _require(False, number, fault)
 
 
 def check_pool(pool: BlockPool, held: Iterable[KVCacheBlock]) -> None:
@@ -64,6 +63,9 @@ def check_pool(pool: BlockPool, held: Iterable[KVCacheBlock]) -> None:
     if pool.pins is not None:
         for fault in pool.pins.find_faults():
             _require(False, "I4", fault)
+        for block in filter(pool.pins.holds, pool.blocks):
+            detail = f"block {block.block_id} is pinned, and nothing is cached in it"
+            _require(pool.index.is_cached(block), "I4", detail)
         _require(
             pool.pins.num_blocks <= pool.pins.max_blocks,
             "I3",

@@ -7,7 +7,7 @@ the hit's blocks, take new ones, record copies). Keys and checkpoints become vis
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ from vllm.v1.core.policy.sizes import (
     max_checkpoint_blocks,
     max_request_blocks,
 )
-from vllm.v1.core.prefix.checkpoints import CheckpointStore
+from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.lookup import find_prefix
@@ -441,9 +441,13 @@ class CheckpointCoordinator:
         for window in cache.windows if cache is not None else ():
             self.block_pool.free_blocks(window.drop_below(total_computed_tokens))
 
-    def find_uncovered(self, request_id: str, num_computed: int) -> Iterator[str]:
-        """Say which rows that a running request needs have no block (I5)."""
-        return self.requests[request_id].find_uncovered(num_computed)
+    def find_faults(self, num_computed: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+        """Say which checkpoints are too short, or pinned and gone (I4), which rows missing (I5)."""
+        for fault in self.store.find_faults(self.geometry):
+            yield "I4", fault
+        for request_id, computed in num_computed.items():
+            for fault in self.requests[request_id].find_uncovered(computed):
+                yield "I5", fault
 
     def held_blocks(self) -> Iterator[KVCacheBlock]:
         """Iterate over the blocks of all tables and copies, once per hold."""

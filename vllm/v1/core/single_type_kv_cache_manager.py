@@ -24,7 +24,6 @@ from vllm.v1.core.policy.geometry import GroupGeometry
 from vllm.v1.core.policy.masks import (
     num_window_tail_blocks,
     pinned_tail,
-    sliding_window_block_mask,
 )
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -360,28 +359,8 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         pins.pin({b: (b,) for b in tail if b.block_hash is not None and not b.is_null})
 
     @classmethod
-    def reachable_block_mask(
-        cls,
-        start_block: int,
-        end_block: int,
-        alignment_tokens: int | None,
-        kv_cache_spec: KVCacheSpec,
-        use_eagle: bool,
-        retention_interval: int | None = None,
-        num_prompt_tokens: int | None = None,
-    ) -> list[bool] | None:
-        """Return which blocks of ``[start_block, end_block)`` a hit can reach; None for all."""
-        assert isinstance(kv_cache_spec, SlidingWindowSpec)
-        return sliding_window_block_mask(
-            start_block,
-            end_block,
-            block_size=kv_cache_spec.block_size,
-            window=kv_cache_spec.sliding_window,
-            alignment_tokens=alignment_tokens,
-            use_eagle=use_eagle,
-            retention_interval=retention_interval,
-            num_prompt_tokens=num_prompt_tokens,
-        )
+    def _window_of(cls, spec: SlidingWindowSpec) -> int:
+        return spec.sliding_window
 
     @classmethod
     def _find_hit(cls, spec: SlidingWindowSpec, query: HitQuery) -> tuple[list[KVCacheBlock], ...]:

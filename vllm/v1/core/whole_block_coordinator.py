@@ -7,7 +7,7 @@ Hybrid models hit at one unit: ``vllm.v1.core.kv_cache_coordinator.CheckpointCoo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vllm import envs
@@ -343,7 +343,7 @@ class KVCacheCoordinator(GroupManagers, ABC):
         managers = self.single_type_managers
         return [block_id for manager in managers for block_id in manager.take_new_block_ids()]
 
-    def find_uncovered(self, request_id: str, num_computed: int) -> Iterator[str]:
+    def find_faults(self, num_computed: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         """Say nothing: tables of whole blocks are checked against the pool only."""
         yield from ()
 

@@ -45,6 +45,8 @@ class EngineArgs:
         model: A folder, a hub id, or "deepseek-v4" for the embedded checkpoint.
         served_model_name: Names clients may use; the first is canonical.
         tokenizer: Folder or hub id of the tokenizer, where it is not the model's.
+        revision: Branch, tag or commit of a hub id.
+        download_dir: Where hub ids are kept, instead of the Hugging Face cache.
         max_model_len: Longest prompt + answer in tokens; -1: what fits in memory.
         block_size: Tokens of a KV block; for DeepSeek-V4 32 (default), 64 or 128.
         kv_cache_dtype: Type of cached rows; "auto": the model's.
@@ -73,6 +75,8 @@ class EngineArgs:
     max_logprobs: int = 20
     enforce_eager: bool = False
     load_format: str = "auto"
+    revision: str | None = None
+    download_dir: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     block_size: int | None = None
@@ -114,7 +118,12 @@ class EngineArgs:
         """
         self._check_values()
         load_config = LoadConfig(load_format=self.load_format, use_tqdm=self.use_tqdm_on_load)
-        checkpoint = resolve_checkpoint(self.model, with_weights=self.load_format != "dummy")
+        checkpoint = resolve_checkpoint(
+            self.model,
+            with_weights=self.load_format != "dummy",
+            revision=self.revision,
+            download_dir=self.download_dir,
+        )
         model_config = self._make_model_config(checkpoint)
         return VllmConfig(
             model_config=model_config,
@@ -156,7 +165,9 @@ class EngineArgs:
         names = self.served_model_name or [self.model]
         tokenizer = self.tokenizer
         if tokenizer is not None:
-            tokenizer = resolve_checkpoint(tokenizer, with_weights=False).path
+            tokenizer = resolve_checkpoint(
+                tokenizer, with_weights=False, download_dir=self.download_dir
+            ).path
         return ModelConfig(
             self.model,
             tokenizer=tokenizer,

@@ -30,6 +30,10 @@ def _add_model_args(group: argparse._ArgumentGroup) -> None:
         "--dtype", choices=DTYPES, default="auto", help="auto: float32 on a CPU, else the model's."
     )
     group.add_argument("--load-format", choices=LOAD_FORMATS, default="auto")
+    group.add_argument("--revision", help="Branch, tag or commit of a hub id. Default: main.")
+    group.add_argument(
+        "--download-dir", help="Where hub ids are kept. Default: the Hugging Face cache (HF_HOME)."
+    )
     group.add_argument("--seed", type=human_int, default=0)
     group.add_argument(
         "--max-model-len",

@@ -14,6 +14,8 @@ from vllm.v1.core.kv_cache_utils import (
     get_max_concurrency_for_kv_cache_config,
     resolve_kv_cache_block_sizes,
 )
+from vllm.v1.core.layout.grouping import get_kv_cache_groups
+from vllm.v1.core.layout.sizing import needed_bytes
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import parse_retention
 from vllm.v1.core.policy.sizes import check_room_for_one
@@ -167,6 +169,31 @@ def check_fixed_pool(
             trial.model_config.max_model_len,
             SchedulerLimits.from_config(vllm_config).num_lookahead_tokens,
         )
+
+
+def smallest_pool_bytes(vllm_config: VllmConfig, specs: list[dict[str, KVCacheSpec]]) -> int:
+    """Return the bytes of a pool that holds one request of the longest length.
+
+    Where that length is to be fitted to the memory (-1), of one token.
+
+    Args:
+        vllm_config: The configuration; not changed.
+        specs: Of the one worker, the spec of each cache by name.
+
+    Raises:
+        ConfigError: The specs cannot be laid out.
+    """
+    trial = replace(vllm_config, model_config=copy.copy(vllm_config.model_config))
+    if trial.model_config.original_max_model_len == -1:
+        trial.model_config.max_model_len = 1
+    (own,) = specs
+    try:
+        groups = get_kv_cache_groups(trial, own)
+        return needed_bytes(trial, groups, groups) if groups else 0
+    except VllmError:
+        raise
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"The KV cache cannot be set up: {error}") from error
 
 
 def is_hybrid(groups: list[KVCacheGroupSpec]) -> bool:

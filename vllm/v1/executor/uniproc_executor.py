@@ -22,6 +22,8 @@ class UniProcExecutor:
         platform: The device's kind; None: the current one.
         check_specs: Called with the configuration and each worker's cache specs, the devices in
             use, before weights load.
+        check_weights: Called with both, the bytes the weights will take, and the bytes that were
+            free, before a value is read.
 
     Raises:
         ConfigError: The configuration does not suit the platform or the model.
@@ -35,6 +37,8 @@ class UniProcExecutor:
         vllm_config: VllmConfig,
         platform: Platform | None = None,
         check_specs: Callable[[VllmConfig, list[dict[str, KVCacheSpec]]], None] | None = None,
+        check_weights: Callable[[VllmConfig, list[dict[str, KVCacheSpec]], int, int], None]
+        | None = None,
     ) -> None:
         platform = platforms.current_platform if platform is None else platform
         config = platform.check_and_update_config(vllm_config)
@@ -53,6 +57,9 @@ class UniProcExecutor:
         if check_specs is not None:
             # Some devices tell their memory only once they are in use.
             check_specs(config, specs)
+        if check_weights is not None:
+            free_bytes = platform.free_memory_bytes()
+            check_weights(config, specs, self._worker.build_model(), free_bytes)
         self._worker.load_model()
 
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:

@@ -1,16 +1,19 @@
 """One device: loads the model, owns the KV cache, runs steps. The same for every platform."""
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from vllm.config import VllmConfig
-from vllm.exceptions import CheckpointError, EngineError
+from vllm.exceptions import CheckpointError, ConfigError, EngineError
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization import WeightQuantization
-from vllm.model_executor.model_loader.loader import load_model_weights
+from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
+from vllm.model_executor.model_loader.safetensors_header import StoredTensor
+from vllm.model_executor.model_loader.stored_weights import StoredWeights
 from vllm.model_executor.models.registry import ModelEntry, resolve_model
 from vllm.platforms.interface import Platform
 from vllm.v1.attention.metadata import CacheLayout, build_step_metadata
@@ -50,6 +53,8 @@ class Worker:
         self._model_spec: Any = self._entry.parse_config(vllm_config.model_config.hf_config)
         self._dtype = resolve_dtype(vllm_config.model_config.dtype)
         self._model: Any = None
+        self._stored: list[StoredTensor] = []
+        self._quantization: WeightQuantization | None = None
         self._runner: ModelRunner | None = None
 
     def init_device(self) -> None:
@@ -66,31 +71,58 @@ class Worker:
             torch.get_num_threads(),
         )
 
+    def build_model(self) -> int:
+        """Build the model, its weights not filled yet; on a CPU they take no memory until then.
+
+        Returns:
+            The bytes of its weights.
+
+        Raises:
+            CheckpointError: The files' headers do not fit the model.
+            ConfigError: The device's memory is too small for the weights.
+        """
+        self._stored = self._read_headers()
+        self._quantization = self._find_quantization(self._stored)
+        chosen = {} if self._quantization is None else {"quantization": self._quantization}
+        try:
+            self._model = self._entry.load_model_class()(
+                self._model_spec,
+                ops=self._make_op_resolver(),
+                dtype=self._dtype,
+                device=self._device,
+                **chosen,
+            )
+        except RuntimeError as error:
+            # Of too little memory an accelerator raises a class of its own, a CPU only says so.
+            if "memory" not in str(error):
+                raise
+            raise ConfigError(
+                f"The weights of {self._config.model_config.model} do not fit in the memory of "
+                f"{self._device}: {error}. Serve a smaller or quantised checkpoint."
+            ) from error
+        self._model.eval()
+        return sum(slot.nbytes for slot in self._model.weight_slots().values())
+
     def load_model(self) -> None:
-        """Build the model and fill its weights.
+        """Fill the model's weights, and build it first if that was not done.
 
         Raises:
             CheckpointError: The files do not fit the model.
         """
+        if self._model is None:
+            self.build_model()
         model_config, load_config = self._config.model_config, self._config.load_config
-        quantization = self._find_quantization()
-        self._model = self._entry.load_model_class()(
-            self._model_spec,
-            ops=self._make_op_resolver(),
-            dtype=self._dtype,
-            device=self._device,
-            **({} if quantization is None else {"quantization": quantization}),
-        )
-        self._model.eval()
         report = load_model_weights(
             self._model,
             model_config.path or model_config.model,
             load_config.load_format,
             model_config.seed,
             use_tqdm=load_config.use_tqdm and logger.isEnabledFor(logging.INFO),
+            stored=self._stored,
         )
-        if quantization is not None:
-            quantization.finish_loading()
+        self._stored = []
+        if self._quantization is not None:
+            self._quantization.finish_loading()
         speculative = self._config.speculative_config
         if speculative is not None and speculative.method == "mtp" and not report.mtp_present:
             raise CheckpointError(
@@ -102,12 +134,23 @@ class Worker:
         """Return what the model resolves op names with."""
         return self._platform.get_op
 
-    def _find_quantization(self) -> WeightQuantization | None:
-        """Return how the checkpoint's matrices are stored; random weights are plain."""
+    def _read_headers(self) -> list[StoredTensor]:
+        """Return what the checkpoint's files hold; random weights come from none."""
         model_config = self._config.model_config
         if self._config.load_config.load_format == "dummy":
+            return []
+        return read_stored_tensors(model_config.path or model_config.model)
+
+    def _find_quantization(self, stored: Sequence[StoredTensor]) -> WeightQuantization | None:
+        """Return how the checkpoint's matrices are stored; None: all are plain."""
+        if not stored:
             return None
-        return self._platform.find_quantization(model_config.path or model_config.model)
+        model_config = self._config.model_config
+        found = self._platform.find_quantization(model_config.path or model_config.model)
+        if found is not None:
+            return found
+        weights = StoredWeights(stored, model_config.hf_config.get("quantization_config") or {})
+        return weights if weights.is_quantised else None
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Return what each of the model's caches keeps, by cache name.

@@ -185,6 +185,6 @@ def test_start_up_says_how_many_prefixes_fit(
 ) -> None:
     pinning.setenv("VLLM_PIN_MAX_SHARE", share)
     pinning.setattr(logging.getLogger("vllm"), "propagate", True)
-    with caplog.at_level(logging.INFO, logger="vllm.v1.core.kv_cache_coordinator"):
+    with caplog.at_level(logging.INFO, logger="vllm.v1.core.block_pool"):
         coordinator_for(v4_config(32, 401))
     assert [f"room for {expected} prefixes" in r.getMessage() for r in caplog.records] == [True]

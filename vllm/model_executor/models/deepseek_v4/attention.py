@@ -52,6 +52,7 @@ class DeepseekV4Attention(nn.Module):
             (config.q_lora_rank, config.head_dim, *self.entries.in_sizes),
             make,
             ("wq_a", "wkv"),
+            self.entries.in_names,
         )
         self.q_norm = make.parameter(config.q_lora_rank)
         self.kv_norm = make.parameter(config.head_dim)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vllm.exceptions import ConfigError
+from vllm.exceptions import ConfigError, UnsupportedModelError
 from vllm.model_executor.models.deepseek_v4.config_fields import FieldReader
 from vllm.model_executor.models.deepseek_v4.config_rope import RopeConfig, read_rope_configs
 
@@ -97,10 +97,12 @@ class DeepseekV4Config:
         """Reads a parsed config.json.
 
         Raises:
+            UnsupportedModelError: It describes DeepSeek-V4.1.
             ConfigError: A field is missing, of the wrong type, or not one we serve; the message
                 names the field, its value and what is allowed.
         """
         fields = FieldReader(raw)
+        _refuse_v41(raw)
         _check_fixed_choices(fields)
         head_dim = fields.positive_int("head_dim", 512)
         rope_dim = _read_rope_dim(fields, head_dim)
@@ -140,6 +142,24 @@ class DeepseekV4Config:
         )
         _check_shapes(config)
         return config
+
+
+def _refuse_v41(raw: Mapping[str, Any]) -> None:
+    """Refuses DeepSeek-V4.1, which shares V4's names: layers compressed by 1 or 2, and tables."""
+    ratios = raw.get("compress_ratios")
+    low = {1, 2}.intersection(ratios) if isinstance(ratios, list) and _are_ints(ratios) else set()
+    tables = [key for key in raw if "engram" in key.lower()]
+    if tables or low:
+        found = f"has '{tables[0]}'" if tables else f"'compress_ratios' is {min(low)}"
+        raise UnsupportedModelError(
+            f"config.json: {found}; allowed: 0 (window only), 4, or a ratio above 2, and no engram "
+            "tables. DeepSeek-V4.1, which has such layers, is another architecture and not "
+            "supported: serve a V4 checkpoint."
+        )
+
+
+def _are_ints(values: list[Any]) -> bool:
+    return all(type(value) is int for value in values)
 
 
 def _check_fixed_choices(fields: FieldReader) -> None:

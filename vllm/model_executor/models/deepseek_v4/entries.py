@@ -33,6 +33,7 @@ class NoEntries(nn.Module):
     """A window-only layer."""
 
     in_sizes: tuple[int, ...] = ()
+    in_names: tuple[str, ...] = ()
 
     def store(
         self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
@@ -75,6 +76,7 @@ class AllEntries(nn.Module):
         super().__init__()
         self.compressor = Compressor(plan, parts.config.head_dim, names.state, names.entries, parts)
         self.in_sizes: tuple[int, ...] = (2 * self.compressor.row_width,)
+        self.in_names: tuple[str, ...] = ("compressor.wkv.weight", "compressor.wgate.weight")
         self._entries = PageReader(names.entries, parts)
 
     def store(
@@ -135,6 +137,12 @@ class ChosenEntries(nn.Module):
             *self.all_entries.in_sizes,
             2 * self.index_compressor.row_width,
             self._num_heads,
+        )
+        self.in_names: tuple[str, ...] = (
+            *self.all_entries.in_names,
+            "indexer.compressor.wkv.weight",
+            "indexer.compressor.wgate.weight",
+            "indexer.weights_proj.weight",
         )
         self.wq_b = ReplicatedLinear(
             config.q_lora_rank,

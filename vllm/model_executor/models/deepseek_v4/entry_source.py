@@ -73,6 +73,8 @@ class EntrySource(Protocol):
 
     in_sizes: tuple[int, ...]
     """Widths of the projections of the layer's input that ``store`` takes."""
+    in_names: tuple[str, ...]
+    """Published names of their tensors, without the attention's prefix."""
 
     def store(
         self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step

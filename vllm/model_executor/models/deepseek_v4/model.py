@@ -17,6 +17,8 @@ from vllm.model_executor.models.deepseek_v4.step import ModelParts, StepFactory
 from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.attention.step_tables import StepMetadata
 
+_MTP = "mtp."
+
 
 class DeepseekV4ForCausalLM(nn.Module):
     """The main model, and the MTP block's weights if the checkpoint has one.
@@ -65,7 +67,11 @@ class DeepseekV4ForCausalLM(nn.Module):
             make,
             self.embed if config.tie_word_embeddings else None,
         )
-        self.mtp = DeepseekV4MTP(parts) if config.num_nextn_predict_layers else None
+        # Of a block that the checkpoint lacks, a release's size, nothing is allocated.
+        has_mtp = config.num_nextn_predict_layers and (
+            quantization is None or quantization.has_part(_MTP)
+        )
+        self.mtp = DeepseekV4MTP(parts) if has_mtp else None
         self._make_step = StepFactory(parts)
         self._rms_norm = ops("rms_norm")
 
@@ -158,11 +164,9 @@ class DeepseekV4ForCausalLM(nn.Module):
     @property
     def optional_weight_prefixes(self) -> tuple[str, ...]:
         """Prefixes whose tensors may all be absent: transformers drops the MTP block on save."""
-        return ("mtp.",)
+        return (_MTP,)
 
     @property
     def ignored_weight_prefixes(self) -> tuple[str, ...]:
         """Prefixes of checkpoint tensors that have no slot on purpose."""
-        if self.config.num_nextn_predict_layers:
-            return ()
-        return ("mtp.",)
+        return () if self.mtp is not None else (_MTP,)

@@ -2,8 +2,10 @@
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 
 from vllm.distributed.parallel_state import shard_size
+from vllm.model_executor.layers.quantization.products import multiply_plain
 from vllm.model_executor.models.deepseek_v4.step import ModelParts, Step
 
 
@@ -30,7 +32,11 @@ class DeepseekV4MoE(nn.Module):
         num_plain = 0 if self._quantised else self._num_experts + 1
         self.gate_up = make.parameter(num_plain, 2 * inner, config.hidden_size)
         self.down = make.parameter(num_plain, config.hidden_size, inner)
-        self.gate = make.parameter(self._num_experts, config.hidden_size, dtype=torch.float32)
+        self.gate = make.parameter(
+            self._num_experts,
+            config.hidden_size,
+            dtype=make.kept_dtype(torch.float32, "gate.weight"),
+        )
         self.bias: nn.Parameter | None = None
         self.expert_of_token: nn.Parameter | None = None
         if hash_routed:
@@ -46,7 +52,7 @@ class DeepseekV4MoE(nn.Module):
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Maps the normed input [T, D] to [T, D]."""
-        scores = self._router_scores(torch.nn.functional.linear(x.float(), self.gate))
+        scores = self._router_scores(multiply_plain(x.float(), self.gate, linear))
         if self.expert_of_token is not None:
             expert_ids = self.expert_of_token[step.token_ids]
         else:

@@ -4,6 +4,8 @@ Maths is fp32 wherever the architecture's references use fp32 (hyper-connections
 compressor, softmax), whatever the type of the activations. Names are listed in ``registry``.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch.nn.functional import linear as torch_linear
 from torch.nn.functional import silu, softplus
@@ -22,6 +24,10 @@ _MAX_SCORE_VALUES = 1 << 19
 _HAS_TUNED_PRODUCTS = find_cpu_vendor() == "GenuineIntel"
 _MAX_FEW_ROWS = 8
 _MIN_WIDE_OUTPUT = 64
+
+
+# Maps rows by one matrix of an expert.
+ExpertProduct = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 # -- products, norms and rotary embedding -----------------------------------------------------
@@ -400,9 +406,6 @@ def mix_experts(
 ) -> torch.Tensor:
     """Sums each token's chosen experts, and the shared expert, which stands last in the stacks.
 
-    Tokens are grouped by expert, so that each chosen expert costs two matrix products whatever
-    the batch.
-
     Args:
         x: [T, D].
         gate_up_weights: [E + 1, 2 * M, D], gate rows first.
@@ -414,8 +417,44 @@ def mix_experts(
     Returns:
         [T, D].
     """
+    return mix_expert_products(
+        x,
+        lambda rows, expert: _linear(rows, gate_up_weights[expert]),
+        lambda rows, expert: _linear(rows, down_weights[expert]),
+        gate_up_weights.shape[0] - 1,
+        expert_ids,
+        weights,
+        limit,
+    )
+
+
+def mix_expert_products(
+    x: torch.Tensor,
+    map_up: ExpertProduct,
+    map_down: ExpertProduct,
+    shared: int,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    limit: float,
+) -> torch.Tensor:
+    """``mix_experts`` by products of any kind.
+
+    Tokens are grouped by expert, so that each chosen expert costs two matrix products whatever
+    the batch.
+
+    Args:
+        x: [T, D].
+        map_up: Maps rows [n, D] by an expert's gate and up matrices to [n, 2 * M], gate first.
+        map_down: Maps rows [n, M] by an expert's down matrix to [n, D].
+        shared: Number of the shared expert.
+        expert_ids: int64 [T, k].
+        weights: fp32 [T, k].
+        limit: Clamp of gate and up.
+
+    Returns:
+        [T, D].
+    """
     num_chosen = expert_ids.shape[1]
-    shared = gate_up_weights.shape[0] - 1
     flat_ids = expert_ids.flatten()
     order = flat_ids.argsort(stable=True)
     tokens = order // num_chosen
@@ -423,16 +462,13 @@ def mix_experts(
     num_pairs = order.shape[0]
     segments = _find_segments(flat_ids[order].tolist())
     hidden = torch.cat(
-        [_linear(rows[first:last], gate_up_weights[expert]) for expert, first, last in segments]
-        + [_linear(x, gate_up_weights[shared])]
+        [map_up(rows[first:last], expert) for expert, first, last in segments] + [map_up(x, shared)]
     )
     hidden = clamped_swiglu_(hidden, limit)
     # Scaling before the second product is the same sum and touches fewer values.
     hidden[:num_pairs] *= weights.flatten()[order].unsqueeze(1).to(x.dtype)
-    parts = torch.cat(
-        [_linear(hidden[first:last], down_weights[expert]) for expert, first, last in segments]
-    )
-    output = linear(hidden[num_pairs:], down_weights[shared])
+    parts = torch.cat([map_down(hidden[first:last], expert) for expert, first, last in segments])
+    output = map_down(hidden[num_pairs:], shared).contiguous()
     return output.index_add_(0, tokens, parts)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHashList, KVCacheBlock
+from vllm.v1.core.policy.masks import sliding_window_block_mask
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheSpec
@@ -288,6 +289,23 @@ class SingleTypeKVCacheManager(ABC):
         num_prompt_tokens: int | None = None,
     ) -> list[bool] | None:
         """Return which blocks of ``[start_block, end_block)`` a hit can reach; None for all."""
+        window = cls._window_of(kv_cache_spec)
+        if window is None:
+            return None
+        return sliding_window_block_mask(
+            start_block,
+            end_block,
+            block_size=kv_cache_spec.block_size,
+            window=window,
+            alignment_tokens=alignment_tokens,
+            use_eagle=use_eagle,
+            retention_interval=retention_interval,
+            num_prompt_tokens=num_prompt_tokens,
+        )
+
+    @classmethod
+    def _window_of(cls, spec: Any) -> int | None:
+        """Return the tokens a token attends to, itself included; None: all before it."""
         return None
 
     # ---- freeing -----------------------------------------------------------------------------

@@ -164,29 +164,26 @@ class HashIndex:
 
     # ---- caching -----------------------------------------------------------------------------
 
-    def cache_full_blocks(
+    def cache_run(
         self,
         request: Request,
         blocks: Sequence[KVCacheBlock],
-        num_cached_blocks: int,
-        num_full_blocks: int,
+        run: range,
         block_size: int,
-        kv_cache_group_id: int,
-        block_mask: Sequence[bool] | None = None,
+        group_id: int,
+        mask: Sequence[bool] | None,
     ) -> None:
-        """Enter ``blocks[num_cached_blocks:num_full_blocks]``; see ``BlockPool``."""
-        if num_cached_blocks >= num_full_blocks:
+        """Enter the blocks at the indices of ``run``; see ``BlockPool.cache_full_blocks``."""
+        if not run:
             return
-        candidates: Iterable[int] = range(num_cached_blocks, num_full_blocks)
-        if block_mask is not None:
-            candidates = compress(candidates, block_mask)
+        candidates: Iterable[int] = run if mask is None else compress(run, mask)
         stored = [index for index in candidates if not blocks[index].is_null]
         if not stored:
             return
         block_hashes = self.hashes_at(request.block_hashes, block_size)
-        assert len(block_hashes) >= num_full_blocks, (
+        assert len(block_hashes) >= run.stop, (
             f"Request {request.request_id} has {len(block_hashes)} block hashes, "
-            f"{num_full_blocks} full blocks."
+            f"{run.stop} full blocks."
         )
         # The length was checked above, for all. From here on without properties and NewTypes: they
         # cost calls, and a chunk may enter hundreds of blocks.
@@ -196,7 +193,7 @@ class HashIndex:
             else block_hashes.__getitem__
         )
         insert = self.map.insert
-        suffix = make_block_hash_with_group_id(BlockHash(b""), kv_cache_group_id)
+        suffix = make_block_hash_with_group_id(BlockHash(b""), group_id)
         for index in stored:
             key = hash_at(index) + suffix
             block = blocks[index]
@@ -205,12 +202,12 @@ class HashIndex:
             insert(key, block)
         if not self.events.is_on:
             return
-        runs = [(num_cached_blocks, num_full_blocks, stored)]
-        if block_mask is not None and not all(block_mask):
+        runs = [(run.start, run.stop, stored)]
+        if mask is not None and not all(mask):
             # What the mask left out is not in the cache: each run gets its own parent and tokens.
-            runs = [(run[0], run[-1] + 1, run) for run in _contiguous_runs(stored)]
+            runs = [(part[0], part[-1] + 1, part) for part in _contiguous_runs(stored)]
         for first, end, indices in runs:
-            self._record_stored(request, block_hashes, indices, (first, end), kv_cache_group_id)
+            self._record_stored(request, block_hashes, indices, (first, end), group_id)
 
     def hashes_at(self, block_hashes: list[BlockHash], block_size: int) -> BlockHashList:
         """Return a request's hashes, one for each block of ``block_size`` tokens.

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vllm.v1.core.cache_step import PartialAdoption
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.prefix.checkpoints import Checkpoint
@@ -46,6 +45,24 @@ class PrefixHit:
         if self.checkpoint is not None:
             blocks += self.checkpoint.all_blocks()
         return len({block.block_id for block in blocks if block.ref_cnt == 0})
+
+
+@dataclass(frozen=True, slots=True)
+class PartialAdoption:
+    """What to do with a partly covered dense block of a hit.
+
+    Attributes:
+        dense_index: Position among the dense groups.
+        block: The block that holds the rows.
+        keys: Its keys at or below the boundary.
+        is_copy: Copy it whole into a private block; else take it as it is, because nobody holds
+            it and nothing above the boundary is cached in it.
+    """
+
+    dense_index: int
+    block: KVCacheBlock
+    keys: tuple[BlockHash, ...]
+    is_copy: bool
 
 
 def find_prefix(

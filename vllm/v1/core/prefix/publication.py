@@ -15,7 +15,8 @@ from vllm.v1.core.policy.retention import (
     trailing_boundaries,
 )
 from vllm.v1.core.policy.spare import NO_SPARES, Spares, lean_checkpoint_blocks
-from vllm.v1.core.prefix.checkpoints import Checkpoint, CheckpointStore
+from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
+from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.request_cache import RequestCache
 

@@ -1,6 +1,12 @@
 """The order in which free blocks are reused."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
 from enum import IntEnum
+from typing import Protocol
+
+from vllm.v1.core.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
 
 
 class Tier(IntEnum):
@@ -22,3 +28,20 @@ class Tier(IntEnum):
     REGULAR = 4
     LIVE = 5
     PINNED = 6
+
+
+class TieredBlocks(Protocol):
+    """The free blocks of a pool, as pins and checkpoints see them."""
+
+    @property
+    def pinned_queue(self) -> FreeKVCacheBlockQueue:
+        """The free blocks under pins, the next to be reused first."""
+        ...
+
+    def get_num_free_blocks(self) -> int:
+        """Return how many blocks allocation can take."""
+        ...
+
+    def replace(self, blocks: Iterable[KVCacheBlock], *, even_if_unchanged: bool = False) -> None:
+        """Move free blocks to the tier they belong in now, as its youngest."""
+        ...

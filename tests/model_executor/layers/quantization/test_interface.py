@@ -1,5 +1,7 @@
 """The seam for quantised weights: layers call what they got, and keep no weight of their own."""
 
+from collections.abc import Sequence
+
 import torch
 
 from vllm.distributed.parallel_state import SingleProcessGroup
@@ -14,6 +16,8 @@ from vllm.v1.attention.ops.registry import get_reference_op
 
 class HalvedMatrix:
     """Keeps half of each value, as a stand-in for a storage of its own."""
+
+    row_source = None
 
     def __init__(self, in_size: int, out_size: int, num_groups: int) -> None:
         self.half = torch.empty(out_size, in_size)
@@ -57,6 +61,12 @@ class HalvedWeights:
     ) -> HalvedMatrix | None:
         self.asked.append(name)
         return HalvedMatrix(in_size, out_size, num_groups) if name in self.names else None
+
+    def has_part(self, prefix: str) -> bool:
+        return True
+
+    def plain_dtype(self, names: Sequence[str]) -> torch.dtype | None:
+        return None
 
     def make_experts(self, *arguments: object) -> None:
         return None

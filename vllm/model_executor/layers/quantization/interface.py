@@ -4,13 +4,23 @@ A model asks its ``TensorFactory`` for each matrix by published name; where the 
 ``WeightQuantization`` knows the name, the layer keeps no weight of its own and calls what it got.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
+from vllm.model_executor.layers.quantization.storages import RowSource
+
 
 class QuantisedMatrix(Protocol):
-    """One published matrix [out, in] in a storage of its own."""
+    """One published matrix [out, in] in a storage of its own.
+
+    Attributes:
+        row_source: The matrix as rows that can be decoded, so that matrices over one input share
+            one product; None where its products are its own.
+    """
+
+    row_source: RowSource | None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map [T, in] to [T, out]."""
@@ -67,6 +77,19 @@ class WeightQuantization(Protocol):
 
         Raises:
             UnsupportedFeatureError: It is stored in a way that is not supported.
+        """
+
+    def has_part(self, prefix: str) -> bool:
+        """Whether the checkpoint holds tensors of an optional part of the model."""
+
+    def plain_dtype(self, names: Sequence[str]) -> torch.dtype | None:
+        """Return the type plain tensors are kept in although activations are wider.
+
+        Args:
+            names: Published names of tensors that share one parameter.
+
+        Returns:
+            None: the type the model asks for.
         """
 
     def finish_loading(self) -> None:

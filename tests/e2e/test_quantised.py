@@ -1,0 +1,69 @@
+"""A checkpoint in the published spelling, served; and one that cannot be."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.quantised import write_twin
+from tests.e2e.server_process import ServerProcess
+from vllm.assets.quantise import quantise_checkpoint
+from vllm.model_executor.model_loader.resolve import resolve_checkpoint
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 12
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("published")
+    source = Path(resolve_checkpoint("deepseek-v4").path)
+    quantise_checkpoint(source, out, max_shard_bytes=1_000_000)
+    return out
+
+
+def answer(model: Path, log: Path) -> tuple[list[str], str, int]:
+    """Serves a checkpoint and returns greedy answers to a prompt sent twice, and a hit's length."""
+    with ServerProcess(log, model=str(model)) as server:
+        body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "logprobs": 2}
+        first, second = (server.post("/v1/completions", body).json() for _ in range(2))
+        choices = [reply["choices"][0] for reply in (first, second)]
+        texts = [choice["text"] for choice in choices]
+        hit = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return texts, json.dumps(choices[0]["logprobs"]), hit
+
+
+def test_it_answers_as_its_dequantised_twin(published: Path, tmp_path: Path) -> None:
+    twin = tmp_path / "twin"
+    write_twin(published, twin)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copyfile(published / name, twin / name)
+    texts, logprobs, hit = answer(published, tmp_path / "log.txt")
+    assert texts[0] == texts[1]
+    assert hit >= 32
+    assert (texts, logprobs, hit) == answer(twin, tmp_path / "twin.txt")
+    log = (tmp_path / "log.txt").read_text()
+    assert "Memory: weights 0.00 GiB" in log
+    assert f"from {len(list(published.glob('*.safetensors')))} file(s)" in log
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "corrupt"])
+def test_a_damaged_shard_is_named(published: Path, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(published, folder)
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    if damage == "cut":
+        shard.write_bytes(shard.read_bytes()[:-1000])
+    elif damage == "corrupt":
+        shard.write_bytes(b"\xff" + shard.read_bytes()[1:])
+    else:
+        shard.unlink()
+    server = ServerProcess(tmp_path / "log.txt", model=str(folder))
+    try:
+        assert server.process.wait(60) != 0
+    finally:
+        server.stop()
+    assert shard.name in server.log
+    assert "Traceback" not in server.log

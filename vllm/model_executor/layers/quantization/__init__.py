@@ -1,0 +1,13 @@
+"""Weights that stay as their checkpoint stores them: the seam, the formats, the decoders.
+
+A model asks its ``TensorFactory`` for each matrix by published name; where the checkpoint's
+``WeightQuantization`` knows the name, the layer keeps no weight of its own and calls what it got.
+"""
+
+from vllm.model_executor.layers.quantization.interface import (
+    QuantisedExperts,
+    QuantisedMatrix,
+    WeightQuantization,
+)
+
+__all__ = ["QuantisedExperts", "QuantisedMatrix", "WeightQuantization"]

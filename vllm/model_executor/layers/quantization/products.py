@@ -1,0 +1,82 @@
+"""Products with matrices that are decoded tile by tile, while they are multiplied."""
+
+from collections.abc import Callable
+
+import torch
+
+from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource
+
+Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+# A tile of 1 M values (4 MiB of fp32) is multiplied while it is in the cache. With more rows of
+# input the product, not the decoding, takes the time, and how MKL sums then depends on the tile: a
+# tile of 64 M values (256 MiB, the scratch a step needs) holds most matrices whole, so that results
+# are those of a plain matrix bit for bit.
+_MAX_FEW_ROWS = 8
+_CACHED_TILE_VALUES = 1 << 20
+MAX_TILE_VALUES = 1 << 26
+
+
+def multiply(x: torch.Tensor, source: RowSource, linear: Linear) -> torch.Tensor:
+    """Map [T, in] to [T, out] of the same type by fp32 products of decoded values.
+
+    Args:
+        x: [T, in].
+        source: The matrix.
+        linear: The platform's op, given fp32.
+    """
+    num_rows, wide = source.num_rows, x.float()
+    if not x.shape[0]:
+        return x.new_empty((0, num_rows))
+    step = _tile_rows(x.shape[0], source.num_columns)
+    if step >= num_rows:
+        return linear(wide, _decode(source, 0, num_rows, x.device)).to(x.dtype)
+    output = x.new_empty((x.shape[0], num_rows))
+    for start in range(0, num_rows, step):
+        stop = min(start + step, num_rows)
+        output[:, start:stop] = linear(wide, _decode(source, start, stop, x.device))
+    return output
+
+
+def multiply_plain(x: torch.Tensor, weight: torch.Tensor, linear: Linear) -> torch.Tensor:
+    """``linear`` by a weight that may be kept in a narrower type than the activations."""
+    if weight.dtype == x.dtype:
+        return linear(x, weight)
+    return multiply(x, PlainRows(weight), linear)
+
+
+def multiply_groups(
+    x: torch.Tensor, source: RowSource, num_groups: int, grouped_linear: Linear
+) -> torch.Tensor:
+    """Map slices by the matrix's blocks of rows: [T, g, in] to [T, g, out / g].
+
+    Args:
+        x: [T, g, in].
+        source: The matrix [out, in]; rows of a group are neighbours.
+        num_groups: g.
+        grouped_linear: The platform's op, given fp32.
+    """
+    rows_per_group = source.num_rows // num_groups
+    wide = x.float()
+    if not x.shape[0]:
+        return x.new_empty((0, num_groups, rows_per_group))
+    step = max(1, _tile_rows(x.shape[0], source.num_columns) // rows_per_group)
+    parts = []
+    for first in range(0, num_groups, step):
+        stop = min(first + step, num_groups)
+        rows = _decode(source, first * rows_per_group, stop * rows_per_group, x.device)
+        weight = rows.view(stop - first, rows_per_group, -1)
+        parts.append(grouped_linear(wide[:, first:stop], weight).to(x.dtype))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _tile_rows(num_inputs: int, num_columns: int) -> int:
+    """Returns the rows of a matrix to decode at a time."""
+    values = _CACHED_TILE_VALUES if num_inputs <= _MAX_FEW_ROWS else MAX_TILE_VALUES
+    return max(1, values // num_columns)
+
+
+def _decode(source: RowSource, start: int, stop: int, device: torch.device) -> torch.Tensor:
+    rows = torch.empty((stop - start, source.num_columns), dtype=torch.float32, device=device)
+    source.write_rows(start, rows)
+    return rows

@@ -1,0 +1,173 @@
+"""Matrices as their checkpoint stores them, decoded to fp32 rows where they are used."""
+
+from typing import Protocol
+
+import torch
+
+from vllm.exceptions import CheckpointError
+from vllm.model_executor.layers.quantization.decode import decode_fp4_groups, decode_fp8_blocks
+
+_E8M0_NAN = 255
+_E4M3_NAN = 0x7F
+
+
+class RowSource(Protocol):
+    """A matrix [num_rows, num_columns] whose rows can be had in fp32.
+
+    Attributes:
+        num_rows: Its outputs.
+        num_columns: Its inputs.
+    """
+
+    num_rows: int
+    num_columns: int
+
+    def write_rows(self, start: int, out: torch.Tensor) -> None:
+        """Decode rows ``start .. start + R - 1``.
+
+        Mutates:
+            out: fp32 [R, num_columns], contiguous.
+        """
+
+
+class Storage(RowSource, Protocol):
+    """A ``RowSource`` that a checkpoint fills."""
+
+    def slots(self, name: str) -> dict[str, torch.Tensor]:
+        """Return tensor name -> destination; ``name`` is the matrix's, without ".weight"."""
+
+    def check(self, name: str) -> None:
+        """Check the values, now that they are loaded.
+
+        Raises:
+            CheckpointError: One is no number.
+        """
+
+
+class Fp8Blocks:
+    """A ``Storage`` of e4m3 codes with one scale per block; see ``decode_fp8_blocks``.
+
+    Args:
+        num_rows: Outputs.
+        num_columns: Inputs.
+        block_shape: Rows and columns that share a scale.
+        scales: Uninitialised, uint8 (e8m0) or fp32, one per block.
+    """
+
+    def __init__(
+        self, num_rows: int, num_columns: int, block_shape: tuple[int, int], scales: torch.Tensor
+    ) -> None:
+        self.num_rows, self.num_columns = num_rows, num_columns
+        # A block that the matrix does not fill is as large as the matrix.
+        self._block_shape = (min(block_shape[0], num_rows), min(block_shape[1], num_columns))
+        self._scales = scales
+        self._codes = torch.empty((num_rows, num_columns), dtype=torch.uint8, device=scales.device)
+
+    def write_rows(self, start: int, out: torch.Tensor) -> None:
+        """See ``RowSource``."""
+        codes = self._codes[start : start + out.shape[0]]
+        decode_fp8_blocks(codes, self._scales, self._block_shape, start, out)
+
+    def slots(self, name: str) -> dict[str, torch.Tensor]:
+        """See ``Storage``."""
+        return {
+            f"{name}.weight": self._codes.view(torch.float8_e4m3fn),
+            f"{name}.scale": _scale_slot(self._scales),
+        }
+
+    def check(self, name: str) -> None:
+        """See ``Storage``."""
+        if ((self._codes & _E4M3_NAN) == _E4M3_NAN).any():
+            raise CheckpointError(
+                f"{name}.weight holds NaN (an FP8 byte 0x7f or 0xff): download it again."
+            )
+        _check_scales(name, self._scales)
+
+
+class Fp4Groups:
+    """A ``Storage`` of e2m1 codes with one scale per group of a row; see ``decode_fp4_groups``.
+
+    Args:
+        num_rows: Outputs.
+        num_columns: Inputs; even.
+        group_size: Columns that share a scale.
+        scales: Uninitialised, uint8 (e8m0) or fp32, [num_rows, groups].
+    """
+
+    def __init__(
+        self, num_rows: int, num_columns: int, group_size: int, scales: torch.Tensor
+    ) -> None:
+        self.num_rows, self.num_columns = num_rows, num_columns
+        self._group_size, self._scales = group_size, scales
+        self._codes = torch.empty(
+            (num_rows, num_columns // 2), dtype=torch.uint8, device=scales.device
+        )
+
+    def write_rows(self, start: int, out: torch.Tensor) -> None:
+        """See ``RowSource``."""
+        rows = slice(start, start + out.shape[0])
+        decode_fp4_groups(self._codes[rows], self._scales[rows], self._group_size, out)
+
+    def slots(self, name: str) -> dict[str, torch.Tensor]:
+        """See ``Storage``."""
+        return {f"{name}.weight": self._codes, f"{name}.scale": _scale_slot(self._scales)}
+
+    def check(self, name: str) -> None:
+        """See ``Storage``."""
+        _check_scales(name, self._scales)
+
+
+class PlainRows:
+    """A ``Storage`` of ordinary floating-point rows, widened where they are used.
+
+    Args:
+        weight: [num_rows, num_columns].
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.num_rows, self.num_columns = weight.shape
+        self._weight = weight
+
+    def write_rows(self, start: int, out: torch.Tensor) -> None:
+        """See ``RowSource``."""
+        out.copy_(self._weight[start : start + out.shape[0]])
+
+    def slots(self, name: str) -> dict[str, torch.Tensor]:
+        """See ``Storage``."""
+        return {f"{name}.weight": self._weight}
+
+    def check(self, name: str) -> None:
+        """See ``Storage``; plain values are taken as they are."""
+
+
+class StackedRows:
+    """Several matrices over one input, as one ``RowSource``."""
+
+    def __init__(self, *parts: RowSource) -> None:
+        self._parts = parts
+        self.num_rows = sum(part.num_rows for part in parts)
+        self.num_columns = parts[0].num_columns
+
+    def write_rows(self, start: int, out: torch.Tensor) -> None:
+        """See ``RowSource``."""
+        stop, first = start + out.shape[0], 0
+        for part in self._parts:
+            low, high = max(start, first), min(stop, first + part.num_rows)
+            if low < high:
+                part.write_rows(low - first, out[low - start : high - start])
+            first += part.num_rows
+
+
+def _scale_slot(scales: torch.Tensor) -> torch.Tensor:
+    """Returns where scales are loaded to; bytes take e8m0, never numbers."""
+    return scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales
+
+
+def _check_scales(name: str, scales: torch.Tensor) -> None:
+    is_bad = scales == _E8M0_NAN if scales.dtype == torch.uint8 else ~scales.isfinite()
+    if is_bad.any():
+        row, column = is_bad.nonzero()[0].tolist()
+        raise CheckpointError(
+            f"{name}.scale holds {int(is_bad.sum())} scales that are no number (E8M0 byte 255, or "
+            f"infinite), the first at [{row}, {column}]: download it again."
+        )

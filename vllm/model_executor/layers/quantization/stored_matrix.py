@@ -1,0 +1,121 @@
+"""A layer's matrix, or a layer's experts, kept as stored."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from vllm.model_executor.layers.quantization.products import multiply, multiply_groups
+from vllm.model_executor.layers.quantization.storages import RowSource, StackedRows, Storage
+from vllm.v1.attention.ops import reference
+
+
+class StoredMatrix:
+    """A ``QuantisedMatrix`` of any storage; its input needs no preparation.
+
+    Args:
+        name: Its published name, for messages.
+        storage: Its codes.
+        num_groups: Blocks of rows that ``map_groups`` maps by.
+    """
+
+    def __init__(self, name: str, storage: Storage, num_groups: int) -> None:
+        self._name, self._storage, self._num_groups = name, storage, num_groups
+        self.row_source: RowSource | None = storage
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [T, in] to [T, out]."""
+        return multiply(x, self._storage, reference.linear)
+
+    def prepare(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the input as it is."""
+        return x
+
+    def map_prepared(self, prepared: torch.Tensor) -> torch.Tensor:
+        """Map [T, in] to [T, out]."""
+        return self(prepared)
+
+    def map_groups(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [T, g, in] to [T, g, out / g]."""
+        return multiply_groups(x, self._storage, self._num_groups, reference.grouped_linear)
+
+    def slots(self, name: str) -> dict[str, torch.Tensor]:
+        """Return tensor name -> destination."""
+        return self._storage.slots(name)
+
+    def check(self) -> None:
+        """See ``Storage.check``."""
+        self._storage.check(self._name)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredExpert:
+    """The three matrices of one gated expert: [M, D], [M, D] and [D, M]."""
+
+    gate: Storage
+    up: Storage
+    down: Storage
+
+    def by_leaf(self) -> dict[str, Storage]:
+        """Return the matrices by the last part of their published names."""
+        return {"w1": self.gate, "w3": self.up, "w2": self.down}
+
+
+class StoredExperts:
+    """A ``QuantisedExperts``; an expert is decoded when, and only when, a token chose it.
+
+    Args:
+        prefix: Published prefix of the layer, with its dot, for messages.
+        routed: The routed experts.
+        shared: The shared one.
+        limit: Clamp of gate and up.
+    """
+
+    def __init__(
+        self, prefix: str, routed: Sequence[StoredExpert], shared: StoredExpert, limit: float
+    ) -> None:
+        self._prefix, self._limit = prefix, limit
+        # The shared expert stands last, as in the plain stacks.
+        self._experts = (*routed, shared)
+        self._gate_up = tuple(StackedRows(expert.gate, expert.up) for expert in self._experts)
+
+    def __call__(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Map [T, D] to [T, D], in fp32 throughout."""
+        mixed = reference.mix_expert_products(
+            x.float(),
+            self._map_up,
+            self._map_down,
+            len(self._experts) - 1,
+            expert_ids,
+            weights,
+            self._limit,
+        )
+        return mixed.to(x.dtype)
+
+    def _map_up(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
+        return multiply(rows, self._gate_up[expert], reference.linear)
+
+    def _map_down(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
+        return multiply(rows, self._experts[expert].down, reference.linear)
+
+    def slots(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Return tensor name -> destination; ``prefix`` is the layer's, without dot."""
+        found: dict[str, torch.Tensor] = {}
+        for name, storage in self._named(f"{prefix}."):
+            found.update(storage.slots(name))
+        return found
+
+    def check(self) -> None:
+        """See ``Storage.check``."""
+        for name, storage in self._named(self._prefix):
+            storage.check(name)
+
+    def _named(self, prefix: str) -> list[tuple[str, Storage]]:
+        shared = len(self._experts) - 1
+        return [
+            (f"{prefix}{'shared_experts' if i == shared else f'experts.{i}'}.{leaf}", storage)
+            for i, expert in enumerate(self._experts)
+            for leaf, storage in expert.by_leaf().items()
+        ]

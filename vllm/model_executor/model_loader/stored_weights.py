@@ -1,0 +1,248 @@
+"""From the headers of a checkpoint to the storages of its quantised matrices.
+
+What a tensor is follows from its type and shape; the config is asked only where these leave a
+choice, as repacked checkpoints often keep a config that no longer describes them.
+
+    .weight            shape       .scale                    storage
+    F8_E4M3            [out, in]   [row blocks, col blocks]  Fp8Blocks
+    I8, U8 or F4       [out, in/2] [out, groups]             Fp4Groups (F4 is counted by value: in)
+    BF16, F16, F32     [out, in]   none                      plain
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from vllm.exceptions import CheckpointError, UnsupportedFeatureError
+from vllm.model_executor.layers.quantization.storages import (
+    Fp4Groups,
+    Fp8Blocks,
+    PlainRows,
+    Storage,
+)
+from vllm.model_executor.layers.quantization.stored_matrix import (
+    StoredExpert,
+    StoredExperts,
+    StoredMatrix,
+)
+from vllm.model_executor.model_loader.load_plan import DSPARK_MARK, Copy, part_shape
+from vllm.model_executor.model_loader.safetensors_header import StoredTensor
+from vllm.model_executor.model_loader.weight_names import published_parts
+
+_BYTE_SCALES = frozenset({"F8_E8M0", "U8"})
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_NARROW_FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16}
+_NIBBLES = frozenset({"I8", "U8"})
+_QUANTISED = frozenset({"F8_E4M3", "F4"}) | _NIBBLES
+_DEFAULT_BLOCK_SHAPE = (128, 128)
+_MTP = "mtp."
+
+
+class StoredWeights:
+    """A ``WeightQuantization`` read from safetensors headers.
+
+    Args:
+        stored: What the files hold.
+        quantization_config: The config's, or empty; see the module docstring.
+
+    Owns: the storages it made, until loading has finished.
+    """
+
+    def __init__(
+        self, stored: Iterable[StoredTensor], quantization_config: Mapping[str, Any]
+    ) -> None:
+        self._tensors: dict[str, StoredTensor] = {}
+        for tensor in stored:
+            for part in published_parts(tensor.name, tensor.shape):
+                shape = part_shape(Copy(tensor, part))
+                self._tensors[part.name] = StoredTensor(
+                    tensor.name, shape, tensor.dtype, tensor.file
+                )
+        self._block_shape = _read_block_shape(quantization_config)
+        self._made: list[StoredMatrix | StoredExperts] = []
+        self.is_quantised = any(
+            tensor.dtype in _QUANTISED and name.endswith(".weight")
+            for name, tensor in self._tensors.items()
+        )
+
+    def make_matrix(
+        self,
+        name: str,
+        in_size: int,
+        out_size: int,
+        num_groups: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> StoredMatrix | None:
+        """See ``WeightQuantization``."""
+        del dtype
+        storage = self._make_storage(name, out_size, in_size, device)
+        if storage is None:
+            return None
+        made = StoredMatrix(name, storage, num_groups)
+        self._made.append(made)
+        return made
+
+    def make_experts(
+        self,
+        prefix: str,
+        num_experts: int,
+        hidden_size: int,
+        inner_size: int,
+        limit: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> StoredExperts | None:
+        """See ``WeightQuantization``; plain ones among quantised ones are kept as stored."""
+        if not self.is_quantised:
+            return None
+
+        def make(name: str, rows: int, columns: int) -> Storage:
+            storage = self._make_storage(name, rows, columns, device)
+            if storage is not None:
+                return storage
+            kept = self.plain_dtype([f"{name}.weight"]) or dtype
+            return PlainRows(torch.empty((rows, columns), dtype=kept, device=device))
+
+        def make_expert(name: str) -> StoredExpert:
+            return StoredExpert(
+                gate=make(f"{name}.w1", inner_size, hidden_size),
+                up=make(f"{name}.w3", inner_size, hidden_size),
+                down=make(f"{name}.w2", hidden_size, inner_size),
+            )
+
+        routed = [make_expert(f"{prefix}experts.{expert}") for expert in range(num_experts)]
+        made = StoredExperts(prefix, routed, make_expert(f"{prefix}shared_experts"), limit)
+        self._made.append(made)
+        return made
+
+    def has_part(self, prefix: str) -> bool:
+        """See ``WeightQuantization``; a DSpark drafter is no multi-token-prediction block."""
+        if prefix == _MTP and DSPARK_MARK in self._tensors:
+            return False
+        return any(name.startswith(prefix) for name in self._tensors)
+
+    def plain_dtype(self, names: Sequence[str]) -> torch.dtype | None:
+        """See ``WeightQuantization``."""
+        if not self.is_quantised:
+            return None
+        dtypes = {self._tensors[name].dtype for name in names if name in self._tensors}
+        return _NARROW_FLOATS.get(dtypes.pop()) if len(dtypes) == 1 else None
+
+    def finish_loading(self) -> None:
+        """See ``WeightQuantization``."""
+        for made in self._made:
+            made.check()
+        self._made.clear()
+
+    def _make_storage(
+        self, name: str, num_rows: int, num_columns: int, device: torch.device
+    ) -> Storage | None:
+        """Returns the storage of a quantised matrix; None for a plain or an absent one."""
+        weight = self._tensors.get(f"{name}.weight")
+        if weight is None or weight.dtype in _FLOATS:
+            return None
+        if weight.dtype == "F8_E4M3":
+            _check_shape(weight, (num_rows, num_columns))
+            return self._make_fp8(name, weight, device)
+        if weight.dtype in _NIBBLES and f"{name}.scale" in self._tensors:
+            _check_shape(weight, (num_rows, num_columns // 2))
+            return self._make_fp4(name, weight, num_columns, device)
+        if weight.dtype == "F4":
+            _check_shape(weight, (num_rows, num_columns))
+            return self._make_fp4(name, weight, num_columns, device)
+        raise UnsupportedFeatureError(
+            f"Tensor {weight.name} of {weight.file.name} is of type {weight.dtype}"
+            f"{_MISSING_SCALE if weight.dtype in _NIBBLES else ''}: supported are F8_E4M3, FP4 "
+            "(two to a byte, I8 or U8, with a .scale), BF16, F16 and F32. Convert it."
+        )
+
+    def _make_fp8(self, name: str, weight: StoredTensor, device: torch.device) -> Storage:
+        scale = self._find_scale(name, weight)
+        rows, columns = weight.shape
+        block_rows = find_block_size(rows, scale.shape[0], self._block_shape[0])
+        block_columns = find_block_size(columns, scale.shape[1], self._block_shape[1])
+        if block_rows is None or block_columns is None:
+            raise _misfit(weight, scale)
+        scales = _empty_scales(scale, device)
+        return Fp8Blocks(rows, columns, (block_rows, block_columns), scales)
+
+    def _make_fp4(
+        self, name: str, weight: StoredTensor, num_columns: int, device: torch.device
+    ) -> Storage:
+        scale = self._find_scale(name, weight)
+        rows = weight.shape[0]
+        group_size = find_block_size(num_columns, scale.shape[1])
+        if group_size is None or scale.shape[0] != rows or num_columns % 2:
+            raise _misfit(weight, scale)
+        return Fp4Groups(rows, num_columns, group_size, _empty_scales(scale, device))
+
+    def _find_scale(self, name: str, weight: StoredTensor) -> StoredTensor:
+        scale = self._tensors.get(f"{name}.scale")
+        if scale is None:
+            raise CheckpointError(
+                f"Tensor {weight.name} of {weight.file.name} is quantised ({weight.dtype}), but "
+                f"the checkpoint has no {name}.scale: its values mean nothing without. Download "
+                "or convert the checkpoint again."
+            )
+        if scale.dtype not in _BYTE_SCALES | _FLOATS:
+            raise UnsupportedFeatureError(
+                f"Tensor {scale.name} of {scale.file.name} holds scales of type {scale.dtype}: "
+                "supported are F8_E8M0 (also as U8), F32, F16 and BF16. Convert it."
+            )
+        if len(scale.shape) != 2 or 0 in scale.shape:
+            raise _misfit(weight, scale)
+        return scale
+
+
+_MISSING_SCALE = " and has no .scale of its name"
+
+
+def find_block_size(size: int, num_blocks: int, declared: int | None = None) -> int | None:
+    """Return how many of ``size`` rows or columns share one of ``num_blocks`` scales.
+
+    The declared size where it fits, else the power of two that does (of two or more blocks only
+    one can), else an equal share; None: nothing fits.
+    """
+    if declared is not None and -(-size // declared) == num_blocks:
+        return declared
+    block = 1
+    while -(-size // block) > num_blocks:
+        block *= 2
+    if -(-size // block) == num_blocks:
+        return block
+    return size // num_blocks if size % num_blocks == 0 else None
+
+
+def _read_block_shape(quantization_config: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns the declared rows and columns of a block of FP8; only a hint, so never an error."""
+    declared = quantization_config.get("weight_block_size")
+    if (
+        isinstance(declared, list | tuple)
+        and len(declared) == 2
+        and all(isinstance(size, int) and size > 0 for size in declared)
+    ):
+        return declared[0], declared[1]
+    return _DEFAULT_BLOCK_SHAPE
+
+
+def _empty_scales(scale: StoredTensor, device: torch.device) -> torch.Tensor:
+    dtype = torch.uint8 if scale.dtype in _BYTE_SCALES else torch.float32
+    return torch.empty(scale.shape, dtype=dtype, device=device)
+
+
+def _check_shape(weight: StoredTensor, wanted: tuple[int, int]) -> None:
+    if weight.shape != wanted:
+        raise CheckpointError(
+            f"Tensor {weight.name} of {weight.file.name} ({weight.dtype}) is {list(weight.shape)}, "
+            f"but the model that config.json describes needs {list(wanted)}."
+        )
+
+
+def _misfit(weight: StoredTensor, scale: StoredTensor) -> CheckpointError:
+    return CheckpointError(
+        f"Tensor {scale.name} is {list(scale.shape)}, which is no grid of scales of {weight.name} "
+        f"({weight.dtype} {list(weight.shape)}): FP8 takes one scale per block, FP4 one per group "
+        "of a row."
+    )
