@@ -54,6 +54,7 @@ from vllm.v1.core.whole_block_coordinator import (
 )
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.messages import BYPASSED, PrefillStats
+from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
     from vllm.v1.core.coordinator_interface import Coordinator
@@ -430,6 +431,18 @@ class CheckpointCoordinator:
             self.adaptation.reset()
             self._follow_rule()
         return done
+
+    def policy_stats(self) -> CachePolicyStats | None:
+        """Return what was learnt of the traffic; None where nothing is."""
+        pool = self.block_pool
+        if self.adaptation is None or pool.ranked is None:
+            return None
+        return CachePolicyStats(
+            self.adaptation.rule.value,
+            self.adaptation.interval,
+            pool.num_spare_blocks / max(1, pool.num_gpu_blocks - 1),
+            pool.ranked.proven_share,
+        )
 
     def take_new_block_ids(self) -> list[int]:
         """Return no ids: no group here needs its new blocks zeroed."""

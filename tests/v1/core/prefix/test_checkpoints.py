@@ -1,7 +1,8 @@
 """Checkpoints from publication to eviction."""
 
 from tests.v1.core.prefix.unit_caches import UnitCache, h, make_cache
-from vllm.v1.core.prefix.checkpoints import Checkpoint, CheckpointStore
+from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
+from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.tiers import Tier
 
 

@@ -63,6 +63,6 @@ class Adaptation:
             return
         self._duel.resize(max(1, int(self._sampler.capacity * dense_share)))
         if self._duel.serve([span.key for span in spans]):
-            logger.info("Prefix cache: eviction rule is now %s.", self.rule.value)
+            logger.debug("Prefix cache: eviction rule is now %s.", self.rule.value)
         if self._learner.serve(spans):
-            logger.info("Prefix cache: interval of checkpoints is now %d tokens.", self.interval)
+            logger.debug("Prefix cache: interval of checkpoints is now %d tokens.", self.interval)

@@ -53,6 +53,12 @@ class RegularTier:
         for known, queue in zip(Standing, self._queues, strict=True):
             queue.append_n([b for b, s in zip(blocks, standings, strict=True) if s is known])
 
+    @property
+    def proven_share(self) -> float:
+        """The part of the blocks that were hit or came back, 0..1."""
+        num_new = self._queues[Standing.NEW].num_free_blocks
+        return 1 - num_new / self.num_free_blocks if self.num_free_blocks else 0.0
+
     def remove(self, block: KVCacheBlock) -> None:
         """Take a block out."""
         self._queues[self._placed[block.block_id]].remove(block)
