@@ -249,8 +249,8 @@ def make_workloads(args: argparse.Namespace) -> list[Workload]:
             Workload(f"{name} {k}k pages", "trace", k * kilo, (Path(path),), every=every)
             for k in (8, 16, 24, 32)
         ]
-    for number, sizes in ((24, (2, 4, 8)), (60, (4, 8, 16))):
-        sizes = sizes[1:2] if args.quick else sizes
+    for number, sizes in ((24, (4, 8, 16)), (60, (8, 16, 24))):
+        sizes = sizes[:1] if args.quick else sizes
         made += [
             Workload(
                 f"agents_{number} {k}k pages",

@@ -21,6 +21,7 @@ from vllm.tokenizers.chat_messages import (
     ChatPrompt,
     check_effort,
     check_options,
+    find_part_ends,
     parse_messages,
 )
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -53,6 +54,7 @@ class DeepseekV4ChatEncoder:
         for token in (BOS, EOS, USER, ASSISTANT, THINK_START, THINK_END):
             tokenizer.special_token_id(token)
         self._tokenizer = tokenizer
+        self._openers = {tokenizer.special_token_id(token) for token in (USER, ASSISTANT)}
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
@@ -73,6 +75,7 @@ class DeepseekV4ChatEncoder:
             text,
             token_ids,
             in_reasoning=thinking and (options.add_generation_prompt or continues_reasoning),
+            part_ends=find_part_ends(token_ids, self._openers),
         )
 
 

@@ -187,6 +187,7 @@ class StepPlanner:
             pool.num_scratch_blocks - plan.num_new_blocks,
             pool.num_spare_blocks,
             pool.num_gpu_blocks,
+            request.cache_boundaries,
         )
         if spares == NO_SPARES:
             return spares

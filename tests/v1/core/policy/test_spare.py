@@ -53,3 +53,12 @@ def test_much_room_gives_a_fine_grid_and_little_a_coarse_one() -> None:
         found = spare_boundaries(geometry, 0, 65_536, 65_536, (), num_blocks, 0, 100_000)
         steps.append(min(b - a for a, b in zip(found.fillers, found.fillers[1:], strict=False)))
     assert steps[0] == 2 * geometry.coarse < steps[1]
+
+
+def test_marks_come_first_and_only_inside_the_step() -> None:
+    geometry = CacheGeometry.from_config(flash_config(32, 1000))
+    cost = sum(lean_checkpoint_blocks(geometry))
+    found = spare_boundaries(
+        geometry, 2048, 8192, 9000, (), 62 + 2 * cost, 0, 1000, (3000, 100, 5000)
+    )
+    assert found.ends == (2944, 4992)

@@ -1,6 +1,6 @@
 """Checkpoints in memory that nothing else needs now."""
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ def spare_boundaries(
     num_blocks: int,
     num_older: int,
     pool_size: int,
+    marks: Sequence[int] = (),
 ) -> Spares:
     """Return the boundaries inside a prefill step at which to leave checkpoints for nobody yet.
 
@@ -54,6 +55,7 @@ def spare_boundaries(
         num_blocks: Blocks that cache nothing, the step's own taken off.
         num_older: Blocks of spare checkpoints that are there, which may give way.
         pool_size: Blocks of the pool.
+        marks: Offsets in the prompt where parts of it end, the most likely to be shared first.
 
     Returns:
         Lean boundaries in ``(start, end]``.
@@ -63,6 +65,12 @@ def spare_boundaries(
     if not cost:
         return NO_SPARES
     ends: list[int] = []
+    for mark in marks:
+        place = geometry.floor_lean(mark)
+        if (len(ends) + 1) * cost > room + num_older:
+            break
+        if start < place <= end and place not in taken and place not in ends:
+            ends.append(place)
     distance = geometry.coarse
     while distance < num_tokens and (len(ends) + 1) * cost <= room + num_older:
         place = geometry.floor_lean(num_tokens - distance)
@@ -71,13 +79,13 @@ def spare_boundaries(
         distance *= 4
     for_grid = int(room * _GRID_SHARE)
     if for_grid < cost:
-        return Spares(tuple(reversed(ends)))
+        return Spares(tuple(sorted(ends)))
     step = _FINEST_GRID * geometry.coarse
     while step <= end and (end // step - start // step) * cost > for_grid:
         step *= 2
     grid = range((start // step + 1) * step, end + 1, step)
     fillers = tuple(place for place in grid if place not in taken and place not in ends)
-    return Spares(tuple(reversed(ends)), fillers)
+    return Spares(tuple(sorted(ends)), fillers)
 
 
 @lru_cache(maxsize=16)
