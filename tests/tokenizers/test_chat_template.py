@@ -1,5 +1,6 @@
 import pytest
 
+from tests.tokenizers.family_tokenizers import FAMILIES
 from vllm.exceptions import ConfigError, UserInputError
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 from vllm.tokenizers import ChatOptions, Tokenizer
@@ -140,3 +141,29 @@ def test_read_template(tmp_path):
     assert read_template("{{ x }}") == "{{ x }}"
     with pytest.raises(ConfigError, match="cannot be read"):
         read_template(str(tmp_path / "none.jinja"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("generate", [True, False])
+def test_tokens_are_those_of_transformers(family, generate, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    ours = FAMILIES[family]()
+    reference = PreTrainedTokenizerFast(
+        tokenizer_object=ours.backend, chat_template=ours.chat_template, **ours.template_tokens
+    )
+    reference.save_pretrained(tmp_path)
+    saved = Tokenizer.from_folder(tmp_path)
+    messages = [
+        HI,
+        {"role": "assistant", "content": " x\ny "},
+        {"role": "user", "content": "a <b>"},
+    ]
+    options = ChatOptions(add_generation_prompt=generate)
+    prompt = JinjaChatEncoder(saved, saved.chat_template).encode_chat(messages, options)
+    arguments = {"add_generation_prompt": generate}
+    assert prompt.text == reference.apply_chat_template(messages, tokenize=False, **arguments)
+    expected = reference.apply_chat_template(messages, return_dict=False, **arguments)
+    assert prompt.token_ids == expected
+    assert saved.encode("so it is") == reference("so it is")["input_ids"]

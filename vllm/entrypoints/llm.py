@@ -37,6 +37,8 @@ class LLM:
     Args:
         model: A folder, a hub id, or "deepseek-v4" for the embedded checkpoint.
         chat_template: A Jinja template, or its file, instead of the model's own chat format.
+        allow_special_tokens_in_content: Whether special tokens spelled in a chat message become
+            special; else they stay text.
         **engine_args: As in ``EngineArgs``: ``max_model_len``, ``block_size``, ``dtype``, ...
 
     Raises:
@@ -45,12 +47,18 @@ class LLM:
     """
 
     def __init__(
-        self, model: str = "deepseek-v4", *, chat_template: str | None = None, **engine_args: Any
+        self,
+        model: str = "deepseek-v4",
+        *,
+        chat_template: str | None = None,
+        allow_special_tokens_in_content: bool = False,
+        **engine_args: Any,
     ) -> None:
         if not logging.getLogger("vllm").handlers:
             setup_logging()
         self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model=model, **engine_args))
         self._chat_template = chat_template
+        self._allows_special_tokens = allow_special_tokens_in_content
         self._request_ids = itertools.count()
 
     def __enter__(self) -> Self:
@@ -131,7 +139,10 @@ class LLM:
         """
         tokenizer = self._require_tokenizer()
         encoder = make_chat_encoder(
-            self.llm_engine.vllm_config.model_config.hf_config, tokenizer, self._chat_template
+            self.llm_engine.vllm_config.model_config.hf_config,
+            tokenizer,
+            self._chat_template,
+            allows_special_tokens=self._allows_special_tokens,
         )
         options = ChatOptions(
             add_generation_prompt=add_generation_prompt,

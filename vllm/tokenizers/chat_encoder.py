@@ -6,6 +6,7 @@ from typing import Any
 from vllm.exceptions import ConfigError, UserInputError
 from vllm.tokenizers.chat_messages import ChatEncoder, ChatOptions, ChatPrompt
 from vllm.tokenizers.deepseek_v4_encoding import DeepseekV4ChatEncoder, resolve_thinking
+from vllm.tokenizers.literal_text import LiteralText
 from vllm.tokenizers.tokenizer import Tokenizer
 
 __all__ = [
@@ -41,6 +42,8 @@ def make_chat_encoder(
     checkpoint_config: Mapping[str, Any],
     tokenizer: Tokenizer,
     chat_template_path: str | None = None,
+    *,
+    allows_special_tokens: bool = False,
 ) -> ChatEncoder:
     """Choose how a checkpoint's chats become prompts.
 
@@ -51,13 +54,16 @@ def make_chat_encoder(
         checkpoint_config: The content of config.json.
         tokenizer: The checkpoint's.
         chat_template_path: ``--chat-template``: a file, or the template itself.
+        allows_special_tokens: Whether special tokens spelled in messages become special; else they
+            stay text.
 
     Raises:
         ConfigError: The template is absent or broken, or the tokenizer lacks needed tokens.
     """
+    literal_text = None if allows_special_tokens else LiteralText(tokenizer)
     built_in = _ENCODER_OF_MODEL_TYPE.get(checkpoint_config.get("model_type", ""))
     if chat_template_path is None and built_in is not None:
-        return built_in(tokenizer)
+        return built_in(tokenizer, literal_text)
     if chat_template_path is None and tokenizer.chat_template is None:
         return NoChatEncoder()
     # jinja2 costs start-up time that DeepSeek-V4 need not pay.
@@ -66,7 +72,7 @@ def make_chat_encoder(
     template = tokenizer.chat_template or ""
     if chat_template_path is not None:
         template = read_template(chat_template_path)
-    return JinjaChatEncoder(tokenizer, template)
+    return JinjaChatEncoder(tokenizer, template, literal_text)
 
 
 def check_chat_flags(

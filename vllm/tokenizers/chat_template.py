@@ -20,6 +20,8 @@ from vllm.tokenizers.chat_messages import (
     check_options,
     parse_messages,
 )
+from vllm.tokenizers.guarded_messages import guard_messages
+from vllm.tokenizers.literal_text import LiteralText
 from vllm.tokenizers.tokenizer import Tokenizer
 
 _OWN_ARGUMENTS = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools")
@@ -42,14 +44,18 @@ class JinjaChatEncoder:
     Args:
         tokenizer: The checkpoint's.
         template: The template's text.
+        literal_text: Keeps special tokens in messages text; None: they become special.
 
     Raises:
         ConfigError: The template does not compile.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: str) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: str, literal_text: LiteralText | None = None
+    ) -> None:
         self._template = compile_template(template)
         self._tokenizer = tokenizer
+        self._literal_text = literal_text
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
@@ -57,10 +63,11 @@ class JinjaChatEncoder:
         """Return the prompt of ``messages``; see ChatEncoder."""
         parsed = parse_messages(messages)
         check_options(options, parsed)
-        text = self._render(parsed, options)
+        guarded = guard_messages(self._literal_text, parsed)
+        text = self._render(guarded.messages, options)
         if options.continue_final_message:
-            text = _cut_after_last_content(text, parsed[-1])
-        token_ids = self._tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
+            text = _cut_after_last_content(text, guarded.messages[-1])
+        text, token_ids = guarded.encode(self._tokenizer, text, options.add_special_tokens)
         return ChatPrompt(text, token_ids, in_reasoning=text.rstrip().endswith("<think>"))
 
     def _render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
@@ -78,10 +85,9 @@ class JinjaChatEncoder:
             return self._template.render(
                 messages=[_as_template_message(message) for message in messages],
                 add_generation_prompt=options.add_generation_prompt,
-                bos_token=self._tokenizer.bos_token or "",
-                eos_token=self._tokenizer.eos_token or "",
                 tools=None,
-                **arguments,
+                documents=None,
+                **{**self._tokenizer.template_tokens, **arguments},
             )
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             # A template is a program fed with the request: what it trips over is the request's.

@@ -24,6 +24,8 @@ from vllm.tokenizers.chat_messages import (
     find_part_ends,
     parse_messages,
 )
+from vllm.tokenizers.guarded_messages import guard_messages
+from vllm.tokenizers.literal_text import LiteralText
 from vllm.tokenizers.tokenizer import Tokenizer
 
 BOS = "<｜begin▁of▁sentence｜>"
@@ -45,16 +47,18 @@ class DeepseekV4ChatEncoder:
 
     Args:
         tokenizer: The checkpoint's; its special tokens are found by their spelling.
+        literal_text: Keeps special tokens in messages text; None: they become special.
 
     Raises:
         ConfigError: The tokenizer lacks one of the format's special tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, literal_text: LiteralText | None = None) -> None:
         for token in (BOS, EOS, USER, ASSISTANT, THINK_START, THINK_END):
             tokenizer.special_token_id(token)
         self._tokenizer = tokenizer
         self._openers = {tokenizer.special_token_id(token) for token in (USER, ASSISTANT)}
+        self._literal_text = literal_text
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
@@ -63,13 +67,14 @@ class DeepseekV4ChatEncoder:
         parsed = parse_messages(messages)
         check_options(options, parsed)
         thinking = resolve_thinking(options)
+        guarded = guard_messages(self._literal_text, parsed)
         text = render(
-            parsed,
+            guarded.messages,
             thinking=thinking,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
         )
-        token_ids = self._tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
+        text, token_ids = guarded.encode(self._tokenizer, text, options.add_special_tokens)
         continues_reasoning = options.continue_final_message and not parsed[-1].content
         return ChatPrompt(
             text,

@@ -1,5 +1,6 @@
 """A checkpoint's tokenizer: a thin, read-only layer over the ``tokenizers`` library."""
 
+import copy
 import json
 import re
 from collections.abc import Sequence
@@ -79,6 +80,31 @@ class Tokenizer:
     def backend(self) -> tokenizers.Tokenizer:
         """The library's tokenizer, for reading only."""
         return self._backend
+
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """The spellings of the special tokens."""
+        return frozenset(self._added_text[token_id] for token_id in self.all_special_ids)
+
+    @property
+    def template_tokens(self) -> dict[str, str]:
+        """The tokens that templates know by name, such as bos_token, with their spellings."""
+        fields = {k: v for k, v in self._config.items() if k.endswith("_token")}
+        extra = self._config.get("extra_special_tokens")
+        fields |= extra if isinstance(extra, dict) else {}
+        named = {name: content_of(entry) for name, entry in fields.items()}
+        return {name: content for name, content in named.items() if content is not None}
+
+    def with_backend(self, backend: tokenizers.Tokenizer) -> "Tokenizer":
+        """Return a tokenizer that encodes by ``backend``, and adds around a prompt what this does.
+
+        Special tokens may be spelled otherwise in it.
+        """
+        twin = copy.copy(self)
+        backend.no_truncation()
+        backend.no_padding()
+        twin._backend = backend
+        return twin
 
     @property
     def vocab_size(self) -> int:
@@ -247,6 +273,12 @@ def _token_text(entry: Any) -> str | None:
     if content is None or isinstance(content, str):
         return content
     raise ConfigError(f"tokenizer_config.json holds {entry!r} where a token must stand.")
+
+
+def content_of(entry: Any) -> str | None:
+    """The text of a field that may hold a token; None for anything else."""
+    content = entry.get("content") if isinstance(entry, dict) else entry
+    return content if isinstance(content, str) else None
 
 
 def _decoder_types(backend: tokenizers.Tokenizer) -> set[str]:

@@ -1,5 +1,6 @@
 """A model that is nothing but slots, shaped like a small DeepSeek-V4."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from vllm.assets.deepseek_v4_tensors import tensor_specs
 from vllm.assets.make_deepseek_v4 import CONFIG
+from vllm.model_executor.model_loader.weight_names import TensorPart, published_parts
 
 TINY: dict[str, Any] = CONFIG | {
     "hidden_size": 16,
@@ -42,6 +44,10 @@ class FakeModel:
         has_mtp = config["num_nextn_predict_layers"] > 0
         self.optional_weight_prefixes: tuple[str, ...] = ("mtp.",)
         self.ignored_weight_prefixes: tuple[str, ...] = () if has_mtp else ("mtp.",)
+
+    def tensor_parts(self, name: str, shape: Sequence[int]) -> tuple[TensorPart, ...]:
+        """As DeepSeek-V4's."""
+        return published_parts(name, shape)
 
     def weight_slots(self) -> dict[str, Tensor]:
         return self.slots

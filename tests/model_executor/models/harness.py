@@ -4,8 +4,9 @@
 * Every page that is not written, freed or null holds NaN: a wrong read shows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.metadata import BlockTableView, RequestSlice, build_step_metadata
 from vllm.v1.attention.ops.registry import get_reference_op
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+
+SpecFunction = Callable[[Any, int, torch.dtype, torch.dtype], dict[str, KVCacheSpec]]
 
 
 def build_model(
@@ -44,7 +47,8 @@ def build_kv_cache_config(specs: dict[str, KVCacheSpec]) -> KVCacheConfig:
         if name.endswith(".window"):
             half, num_windows = num_windows % 2, num_windows + 1
         ratios = (getattr(spec, "compress_ratio", None), getattr(spec, "state_ratio", None))
-        key = (type(spec), spec.block_size, *ratios, half)
+        window = getattr(spec, "sliding_window", None)
+        key = (type(spec), spec.block_size, window, *ratios, half)
         groups.setdefault(key, []).append(name)
     return KVCacheConfig(
         num_blocks=0,
@@ -78,18 +82,20 @@ class PagedHarness:
         num_blocks: Blocks of each group.
         cache_dtype: Type of window and entry caches.
         packed: Make the caches strided views over one pool, as the packed pool does.
+        find_specs: The model's cache specs.
     """
 
     def __init__(
         self,
-        model: DeepseekV4ForCausalLM,
+        model: Any,
         block_size: int = 32,
         num_blocks: int = 160,
         cache_dtype: torch.dtype = torch.float32,
         packed: bool = False,
+        find_specs: SpecFunction = deepseek_v4_kv_cache_specs,
     ) -> None:
         self.model = model
-        specs = deepseek_v4_kv_cache_specs(model.config, block_size, cache_dtype, torch.float32)
+        specs = find_specs(model.config, block_size, cache_dtype, torch.float32)
         kv_cache_config = build_kv_cache_config(specs)
         self.layout = CacheLayout.from_kv_cache_config(kv_cache_config)
         self.kv_caches = {
@@ -101,7 +107,8 @@ class PagedHarness:
         self, name: str, spec: KVCacheSpec, num_blocks: int, packed: bool
     ) -> torch.Tensor:
         group = self.layout.groups[self.layout.group_of[name]]
-        width = spec.head_size  # type: ignore[attr-defined]
+        page_bytes = spec.real_page_size_bytes  # type: ignore[attr-defined]
+        width = page_bytes // (group.rows_per_block * spec.dtype.itemsize)  # type: ignore[attr-defined]
         shape = (num_blocks, group.rows_per_block, width)
         gap = 24 if packed else 0
         pool = torch.full((num_blocks, shape[1] * width + gap), float("nan"), dtype=spec.dtype)  # type: ignore[attr-defined]
@@ -250,9 +257,9 @@ def run_with_mtp(
 
 def _blocks_kept(group: GroupLayout, accepted: int, end: int) -> range:
     """Block indices of the rows up to ``end`` that are needed after ``accepted`` tokens."""
-    if group.kind == "window":
+    if group.window:
         first = max(0, accepted - (group.window - 1))
-    elif group.kind == "dense":
+    elif group.kind in ("dense", "keys"):
         first = 0
     else:
         first = accepted // group.ratio * group.ratio - (group.ratio if group.has_overlap else 0)

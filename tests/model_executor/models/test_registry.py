@@ -15,7 +15,7 @@ def test_the_first_known_architecture_wins() -> None:
     assert resolve_model_class(["DeepseekV4ForCausalLM"]) is entry.load_model_class()
 
 
-@pytest.mark.parametrize("names", [["LlamaForCausalLM"], []])
+@pytest.mark.parametrize("names", [["BertForMaskedLM"], []])
 def test_others_are_refused_by_name(names: list[str]) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         resolve_model(names)
@@ -24,13 +24,17 @@ def test_others_are_refused_by_name(names: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_config_and_specs_need_no_torch() -> None:
+def test_configs_and_specs_need_no_torch() -> None:
     code = (
         "import sys\n"
-        "from vllm.model_executor.models.registry import resolve_model\n"
-        "entry = resolve_model(['DeepseekV4ForCausalLM'])\n"
-        "entry.load_kv_cache_specs()\n"
-        "import vllm.model_executor.models.deepseek_v4.config\n"
+        "from vllm.exceptions import ConfigError\n"
+        "from vllm.model_executor.models.registry import MODELS\n"
+        "for entry in MODELS.values():\n"
+        "    entry.load_kv_cache_specs()\n"
+        "    try:\n"
+        "        entry.parse_config({'model_type': 'none'})\n"
+        "    except ConfigError:\n"
+        "        pass\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

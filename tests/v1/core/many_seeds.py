@@ -1,6 +1,6 @@
 """Random traffic over the control plane, seed by seed: does any request read a wrong row?
 
-    python -m tests.v1.core.many_seeds [--seeds 1000] [--first 0]
+    python -m tests.v1.core.many_seeds [--seeds 1000] [--first 0] [--geometry v4|gemma|gpt-oss]
 
 Every stored row is tagged with the prefix it was computed from, and every row that a step reads is
 checked; so are I1..I7 after each step. A seed stands for a unit (32, 64, 128), FCFS or priority,
@@ -14,21 +14,30 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tqdm import tqdm
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
+from tests.v1.core.window_geometry import GEMMA_LIKE, GPT_OSS_LIKE, window_config
 from vllm.v1.core.policy.eviction import Rule
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import RetentionPolicy, parse_retention
 from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 UNITS = (32, 64, 128)
 MAX_MODEL_LEN = 1024
 _POLICIES = ("auto", "0", "256", "none")
+MakeConfig = Callable[[int, int], KVCacheConfig]
+GEOMETRIES: Mapping[str, MakeConfig] = {
+    "v4": v4_config,
+    "gemma": partial(window_config, window=200, kinds=GEMMA_LIKE),
+    "gpt-oss": partial(window_config, window=128, kinds=GPT_OSS_LIKE),
+}
 _PINNED_SHARES = (None, 0.25, None, 1.0)
 
 
@@ -37,6 +46,7 @@ class Traffic:
     """What a run is about.
 
     Attributes:
+        make_config: Unit and blocks -> the cache: DeepSeek-V4's, or full attention and windows.
         unit: Tokens of the smallest hit.
         is_priority: Whether requests are admitted by priority.
         policy: What the cache keeps.
@@ -45,21 +55,24 @@ class Traffic:
     unit: int
     is_priority: bool
     policy: RetentionPolicy
+    make_config: MakeConfig
 
     @classmethod
-    def of_seed(cls, seed: int) -> "Traffic":
+    def of_seed(cls, seed: int, geometry_name: str = "v4") -> "Traffic":
         """Return what a seed stands for; 96 seeds in a row cover all combinations."""
+        make_config = GEOMETRIES[geometry_name]
         seed, unit = divmod(seed, len(UNITS))
         seed, is_priority = divmod(seed, 2)
         seed, name = divmod(seed, len(_POLICIES))
         share = _PINNED_SHARES[seed % len(_PINNED_SHARES)]
-        geometry = CacheGeometry.from_config(v4_config(UNITS[unit], 10))
+        geometry = CacheGeometry.from_config(make_config(UNITS[unit], 10))
         policy = parse_retention(_POLICIES[name], geometry)
         return cls(
             UNITS[unit],
             bool(is_priority),
             # Few blocks are enough to pin: with these short chunks 16 would be seldom.
             replace(policy, pinned_share=share, pin_min_drop_blocks=8),
+            make_config,
         )
 
 
@@ -78,10 +91,10 @@ def run_random_traffic(seed: int, traffic: Traffic | None = None) -> Driver:
     """
     traffic = traffic or Traffic.of_seed(seed)
     rng = random.Random(seed)
-    geometry = CacheGeometry.from_config(v4_config(traffic.unit, 10))
+    geometry = CacheGeometry.from_config(traffic.make_config(traffic.unit, 10))
     tight = max_request_blocks(geometry, MAX_MODEL_LEN) + 2
     driver = Driver(
-        v4_config(traffic.unit, tight + rng.randrange(60)),
+        traffic.make_config(traffic.unit, tight + rng.randrange(60)),
         MAX_MODEL_LEN,
         seed,
         policy=traffic.policy,
@@ -125,15 +138,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--geometry", choices=tuple(GEOMETRIES), default="v4")
     args = parser.parse_args(argv)
     totals: Counter[str] = Counter()
     begin = time.perf_counter()
     seeds = range(args.first, args.first + args.seeds)
     for seed in tqdm(seeds, desc="seeds", mininterval=2.0):
         try:
-            driver = run_random_traffic(seed)
+            driver = run_random_traffic(seed, Traffic.of_seed(seed, args.geometry))
         except Exception as error:
-            error.add_note(f"seed {seed}: {Traffic.of_seed(seed)}")
+            error.add_note(f"seed {seed}: {Traffic.of_seed(seed, args.geometry)}")
             raise
         totals["requests"] += len(driver.hits)
         totals["steps"] += driver.num_steps

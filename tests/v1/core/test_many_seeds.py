@@ -17,6 +17,14 @@ def test_no_wrong_read_under_pressure(first: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("geometry", ["gemma", "gpt-oss"])
+def test_full_attention_and_windows_under_pressure(geometry: str) -> None:
+    drivers = [run_random_traffic(seed, Traffic.of_seed(seed, geometry)) for seed in (0, 1, 5)]
+    assert any(hit > 0 for driver in drivers for hit in driver.hits.values())
+    assert sum(driver.num_preemptions for driver in drivers) > 0
+
+
+@pytest.mark.slow
 def test_random_traffic_really_hits_evicts_preempts_and_pins() -> None:
     drivers = [run_random_traffic(seed) for seed in (24, 75)]
     assert all(d.peak_pins > 0 for d in drivers)

@@ -15,7 +15,13 @@ from vllm.v1.core.policy.retention import (
     trailing_boundaries,
 )
 from vllm.v1.core.policy.sizes import max_request_blocks, max_window_blocks
-from vllm.v1.kv_cache_interface import CompressorStateSpec, FullAttentionSpec, SlidingWindowMLASpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    CompressorStateSpec,
+    FullAttentionSpec,
+    SinkFullAttentionSpec,
+    SlidingWindowMLASpec,
+)
 
 GEOMETRIES = {unit: CacheGeometry.from_config(v4_config(unit, 10)) for unit in (32, 64, 128)}
 units = st.sampled_from([32, 64, 128])
@@ -167,9 +173,20 @@ def test_blocks_that_do_not_fit_the_unit_are_refused() -> None:
     wide = SlidingWindowMLASpec(64, num_kv_heads=1, head_size=8, dtype=BF16, sliding_window=128)
     with pytest.raises(ConfigError, match="do not divide"):
         group_geometry(0, wide, 32)
+    chunked = ChunkedLocalAttentionSpec(
+        32, num_kv_heads=1, head_size=8, dtype=BF16, attention_chunk_size=64
+    )
+    with pytest.raises(ConfigError, match="ChunkedLocalAttentionSpec"):
+        group_geometry(0, chunked, 32)
+    sinks = SinkFullAttentionSpec(32, num_kv_heads=1, head_size=8, dtype=BF16, sink_len=4)
+    with pytest.raises(ConfigError, match="SinkFullAttentionSpec"):
+        group_geometry(0, sinks, 32)
+
+
+def test_full_attention_is_dense() -> None:
     full = FullAttentionSpec(32, num_kv_heads=1, head_size=8, dtype=BF16)
-    with pytest.raises(ConfigError, match="FullAttentionSpec"):
-        group_geometry(0, full, 32)
+    group = group_geometry(0, full, 32)
+    assert (group.is_window, group.ratio, group.first_needed(1000)) == (False, 1, 0)
 
 
 def test_other_rates_have_other_lean_boundaries() -> None:

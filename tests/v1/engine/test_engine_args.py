@@ -122,8 +122,8 @@ def _write_config(folder: Path, **changes: Any) -> str:
 
 
 def test_a_foreign_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    model = _write_config(tmp_path, architectures=["LlamaForCausalLM"])
-    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM"):
+    model = _write_config(tmp_path, architectures=["BertForMaskedLM"])
+    with pytest.raises(UnsupportedModelError, match="BertForMaskedLM"):
         EngineArgs(model=model).create_vllm_config()
 
 

@@ -125,6 +125,19 @@ def test_a_hybrid_model_hits_at_one_unit(config):
     assert "window state" in info.retention
 
 
+def test_what_a_checkpoint_weighs(config):
+    window = SlidingWindowSpec(block_size=16, sliding_window=33, **COMMON)
+    specs = {"f": full(), "w0": window, "w1": window}
+    vllm_config = config(num_blocks=400)
+    plan = plan_kv_cache(vllm_config, [specs], [MEMORY])
+    # 32 rows below a boundary stand in two blocks, in each of two groups; a block of full
+    # attention holds 16 tokens.
+    assert describe_kv_cache(vllm_config, plan).checkpoint_tokens == 2 * 2 * 16
+    plain = config(num_blocks=40)
+    plan = plan_kv_cache(plain, [{"f": full()}], [MEMORY])
+    assert describe_kv_cache(plain, plan).checkpoint_tokens is None
+
+
 def test_without_prefix_caching_nothing_is_reusable(config):
     vllm_config = config()
     vllm_config.cache_config.enable_prefix_caching = False

@@ -59,6 +59,12 @@ def _add_server_args(group: argparse._ArgumentGroup) -> None:
         metavar="JSON",
         help="Used where a request does not set them: '{\"thinking\": false}'.",
     )
+    _add_switch(
+        group,
+        "--allow-special-tokens-in-content",
+        "Let special tokens that a client spells in a chat message become special; by default they "
+        "stay text.",
+    )
     group.add_argument(
         "--generation-config",
         choices=GENERATION_CONFIGS,
@@ -114,6 +120,7 @@ def make_server_args(args: argparse.Namespace) -> ServerArgs:
         port=args.port,
         api_keys=tuple(keys),
         chat_template=args.chat_template,
+        allow_special_tokens_in_content=args.allow_special_tokens_in_content,
         default_chat_template_kwargs=args.default_chat_template_kwargs,
         generation_config=args.generation_config,
         enable_log_requests=args.enable_log_requests,

@@ -143,7 +143,12 @@ class HttpServer:
         logger.info("Starting vLLM server on %s", url)
         model = self._config.model_config
         tokenizer = Tokenizer.from_folder(model.tokenizer or model.path or model.model)
-        encoder = make_chat_encoder(model.hf_config, tokenizer, self._args.chat_template)
+        encoder = make_chat_encoder(
+            model.hf_config,
+            tokenizer,
+            self._args.chat_template,
+            allows_special_tokens=self._args.allow_special_tokens_in_content,
+        )
         ready = await _unless(self._stop, in_daemon_thread(self._core.wait_ready))
         if ready is None:
             return None

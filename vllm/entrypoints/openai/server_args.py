@@ -19,6 +19,8 @@ class ServerArgs:
         port: Port to listen on; 0: any free one.
         api_keys: Keys that open the guarded routes; none: everything is open.
         chat_template: A Jinja file, or the template itself; None: the model's own format.
+        allow_special_tokens_in_content: Whether special tokens that a client spells in a message
+            become special; else they stay text.
         default_chat_template_kwargs: Under the ``chat_template_kwargs`` of a request.
         generation_config: "auto": the checkpoint's sampling defaults; "vllm": neutral ones.
         max_log_len: Characters of a prompt to log; None: all.
@@ -30,6 +32,7 @@ class ServerArgs:
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     chat_template: str | None = None
+    allow_special_tokens_in_content: bool = False
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     generation_config: str = "auto"
     enable_log_requests: bool = False

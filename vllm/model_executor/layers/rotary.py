@@ -35,24 +35,69 @@ def yarn_frequencies(
     beta_fast: float,
     beta_slow: float,
     device: torch.device,
+    *,
+    truncates: bool = True,
 ) -> torch.Tensor:
     """Returns YaRN's blend of plain and 1/factor-slowed frequencies; it holds at every length.
 
     Pairs that turn more than ``beta_fast`` times in ``original_length`` tokens are left alone,
-    those that turn less than ``beta_slow`` times are slowed by ``factor``.
+    those that turn less than ``beta_slow`` times are slowed by ``factor``. ``truncates`` rounds the
+    ends of the ramp between them to whole pairs.
     """
 
     def find_pair(num_turns: float) -> float:
         wavelength = original_length / (num_turns * 2 * math.pi)
         return dim * math.log(wavelength) / (2 * math.log(theta))
 
-    low = max(math.floor(find_pair(beta_fast)), 0)
-    high = min(math.ceil(find_pair(beta_slow)), dim - 1)
+    low, high = find_pair(beta_fast), find_pair(beta_slow)
+    if truncates:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
     # Keeps the ramp finite when both ends meet.
     span = max(high - low, 0.001)
     pairs = torch.arange(dim // 2, dtype=torch.float32, device=device)
     ramp = ((pairs - low) / span).clamp(0, 1)
     return plain_frequencies(theta, dim, device) * (ramp / factor + 1 - ramp)
+
+
+def llama3_frequencies(
+    theta: float,
+    dim: int,
+    factor: float,
+    original_length: int,
+    low: float,
+    high: float,
+    device: torch.device,
+) -> torch.Tensor:
+    """Returns Llama 3's frequencies: long waves slowed by ``factor``, short ones left alone.
+
+    A pair that turns at least ``high`` times in ``original_length`` tokens is short, one that turns
+    at most ``low`` times is long; in between the two are blended by the number of turns.
+    """
+    plain = plain_frequencies(theta, dim, device)
+    num_turns = original_length * plain / (2 * math.pi)
+    share = ((num_turns - low) / (high - low)).clamp(0, 1)
+    return plain * ((1 - share) / factor + share)
+
+
+def compute_half_turns(
+    positions: torch.Tensor, frequencies: torch.Tensor, magnitude: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what turns pairs (i, i + P) of rows at int64 positions [N].
+
+    Args:
+        positions: Of the rows.
+        frequencies: fp32 [P].
+        magnitude: Turned rows are scaled by it.
+        dtype: Of the rows.
+
+    Returns:
+        Cosines [N, 1, 2 * P], and sines likewise, those of the first half negated.
+    """
+    angles = positions.float().unsqueeze(1) * frequencies
+    cos, sin = angles.cos().mul_(magnitude), angles.sin().mul_(magnitude)
+    cosines, sines = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+    return cosines.to(dtype).unsqueeze(1), sines.to(dtype).unsqueeze(1)
 
 
 def compute_turns(positions: torch.Tensor, frequencies: torch.Tensor) -> Turns:

@@ -28,9 +28,20 @@ def fill_with_dummy_weights(slots: Mapping[str, Tensor], seed: int) -> None:
         if slot.is_floating_point():
             slot.normal_(0.0, _STD, generator=generator)
             continue
+        if slot.dtype == torch.uint8:
+            _fill_bytes(name, slot, generator)
+            continue
         num_experts = slots[name.removesuffix("tid2eid") + "weight"].shape[0]
         num_rows, top_k = slot.shape
         first = torch.empty(num_rows, 1, dtype=slot.dtype, device=slot.device)
         first.random_(0, num_experts, generator=generator)
         step = torch.arange(top_k, dtype=slot.dtype, device=slot.device)
         slot.copy_((first + step) % num_experts)
+
+
+def _fill_bytes(name: str, slot: Tensor, generator: torch.Generator) -> None:
+    """Fill a slot of a quantised matrix: any codes, and e8m0 scales of about the deviation."""
+    if name.endswith("_scales"):
+        slot.fill_(127 - 7)
+    else:
+        slot.random_(0, 256, generator=generator)

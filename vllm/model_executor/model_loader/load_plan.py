@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, float8_e4m3fn, float8_e8m0fnu, int8, uint8
@@ -14,6 +14,7 @@ from vllm.model_executor.model_loader.weight_names import TensorPart, published_
 
 _FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _INTEGER_DTYPES = frozenset({"I64", "I32"})
+_BYTE_DTYPES = {int8: frozenset({"I8"}), uint8: frozenset({"U8"})}
 _QUANTISED_DTYPES = frozenset(
     {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4", "I8", "U8"}
 )
@@ -27,6 +28,7 @@ _BYTE_SLOTS = {
 _MTP = "mtp."
 # A table of DeepSeek-V4.1, whose tensors otherwise have V4's names.
 _V41_MARK = "engram"
+PartFinder = Callable[[str, Sequence[int]], tuple[TensorPart, ...]]
 # DeepSeek's DSpark drafter uses the MTP block's names for another network.
 DSPARK_MARK = "mtp.0.main_proj.weight"
 
@@ -87,6 +89,7 @@ def plan_load(
     *,
     optional_prefixes: Sequence[str] = (),
     ignored_prefixes: Sequence[str] = (),
+    find_parts: PartFinder = published_parts,
 ) -> LoadPlan:
     """Match a checkpoint's tensors with a model's slots.
 
@@ -96,6 +99,7 @@ def plan_load(
         source: The checkpoint, for messages.
         optional_prefixes: The tensors of such a prefix may all be absent, but not some of them.
         ignored_prefixes: Tensors with such a prefix have no slot on purpose.
+        find_parts: Tells which slots a stored tensor of some name and shape fills.
 
     Raises:
         UnsupportedFeatureError: A tensor is quantised that the model keeps plain.
@@ -103,7 +107,7 @@ def plan_load(
         CheckpointError: Tensors are missing, unexpected, stored twice, misshapen or mistyped.
     """
     _refuse_v41(stored)
-    copies = [Copy(t, part) for t in stored for part in published_parts(t.name, t.shape)]
+    copies = [Copy(t, part) for t in stored for part in find_parts(t.name, t.shape)]
     dropped, reason = tuple(ignored_prefixes), "the model's config.json asks for no such part"
     if any(c.part.name == DSPARK_MARK for c in copies):
         dropped, reason = (*dropped, _MTP), "they are a DSpark drafter, which is not supported yet"

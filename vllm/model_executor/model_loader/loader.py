@@ -40,6 +40,9 @@ class HasWeightSlots(Protocol):
     def weight_slots(self) -> dict[str, Tensor]:
         """Return the destination of every tensor by its published name."""
 
+    def tensor_parts(self, name: str, shape: Sequence[int]) -> tuple[TensorPart, ...]:
+        """Return which slots a stored tensor of some name and shape fills."""
+
     @property
     def optional_weight_prefixes(self) -> tuple[str, ...]:
         """Prefixes whose tensors may all be absent from a checkpoint."""
@@ -113,8 +116,9 @@ def load_model_weights(
         str(path),
         optional_prefixes=model.optional_weight_prefixes,
         ignored_prefixes=model.ignored_weight_prefixes,
+        find_parts=model.tensor_parts,
     )
-    _log_plan(plan)
+    _log_plan(plan, may_have_mtp=bool(model.optional_weight_prefixes))
     num_bytes = _copy_all(plan.copies, slots, use_tqdm)
     report = LoadReport(
         num_tensors=len(plan.copies),
@@ -124,14 +128,7 @@ def load_model_weights(
         ignored=plan.ignored,
         duration_s=time.perf_counter() - start_s,
     )
-    logger.info(
-        "Loaded %d tensors (%.1f MB) from %d file(s) of %s in %.2f s",
-        report.num_tensors,
-        report.num_bytes / 1e6,
-        report.num_files,
-        path,
-        report.duration_s,
-    )
+    _log_report(report, path)
     return report
 
 
@@ -144,7 +141,18 @@ def read_stored_tensors(path: str | Path) -> list[StoredTensor]:
     return read_headers(find_weight_files(Path(path)))
 
 
-def _log_plan(plan: LoadPlan) -> None:
+def _log_report(report: LoadReport, path: str | Path) -> None:
+    logger.info(
+        "Loaded %d tensors (%.1f MB) from %d file(s) of %s in %.2f s",
+        report.num_tensors,
+        report.num_bytes / 1e6,
+        report.num_files,
+        path,
+        report.duration_s,
+    )
+
+
+def _log_plan(plan: LoadPlan, *, may_have_mtp: bool) -> None:
     if plan.ignored:
         logger.warning(
             "Ignoring %d tensors (%s): %s",
@@ -152,7 +160,7 @@ def _log_plan(plan: LoadPlan) -> None:
             name_some(plan.ignored),
             plan.ignored_reason,
         )
-    elif not plan.mtp_present:
+    elif may_have_mtp and not plan.mtp_present:
         logger.info("The checkpoint has no mtp.* tensors: multi-token prediction is not available")
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,7 @@ class ModelEntry:
 
     Attributes:
         model: The model class; its module imports torch.
-        config: The config class, with ``from_dict(raw)``; torch-free.
+        config: Function (raw) -> the model's config; torch-free.
         kv_cache_specs: Function (config, block_size, cache_dtype, state_dtype) -> specs by cache
             name; torch-free.
         block_sizes: The values of ``--block-size`` that suit the model, its default first.
@@ -36,7 +37,7 @@ class ModelEntry:
         Raises:
             ConfigError: A field is wrong.
         """
-        return _load(self.config).from_dict(raw)
+        return _load(self.config)(raw)
 
     def load_kv_cache_specs(self) -> Callable[..., Any]:
         """Imports and returns the cache spec function."""
@@ -49,16 +50,35 @@ class ModelEntry:
         return sizes
 
 
-_DEEPSEEK_V4 = "vllm.model_executor.models.deepseek_v4"
+_MODELS = "vllm.model_executor.models"
+_DEEPSEEK_V4 = f"{_MODELS}.deepseek_v4"
+
+
+def _decoder(config: str) -> ModelEntry:
+    """The entry of a family that differs from other decoders in its config only."""
+    return ModelEntry(
+        model=f"{_MODELS}.decoder.model:DecoderForCausalLM",
+        config=f"{_MODELS}.{config}",
+        kv_cache_specs=f"{_MODELS}.decoder.kv_cache:decoder_kv_cache_specs",
+        block_sizes=f"{_MODELS}.decoder.kv_cache:SUPPORTED_BLOCK_SIZES",
+    )
+
 
 MODELS: Mapping[str, ModelEntry] = MappingProxyType(
     {
         "DeepseekV4ForCausalLM": ModelEntry(
             model=f"{_DEEPSEEK_V4}.model:DeepseekV4ForCausalLM",
-            config=f"{_DEEPSEEK_V4}.config:DeepseekV4Config",
+            config=f"{_DEEPSEEK_V4}.config:DeepseekV4Config.from_dict",
             kv_cache_specs=f"{_DEEPSEEK_V4}.kv_cache:deepseek_v4_kv_cache_specs",
             block_sizes=f"{_DEEPSEEK_V4}.kv_cache:SUPPORTED_BLOCK_SIZES",
         ),
+        "Gemma3ForCausalLM": _decoder("gemma3:read_gemma3"),
+        "Gemma3ForConditionalGeneration": _decoder("gemma3:read_gemma3_with_vision"),
+        "GptOssForCausalLM": _decoder("gpt_oss:read_gpt_oss"),
+        "LlamaForCausalLM": _decoder("llama:read_llama"),
+        "MistralForCausalLM": _decoder("llama:read_mistral"),
+        "Qwen3ForCausalLM": _decoder("qwen3:read_qwen3"),
+        "Qwen3MoeForCausalLM": _decoder("qwen3:read_qwen3_moe"),
     }
 )
 
@@ -85,4 +105,4 @@ def resolve_model_class(architectures: Sequence[str]) -> Any:
 
 def _load(path: str) -> Any:
     module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
+    return attrgetter(name)(import_module(module))

@@ -7,14 +7,17 @@ from typing import Literal
 from vllm.exceptions import ConfigError
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
+    FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
     MLAAttentionSpec,
+    SinkFullAttentionSpec,
     SlidingWindowMLASpec,
+    SlidingWindowSpec,
     member_specs,
 )
 
-GroupKind = Literal["window", "state", "dense"]
+GroupKind = Literal["window", "state", "dense", "keys"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +25,13 @@ class GroupLayout:
     """Geometry of one KV group.
 
     Attributes:
-        kind: "window" (the last tokens' rows), "state" (open compressor rows) or "dense"
-            (compressed entries, kept forever).
+        kind: "window" (the last tokens' latent rows), "state" (open compressor rows), "dense"
+            (compressed entries, kept forever) or "keys" (keys and values of every token, or of a
+            window's).
         block_size: Tokens one block covers.
         rows_per_block: Rows one block stores.
-        ratio: Tokens per compressed entry; 1 for "window".
-        window: Tokens attended, the query's own included; 0 for other kinds.
+        ratio: Tokens per compressed entry; 1 for "window" and "keys".
+        window: Tokens attended, the query's own included; 0: all, or another kind.
         has_overlap: A "state" group whose entries also read the window before theirs.
     """
 
@@ -40,9 +44,9 @@ class GroupLayout:
 
     def find_first_needed(self, num_computed: int) -> int:
         """Returns the first position whose row is read when resuming at ``num_computed``."""
-        if self.kind == "window":
+        if self.window:
             return max(0, num_computed - (self.window - 1))
-        if self.kind == "dense":
+        if self.kind in ("dense", "keys"):
             return 0
         open_window = num_computed // self.ratio * self.ratio
         return max(0, open_window - self.ratio) if self.has_overlap else open_window
@@ -98,7 +102,17 @@ def _read_layer(spec: KVCacheSpec) -> GroupLayout:
         return GroupLayout(
             "dense", spec.block_size, spec.storage_block_size, ratio=spec.compress_ratio
         )
+    if isinstance(spec, SlidingWindowSpec):
+        return GroupLayout("keys", spec.block_size, spec.block_size, window=spec.sliding_window)
+    if isinstance(spec, FullAttentionSpec) and not isinstance(spec, SinkFullAttentionSpec):
+        if spec.sliding_window is not None:
+            # Such a group mixes layers with and without the window.
+            raise ConfigError(
+                "window layers are stored as full attention, which has no attention here: leave "
+                "the hybrid KV cache manager on"
+            )
+        return GroupLayout("keys", spec.block_size, spec.block_size)
     raise ConfigError(
         f"cache spec {type(spec).__name__} has no attention here; known: SlidingWindowMLASpec, "
-        "MLAAttentionSpec, CompressorStateSpec"
+        "MLAAttentionSpec, CompressorStateSpec, SlidingWindowSpec, FullAttentionSpec"
     )

@@ -12,11 +12,13 @@ import torch
 from vllm.exceptions import InvariantError
 from vllm.v1.attention.attention_plan import build_attention_plans
 from vllm.v1.attention.block_lookup import BlockLookup, to_device
+from vllm.v1.attention.key_tables import build_key_metadata
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.step_batch import StepBatch, ragged_arange
 from vllm.v1.attention.step_tables import (
     BlockTableView,
     DenseMetadata,
+    KeyMetadata,
     PaddedRows,
     PageRows,
     RequestSlice,
@@ -51,15 +53,20 @@ def build_step_metadata(
             written contradict each other.
     """
     torch_device = torch.device(device)
-    batch = StepBatch.from_slices(slices, torch_device)
+    reads_keys = any(group.kind == "keys" for group in layout.groups)
+    batch = StepBatch.from_slices(slices, torch_device, reads_keys=reads_keys)
     entries_from = _find_entries_from(batch, layout)
     windows: dict[int, WindowMetadata] = {}
     states: dict[int, StateMetadata] = {}
     entries: dict[int, DenseMetadata] = {}
+    keys: dict[int, KeyMetadata] = {}
     for group_id, group in enumerate(layout.groups):
         tables = [batch_slice.tables[group_id] for batch_slice in batch.slices]
         lookup = BlockLookup(tables, group, torch_device)
-        if group.kind == "window":
+        if group.kind == "keys":
+            writes = _build_writes(batch, lookup, batch.find_write_from(group_id))
+            keys[group_id] = build_key_metadata(batch, group, lookup, writes)
+        elif group.kind == "window":
             writes = _build_writes(batch, lookup, batch.find_write_from(group_id))
             windows[group_id] = _build_window(batch, group, lookup, writes)
         elif group.kind == "state":
@@ -76,6 +83,7 @@ def build_step_metadata(
         states=states,
         entries=entries,
         group_of=layout.group_of,
+        keys=keys,
     )
 
 

@@ -17,6 +17,8 @@ _MAX_DECODE_QUERIES = 8
 # doubling of their tokens: padding then at most doubles the rows read and the queries, and a
 # request's batch depends on itself alone.
 _DECODE_BUCKET_TOKENS = 4096
+# Where keys of every token are read, padding costs as much as reading: finer buckets.
+_KEY_BUCKET_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,15 @@ class StepBatch:
     chunks: tuple[Chunk, ...]
 
     @classmethod
-    def from_slices(cls, slices: Sequence[RequestSlice], device: torch.device) -> "StepBatch":
+    def from_slices(
+        cls, slices: Sequence[RequestSlice], device: torch.device, *, reads_keys: bool = False
+    ) -> "StepBatch":
         """Sorts the requests of a step.
+
+        Args:
+            slices: The requests in flat-batch order; those without tokens are ignored.
+            device: Where the tables are used.
+            reads_keys: Whether some layers read a row for every token.
 
         Raises:
             InvariantError: A request reads window rows from beyond its start.
@@ -63,7 +72,8 @@ class StepBatch:
         if (read_from > starts).any():
             raise InvariantError(f"window rows are read from {read_from} in steps from {starts}")
         row_starts = np.cumsum(counts) - counts
-        decode_requests = _bucket_decodes(starts, counts)
+        bucket_tokens = _KEY_BUCKET_TOKENS if reads_keys else _DECODE_BUCKET_TOKENS
+        decode_requests = _bucket_decodes(starts, counts, bucket_tokens)
         chunk_requests = tuple(
             int(request) for request in np.flatnonzero(counts > _MAX_DECODE_QUERIES)
         )
@@ -129,15 +139,17 @@ def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()))
 
 
-def _bucket_decodes(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, ...]:
+def _bucket_decodes(
+    starts: np.ndarray, counts: np.ndarray, bucket_tokens: int
+) -> tuple[np.ndarray, ...]:
     requests = np.flatnonzero(counts <= _MAX_DECODE_QUERIES)
     if not len(requests):
         return ()
-    if int(starts[requests].max()) < _DECODE_BUCKET_TOKENS and int(counts[requests].max()) == 1:
+    if int(starts[requests].max()) < bucket_tokens and int(counts[requests].max()) == 1:
         return (requests,)
     buckets: dict[tuple[int, int], list[int]] = {}
     for request in requests.tolist():
-        context = int(starts[request]) // _DECODE_BUCKET_TOKENS
+        context = int(starts[request]) // bucket_tokens
         key = (context.bit_length(), (int(counts[request]) - 1).bit_length())
         buckets.setdefault(key, []).append(request)
     return tuple(np.array(buckets[key], dtype=np.int64) for key in sorted(buckets))

@@ -234,6 +234,66 @@ class DenseMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeKeys:
+    """Keys of a decode batch, for layers that keep keys and values of every token.
+
+    Attributes:
+        source: Addresses [B, L] of the stored rows, a request's last ones last; where a request
+            has fewer, other rows stand in front, which the mask hides.
+        has_own: Whether the step's own rows are among them: they stand in pages by then. Else they
+            follow, from the activations.
+        mask: fp32 [B, 1, Q, L (+ Q)], 0 or -inf; None when every query sees all keys.
+    """
+
+    source: PageRows
+    has_own: bool
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTile:
+    """Some consecutive queries of a chunk and the keys they see, by a window's mask.
+
+    Attributes:
+        queries: Offsets into the chunk's tokens.
+        keys: Offsets into the chunk's local keys (stored rows, then its own).
+        mask: fp32 [queries, keys], 0 or -inf.
+    """
+
+    queries: slice
+    keys: slice
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKeys:
+    """Keys of a chunk: the stored rows before it, then its own from the activations.
+
+    Attributes:
+        prior: Addresses [P] of the stored rows that some query sees.
+        tiles: Empty: every query sees all stored rows, and the chunk's own up to its position.
+    """
+
+    prior: PageRows
+    tiles: tuple[KeyTile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMetadata:
+    """The writes and reads of a group that keeps keys and values.
+
+    Attributes:
+        writes: Rows to keep.
+        decodes: By decode batch.
+        chunks: By chunk.
+    """
+
+    writes: RowWrites
+    decodes: tuple[DecodeKeys, ...]
+    chunks: tuple[ChunkKeys, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepMetadata:
     """Everything index-like about one step.
 
@@ -242,7 +302,7 @@ class StepMetadata:
         decodes: Batches of requests with few tokens.
         chunks: The other requests.
         plans: (window, ratio) -> masks; ratio 0 is a layer without entries.
-        windows, states, entries: By group id.
+        windows, states, entries, keys: By group id.
         group_of: Cache name -> group id.
     """
 
@@ -254,3 +314,4 @@ class StepMetadata:
     states: Mapping[int, StateMetadata]
     entries: Mapping[int, DenseMetadata]
     group_of: Mapping[str, int]
+    keys: Mapping[int, KeyMetadata]

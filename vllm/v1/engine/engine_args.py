@@ -155,8 +155,11 @@ class EngineArgs:
 
     def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
         hf_config = read_hf_config(checkpoint.path)
-        # Parsed for its errors only: the engine core parses it again where it is used.
-        resolve_model(list(hf_config.get("architectures") or ())).parse_config(hf_config)
+        # Parsed for its errors too; the engine core parses it again where it is used.
+        parsed = resolve_model(list(hf_config.get("architectures") or ())).parse_config(hf_config)
+        # Some files leave these to defaults, or nest them in a text part.
+        hf_config["vocab_size"] = parsed.vocab_size
+        hf_config["max_position_embeddings"] = parsed.max_position_embeddings
         if self.tokenizer_mode != "auto" and hf_config.get("model_type") != self.tokenizer_mode:
             raise ConfigError(
                 f"tokenizer_mode={self.tokenizer_mode!r} does not fit a model of type "
@@ -300,11 +303,12 @@ def _check_retention(
     retention: str | int | None, block_size: int, model_config: ModelConfig
 ) -> None:
     """Refuse a retention interval that the model's cache cannot follow, before weights load."""
-    if not model_config.hits_at_units:
-        if retention is not None and str(retention).lower() not in ("auto", "none", "0"):
-            raise ConfigError(
-                f"prefix_cache_retention_interval={retention!r} needs a model with sliding-window "
-                "layers: use auto, none or 0, or leave it out."
-            )
+    if retention is None or str(retention).lower() in ("auto", "none", "0"):
         return
-    read_interval(retention, max(block_size, *(r.ratio for r in _parse_model(model_config).layers)))
+    step = _parse_model(model_config).find_retention_step(block_size)
+    if step is None:
+        raise ConfigError(
+            f"prefix_cache_retention_interval={retention!r} needs a model with sliding-window "
+            "layers beside others: use auto, none or 0, or leave it out."
+        )
+    read_interval(retention, step)

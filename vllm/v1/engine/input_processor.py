@@ -42,7 +42,9 @@ class InputProcessor:
         self._model_config = vllm_config.model_config
         self._is_priority = vllm_config.scheduler_config.policy == "priority"
         self._tokenizer = tokenizer
-        self._generation_config = vllm_config.model_config.generation_config
+        # Without a generation_config.json, config.json says where answers end.
+        ends = {"eos_token_id": self._model_config.hf_config.get("eos_token_id")}
+        self._generation_config = {**ends, **self._model_config.generation_config}
         known = tokenizer.vocab_size if tokenizer is not None else 0
         self._vocab_size = int(self._model_config.hf_config.get("vocab_size", known))
         self._eos_token_id = self._find_eos_token_id()

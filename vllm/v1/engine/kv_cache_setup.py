@@ -18,7 +18,7 @@ from vllm.v1.core.layout.grouping import get_kv_cache_groups
 from vllm.v1.core.layout.sizing import needed_bytes
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import parse_retention
-from vllm.v1.core.policy.sizes import check_room_for_one
+from vllm.v1.core.policy.sizes import check_room_for_one, max_checkpoint_blocks
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.engine.wire import GroupInfo, KVCacheInfo
 from vllm.v1.kv_cache_interface import (
@@ -231,7 +231,19 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
         retention=retention,
         retention_interval=retention_interval,
         groups=tuple(_describe_group(group) for group in config.kv_cache_groups),
+        checkpoint_tokens=_find_checkpoint_tokens(config) if caching else None,
     )
+
+
+def _find_checkpoint_tokens(config: KVCacheConfig) -> int | None:
+    """Return for how many tokens' dense rows the blocks of one checkpoint would do."""
+    if config.hit_unit is None:
+        return None
+    geometry = CacheGeometry.from_config(config)
+    blocks_per_token = sum(1 / group.block_size for group in geometry.dense)
+    if not blocks_per_token:
+        return None
+    return round(max_checkpoint_blocks(geometry) / blocks_per_token)
 
 
 def _describe_group(group: KVCacheGroupSpec) -> GroupInfo:

@@ -59,6 +59,11 @@ def report_start(vllm_config: VllmConfig, kv_cache: KVCacheInfo, load_s: float) 
             kv_cache.smallest_reusable_prefix,
             kv_cache.retention,
         )
+    if kv_cache.checkpoint_tokens is not None:
+        logger.info(
+            "Window state kept at one place takes the room of %s tokens' full-attention rows.",
+            f"{kv_cache.checkpoint_tokens:,}",
+        )
     _report_kv_events(vllm_config)
     derived = " (derived)" if model.original_max_model_len in (None, -1) else ""
     logger.info(

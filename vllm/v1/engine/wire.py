@@ -72,6 +72,8 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
         retention: How window groups keep state for later hits, in words.
         retention_interval: The same as the flag spells it: auto, none, 0 or tokens; None: caching
             is off.
+        checkpoint_tokens: Tokens whose dense rows take as many blocks as the largest window state
+            that is kept at one place; None: none is kept.
     """
 
     num_blocks: int
@@ -87,6 +89,7 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
     retention: str
     groups: tuple[GroupInfo, ...]
     retention_interval: str | None = None
+    checkpoint_tokens: int | None = None
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):

@@ -11,12 +11,12 @@ from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
-    FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
     LatentRowsSpec,
     MLAAttentionSpec,
+    SinkFullAttentionSpec,
     SlidingWindowMLASpec,
 )
 
@@ -141,6 +141,8 @@ def test_layout_reads_groups_back() -> None:
 
 
 def test_layout_refuses_other_specs() -> None:
-    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    with pytest.raises(ConfigError, match="FullAttentionSpec"):
+    spec = SinkFullAttentionSpec(
+        block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32, sink_len=16
+    )
+    with pytest.raises(ConfigError, match="SinkFullAttentionSpec"):
         CacheLayout.from_kv_cache_config(KVCacheConfig(1, [], [KVCacheGroupSpec(["a"], spec)]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vllm.exceptions import ConfigError, UnsupportedModelError
-from vllm.model_executor.models.deepseek_v4.config_fields import FieldReader
+from vllm.model_executor.models.config_fields import FieldReader
 from vllm.model_executor.models.deepseek_v4.config_rope import RopeConfig, read_rope_configs
 
 LayerKind = Literal["window", "csa", "hca"]
@@ -91,6 +91,10 @@ class DeepseekV4Config:
     def num_hidden_layers(self) -> int:
         """Main layers, the MTP block not counted."""
         return len(self.layers)
+
+    def find_retention_step(self, block_size: int) -> int | None:
+        """Returns of what tokens a retention interval must be a multiple."""
+        return max(block_size, *(layer.ratio for layer in self.layers))
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "DeepseekV4Config":

@@ -6,7 +6,7 @@ layers with a compressor. transformers: ``rope_parameters`` with a "main" and a 
 
 from dataclasses import dataclass
 
-from vllm.model_executor.models.deepseek_v4.config_fields import FieldReader
+from vllm.model_executor.models.config_fields import FieldReader
 
 _MAIN_THETA = 10_000.0
 _COMPRESS_THETA = 160_000.0

@@ -1,6 +1,6 @@
 """DeepSeek-V4 for generation: one file set for all devices, ops asked for by name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from vllm.model_executor.layers.hyper_connections import HyperHead
 from vllm.model_executor.layers.linear import TensorFactory
 from vllm.model_executor.layers.quantization import WeightQuantization
 from vllm.model_executor.layers.vocab import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader.weight_names import TensorPart, published_parts
 from vllm.model_executor.models.deepseek_v4.block import DeepseekV4Block
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.mtp import DeepseekV4MTP
@@ -160,6 +161,10 @@ class DeepseekV4ForCausalLM(nn.Module):
         if self.mtp is not None:
             slots.update(self.mtp.weight_slots())
         return slots
+
+    def tensor_parts(self, name: str, shape: Sequence[int]) -> tuple[TensorPart, ...]:
+        """Returns which slots a stored tensor of some name and shape fills."""
+        return published_parts(name, shape)
 
     @property
     def optional_weight_prefixes(self) -> tuple[str, ...]:

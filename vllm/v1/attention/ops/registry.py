@@ -1,7 +1,7 @@
 """The names a model asks its platform's ops by, with the plain-torch op of each.
 
 A platform's ``get_op`` returns its own kernel for the names it speeds up and the reference for
-the rest. Signatures are those of ``reference``.
+the rest. Signatures are those of ``reference`` and ``decoder``.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vllm.exceptions import ConfigError
-from vllm.v1.attention.ops import reference
+from vllm.v1.attention.ops import decoder, reference
 
 Op = Callable[..., Any]
 OpResolver = Callable[[str], Op]
@@ -37,6 +37,19 @@ REFERENCE_OPS: Mapping[str, Op] = MappingProxyType(
             reference.choose_experts,
             reference.expert_weights,
             reference.mix_experts,
+            decoder.rms_norm_offset,
+            decoder.rotate_halves,
+            decoder.silu_and_mul,
+            decoder.gelu_tanh_and_mul,
+            decoder.clamped_glu_and_mul,
+            decoder.soft_cap_,
+            decoder.project_to_logits,
+            decoder.attend_keys,
+            decoder.join_attention,
+            decoder.weigh_sinks,
+            decoder.choose_by_softmax,
+            decoder.run_experts,
+            decoder.gated_mlp,
         )
     }
 )

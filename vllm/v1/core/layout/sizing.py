@@ -103,9 +103,11 @@ def _unit_geometry(
         return None
 
 
-def _blocks_per_request(vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec]) -> int:
+def _blocks_per_request(
+    vllm_config: VllmConfig, groups: Sequence[KVCacheGroupSpec], hit_unit: int | None = None
+) -> int:
     """Return the blocks that one request of the longest length holds, over all groups."""
-    if _is_packed(groups):
+    if _is_packed(groups) or hit_unit is not None:
         geometry = _unit_geometry(vllm_config, groups)
         if geometry is not None:
             # The admission gate's own number: window groups hold tails, never a chunk.
@@ -178,5 +180,6 @@ def get_max_concurrency_for_kv_cache_config(
     vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
 ) -> float:
     """Return how many requests of the longest length the pool holds at once."""
-    needed = _blocks_per_request(vllm_config, kv_cache_config.kv_cache_groups)
+    groups, hit_unit = kv_cache_config.kv_cache_groups, kv_cache_config.hit_unit
+    needed = _blocks_per_request(vllm_config, groups, hit_unit)
     return kv_cache_config.num_blocks / needed if needed else math.inf

@@ -20,9 +20,11 @@ from vllm.exceptions import ConfigError
 from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
+    FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
     MLAAttentionSpec,
+    SinkFullAttentionSpec,
     SlidingWindowSpec,
     member_spec,
 )
@@ -113,6 +115,9 @@ def group_geometry(group_id: int, spec: KVCacheSpec, unit: int) -> GroupGeometry
         return GroupGeometry(group_id, True, size, keep=spec.sliding_window - 1)
     if isinstance(spec, MLAAttentionSpec):
         return GroupGeometry(group_id, False, size, ratio=spec.compress_ratio)
+    # Sink tokens stand in blocks of their own, which no prefix hash covers.
+    if isinstance(spec, FullAttentionSpec) and not isinstance(spec, SinkFullAttentionSpec):
+        return GroupGeometry(group_id, False, size)
     raise ConfigError(
         f"KV cache group {group_id} ({type(spec).__name__}) cannot be cached at one unit."
     )

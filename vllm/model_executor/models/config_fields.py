@@ -77,6 +77,15 @@ class FieldReader:
             raise self.error(name, value, "a string")
         return value
 
+    def int_list(self, name: str) -> tuple[int, ...]:
+        """Reads a list of integers; absent reads as empty."""
+        value = self._raw.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
+            raise self.error(name, value, "a list of integers")
+        return tuple(value)
+
     def sequence(self, name: str, num_items: int) -> Sequence[Any]:
         """Reads the first ``num_items`` items of a list that holds at least as many."""
         value = self._value(name, None)

@@ -1,0 +1,102 @@
+"""Every family through ``LLM``: answers equal transformers', with and without hits."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model_executor.models.decoder.checkpoints import (
+    FAMILIES,
+    VOCAB_SIZE,
+    generate_greedily,
+    write_checkpoint,
+)
+from tests.model_executor.models.hf_reference import random_tokens
+from vllm import LLM, SamplingParams
+
+pytestmark = pytest.mark.slow
+
+UNIT = 16
+NUM_ANSWER = 6
+
+
+class Served:
+    """A family's engine beside its reference."""
+
+    def __init__(self, llm: LLM, reference: Any) -> None:
+        self._llm = llm
+        self._reference = reference
+        self._expected: dict[tuple[int, ...], list[int]] = {}
+
+    def ask(self, prompt: list[int]) -> tuple[list[int], int]:
+        """Returns the answer, which must be the reference's, and the hit's tokens."""
+        params = SamplingParams(
+            temperature=0.0, max_tokens=NUM_ANSWER, ignore_eos=True, detokenize=False
+        )
+        (output,) = self._llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+        answer = list(output.outputs[0].token_ids)
+        assert answer == self._find_expected(prompt)
+        assert output.num_cached_tokens is not None
+        return answer, output.num_cached_tokens
+
+    def _find_expected(self, prompt: list[int]) -> list[int]:
+        key = tuple(prompt)
+        if key not in self._expected:
+            self._expected[key] = generate_greedily(self._reference, prompt, NUM_ANSWER)
+        return self._expected[key]
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        patch.setenv("VLLM_CHECK_INVARIANTS", "1")
+        reference = write_checkpoint(request.param, folder)
+        with LLM(
+            model=str(folder),
+            block_size=UNIT,
+            max_model_len=512,
+            max_num_batched_tokens=128,
+            num_gpu_blocks_override=300,
+        ) as llm:
+            yield Served(llm, reference)
+
+
+def test_a_resend_hits_to_the_unit(served: Served) -> None:
+    for length in (1, 16, 17, 300):
+        prompt = random_tokens(length, length, VOCAB_SIZE)
+        answer, hit = served.ask(prompt)
+        assert hit == 0
+        assert served.ask(prompt) == (answer, (length - 1) // UNIT * UNIT)
+
+
+def test_a_next_turn_hits_to_the_unit(served: Served) -> None:
+    prompt = random_tokens(150, 7, VOCAB_SIZE)
+    answer, _ = served.ask(prompt)
+    turn = [*prompt, *answer, *random_tokens(40, 8, VOCAB_SIZE)]
+    _, hit = served.ask(turn)
+    # The last token of an answer was never computed.
+    assert hit == (150 + NUM_ANSWER - 1) // UNIT * UNIT
+
+
+def test_a_junction_hits_to_the_unit(served: Served) -> None:
+    shared = random_tokens(90, 9, VOCAB_SIZE)
+    first, second, third = (
+        [*shared, *random_tokens(70, seed, VOCAB_SIZE)] for seed in (10, 11, 12)
+    )
+    served.ask(first)
+    # Where the second parts from the first is learnt at the latest now, and hit from then on.
+    served.ask(second)
+    _, hit = served.ask(third)
+    assert hit == 90 // UNIT * UNIT
+
+
+def test_a_full_pool_changes_no_answer(served: Served) -> None:
+    # The pool holds a few of these at a time: prefixes are evicted, and some hit all the same.
+    prompts = [random_tokens(200 + 10 * seed, seed, VOCAB_SIZE) for seed in range(20, 25)]
+    for prompt in [*prompts, *prompts[::-1]]:
+        served.ask(prompt)

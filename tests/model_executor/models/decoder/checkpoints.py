@@ -1,0 +1,50 @@
+"""Tiny checkpoint folders of every family, as transformers writes them, with a tokenizer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.model_executor.models.decoder.reference import (
+    build_hf_model,
+    gemma3,
+    gpt_oss,
+    llama,
+    mistral,
+    qwen3,
+    qwen3_moe,
+)
+from tests.tokenizers.family_tokenizers import byte_level, spaced
+
+VOCAB_SIZE = 320
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma3": gemma3(vocab_size=VOCAB_SIZE),
+    "gpt-oss": gpt_oss(vocab_size=VOCAB_SIZE),
+    "llama": llama(vocab_size=VOCAB_SIZE),
+    "mistral": mistral(vocab_size=VOCAB_SIZE),
+    "qwen3": qwen3(vocab_size=VOCAB_SIZE),
+    "qwen3-moe": qwen3_moe(vocab_size=VOCAB_SIZE),
+}
+
+
+def write_checkpoint(family: str, folder: Path) -> Any:
+    """Write a family's checkpoint; returns transformers' model."""
+    model = build_hf_model(FAMILIES[family], seed=7)
+    model.save_pretrained(folder)
+    tokenizer = spaced() if family == "gemma3" else byte_level()
+    (folder / "tokenizer.json").write_text(tokenizer.backend.to_str(), encoding="utf-8")
+    config = {**tokenizer.template_tokens, "chat_template": tokenizer.chat_template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return model
+
+
+def generate_greedily(model: Any, token_ids: list[int], num_tokens: int) -> list[int]:
+    """Return the reference's answer; every forward pass computes the whole prefix anew."""
+    known = list(token_ids)
+    with torch.inference_mode():
+        for _ in range(num_tokens):
+            logits = model(torch.tensor([known]), use_cache=False).logits
+            known.append(int(logits[0, -1].argmax()))
+    return known[len(token_ids) :]

@@ -1,0 +1,197 @@
+"""transformers' decoders as black-box oracles: tiny configs, random weights, margins.
+
+Only tests use it. It runs in fp32, one sequence at a time, without padding.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+_BASE: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def llama(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny LlamaForCausalLM."""
+    names = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    return {**_BASE, **names, "rope_theta": 10000.0, **overrides}
+
+
+def mistral(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny MistralForCausalLM with a window in every layer."""
+    names = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    return {**_BASE, **names, "sliding_window": 40, "rope_theta": 10000.0, **overrides}
+
+
+def qwen3(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny Qwen3ForCausalLM."""
+    names = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    return {**_BASE, **names, "rope_theta": 1e6, "tie_word_embeddings": True, **overrides}
+
+
+def qwen3_moe(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny Qwen3MoeForCausalLM; its middle layer is dense."""
+    experts = {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    }
+    names = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    return {**_BASE, **names, **experts, "rope_theta": 1e6, **overrides}
+
+
+def gemma3(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny Gemma3ForCausalLM: two windows to one layer of full attention."""
+    own = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 6,
+        "sliding_window": 48,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 24,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }
+    return {**_BASE, **own, **overrides}
+
+
+def gpt_oss(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny GptOssForCausalLM."""
+    own = {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 4,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 40,
+        "sliding_window": 32,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 128,
+        },
+        "attention_bias": True,
+    }
+    return {**_BASE, **own, **overrides}
+
+
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+PARITY_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": llama(),
+    "llama3": llama(
+        rope_scaling=_LLAMA3, rope_theta=500000.0, tie_word_embeddings=True, attention_bias=True
+    ),
+    "llama-one-head": llama(num_key_value_heads=1, mlp_bias=True, head_dim=24),
+    "mistral": mistral(),
+    "mistral-small-window": mistral(sliding_window=5, num_key_value_heads=4),
+    "qwen3": qwen3(),
+    "qwen3-yarn": qwen3(rope_scaling=_YARN, tie_word_embeddings=False, attention_bias=True),
+    "qwen3-window": qwen3(use_sliding_window=True, sliding_window=33, max_window_layers=1),
+    "qwen3-moe": qwen3_moe(),
+    "qwen3-moe-step": qwen3_moe(
+        norm_topk_prob=False, decoder_sparse_step=2, mlp_only_layers=[], tie_word_embeddings=True
+    ),
+    "gemma3": gemma3(),
+    "gemma3-small-window": gemma3(
+        sliding_window=6, rope_scaling=None, final_logit_softcapping=2.0, num_key_value_heads=1
+    ),
+    "gpt-oss": gpt_oss(),
+    "gpt-oss-wide-window": gpt_oss(sliding_window=128, num_key_value_heads=1, hidden_size=64),
+}
+"""Every layer type, window edges, grouped queries, tied and own heads, experts, rotary kinds."""
+
+
+def build_hf_model(raw: dict[str, Any], seed: int) -> Any:
+    """Builds the reference with random weights, so that every tensor matters: no zeros, no ones."""
+    config = AutoConfig.for_model(
+        raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"}
+    )
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config)
+    model.train(False)
+    model.set_attn_implementation("eager")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            noise = torch.randn(tensor.shape, generator=generator)
+            if "norm" in name:
+                # Gemma stores them less one.
+                base = 0.0 if raw["model_type"].startswith("gemma") else 1.0
+                tensor.copy_(base + 0.2 * noise)
+            elif name.endswith(("bias", "sinks")):
+                tensor.copy_(0.5 * noise)
+            elif "embed_tokens" in name:
+                tensor.copy_(noise)
+            else:
+                tensor.copy_(noise * 1.3 * raw["hidden_size"] ** -0.5)
+    return model
+
+
+def config_as_saved(model: Any) -> dict[str, Any]:
+    """Returns the config as transformers writes it."""
+    spelled: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=False))
+    return spelled
+
+
+@dataclass
+class ReferenceRun:
+    """One full forward of the reference.
+
+    Attributes:
+        logits: [T, V].
+        margins: [T]: the least gap, at each position, between what a router chose and the next
+            best; infinite without experts.
+    """
+
+    logits: torch.Tensor
+    margins: torch.Tensor
+
+
+def run_reference(model: Any, token_ids: list[int]) -> ReferenceRun:
+    """Runs the reference once, watching its routers through hooks."""
+    margins = [torch.full((len(token_ids),), float("inf"))]
+    handles = []
+    num_chosen = getattr(model.config, "num_experts_per_tok", 0)
+
+    def hook(_module: Any, _inputs: Any, outputs: Any) -> None:
+        best = outputs[0].float().softmax(-1).topk(num_chosen + 1, dim=-1).values
+        margins.append(best[:, -2] - best[:, -1])
+
+    for name, module in model.named_modules():
+        if name.endswith(("mlp.gate", "mlp.router")):
+            handles.append(module.register_forward_hook(hook))
+    try:
+        with torch.inference_mode():
+            logits = model(torch.tensor([token_ids]), use_cache=False).logits[0].float()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ReferenceRun(logits, torch.stack(margins).amin(0))

@@ -1,0 +1,106 @@
+"""What families' config.json may and may not say; torch-free but for the last test."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from tests.model_executor.models.decoder.building import build_model
+from tests.model_executor.models.decoder.reference import (
+    build_hf_model,
+    gemma3,
+    llama,
+    mistral,
+    qwen3,
+    qwen3_moe,
+)
+from vllm.exceptions import ConfigError, UnsupportedFeatureError
+from vllm.model_executor.models.decoder.config import ExpertsPlan, MlpPlan
+from vllm.model_executor.models.decoder.kv_cache import decoder_kv_cache_specs
+from vllm.model_executor.models.registry import resolve_model
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+
+def parse(raw: dict[str, Any]) -> Any:
+    return resolve_model(raw["architectures"]).parse_config(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "named"),
+    [
+        (llama(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "'dynamic'"),
+        (llama(rope_scaling={"type": "longrope", "factor": 2.0}), "'longrope'"),
+        (llama(partial_rotary_factor=0.5), "partial_rotary_factor"),
+        (llama(hidden_act="relu"), "'relu'"),
+        (llama(num_key_value_heads=3), "num_key_value_heads is 3"),
+        (llama(head_dim=15), "head_dim is 15"),
+        (llama(model_type="qwen3"), "'qwen3'"),
+        (mistral(sliding_window=1), "sliding_window is 1"),
+        (qwen3(layer_types=["chunked_attention"] * 3), "'chunked_attention'"),
+        (qwen3(layer_types=["sliding_attention"] * 3), "no window is set"),
+        (qwen3_moe(num_experts_per_tok=9), "num_experts_per_tok is 9"),
+        (gemma3(use_bidirectional_attention=True), "use_bidirectional_attention"),
+        (gemma3(attn_logit_softcapping=50.0), "attn_logit_softcapping"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(raw: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse(raw)
+
+
+def test_quantised_weights_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedFeatureError, match="awq"):
+        parse(llama(quantization_config={"quant_method": "awq"}))
+
+
+def test_windows_and_kinds_of_layers() -> None:
+    assert [layer.window for layer in parse(gemma3()).layers] == [48, 48, 0, 48, 48, 0]
+    assert {layer.window for layer in parse(mistral(sliding_window=None)).layers} == {0}
+    kinds = [type(layer.feed_forward) for layer in parse(qwen3_moe()).layers]
+    assert kinds == [ExpertsPlan, MlpPlan, ExpertsPlan]
+    local, full = parse(gemma3()).layers[0].rope, parse(gemma3()).layers[2].rope
+    assert (local.theta, local.kind, full.theta, full.factor) == (1e4, "default", 1e6, 8.0)
+
+
+def test_yarn_takes_its_factor_from_the_lengths() -> None:
+    yarn = {"rope_type": "yarn", "original_max_position_embeddings": 512}
+    rope = parse(qwen3(rope_scaling=yarn)).layers[0].rope
+    assert rope.factor == 8.0
+    assert math.isclose(rope.magnitude, 1 + 0.1 * math.log(8.0))
+
+
+def test_caches_by_layer() -> None:
+    specs = decoder_kv_cache_specs(parse(gemma3()), 32, torch.float32, torch.float32)
+    kinds = [type(spec) for spec in specs.values()]
+    assert kinds == [SlidingWindowSpec, SlidingWindowSpec, FullAttentionSpec] * 2
+    with pytest.raises(ConfigError, match="--block-size 48"):
+        decoder_kv_cache_specs(parse(gemma3()), 48, torch.float32, torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_part_of_a_model_with_vision(prefix: str) -> None:
+    text = gemma3()
+    tensors = build_hf_model(text, seed=7).state_dict()
+    raw = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": {k: v for k, v in text.items() if k != "architectures"},
+        "vision_config": {"hidden_size": 8},
+    }
+    nested = {
+        prefix + name.removeprefix("model."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("model.")
+    }
+    vision = {
+        "vision_tower.vision_model.embeddings.patch_embedding.weight": torch.zeros(1),
+        "model.multi_modal_projector.mm_soft_emb_norm.weight": torch.zeros(1),
+    }
+    model = build_model(raw, {**nested, **vision})
+    expected = build_model(text, tensors)
+    slots = expected.weight_slots()
+    for name, slot in model.weight_slots().items():
+        torch.testing.assert_close(slot, slots[name], atol=0, rtol=0)
+    assert model.config.layers == expected.config.layers

@@ -1,0 +1,1 @@
+"""One decoder for families that differ in data only."""

@@ -1,0 +1,115 @@
+"""gpt-oss's experts: biases everywhere, a clamped gate, weights plain or MXFP4.
+
+MXFP4 weights stay as stored; a chosen expert's are decoded where they are used, tile by tile, so
+that a decoded tile is still in the cache when its product reads it.
+"""
+
+import torch
+from torch import nn
+
+from vllm.model_executor.layers.quantization.decode import decode_fp4_groups
+from vllm.model_executor.models.decoder.config import ClampedExpertsPlan
+from vllm.model_executor.models.decoder.step import ModelParts
+
+GROUP_SIZE = 32
+"""Values under one MXFP4 scale."""
+
+# Values of a decoded tile: 1 MiB of fp32.
+_TILE_VALUES = 1 << 18
+
+
+class PlainStack(nn.Module):
+    """One matrix [out, in] per expert; checkpoints store them as [E, in, out].
+
+    Args:
+        num_experts: E.
+        in_size, out_size: Of each matrix.
+        parts: What to build from.
+    """
+
+    def __init__(self, num_experts: int, in_size: int, out_size: int, parts: ModelParts) -> None:
+        super().__init__()
+        self.weight = parts.make.parameter(num_experts, out_size, in_size)
+        self._linear = parts.ops("linear")
+
+    def forward(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
+        """Maps [N, in] by one expert's matrix to [N, out]."""
+        mapped: torch.Tensor = self._linear(rows, self.weight[expert])
+        return mapped
+
+    def weight_slots(self, name: str) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination."""
+        return {name: self.weight.data.mT}
+
+
+class MxFp4Stack(nn.Module):
+    """``PlainStack`` as e2m1 codes under e8m0 scales."""
+
+    def __init__(self, num_experts: int, in_size: int, out_size: int, parts: ModelParts) -> None:
+        super().__init__()
+        make, num_groups = parts.make, in_size // GROUP_SIZE
+        self.codes = make.parameter(
+            num_experts, out_size, num_groups, GROUP_SIZE // 2, dtype=torch.uint8
+        )
+        self.scales = make.parameter(num_experts, out_size, num_groups, dtype=torch.uint8)
+        self._linear = parts.ops("linear")
+        self._tile_rows = max(1, _TILE_VALUES // in_size)
+
+    def forward(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
+        """Maps [N, in] by one expert's matrix to [N, out], in fp32 products of decoded values."""
+        codes, scales = self.codes[expert].flatten(1), self.scales[expert]
+        wide = rows.float()
+        tiles = []
+        for first in range(0, codes.shape[0], self._tile_rows):
+            part = slice(first, first + self._tile_rows)
+            tile = decode_fp4_groups(codes[part], scales[part], GROUP_SIZE)
+            tiles.append(self._linear(wide, tile))
+        return torch.cat(tiles, 1).to(rows.dtype)
+
+    def weight_slots(self, name: str) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination."""
+        return {f"{name}_blocks": self.codes.data, f"{name}_scales": self.scales.data}
+
+
+class ClampedExperts(nn.Module):
+    """Routed experts with biases; a softmax over the chosen ones weighs them."""
+
+    def __init__(self, plan: ClampedExpertsPlan, parts: ModelParts) -> None:
+        super().__init__()
+        make, hidden, inner = parts.make, parts.config.hidden_size, plan.inner_size
+        self._plan = plan
+        self.router = make.parameter(plan.num_experts, hidden, dtype=torch.float32)
+        self.router_bias = make.parameter(plan.num_experts, dtype=torch.float32)
+        stack = MxFp4Stack if plan.is_mxfp4 else PlainStack
+        self.gate_up = stack(plan.num_experts, hidden, 2 * inner, parts)
+        self.down = stack(plan.num_experts, inner, hidden, parts)
+        self.gate_up_bias = make.parameter(plan.num_experts, 2 * inner)
+        self.down_bias = make.parameter(plan.num_experts, hidden)
+        self._choose, self._run = parts.ops("choose_by_softmax"), parts.ops("run_experts")
+        self._activate = parts.ops("clamped_glu_and_mul")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps the normed input [T, D] to [T, D]."""
+        logits = nn.functional.linear(x.float(), self.router, self.router_bias)
+        # A softmax over the chosen logits is the softmax over all, scaled to a sum of one.
+        ids, weights = self._choose(logits, self._plan.num_chosen, True)
+        output: torch.Tensor = self._run(x, ids, weights, self._run_expert)
+        return output
+
+    def _run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
+        gate_up = self.gate_up(rows, expert) + self.gate_up_bias[expert]
+        inner = self._activate(gate_up, self._plan.alpha, self._plan.limit)
+        output: torch.Tensor = self.down(inner, expert) + self.down_bias[expert]
+        return output
+
+    def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination."""
+        experts = f"{prefix}.experts"
+        return {
+            f"{prefix}.router.weight": self.router.data,
+            f"{prefix}.router.bias": self.router_bias.data,
+            **self.gate_up.weight_slots(f"{experts}.gate_up_proj"),
+            f"{experts}.gate_up_proj_bias": self.gate_up_bias.data,
+            **self.down.weight_slots(f"{experts}.down_proj"),
+            f"{experts}.down_proj_bias": self.down_bias.data,
+        }

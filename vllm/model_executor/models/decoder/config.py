@@ -1,0 +1,178 @@
+"""What a decoder of grouped-query attention looks like, as data (torch-free).
+
+A family's module reads its config.json into a ``DecoderConfig``; ``decoder.model`` builds the
+network from it. Sizes are in values, windows in tokens, the query's own included.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vllm.exceptions import ConfigError
+from vllm.model_executor.models.decoder.rope_config import RopeConfig
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Attention of every layer.
+
+    Attributes:
+        scale: Of query-key products.
+        has_qkv_bias, has_output_bias: Whether the projections add a bias.
+        has_qk_norm: Whether queries and keys are normed per head before they are turned.
+        has_sinks: Whether each head has a learned score without a value.
+        soft_cap: Scores are capped by tanh; 0: they are not.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    has_qkv_bias: bool = False
+    has_output_bias: bool = False
+    has_qk_norm: bool = False
+    has_sinks: bool = False
+    soft_cap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MlpPlan:
+    """A gated feed-forward layer: down(activation(gate(x)) * up(x))."""
+
+    inner_size: int
+    activation: Activation = "silu"
+    has_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsPlan:
+    """Routed experts, each a gated MLP; a softmax over all of them chooses.
+
+    Attributes:
+        inner_size: Of one expert.
+        num_chosen: Experts per token.
+        normalises: Whether the chosen weights are scaled to a sum of one.
+    """
+
+    num_experts: int
+    num_chosen: int
+    inner_size: int
+    normalises: bool
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedExpertsPlan:
+    """gpt-oss's experts: biases everywhere, (up + 1) * gate * sigmoid(alpha * gate), clamped.
+
+    Attributes:
+        inner_size: Of one expert.
+        num_chosen: Experts per token.
+        is_mxfp4: Whether the weights are e2m1 values in groups of 32 under e8m0 scales.
+    """
+
+    num_experts: int
+    num_chosen: int
+    inner_size: int
+    alpha: float
+    limit: float
+    is_mxfp4: bool
+
+
+FeedForwardPlan = MlpPlan | ExpertsPlan | ClampedExpertsPlan
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """One layer.
+
+    Attributes:
+        window: Tokens it attends to; 0: all.
+        rope: How its queries and keys are turned; None: not at all.
+        feed_forward: Its second half.
+    """
+
+    window: int
+    rope: RopeConfig | None
+    feed_forward: FeedForwardPlan
+
+
+@dataclass(frozen=True, slots=True)
+class NormPlan:
+    """The norms of every layer.
+
+    Attributes:
+        eps: Added to the mean square.
+        has_offset: Whether weights are stored less one.
+        is_sandwich: Whether attention and feed-forward are normed on their way out too.
+    """
+
+    eps: float
+    has_offset: bool = False
+    is_sandwich: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """How a checkpoint spells its tensors.
+
+    Attributes:
+        prefixes: Prefix in the file -> prefix here; the first that fits is replaced.
+        ignored: Prefixes (after that) of tensors that are left out on purpose.
+    """
+
+    prefixes: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """The architecture of one checkpoint.
+
+    Attributes:
+        embedding_scale: Embeddings are multiplied by it.
+        final_soft_cap: Logits are capped by tanh; 0: they are not.
+        has_head: Whether the output matrix is its own, not the embedding's.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    max_position_embeddings: int
+    layers: tuple[LayerPlan, ...]
+    attention: AttentionShape
+    norm: NormPlan
+    has_head: bool
+    embedding_scale: float = 1.0
+    final_soft_cap: float = 0.0
+    names: TensorNames = TensorNames()
+
+    def find_retention_step(self, block_size: int) -> int | None:
+        """Returns of what tokens a retention interval must be a multiple; None: there is none."""
+        windows = {layer.window for layer in self.layers}
+        return block_size if len(windows) > 1 else None
+
+    def check(self) -> "DecoderConfig":
+        """Returns itself.
+
+        Raises:
+            ConfigError: Sizes do not fit together.
+        """
+        shape = self.attention
+        if shape.num_heads % shape.num_kv_heads:
+            raise ConfigError(
+                f"num_key_value_heads is {shape.num_kv_heads}: it must divide num_attention_heads "
+                f"({shape.num_heads})"
+            )
+        if shape.head_dim % 2:
+            raise ConfigError(f"head_dim is {shape.head_dim}: it must be even")
+        for layer in self.layers:
+            plan = layer.feed_forward
+            if not isinstance(plan, MlpPlan) and plan.num_chosen > plan.num_experts:
+                raise ConfigError(
+                    f"num_experts_per_tok is {plan.num_chosen}: it must be at most the number of "
+                    f"experts ({plan.num_experts})"
+                )
+            if layer.window == 1:
+                raise ConfigError("sliding_window is 1: it must be at least 2")
+        return self

@@ -1,0 +1,215 @@
+"""Any decoder that a ``DecoderConfig`` describes; ops are asked for by name."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from vllm.distributed.parallel_state import SingleProcessGroup, TensorParallelGroup
+from vllm.model_executor.layers.linear import TensorFactory
+from vllm.model_executor.layers.quantization import WeightQuantization
+from vllm.model_executor.layers.vocab import VocabParallelEmbedding
+from vllm.model_executor.model_loader.weight_names import TensorPart
+from vllm.model_executor.models.decoder.attention import DecoderAttention
+from vllm.model_executor.models.decoder.config import DecoderConfig, ExpertsPlan, LayerPlan
+from vllm.model_executor.models.decoder.feed_forward import build_feed_forward
+from vllm.model_executor.models.decoder.step import ModelParts, Step, StepFactory
+from vllm.v1.attention.ops.registry import OpResolver
+from vllm.v1.attention.step_tables import StepMetadata
+
+_STACKED_EXPERTS = re.compile(r"(.+\.mlp\.experts\.)(gate_up_proj|down_proj)")
+# Old checkpoints carry the rotary frequencies, which follow from config.json.
+_DERIVED = ".rotary_emb.inv_freq"
+
+
+class DecoderBlock(nn.Module):
+    """One layer: attention, then a feed-forward part, each added to the residual stream.
+
+    Args:
+        index: The layer.
+        plan: What it is.
+        parts: What to build from.
+    """
+
+    def __init__(self, index: int, plan: LayerPlan, parts: ModelParts) -> None:
+        super().__init__()
+        config, make = parts.config, parts.make
+        self._prefix = prefix = f"model.layers.{index}"
+        self._plan = config.norm
+        self.attention = DecoderAttention(index, plan, parts.within(f"{prefix}.self_attn"))
+        self.feed_forward = build_feed_forward(plan.feed_forward, parts.within(f"{prefix}.mlp"))
+        num_norms = 4 if config.norm.is_sandwich else 2
+        self.norms = make.parameter(num_norms, config.hidden_size)
+        self._norm = parts.ops("rms_norm_offset" if config.norm.has_offset else "rms_norm")
+
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Maps the residual stream [T, D] to [T, D]; writes the layer's cache."""
+        eps = self._plan.eps
+        attended = self.attention(self._norm(x, self.norms[0], eps), step)
+        if not self._plan.is_sandwich:
+            x = x + attended
+            mapped: torch.Tensor = self.feed_forward(self._norm(x, self.norms[1], eps))
+            return x + mapped
+        x = x + self._norm(attended, self.norms[1], eps)
+        mapped = self.feed_forward(self._norm(x, self.norms[2], eps))
+        normed: torch.Tensor = self._norm(mapped, self.norms[3], eps)
+        return x + normed
+
+    def weight_slots(self) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination."""
+        names = ["input_layernorm", "post_attention_layernorm"]
+        if self._plan.is_sandwich:
+            names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+        norms = zip(names, self.norms.data, strict=True)
+        return {
+            **{f"{self._prefix}.{name}.weight": weight for name, weight in norms},
+            **self.attention.weight_slots(f"{self._prefix}.self_attn"),
+            **self.feed_forward.weight_slots(f"{self._prefix}.mlp"),
+        }
+
+
+class DecoderForCausalLM(nn.Module):
+    """A decoder for generation.
+
+    Weights are allocated uninitialised; a loader fills ``weight_slots``. Call it under
+    ``torch.inference_mode``.
+
+    Args:
+        config: The architecture.
+        ops: Resolves op names; a platform's ``get_op``.
+        dtype: Type of weights and activations. Routers and sinks stay fp32.
+        device: Where the weights live.
+        group: The processes that share the model.
+        quantization: Which matrices the checkpoint stores in another way; None: none.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        ops: OpResolver,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        group: TensorParallelGroup | None = None,
+        quantization: WeightQuantization | None = None,
+    ) -> None:
+        super().__init__()
+        make = TensorFactory(
+            dtype, torch.device(device), group or SingleProcessGroup(), ops, quantization
+        )
+        parts = ModelParts(config, ops, make)
+        self.config = config
+        self.embed = VocabParallelEmbedding(config.vocab_size, config.hidden_size, make)
+        self.layers = nn.ModuleList(
+            DecoderBlock(index, plan, parts) for index, plan in enumerate(config.layers)
+        )
+        self.norm = make.parameter(config.hidden_size)
+        self.head = (
+            make.parameter(config.vocab_size, config.hidden_size)
+            if config.has_head
+            else self.embed.weight
+        )
+        # Rounded as the published models round it.
+        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
+        self._unstacks_experts = any(
+            isinstance(plan.feed_forward, ExpertsPlan) for plan in config.layers
+        )
+        self._make_step = StepFactory(parts)
+        self._norm = ops("rms_norm_offset" if config.norm.has_offset else "rms_norm")
+        self._project = ops("project_to_logits")
+        self._soft_cap_ = ops("soft_cap_")
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: StepMetadata,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """Runs one step of a flattened batch.
+
+        Args:
+            token_ids: int64 [T]; T may be 0.
+            positions: int64 [T].
+            meta: Index tables of the step.
+            kv_caches: Cache name -> [num_blocks, rows_per_block, width], the last axis contiguous.
+
+        Returns:
+            The residual stream [T, D] after the last layer, before the last norm.
+
+        Mutates:
+            kv_caches.
+        """
+        x: torch.Tensor = self.embed(token_ids)
+        if self._embedding_scale != 1.0:
+            x = x * self._embedding_scale
+        if not meta.num_tokens:
+            return x
+        step = self._make_step(positions, meta, kv_caches)
+        for layer in self.layers:
+            x = layer(x, step)
+        return x
+
+    def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
+        """Maps the residual stream [M, D] of any chosen rows to fp32 logits [M, V]."""
+        hidden = self._norm(streams, self.norm, self.config.norm.eps)
+        logits: torch.Tensor = self._project(hidden, self.head)
+        if self.config.final_soft_cap:
+            logits = self._soft_cap_(logits, self.config.final_soft_cap)
+        return logits
+
+    def weight_slots(self) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination, as the family's releases name them.
+
+        Experts are slices of stacked parameters. A tied head has no slot of its own.
+        """
+        slots = {
+            "model.embed_tokens.weight": self.embed.weight.data,
+            "model.norm.weight": self.norm.data,
+        }
+        if self.config.has_head:
+            slots["lm_head.weight"] = self.head.data
+        for layer in self.layers:
+            assert isinstance(layer, DecoderBlock)
+            slots.update(layer.weight_slots())
+        return slots
+
+    def tensor_parts(self, name: str, shape: Sequence[int]) -> tuple[TensorPart, ...]:
+        """Translates one stored tensor into the slots it fills.
+
+        transformers stacks a layer's experts: ``gate_up_proj`` [E, 2M, D], ``down_proj`` [E, D, M].
+
+        Args:
+            name: The name in the file.
+            shape: The shape in the file.
+        """
+        if name.endswith(_DERIVED):
+            return ()
+        for stored, ours in self.config.names.prefixes:
+            if name.startswith(stored):
+                name = ours + name.removeprefix(stored)
+                break
+        match = _STACKED_EXPERTS.fullmatch(name)
+        if match is None or len(shape) != 3 or not self._unstacks_experts:
+            return (TensorPart(name),)
+        prefix, leaf = match.groups()
+        num_experts, num_rows, _ = shape
+        if leaf == "down_proj":
+            return tuple(TensorPart(f"{prefix}{e}.down_proj.weight", e) for e in range(num_experts))
+        half = num_rows // 2
+        return tuple(
+            TensorPart(f"{prefix}{e}.{part}.weight", e, rows)
+            for e in range(num_experts)
+            for part, rows in (("gate_proj", (0, half)), ("up_proj", (half, num_rows)))
+        )
+
+    @property
+    def optional_weight_prefixes(self) -> tuple[str, ...]:
+        """Prefixes whose tensors may all be absent: none."""
+        return ()
+
+    @property
+    def ignored_weight_prefixes(self) -> tuple[str, ...]:
+        """Prefixes of checkpoint tensors that have no slot on purpose."""
+        return self.config.names.ignored + (() if self.config.has_head else ("lm_head.",))

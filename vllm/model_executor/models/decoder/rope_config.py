@@ -1,0 +1,135 @@
+"""Rotary settings, read from config.json in either spelling (torch-free).
+
+Two spellings exist: ``rope_theta`` beside ``rope_scaling`` (releases), and one ``rope_parameters``
+object (transformers 5), which some families nest by layer type.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from vllm.model_executor.models.config_fields import FieldReader
+
+RopeKind = Literal["default", "linear", "llama3", "yarn"]
+_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """How positions turn queries and keys.
+
+    Attributes:
+        theta: Base of the frequencies.
+        dim: Values of a head that are turned.
+        kind: How frequencies are stretched to longer contexts.
+        factor: By how much; 1 for "default".
+        original_length: Tokens of the context that was trained first ("llama3", "yarn").
+        low, high: "llama3": wavelengths below original_length / high are left alone, those above
+            original_length / low are stretched. "yarn": the same by turns, beta_slow and beta_fast.
+        truncates: "yarn": whether the ramp's ends are rounded to whole pairs.
+        magnitude: Queries and keys are scaled by it ("yarn").
+    """
+
+    theta: float
+    dim: int
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    original_length: int = 0
+    low: float = 0.0
+    high: float = 0.0
+    truncates: bool = True
+    magnitude: float = 1.0
+
+
+def read_rope(fields: FieldReader, dim: int, theta: float) -> RopeConfig:
+    """Reads a model's one rotary setting.
+
+    Args:
+        fields: config.json, or its text part.
+        dim: Values of a head.
+        theta: Base where the file gives none.
+
+    Raises:
+        ConfigError: A kind or value that is not supported; the message names it.
+    """
+    name = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
+    scaling = fields.sub_reader(name)
+    if not scaling.has("rope_theta"):
+        theta = fields.number("rope_theta", theta)
+    return read_rope_object(scaling, dim, theta, fields)
+
+
+def read_rope_object(
+    scaling: FieldReader, dim: int, theta: float, fields: FieldReader
+) -> RopeConfig:
+    """Reads one object of rotary settings; an empty one means "default".
+
+    Args:
+        scaling: The object.
+        dim: Values of a head.
+        theta: Base where the object gives none.
+        fields: config.json around it, for lengths.
+
+    Raises:
+        ConfigError: As ``read_rope``.
+    """
+    theta = scaling.number("rope_theta", theta)
+    # Older files say "type".
+    key = "rope_type" if scaling.has("rope_type") else "type"
+    kind = scaling.text(key, "default")
+    if scaling.has("partial_rotary_factor") or fields.has("partial_rotary_factor"):
+        source = scaling if scaling.has("partial_rotary_factor") else fields
+        share = source.number("partial_rotary_factor", 1.0)
+        if share != 1.0:
+            raise source.error("partial_rotary_factor", share, "1.0")
+    if kind == "default":
+        return RopeConfig(theta, dim)
+    if kind == "linear":
+        return RopeConfig(theta, dim, "linear", scaling.number("factor"))
+    if kind == "llama3":
+        return RopeConfig(
+            theta,
+            dim,
+            "llama3",
+            scaling.number("factor"),
+            scaling.positive_int("original_max_position_embeddings"),
+            scaling.number("low_freq_factor"),
+            scaling.number("high_freq_factor"),
+        )
+    if kind == "yarn":
+        return _read_yarn(scaling, dim, theta, fields)
+    raise scaling.error(key, kind, f"one of {', '.join(_KINDS)}")
+
+
+def _read_yarn(scaling: FieldReader, dim: int, theta: float, fields: FieldReader) -> RopeConfig:
+    length = (
+        scaling.positive_int("original_max_position_embeddings")
+        if scaling.has("original_max_position_embeddings")
+        else fields.positive_int("max_position_embeddings")
+    )
+    # Some releases give the two lengths instead.
+    longest = fields.positive_int("max_position_embeddings", length)
+    factor = scaling.number("factor", longest / length)
+    if scaling.has("attention_factor"):
+        magnitude = scaling.number("attention_factor")
+    elif scaling.has("mscale") and scaling.has("mscale_all_dim"):
+        magnitude = _yarn_magnitude(factor, scaling.number("mscale")) / _yarn_magnitude(
+            factor, scaling.number("mscale_all_dim")
+        )
+    else:
+        magnitude = _yarn_magnitude(factor, 1.0)
+    return RopeConfig(
+        theta,
+        dim,
+        "yarn",
+        factor,
+        length,
+        scaling.number("beta_slow", 1.0),
+        scaling.number("beta_fast", 32.0),
+        scaling.boolean("truncate", True),
+        magnitude,
+    )
+
+
+def _yarn_magnitude(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

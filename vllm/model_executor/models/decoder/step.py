@@ -1,0 +1,92 @@
+"""What the layers of one forward pass share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from vllm.model_executor.layers.linear import TensorFactory
+from vllm.model_executor.layers.rotary import (
+    compute_half_turns,
+    llama3_frequencies,
+    plain_frequencies,
+    yarn_frequencies,
+)
+from vllm.model_executor.models.decoder.config import DecoderConfig
+from vllm.model_executor.models.decoder.rope_config import RopeConfig
+from vllm.v1.attention.ops.registry import OpResolver
+from vllm.v1.attention.step_tables import StepMetadata
+
+HalfTurns = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Inputs of every layer in one forward pass.
+
+    Attributes:
+        meta: Index tables.
+        kv_caches: Cache name -> [num_blocks, rows_per_block, width].
+        turns: Rotary setting -> cosines and signed sines [T, 1, head_dim].
+    """
+
+    meta: StepMetadata
+    kv_caches: Mapping[str, torch.Tensor]
+    turns: Mapping[RopeConfig, HalfTurns]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """What every module of the model is built from."""
+
+    config: DecoderConfig
+    ops: OpResolver
+    make: TensorFactory
+
+    def within(self, prefix: str) -> "ModelParts":
+        """Returns the parts for modules whose tensor names begin with ``prefix``."""
+        return replace(self, make=self.make.within(prefix))
+
+
+class StepFactory(nn.Module):
+    """Computes a step's rotary turns once for all layers."""
+
+    def __init__(self, parts: ModelParts) -> None:
+        super().__init__()
+        ropes = {layer.rope: None for layer in parts.config.layers if layer.rope is not None}
+        self._frequencies = {rope: find_frequencies(rope, parts.make.device) for rope in ropes}
+        self._dtype = parts.make.dtype
+
+    def forward(
+        self,
+        positions: torch.Tensor,
+        meta: StepMetadata,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> Step:
+        """Returns the step of rows at int64 positions [T]."""
+        turns = {
+            rope: compute_half_turns(positions, frequencies, rope.magnitude, self._dtype)
+            for rope, frequencies in self._frequencies.items()
+        }
+        return Step(meta, kv_caches, turns)
+
+
+def find_frequencies(rope: RopeConfig, device: torch.device) -> torch.Tensor:
+    """Returns a rotary setting's frequencies, fp32 [dim / 2]."""
+    if rope.kind == "llama3":
+        return llama3_frequencies(
+            rope.theta, rope.dim, rope.factor, rope.original_length, rope.low, rope.high, device
+        )
+    if rope.kind == "yarn":
+        return yarn_frequencies(
+            rope.theta,
+            rope.dim,
+            rope.factor,
+            rope.original_length,
+            rope.high,
+            rope.low,
+            device,
+            truncates=rope.truncates,
+        )
+    return plain_frequencies(rope.theta, rope.dim, device) / rope.factor
