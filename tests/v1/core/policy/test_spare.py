@@ -42,7 +42,7 @@ def test_ends_grow_apart_fourfold_and_older_spares_give_way_to_them() -> None:
     assert found.fillers == ()
     distances = [40_000 - place for place in reversed(found.ends)]
     assert len(distances) == 4
-    for distance, wanted in zip(distances, (512, 2048, 8192, 32_768), strict=True):
+    for distance, wanted in zip(distances, (256, 1024, 4096, 16_384), strict=True):
         assert wanted <= distance < wanted + geometry.lean
 
 

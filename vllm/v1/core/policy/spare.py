@@ -71,7 +71,7 @@ def spare_boundaries(
             break
         if start < place <= end and place not in taken and place not in ends:
             ends.append(place)
-    distance = geometry.coarse
+    distance = max(geometry.lean, geometry.coarse // 2)
     while distance < num_tokens and (len(ends) + 1) * cost <= room + num_older:
         place = geometry.floor_lean(num_tokens - distance)
         if start < place <= end and place not in taken and place not in ends:
