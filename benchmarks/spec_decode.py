@@ -63,7 +63,7 @@ def measure(
     num_requests: int,
     num_tokens: int,
     run: str,
-    vocab_size: int = 3000,
+    vocab_size: int = 2000,
 ) -> dict[str, float]:
     """Answer repetitive prompts greedily and describe what it took, prompts left out.
 

@@ -39,10 +39,10 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("layers.1.attn.wq_a.scale", E8M0),
         ("layers.1.attn.wo_a.weight", FP8),
         ("layers.1.attn.attn_sink", torch.float32),
-        ("layers.1.attn.compressor.ape", torch.float32),
-        ("layers.1.attn.compressor.wkv.weight", torch.bfloat16),
-        ("layers.1.attn.indexer.wq_b.weight", FP8),
-        ("layers.1.attn.indexer.weights_proj.weight", torch.bfloat16),
+        ("layers.2.attn.compressor.ape", torch.float32),
+        ("layers.2.attn.compressor.wkv.weight", torch.bfloat16),
+        ("layers.2.attn.indexer.wq_b.weight", FP8),
+        ("layers.2.attn.indexer.weights_proj.weight", torch.bfloat16),
         ("layers.1.ffn.gate.tid2eid", torch.int64),
         ("layers.2.ffn.gate.bias", torch.float32),
         ("layers.2.ffn.gate.weight", torch.bfloat16),
@@ -80,7 +80,7 @@ def test_config_index_and_other_files(published: Path) -> None:
     config = json.loads((published / "config.json").read_text())
     assert config["expert_dtype"] == "fp4"
     assert config["quantization_config"]["weight_block_size"] == [128, 128]
-    assert config["compress_ratios"] == [0, 4, 128, 4, 128, 4, 0]
+    assert config["compress_ratios"] == [0, 0, 4, 128, 4, 0]
     assert (published / "tokenizer.json").read_bytes() == (EMBEDDED / "tokenizer.json").read_bytes()
     files = {file.name for file in published.glob("*.safetensors")}
     assert len(files) > 3

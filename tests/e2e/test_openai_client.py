@@ -21,8 +21,8 @@ def test_models(client: openai.OpenAI) -> None:
     assert card.id == MODEL
     assert client.models.retrieve(MODEL) == card
     extra = card.model_extra or {}
-    assert (extra["root"], extra["max_model_len"], extra["trained"]) == (MODEL, 16384, False)
-    assert "untrained" in extra["note"]
+    assert (extra["root"], extra["max_model_len"]) == (MODEL, 16384)
+    assert "embedded" in extra["note"]
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
 

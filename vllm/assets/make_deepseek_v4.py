@@ -1,9 +1,10 @@
-"""Makes the embedded checkpoint: a small, untrained DeepSeek-V4 of the real architecture.
+"""The embedded checkpoint's configuration, and untrained weights of its shape.
 
-    python -m vllm.assets.make_deepseek_v4 --out vllm/assets/deepseek-v4
+    python -m vllm.assets.make_deepseek_v4 --out FOLDER
 
-Running it again gives the same bytes, on any machine: the numbers come from integer draws and IEEE
-arithmetic alone, and the tokenizer from a corpus that lies beside the checkpoint. Torch-free.
+writes a checkpoint like the embedded one with random weights. Running it again gives the same
+bytes, on any machine: the numbers come from integer draws and IEEE arithmetic alone. The embedded
+weights themselves are trained by ``tools/embedded_model``. Torch-free.
 """
 
 import argparse
@@ -13,54 +14,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from vllm.assets.deepseek_v4_tensors import Array, tensor_specs
 
 SEED = 20260424
-CORPUS = Path(__file__).resolve().parent / "deepseek-v4" / "corpus.txt"
+EMBEDDED = Path(__file__).resolve().parent / "deepseek-v4"
+CORPUS = EMBEDDED / "corpus.txt"
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
-# The order of the release, at the end of the vocabulary. True: hidden when special tokens are
-# skipped. The think and tool marks are not, as parsers of the text look for them.
-_LATE_TOKENS = {
-    "<｜fim▁hole｜>": True,
-    "<｜fim▁begin｜>": True,
-    "<｜fim▁end｜>": True,
-    "<｜User｜>": True,
-    "<｜Assistant｜>": True,
-    "<think>": False,
-    "</think>": False,
-    "｜DSML｜": False,
-    "<｜latest_reminder｜>": True,
-    "<｜action｜>": True,
-    "<｜query｜>": True,
-    "<｜authority｜>": True,
-    "<｜domain｜>": True,
-    "<｜title｜>": True,
-    "<｜read_url｜>": True,
-}
 
 CONFIG: dict[str, Any] = {
-    "vllm_note": "Untrained: random weights from vllm/assets/make_deepseek_v4.py. Not a release of "
-    "DeepSeek; it has that model's architecture at a size that runs on any machine.",
+    "vllm_note": "A small model trained by tools/embedded_model to look facts up in its context. "
+    "Not a release of DeepSeek; it has that model's architecture at a size that runs on any "
+    "machine.",
     "architectures": ["DeepseekV4ForCausalLM"],
     "model_type": "deepseek_v4",
     "hidden_size": 128,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 5,
     "num_attention_heads": 4,
     "num_key_value_heads": 1,
     "head_dim": 64,
     "qk_rope_head_dim": 16,
     "q_lora_rank": 64,
     "o_groups": 2,
-    "o_lora_rank": 32,
+    "o_lora_rank": 64,
     "sliding_window": 128,
-    "compress_ratios": [0, 4, 128, 4, 128, 4, 0],
-    "index_n_heads": 16,
+    "compress_ratios": [0, 0, 4, 128, 4, 0],
+    "index_n_heads": 8,
     "index_head_dim": 32,
-    "index_topk": 64,
+    "index_topk": 128,
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
     "n_shared_experts": 1,
@@ -76,7 +58,7 @@ CONFIG: dict[str, Any] = {
     "hc_sinkhorn_iters": 20,
     "hc_eps": 1e-6,
     "rms_norm_eps": 1e-6,
-    "rope_theta": 10000,
+    "rope_theta": 300,
     "compress_rope_theta": 160000,
     "rope_scaling": {
         "type": "yarn",
@@ -87,7 +69,7 @@ CONFIG: dict[str, Any] = {
     },
     "max_position_embeddings": 16384,
     "num_nextn_predict_layers": 1,
-    "vocab_size": 3584,
+    "vocab_size": 2048,
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 2,
@@ -102,22 +84,26 @@ GENERATION_CONFIG: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 2,
     "do_sample": True,
-    "temperature": 1.0,
+    "temperature": 0.2,
     "top_p": 1.0,
 }
 
 _ITEM_BYTES = {"I64": 8, "F32": 4, "BF16": 2}
 
 
-def make_checkpoint(out: Path, corpus: Path = CORPUS) -> None:
-    """Write the checkpoint's files into the folder ``out``."""
+def make_checkpoint(out: Path, embedded: Path = EMBEDDED) -> None:
+    """Write an untrained checkpoint into the folder ``out``, with the embedded one's tokenizer."""
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(corpus.read_text(encoding="utf-8"), CONFIG["vocab_size"])
-    (out / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+    write_texts(out, (embedded / "tokenizer.json").read_text(encoding="utf-8"))
+    (out / "model.safetensors").write_bytes(make_weights(CONFIG, SEED))
+
+
+def write_texts(out: Path, tokenizer: str) -> None:
+    """Write every file but the weights; ``tokenizer`` is the text of tokenizer.json."""
+    (out / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     _write_json(out / "tokenizer_config.json", _tokenizer_config())
     _write_json(out / "config.json", CONFIG)
     _write_json(out / "generation_config.json", GENERATION_CONFIG)
-    (out / "model.safetensors").write_bytes(make_weights(CONFIG, SEED))
 
 
 def make_weights(config: dict[str, Any], seed: int) -> bytes:
@@ -144,42 +130,6 @@ def make_weights(config: dict[str, Any], seed: int) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return b"".join([len(text).to_bytes(8, "little"), text, *chunks])
-
-
-def train_tokenizer(corpus: str, vocab_size: int) -> tokenizers.Tokenizer:
-    """Train the byte-level BPE.
-
-    Raises:
-        ValueError: The corpus is too small for ``vocab_size``.
-    """
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(r"\p{N}{1,3}"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(_LATE_TOKENS),
-        special_tokens=[_added_token(token, special=True) for token in (BOS, EOS, PAD)],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([corpus], trainer)
-    tokenizer.add_tokens([_added_token(t, special) for t, special in _LATE_TOKENS.items()])
-    if tokenizer.get_vocab_size() != vocab_size:
-        raise ValueError(
-            f"The corpus gives {tokenizer.get_vocab_size()} tokens, not {vocab_size}: add text."
-        )
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, 0)]
-    )
-    return tokenizer
-
-
-def _added_token(text: str, special: bool) -> tokenizers.AddedToken:
-    return tokenizers.AddedToken(text, normalized=False, special=special)
 
 
 def _tokenizer_config() -> dict[str, Any]:
@@ -214,8 +164,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True, help="folder to write into")
     arguments = parser.parse_args()
-    if not CORPUS.is_file():
-        parser.error(f"{CORPUS} is missing: it is part of the source tree, not of an installation")
     make_checkpoint(arguments.out)
 
 

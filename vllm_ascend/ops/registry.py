@@ -91,6 +91,21 @@ ASCEND_OPS: Mapping[str, AscendOp] = MappingProxyType(
             ),
             "weights are applied after the second product, the reference applies them before",
         ),
+        # Decoders with grouped-query attention: none of them has run on Ascend's pages yet, so that
+        # nothing is gained by a fused call that nobody has compared with the reference.
+        "rms_norm_offset": _aten("rms_norm_offset", "npu_rms_norm has no 1 + gamma"),
+        "rotate_halves": _aten("rotate_halves", "npu_rotary_mul in half mode, not compared yet"),
+        "silu_and_mul": _aten("silu_and_mul", "npu_swiglu, not compared yet"),
+        "gelu_tanh_and_mul": _aten("gelu_tanh_and_mul", "npu_geglu, not compared yet"),
+        "clamped_glu_and_mul": _aten("clamped_glu_and_mul", "no call adds one to the clamped half"),
+        "soft_cap_": _aten("soft_cap_", "a tanh"),
+        "project_to_logits": _aten("project_to_logits", "a plain product in fp32"),
+        "attend_keys": _aten("attend_keys", "npu_fused_infer_attention_score, not compared yet"),
+        "join_attention": _aten("join_attention", "sums over parts of a context"),
+        "weigh_sinks": _aten("weigh_sinks", "one extra logit a head"),
+        "choose_by_softmax": _aten("choose_by_softmax", "npu_moe_gating_top_k, not compared yet"),
+        "run_experts": _aten("run_experts", "as mix_experts, without a shared expert"),
+        "gated_mlp": _aten("gated_mlp", "two products and a gate"),
     }
 )
 """Every name of the core's registry, once."""

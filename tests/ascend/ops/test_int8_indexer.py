@@ -57,7 +57,7 @@ def test_few_choices_of_the_embedded_model_change() -> None:
         if isinstance(module, ChosenEntries):
             module._score = counter
     num_tokens = 6 * 4 * config.index_topk
-    tokens = torch.randint(3, 3000, (num_tokens,), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(3, 2000, (num_tokens,), generator=torch.Generator().manual_seed(0))
     PagedHarness(model).run(tokens.tolist(), [num_tokens // 2, num_tokens // 2])
     share = counter.num_changed / counter.num_choices
     print(f"embedded model: {share:.4%} of {counter.num_choices} choices change")

@@ -102,24 +102,24 @@ def make_worker(
 
 def test_two_byte_pages_are_the_devices() -> None:
     specs = make_worker(ReferencePlatform(), "bfloat16").get_kv_cache_specs()
-    indexer = specs["layers.1.attn.indexer"]
+    indexer = specs["layers.2.attn.indexer"]
     # 32 rows of 32 int8 values and an fp16 scale.
     assert (indexer.dtype, indexer.page_size_bytes) == (torch.int8, 32 * (32 + 2))
-    assert specs["layers.1.attn.mla"].dtype is torch.bfloat16
-    assert specs["layers.1.attn.indexer_state"].page_size_bytes == indexer.page_size_bytes
+    assert specs["layers.2.attn.mla"].dtype is torch.bfloat16
+    assert specs["layers.2.attn.indexer_state"].page_size_bytes == indexer.page_size_bytes
     floats = make_worker(ReferencePlatform()).get_kv_cache_specs()
-    assert floats["layers.1.attn.indexer"].dtype is torch.float32
+    assert floats["layers.2.attn.indexer"].dtype is torch.float32
 
 
 def test_a5_pages_are_fp8() -> None:
     specs = make_worker(A5(), "fp8").get_kv_cache_specs()
-    indexer, window = specs["layers.1.attn.indexer"], specs["layers.0.attn.window"]
+    indexer, window = specs["layers.2.attn.indexer"], specs["layers.0.attn.window"]
     # 32 rows of 32 values and an fp32 scale; of 64 bytes and 16 rotary values in bf16.
     assert (indexer.dtype, indexer.page_size_bytes) == (E4M3, 32 * (32 + 4))
     assert (window.dtype, window.page_size_bytes) == (E4M3, 32 * (64 + 2 * 16))
-    assert specs["layers.1.attn.mla"].page_size_bytes == window.page_size_bytes
+    assert specs["layers.2.attn.mla"].page_size_bytes == window.page_size_bytes
     # The C128 state's block is half of an A3's.
-    assert specs["layers.2.attn.state"].block_size == 32 // 8
+    assert specs["layers.3.attn.state"].block_size == 32 // 8
 
 
 def test_an_a5s_model_gets_its_page_ops() -> None:

@@ -13,7 +13,7 @@ USER: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 
 async def test_an_answer(served: Served) -> None:
     served.engine.num_cached_tokens = 2
-    body = {"messages": USER, "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 3}
+    body = {"messages": USER, "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4}
     answer = (await served.client.post(CHAT, json=body)).json()
     assert answer["id"].startswith("chatcmpl-")
     assert answer["object"] == "chat.completion"
@@ -22,8 +22,8 @@ async def test_an_answer(served: Served) -> None:
     assert choice["message"]["content"] == "One two,"
     assert choice["finish_reason"] == "length"
     content = choice["logprobs"]["content"]
-    assert [entry["logprob"] for entry in content] == [-2.5] * 3
-    assert [len(entry["top_logprobs"]) for entry in content] == [2] * 3
+    assert [entry["logprob"] for entry in content] == [-2.5] * 4
+    assert [len(entry["top_logprobs"]) for entry in content] == [2] * 4
     assert b"".join(bytes(entry["bytes"]) for entry in content) == b"One two,"
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
 

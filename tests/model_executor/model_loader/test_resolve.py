@@ -61,7 +61,7 @@ def test_embedded_checkpoint():
     assert found.is_embedded
     assert found.name == "deepseek-v4"
     assert read_hf_config(found.path)["model_type"] == "deepseek_v4"
-    assert "ntrained" in read_hf_config(found.path)["vllm_note"]
+    assert "tools/embedded_model" in read_hf_config(found.path)["vllm_note"]
 
 
 def test_local_folder_wins_over_the_embedded_name(tmp_path, monkeypatch):
@@ -80,7 +80,7 @@ def test_home_is_expanded(tmp_path, monkeypatch):
 
 def test_embedded_checkpoint_missing_from_the_package(tmp_path, monkeypatch):
     monkeypatch.setattr(resolve, "_EMBEDDED_DIR", tmp_path)
-    with pytest.raises(ConfigError, match="make_deepseek_v4"):
+    with pytest.raises(ConfigError, match="reinstall the package"):
         resolve_checkpoint("deepseek-v4")
 
 

@@ -20,6 +20,7 @@ from tests.model_executor.models.tiny_config import tiny_config
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.v1.attention.ops.registry import get_reference_op
+from vllm.v1.core.policy.geometry import GroupGeometry
 
 WINDOW = 16
 NUM_LAYERS = 4
@@ -62,7 +63,9 @@ class Rebuild:
         found = {}
         for name in self.names(dense=False):
             group = self.harness.layout.groups[self.harness.layout.group_of[name]]
-            needed = range(group.find_first_needed(self.boundary), self.boundary)
+            keep = group.ratio if group.has_overlap else max(group.window - 1, 0)
+            geometry = GroupGeometry(0, True, group.block_size, align=group.ratio, keep=keep)
+            needed = range(geometry.first_needed(self.boundary), self.boundary)
             if needed:
                 found[name] = self.harness.read_rows(self.request, name, needed)
         return found

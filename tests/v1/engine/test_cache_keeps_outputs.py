@@ -127,7 +127,7 @@ def count_compared(expected: Answer, actual: Answer) -> int:
 
 
 def random_tokens(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(10, 3000) for _ in range(count)]
+    return [rng.randrange(10, 2000) for _ in range(count)]
 
 
 def drive(session: Session, rng: random.Random, num_requests: int, max_len: int) -> None:

@@ -210,7 +210,7 @@ def test_the_log_says_what_was_started(config, caplog):
     build_fake_core(vllm_config)
     text = caplog.text
     for part in (
-        "UNTRAINED",
+        "small checkpoint embedded in the package",
         "KV cache size:",
         "Maximum concurrency for 256 tokens per request:",
         "Smallest reusable prefix: 16 tokens",

@@ -31,8 +31,8 @@ def add_parser(commands: Any) -> None:
         "model_positional",
         metavar="model",
         nargs="?",
-        help="A folder, a hub id, or deepseek-v4: the small untrained checkpoint inside this "
-        "package (the default).",
+        help="A folder, a hub id, or deepseek-v4: the small checkpoint inside this package (the "
+        "default).",
     )
     parser.add_argument("--model", help="The same, as a flag.")
     _add_server_args(parser.add_argument_group("server"))

@@ -17,8 +17,9 @@ from vllm.version import ENGINE_NAME, __version__
 
 # Fields of generation_config.json that set defaults of a request.
 _DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p")
-UNTRAINED_NOTE = (
-    "This is the small checkpoint embedded in the package. It is untrained: its answers are noise."
+EMBEDDED_NOTE = (
+    "This is the small checkpoint embedded in the package: it looks up facts told in its context "
+    "and talks a little. docs/embedded_model.md says what to expect."
 )
 
 
@@ -32,7 +33,7 @@ class ModelFacts:
         max_model_len: Longest prompt + answer in tokens.
         vocab_size: Token ids are below it.
         max_logprobs: Most likely tokens a request may ask for; -1: the whole vocabulary.
-        is_embedded: Whether it is the untrained checkpoint inside the package.
+        is_embedded: Whether it is the checkpoint inside the package.
         has_priority: Whether the scheduler looks at priorities.
         default_sampling: Sampling fields that the checkpoint sets when a request does not.
         fingerprint: The ``system_fingerprint`` of responses.
@@ -71,10 +72,9 @@ class ModelFacts:
             max_model_len=self.max_model_len,
             created=self.created,
             owned_by=ENGINE_NAME,
-            trained=not self.is_embedded,
         )
         if self.is_embedded:
-            card.note = UNTRAINED_NOTE
+            card.note = EMBEDDED_NOTE
         return card
 
 

@@ -24,7 +24,7 @@ class ResolvedCheckpoint:
 
     Attributes:
         path: The local folder.
-        is_embedded: Whether it is the untrained checkpoint inside this package.
+        is_embedded: Whether it is the checkpoint inside this package.
         name: What the user typed.
     """
 
@@ -119,7 +119,7 @@ def _embedded_dir() -> Path:
     if not (_EMBEDDED_DIR / "config.json").is_file():
         raise ConfigError(
             f"The embedded checkpoint is missing from {_EMBEDDED_DIR}: reinstall the package, or "
-            f"in a source tree run 'python -m vllm.assets.make_deepseek_v4 --out {_EMBEDDED_DIR}'."
+            "give a folder or a hub id."
         )
     return _EMBEDDED_DIR
 

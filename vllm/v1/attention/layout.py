@@ -42,15 +42,6 @@ class GroupLayout:
     window: int = 0
     has_overlap: bool = False
 
-    def find_first_needed(self, num_computed: int) -> int:
-        """Returns the first position whose row is read when resuming at ``num_computed``."""
-        if self.window:
-            return max(0, num_computed - (self.window - 1))
-        if self.kind in ("dense", "keys"):
-            return 0
-        open_window = num_computed // self.ratio * self.ratio
-        return max(0, open_window - self.ratio) if self.has_overlap else open_window
-
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:

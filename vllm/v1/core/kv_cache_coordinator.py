@@ -276,7 +276,6 @@ class CheckpointCoordinator:
             dense=tuple(DenseTable(group) for group in self.geometry.dense),
             windows=tuple(LiveWindow(group, pool.null_block) for group in self.geometry.windows),
             is_resumed=request.num_preemptions > 0,
-            is_prefilling=True,
         )
         # Admitted later than it began to wait, perhaps: last in the order of admission.
         self.requests.pop(request.request_id, None)
@@ -345,8 +344,6 @@ class CheckpointCoordinator:
             self._publisher.publish(cache, pending.end, pending.boundaries, pending.spares)
             if self.block_pool.pins is not None:
                 self._publisher.pin_window(cache, pending.start, pending.end)
-            if pending.end >= self.geometry.floor_unit(cache.request.num_prompt_tokens):
-                cache.is_prefilling = False
 
     def take_step_work(self) -> StepWork:
         """Drain what the worker must know; the ends of copies stay held until they have run."""

@@ -63,7 +63,6 @@ class RequestCache:
         published: What it has published.
         origins: The checkpoint it resumed at, and the lean one below that.
         is_resumed: Whether it was preempted before, and goes on with the turn it was at.
-        is_prefilling: Whether its prompt is not published yet: others may wait for it.
         wait_deadline: The step in which it stops waiting for another's prefill.
         pending: What this step publishes.
         copies: Copies that this step runs.
@@ -79,7 +78,6 @@ class RequestCache:
     published: Publications = field(default_factory=Publications)
     origins: tuple[Checkpoint, ...] = ()
     is_resumed: bool = False
-    is_prefilling: bool = False
     wait_deadline: int | None = None
     pending: Pending | None = None
     copies: list[BlockCopy] = field(default_factory=list)

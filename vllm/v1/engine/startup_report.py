@@ -19,9 +19,10 @@ def report_model(vllm_config: VllmConfig) -> None:
         model.dtype,
     )
     if model.is_embedded:
-        logger.warning(
-            "This is the small checkpoint embedded in the package. It is UNTRAINED: its answers "
-            "are noise. Give a folder or a hub id to serve a real model."
+        logger.info(
+            "This is the small checkpoint embedded in the package: it looks up facts told in its "
+            "context and talks a little (docs/embedded_model.md). Give a folder or a hub id to "
+            "serve a real model."
         )
     if vllm_config.load_config.load_format == "dummy":
         logger.warning("Load format 'dummy': the weights are random, the answers are noise.")

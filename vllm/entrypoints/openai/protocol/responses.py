@@ -166,7 +166,6 @@ class ModelCard(msgspec.Struct):
     owned_by: str
     object: str = "model"
     parent: str | None = None
-    trained: bool = True
     note: str | UnsetType = UNSET
 
 

@@ -48,14 +48,15 @@ class DonorWaits:
         if found.hit is None:
             return False
         unit = self._geometry.unit
-        prefilling = [cache for cache in self._requests.values() if cache.is_prefilling]
+        # Whoever has published its prompt shares no more than is cached: it is passed over there.
+        running = [cache for cache in self._requests.values() if cache.is_admitted]
         donors = [
             Donor(
                 cache.request.block_hashes,
                 cache.published.num_units,
                 cache.request.num_prompt_tokens // unit,
             )
-            for cache in prefilling
+            for cache in running
         ]
         chosen, num_shared = find_donor(
             donors,
@@ -72,7 +73,7 @@ class DonorWaits:
             waiting.wait_deadline = now + max_wait_steps(gain)
         if now >= waiting.wait_deadline:
             return False
-        self._ask_donor(prefilling[chosen], num_shared * unit)
+        self._ask_donor(running[chosen], num_shared * unit)
         return True
 
     def _ask_donor(self, donor: RequestCache, position: int) -> None:

@@ -1,0 +1,168 @@
+"""Asks the embedded model questions through the engine and prints a table of how many it got right.
+
+    python -m tools.embedded_model.evaluate --cases 1000 --lengths 100,1000,4000,12000
+
+Names are held out from training. Cases of one length share documents, so the prefix cache does
+most of the reading, as it would in use.
+"""
+
+import argparse
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tqdm import tqdm
+
+from tools.embedded_model import facts, tasks, words
+from tools.embedded_model.conversations import UNKNOWN
+from vllm import LLM, SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One chat; ``is_right`` judges the answer."""
+
+    messages: list[dict[str, str]]
+    wanted: str
+    is_right: Callable[[str], bool]
+
+
+def lookup_document(
+    rng: random.Random, llm: LLM, num_tokens: int, chatter: float
+) -> tuple[str, list[facts.Fact], list[str]]:
+    """A text of about ``num_tokens`` tokens, the facts in it, and names that are not."""
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is not None
+    sentences: list[str] = []
+    told: dict[tuple[str, str], facts.Fact] = {}
+    pool = words.names(rng, num_tokens // 8 + 12, held_out=True)
+    absent = [pool.pop() for _ in range(8)]
+    length = 0
+    while length < num_tokens - 12:
+        if rng.random() < chatter:
+            text = facts.chatter(rng)
+        else:
+            fact = facts.any_fact(rng, pool.pop(), 0.7)
+            told[fact.key] = fact
+            text = fact.told.replace("|", "")
+        sentences.append(text)
+        length += len(tokenizer.encode(" " + text, add_special_tokens=False))
+    return " ".join(sentences), list(told.values()), absent
+
+
+def lookups(rng: random.Random, llm: LLM, num_tokens: int, cases: int) -> list[Case]:
+    """Questions about access codes and other facts of documents."""
+    found: list[Case] = []
+    per_document = max(1, min(50, num_tokens // 40))
+    while len(found) < cases:
+        text, told, _ = lookup_document(rng, llm, num_tokens, 0.25)
+        for fact in rng.sample(told, min(per_document, len(told))):
+            wanted = fact.answer.replace("|", "")
+            messages = [{"role": "user", "content": f"{text} {fact.question}"}]
+            found.append(Case(messages, wanted, _says(fact.value)))
+    return found[:cases]
+
+
+def never_told(rng: random.Random, llm: LLM, num_tokens: int, cases: int) -> list[Case]:
+    """Questions about names that do not occur."""
+    found: list[Case] = []
+    while len(found) < cases:
+        text, _, absent = lookup_document(rng, llm, num_tokens, 0.25)
+        for name in absent:
+            question = facts.number_fact(rng, name).question
+            messages = [{"role": "user", "content": f"{text} {question}"}]
+            found.append(Case(messages, UNKNOWN, _is(UNKNOWN)))
+    return found[:cases]
+
+
+def short_tasks(rng: random.Random, kind: Callable[[random.Random], tasks.Turn]) -> Case:
+    """One short task in a chat of its own."""
+    question, reply = kind(rng)
+    return Case([{"role": "user", "content": question}], reply.text, _is(reply.text))
+
+
+def rules(rng: random.Random) -> Case:
+    """A system prompt's rule."""
+    system, turns = tasks.rule(rng)
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": turns[0][0]}]
+    return Case(messages, turns[0][1].text, _is(turns[0][1].text))
+
+
+def _says(value: str) -> Callable[[str], bool]:
+    return lambda answer: answer.rstrip(".").endswith(" " + value)
+
+
+def _is(wanted: str) -> Callable[[str], bool]:
+    return lambda answer: answer.strip() == wanted
+
+
+def score(llm: LLM, cases: Sequence[Case], thinking: bool = False) -> dict[str, float]:
+    """Answer all cases; returns the share of right ones and of cached prompt tokens."""
+    right = prompt = cached = 0
+    wrong: list[str] = []
+    start = time.monotonic()
+    for first in tqdm(range(0, len(cases), 50), disable=None):
+        part = cases[first : first + 50]
+        outputs = llm.chat(
+            [case.messages for case in part],
+            GREEDY,
+            use_tqdm=False,
+            chat_template_kwargs={"thinking": thinking},
+        )
+        for case, output in zip(part, outputs, strict=True):
+            text = output.outputs[0].text.split("</think>")[-1]
+            right += case.is_right(text)
+            if not case.is_right(text) and len(wrong) < 3:
+                wrong.append(f"wanted {case.wanted!r} got {text!r}")
+            prompt += len(output.prompt_token_ids or [])
+            cached += output.num_cached_tokens or 0
+    return {
+        "right": right / len(cases),
+        "tokens": prompt / len(cases),
+        "cached": cached / prompt,
+        "seconds": time.monotonic() - start,
+        "wrong": wrong,  # type: ignore[dict-item]
+    }
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="deepseek-v4")
+    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--lengths", default="100,300,1000,4000,12000")
+    parser.add_argument("--seed", type=int, default=99)
+    parser.add_argument("--show", action="store_true", help="print a few wrong answers")
+    arguments = parser.parse_args()
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    with LLM(arguments.model, block_size=32, use_tqdm_on_load=False) as llm:
+        rows: list[tuple[str, list[Case], bool]] = []
+        for length in (int(text) for text in arguments.lengths.split(",")):
+            rng = random.Random(f"{arguments.seed}/{length}")
+            rows.append((f"lookup, {length}", lookups(rng, llm, length, arguments.cases), False))
+            unknown = never_told(rng, llm, length, max(8, arguments.cases // 5))
+            rows.append((f"never told, {length}", unknown, False))
+        rng = random.Random(arguments.seed)
+        rows.append(("thinking lookup, 300", lookups(rng, llm, 300, arguments.cases // 2), True))
+        for kind in dict.fromkeys(tasks.TASKS):
+            cases = [short_tasks(rng, kind) for _ in range(arguments.cases // 2)]
+            rows.append((kind.__name__.replace("_", " "), cases, False))
+        rows.append(("rules", [rules(rng) for _ in range(arguments.cases // 2)], False))
+        print(f"{'what':24s} {'cases':>5s} {'right':>7s} {'tokens':>7s} {'cached':>7s} {'s':>6s}")
+        for name, cases, thinking in rows:
+            result = score(llm, cases, thinking)
+            print(
+                f"{name:24s} {len(cases):5d} {result['right']:7.1%} {result['tokens']:7.0f} "
+                f"{result['cached']:7.1%} {result['seconds']:6.1f}",
+                flush=True,
+            )
+            if arguments.show:
+                print("".join(f"    {line}\n" for line in result["wrong"]), end="")  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()
