@@ -83,7 +83,6 @@ _TODAY = {
     "keeps_coarse": False,
     "supersedes": False,
     "private_window": False,
-    "resists_scans": False,
 }
 _VARIANTS: dict[str, dict[str, bool]] = {
     "today": {},

@@ -8,7 +8,7 @@ chunks of 8,192, a pool of 12 GiB. "Fit" is what the pool could hold of dense ro
 checkpoint per prompt, in whole prompts; the share is the last pass's hit tokens of the tokens
 that fit, ``boundary`` (the largest one <= n - 1) a prompt. Where not all prompts fit, least-
 recently-used order gives up each prompt just before its turn and hits nothing; policy ``auto``
-notices and keeps a part of them (``vllm.v1.core.policy.scan_guard``), which takes it a dozen
+notices and keeps a part of them (``vllm.v1.core.policy.duel``), which takes it a few
 prompts of the second pass. Prints a table and one JSON line.
 """
 

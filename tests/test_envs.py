@@ -58,7 +58,7 @@ def test_pinning_is_off_and_capped_by_default(monkeypatch: pytest.MonkeyPatch) -
     ("name", "text"),
     [
         ("VLLM_PIN_SWA_TOKENS", "maybe"),
-        ("VLLM_PIN_MIN_DROP_SIZE", "0"),
+        ("VLLM_PIN_MIN_DROP_SIZE", "-1"),
         ("VLLM_PIN_MIN_DROP_SIZE", "x"),
         ("VLLM_PIN_MAX_SHARE", "1.1"),
         ("VLLM_PIN_MAX_SHARE", "-0.1"),

@@ -116,7 +116,7 @@ _READERS: dict[str, Callable[[], Any]] = {
     # Whether the window a long prompt leaves behind goes to a tier that allocation reaches last.
     "VLLM_PIN_SWA_TOKENS": lambda: _flag("VLLM_PIN_SWA_TOKENS", False),
     # Blocks a window must drop at once for that; decode steps drop one and pin nothing.
-    "VLLM_PIN_MIN_DROP_SIZE": lambda: _number("VLLM_PIN_MIN_DROP_SIZE", 16, int, 1),
+    "VLLM_PIN_MIN_DROP_SIZE": lambda: _number("VLLM_PIN_MIN_DROP_SIZE", 16, int, 0),
     # Share of the pool that may be pinned: without a cap pins flush everything else.
     "VLLM_PIN_MAX_SHARE": lambda: _share("VLLM_PIN_MAX_SHARE", 0.25),
     "VLLM_CHECK_INVARIANTS": lambda: _flag("VLLM_CHECK_INVARIANTS", False),

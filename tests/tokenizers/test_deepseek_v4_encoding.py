@@ -188,3 +188,32 @@ def test_dropping_old_reasoning_keeps_the_prefix_of_the_next_turn_stable():
     first = render(turns(["system", "user"]), thinking=False)
     second = render(turns(["system", "user", "assistant", "user"]), thinking=False)
     assert second.startswith(first)
+
+
+def test_parts_end_where_the_next_turn_opens(encoder):
+    messages = [
+        {"role": "system", "content": "You are terse."},
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "Two?"},
+    ]
+    prompt = encoder.encode_chat(messages, ChatOptions())
+    shorter = [encoder.encode_chat(messages[:n], ChatOptions()).token_ids for n in (2, 4)]
+    system_end, user_end, *latest_first = prompt.part_ends
+    assert system_end < user_end
+    # Another first question shares the system prompt, and nothing more.
+    other = [messages[0], {"role": "user", "content": "Other"}]
+    other_ids = encoder.encode_chat(other, ChatOptions()).token_ids
+    assert other_ids[:system_end] == prompt.token_ids[:system_end]
+    assert other_ids[: system_end + 3] != prompt.token_ids[: system_end + 3]
+    assert shorter[0][:user_end] == prompt.token_ids[:user_end]
+    assert latest_first == sorted(latest_first, reverse=True)
+    assert len(latest_first) == 2
+
+
+def test_a_long_chat_tells_its_first_and_its_last_ends(encoder):
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}] * 40
+    prompt = encoder.encode_chat(messages[:-1], ChatOptions())
+    assert len(prompt.part_ends) == 16
+    first, second, *rest = prompt.part_ends
+    assert first < second < rest[-1] < rest[0] < len(prompt.token_ids)

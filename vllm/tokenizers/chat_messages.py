@@ -1,6 +1,6 @@
 """What a chat encoder takes and gives, and the one check of a chat's messages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
@@ -19,6 +19,9 @@ _UNSUPPORTED_MESSAGE_FIELDS = (
     "task",
     "audio",
 )
+# Ends of a chat's parts that are told to the cache: in all, and of its beginning.
+_MAX_PART_ENDS = 16
+_NUM_SHARED_ENDS = 2
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -53,11 +56,28 @@ class ChatPrompt:
         text: The rendered prompt.
         token_ids: Its tokens.
         in_reasoning: Whether the model's first token belongs to its reasoning.
+        part_ends: Where system prompt and messages end, in tokens, most likely shared first.
     """
 
     text: str
     token_ids: list[int]
     in_reasoning: bool
+    part_ends: tuple[int, ...] = ()
+
+
+def find_part_ends(token_ids: Sequence[int], openers: Container[int]) -> tuple[int, ...]:
+    """Return where parts of a chat end: where the next one's first token stands.
+
+    The first two, which other conversations share, then the last ones, latest first: that is where
+    an edit or another answer parts from this conversation.
+
+    Args:
+        token_ids: Of the whole chat.
+        openers: Tokens that stand at the beginning of a message and nowhere else.
+    """
+    ends = [i for i, token_id in enumerate(token_ids) if i > 1 and token_id in openers]
+    latest_first = ends[_NUM_SHARED_ENDS:][::-1]
+    return tuple([*ends[:_NUM_SHARED_ENDS], *latest_first][:_MAX_PART_ENDS])
 
 
 class ChatEncoder(Protocol):

@@ -21,6 +21,7 @@ from vllm.tokenizers.chat_messages import (
     ChatPrompt,
     check_effort,
     check_options,
+    find_part_ends,
     parse_messages,
 )
 from vllm.tokenizers.guarded_messages import guard_messages
@@ -56,6 +57,7 @@ class DeepseekV4ChatEncoder:
         for token in (BOS, EOS, USER, ASSISTANT, THINK_START, THINK_END):
             tokenizer.special_token_id(token)
         self._tokenizer = tokenizer
+        self._openers = {tokenizer.special_token_id(token) for token in (USER, ASSISTANT)}
         self._literal_text = literal_text
 
     def encode_chat(
@@ -78,6 +80,7 @@ class DeepseekV4ChatEncoder:
             text,
             token_ids,
             in_reasoning=thinking and (options.add_generation_prompt or continues_reasoning),
+            part_ends=find_part_ends(token_ids, self._openers),
         )
 
 

@@ -87,6 +87,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """A validated, tokenized request on its way to the engine core.
 
     Attributes:
+        cache_boundaries: Offsets in the prompt, in tokens, that are worth a checkpoint.
         is_extra_answer: Whether it is one of ``n`` answers to a prompt, and not the first: the
             prompt is counted once.
     """
@@ -100,6 +101,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     cache_salt: str | None = None
     trace_headers: dict[str, str] | None = None
     is_extra_answer: bool = False
+    cache_boundaries: list[int] = []
 
 
 class LogprobsRows(msgspec.Struct, frozen=True):

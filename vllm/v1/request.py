@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +106,7 @@ class Request(TokenSequence):
         reasoning_parser_kwargs: dict[str, Any] | None = None,
         abort_immediately: bool = False,
         is_extra_answer: bool = False,
+        cache_boundaries: Sequence[int] = (),
     ) -> None:
         super().__init__(request_id, prompt_token_ids, prompt_embeds, block_hasher)
         self.client_index = client_index
@@ -114,6 +115,8 @@ class Request(TokenSequence):
         self.trace_headers = trace_headers
         self.abort_immediately = abort_immediately
         self.is_extra_answer = is_extra_answer
+        # Offsets in the prompt, in tokens, behind which others may go on otherwise.
+        self.cache_boundaries = tuple(cache_boundaries)
 
         self.sampling_params = sampling_params
         self.pooling_params = pooling_params
@@ -200,6 +203,7 @@ class Request(TokenSequence):
             trace_headers=request.trace_headers,
             block_hasher=block_hasher,
             is_extra_answer=request.is_extra_answer,
+            cache_boundaries=request.cache_boundaries,
         )
 
     # ------------------------------------------------------------------- state

@@ -39,6 +39,7 @@ class FakeEngine:
         self.prefill_stats: PrefillStats | None = None
         self.errored = False
         self.resets: list[tuple[bool, bool]] = []
+        self.boundaries: list[list[int]] = []
         self.can_reset = True
 
     async def generate(
@@ -52,6 +53,7 @@ class FakeEngine:
     ) -> AsyncIterator[RequestOutput]:
         """Yield the scripted answer."""
         token_ids = prompt["prompt_token_ids"]
+        self.boundaries.append(prompt.get("cache_boundaries", []))
         self.jobs.append((token_ids, sampling_params, request_id, priority, cache_salt))
         if self.refuse is not None:
             raise self.refuse

@@ -84,6 +84,15 @@ async def test_fields_reach_the_engine(served: Served) -> None:
     assert salt == "me"
 
 
+async def test_cache_boundaries_reach_the_engine_with_every_prompt(served: Served) -> None:
+    body = {"prompt": [[1] * 9, [2] * 9], "cache_boundaries": [3, 8]}
+    response = await served.client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    assert served.engine.boundaries == [[3, 8], [3, 8]]
+    await served.client.post("/v1/completions", json={"prompt": [1] * 9})
+    assert served.engine.boundaries[2] == []
+
+
 async def test_null_means_default(served: Served) -> None:
     names = "model n temperature top_p stop seed logprobs stream stream_options echo max_tokens"
     body = {"prompt": "x", **dict.fromkeys(names.split())}

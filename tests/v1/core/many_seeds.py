@@ -23,6 +23,7 @@ from tqdm import tqdm
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
 from tests.v1.core.window_geometry import GEMMA_LIKE, GPT_OSS_LIKE, window_config
+from vllm.v1.core.policy.eviction import Rule
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import RetentionPolicy, parse_retention
 from vllm.v1.core.policy.sizes import max_request_blocks
@@ -98,8 +99,7 @@ def run_random_traffic(seed: int, traffic: Traffic | None = None) -> Driver:
         seed,
         policy=traffic.policy,
         is_priority=traffic.is_priority,
-        # Of the policies that have a guard against scans, "auto", half the seeds begin with it on.
-        is_scanned=rng.random() < 0.5,
+        rule=rng.choice((None, *Rule)) if traffic.policy.adapts else None,
     )
     histories = [tokens_of(seed * 100 + i, rng.randrange(1, 300)) for i in range(3)]
     for _ in range(25):

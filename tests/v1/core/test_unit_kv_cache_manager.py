@@ -14,6 +14,7 @@ from vllm.distributed.kv_events import BlockStored
 from vllm.exceptions import ConfigError, InvariantError
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import salt_digest
+from vllm.v1.core.policy.eviction import Rule
 from vllm.v1.core.policy.retention import AUTO
 from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.request import Request
@@ -174,7 +175,8 @@ def test_a_request_unscheduled_in_its_step_publishes_nothing() -> None:
 
 
 def test_private_prefill_window_takes_no_blocks_inside_the_chunk() -> None:
-    manager = make_manager(v4_config(32, 3000), 16384)
+    policy = replace(AUTO, adapts=False)
+    manager = make_manager(v4_config(32, 3000), 16384, policy=policy)
     request = make_request("long", tokens_of(1, 8192 + 77), 32)
     assert manager.allocate_slots(request, 8192, lookup=manager.look_up(request)) is not None
     dense = sum(len(ids) for ids in manager.get_block_ids("long"))
@@ -268,7 +270,7 @@ class CacheMachine(RuleBasedStateMachine):
         spare=st.integers(0, 40),
         pinned_share=st.sampled_from([None, 0.1, 0.5, 1.0]),
         is_priority=st.booleans(),
-        is_scanned=st.booleans(),
+        rule=st.sampled_from((None, *Rule)),
     )
     def start(
         self,
@@ -276,7 +278,7 @@ class CacheMachine(RuleBasedStateMachine):
         spare: int,
         pinned_share: float | None,
         is_priority: bool,
-        is_scanned: bool,
+        rule: Rule | None,
     ) -> None:
         self.unit = unit
         big = make_manager(v4_config(unit, 4000), 512)
@@ -288,7 +290,7 @@ class CacheMachine(RuleBasedStateMachine):
             seed=spare,
             policy=policy,
             is_priority=is_priority,
-            is_scanned=is_scanned,
+            rule=rule,
         )
         self.prompts: list[list[int]] = [[1] * 200]
 

@@ -84,7 +84,7 @@ def test_a_second_continuation_makes_a_superseded_checkpoint_a_junction() -> Non
 
 
 def test_what_only_the_unaligned_boundary_needs_goes_first() -> None:
-    driver = make_driver()
+    driver = make_driver(policy=replace(AUTO, adapts=False))
     serve(driver, tokens_of(1, 1000))
     pool, index = driver.manager.block_pool, driver.coordinator.index
     by_position = {r.position: r for r in index.checkpoints.values()}
@@ -206,3 +206,14 @@ def test_the_field_beats_the_variable(
         monkeypatch.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", variable)
     config = replace(v4_config(32, 200), prefix_cache_retention_interval=field)
     assert coordinator_of(make_manager(config, 512)).policy.name == expected
+
+
+def test_a_second_conversation_hits_the_marked_end_of_a_system_prompt_at_once() -> None:
+    driver = make_driver()
+    system = tokens_of(1, 1900)
+    request = driver.add([*system, *tokens_of(2, 3000)], 2)
+    request.cache_boundaries = (1900,)
+    driver.run_all(budget=2048)
+    second = driver.add([*system, *tokens_of(3, 500)], 2)
+    driver.run_all(budget=2048)
+    assert driver.hits[second.request_id] == 1900 // 128 * 128

@@ -22,8 +22,8 @@ from vllm.v1.core.kv_cache_utils import (
     init_none_hash,
     maybe_convert_block_hash,
 )
+from vllm.v1.core.policy.eviction import Rule
 from vllm.v1.core.policy.retention import AUTO, RetentionPolicy
-from vllm.v1.core.policy.scan_guard import ENTER_AFTER
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.messages import PrefillStats
@@ -182,7 +182,7 @@ class Driver:
         policy: RetentionPolicy = AUTO,
         waits: bool = True,
         is_priority: bool = False,
-        is_scanned: bool = False,
+        rule: Rule | None = None,
     ) -> None:
         assert config.hit_unit is not None
         self.unit = config.hit_unit
@@ -194,9 +194,8 @@ class Driver:
         self.memory = RowMemory(self.manager)
         self.max_model_len = max_model_len
         self.waits = waits
-        guard = self.coordinator.scan_guard
-        for _ in range(ENTER_AFTER if is_scanned and guard is not None else 0):
-            guard.observe(0, 1)
+        # An eviction rule that every step begins with, whatever is learnt.
+        self.rule = rule
         # First come, first served; else the lower a request's priority, the sooner.
         self.is_priority = is_priority
         self.waiting: list[Request] = []
@@ -275,6 +274,9 @@ class Driver:
 
     def step(self, budget: int = 512) -> None:
         """Schedule, run and update once."""
+        ranked = self.coordinator.block_pool.ranked
+        if self.rule is not None and ranked is not None:
+            ranked.rule = self.rule
         manager = self.manager
         self.memory.seal(self.positions)
         manager.new_step_starts()

@@ -216,3 +216,27 @@ def test_preemption_really_happens_and_changes_nothing() -> None:
         alone.run()
         compared += count_compared(alone.answers[expected], session.answers[request_id])
     assert compared >= MIN_SHARE * sum(session.prompts[request_id][1] for request_id in ids)
+
+
+@pytest.mark.parametrize("unit", [32, 128])
+def test_a_spare_checkpoint_holds_the_rows_that_were_computed(
+    unit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second prompt hits where nobody had asked for a checkpoint, and is answered the same."""
+    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+    rng = random.Random(unit)
+    shared = random_tokens(rng, 1500)
+    prompts = [shared + random_tokens(rng, count) for count in (300, 200)]
+    prompts.append(shared[:700] + random_tokens(rng, 100))
+    answers = []
+    for caching in (True, False):
+        core = make_core(unit, num_blocks=4000, budget=1024, max_len=2048, caching=caching)
+        session = Session(core)
+        for prompt in prompts:
+            session.add(prompt, 12)
+            session.run()
+        answers.append(list(session.answers.values()))
+    hits = [answer.stats.num_cached_tokens for answer in answers[0] if answer.stats is not None]
+    assert hits[0] == 0
+    assert hits[1] >= 1024, "the prompts part at 1,500, where none had parted before"
+    assert sum(map(count_compared, answers[1], answers[0])) >= 0.8 * 12 * len(prompts)

@@ -153,3 +153,16 @@ def test_sampling_defaults_of_the_checkpoint(config):
         "top_p": 0.95,
         "max_tokens": 7,
     }
+
+
+def test_boundaries_worth_a_checkpoint_travel_with_the_prompt(processor):
+    request = process(processor, {"prompt_token_ids": [1, 2, 3], "cache_boundaries": [2, 3]})
+    assert request.cache_boundaries == [2, 3]
+    assert process(processor).cache_boundaries == []
+
+
+@pytest.mark.parametrize("boundaries", [[0], [4], [-1], [True], ["1"], [1] * 17])
+def test_boundaries_outside_the_prompt_and_too_many_are_refused(processor, boundaries):
+    with pytest.raises(UserInputError) as error:
+        process(processor, {"prompt_token_ids": [1, 2, 3], "cache_boundaries": boundaries})
+    assert error.value.param == "cache_boundaries"

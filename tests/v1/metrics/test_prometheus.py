@@ -6,7 +6,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from vllm.v1.messages import FinishReason
 from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
 from vllm.v1.metrics.prometheus import PrometheusStatLogger, add_process_metrics, token_buckets
-from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats
+from vllm.v1.metrics.stats import (
+    CachePolicyStats,
+    PrefixCacheStats,
+    SchedulerStats,
+    SpecDecodingStats,
+)
 
 LABELS = {"model_name": "m", "engine": "0"}
 
@@ -137,3 +142,25 @@ def test_draft_tokens(registry: CollectorRegistry, stats: PrometheusStatLogger) 
         for i in range(3)
     ]
     assert per_pos == [2, 2, 1]
+
+
+def test_the_policy_in_force_is_one_series_and_says_since_when() -> None:
+    registry = CollectorRegistry()
+    stats = PrometheusStatLogger(registry, "m", 1000)
+    for rule, interval, spare in (("lru", 16_384, 0.5), ("residents", 0, 0.25)):
+        policy = CachePolicyStats(rule, interval, spare, 0.75)
+        stats.record(SchedulerStats(cache_policy=policy), None)
+    found = [
+        sample.labels
+        for metric in registry.collect()
+        if metric.name == "vllm:prefix_cache_policy_info"
+        for sample in metric.samples
+    ]
+    assert [(labels["rule"], labels["interval"]) for labels in found] == [("residents", "0")]
+    labels = {"model_name": "m", "engine": "0"}
+    value = registry.get_sample_value
+    assert value("vllm:prefix_cache_spare_perc", labels) == 0.25
+    assert value("vllm:prefix_cache_proven_perc", labels) == 0.75
+    since = value("vllm:prefix_cache_policy_since_seconds", labels)
+    assert since is not None
+    assert since > 1.6e9

@@ -45,6 +45,7 @@ class Job:
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    cache_boundaries: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,11 @@ class EngineStream:
 
     async def _feed(self, job_index: int) -> None:
         job = self._jobs[job_index]
+        prompt = TokensPrompt(prompt_token_ids=job.token_ids)
+        if job.cache_boundaries:
+            prompt["cache_boundaries"] = list(job.cache_boundaries)
         outputs = self._engine.generate(
-            TokensPrompt(prompt_token_ids=job.token_ids),
+            prompt,
             job.params,
             job.request_id,
             priority=job.priority,

@@ -1,6 +1,7 @@
 """Prompts of a completion: text or token ids, one or several."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,11 @@ _THREAD_CHARS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """A prompt's tokens, and its text if it was given as one."""
+    """A prompt's tokens, its text if it was given as one, and where parts of it end, in tokens."""
 
     token_ids: list[int]
     text: str | None = None
+    cache_boundaries: Sequence[int] = ()
 
 
 def split_prompts(prompt: Any) -> list[str | list[int]]:

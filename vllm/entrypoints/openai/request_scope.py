@@ -104,6 +104,7 @@ def make_stream(
             params=make_params(prompt),
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            cache_boundaries=prompt.cache_boundaries,
         )
         for i, prompt in enumerate(prompts)
     ]

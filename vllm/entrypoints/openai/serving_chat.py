@@ -137,7 +137,7 @@ async def _check(
         )
     return _Chat(
         body=body,
-        prompt=TokenizedPrompt(prompt.token_ids, prompt.text),
+        prompt=TokenizedPrompt(prompt.token_ids, prompt.text, prompt.part_ends),
         scope=scope,
         context=context,
         created=unix_now(),

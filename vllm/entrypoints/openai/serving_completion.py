@@ -1,7 +1,7 @@
 """``POST /v1/completions``."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from msgspec import UNSET
@@ -171,6 +171,9 @@ async def _check(
     prompts = await tokenize_prompts(
         context.tokenizer, body.prompt, facts.vocab_size, body.add_special_tokens is not False
     )
+    if body.cache_boundaries:
+        marks = tuple(body.cache_boundaries)
+        prompts = [replace(prompt, cache_boundaries=marks) for prompt in prompts]
     return _Completion(
         body=body,
         prompts=prompts,

@@ -17,6 +17,7 @@ from vllm.v1.core.prefix.block_index import BlockIndex
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.hash_index import BlockHashToBlockMap, HashIndex
 from vllm.v1.core.prefix.pins import Pins
+from vllm.v1.core.prefix.regular_tier import RegularTier
 from vllm.v1.core.prefix.tiers import Tier
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ __all__ = ["BlockHashToBlockMap", "BlockPool", "Tier"]
 
 logger = init_logger(__name__)
 
-_SCRATCH, _REGULAR, _PINNED = Tier.SCRATCH, Tier.REGULAR, Tier.PINNED
+_SCRATCH, _FILLER, _REGULAR, _PINNED = Tier.SCRATCH, Tier.FILLER, Tier.REGULAR, Tier.PINNED
 
 
 class BlockPool:
@@ -78,15 +79,20 @@ class BlockPool:
         self.enable_kv_cache_events = index.events.is_on
         self.kv_event_queue = index.events.queue
         self.pins: Pins | None = None
-        first = FreeKVCacheBlockQueue(self.blocks[1:])
+        self._lowest = first = FreeKVCacheBlockQueue(self.blocks[1:])
+        self.pinned_queue = pinned = FreeKVCacheBlockQueue([])
+        # Given up by the rule in force; None: in the order of use.
+        self.ranked = RegularTier(num_gpu_blocks, index.standings) if index.ranks_blocks else None
+        self._queues: tuple[FreeKVCacheBlockQueue | RegularTier, ...] = (first, pinned)
+        self.tiers: tuple[FreeKVCacheBlockQueue | RegularTier, ...] = (*[first] * _PINNED, pinned)
         if index.has_scratch:
-            others = [FreeKVCacheBlockQueue([]) for _ in range(len(Tier) - 1)]
-            self._queues: tuple[FreeKVCacheBlockQueue, ...] = (first, *others)
-            self.tiers = self._queues
-        else:
-            pinned = FreeKVCacheBlockQueue([])
-            self._queues = (first, pinned)
-            self.tiers = (first, first, first, pinned)
+            low = [FreeKVCacheBlockQueue([]) for _ in range(_FILLER, _REGULAR)]
+            live = [FreeKVCacheBlockQueue([]) for _ in range(_REGULAR + 1, _PINNED)]
+            regular = self.ranked or FreeKVCacheBlockQueue([])
+            self.tiers = (first, *low, regular, *live, pinned)
+            # Without ranks there are no spare checkpoints, and none of running requests apart.
+            self._queues = self.tiers if self.ranked else (first, low[-1], regular, pinned)
+        self._num_free = num_gpu_blocks - 1
         # Where a free block stands; of no meaning while it is held. Written only where it matters:
         # with one queue for all tiers, that is for pinned blocks.
         self._tier_of: list[Tier] = [_SCRATCH if index.has_scratch else _REGULAR] * num_gpu_blocks
@@ -95,10 +101,17 @@ class BlockPool:
 
     def get_num_free_blocks(self) -> int:
         """Return how many blocks allocation can take, cached and pinned ones included."""
-        num_free_blocks = 0
-        for queue in self._queues:
-            num_free_blocks += queue.num_free_blocks
-        return num_free_blocks
+        return self._num_free
+
+    @property
+    def num_scratch_blocks(self) -> int:
+        """Free blocks that cache nothing, where they stand apart."""
+        return self._lowest.num_free_blocks
+
+    @property
+    def num_spare_blocks(self) -> int:
+        """Free blocks of spare checkpoints."""
+        return self.tiers[_FILLER].num_free_blocks + self.tiers[Tier.SPARE].num_free_blocks
 
     def get_usage(self) -> float:
         """Return the share of blocks that requests hold, 0..1, the null block left out."""
@@ -128,7 +141,8 @@ class BlockPool:
         if self.pins is not None:
             # Every way to a block leads through here, so pins give way to any admission.
             self.pins.make_room(num_blocks)
-        lowest = self.tiers[_SCRATCH]
+        self._num_free -= num_blocks
+        lowest = self._lowest
         taken = lowest.popleft_n(min(num_blocks, lowest.num_free_blocks))
         for block in taken:
             block.ref_cnt = 1
@@ -165,9 +179,10 @@ class BlockPool:
             if block.ref_cnt == 0 and not block.is_null:
                 tier = self._tier_of[block.block_id]
                 self.tiers[tier].remove(block)
+                self._num_free -= 1
                 if tier is _PINNED:
                     self._tier_of[block.block_id] = _REGULAR
-                self.index.on_touch(block)
+            self.index.on_touch(block)
             block.ref_cnt += 1
             if self.metrics_collector is not None:
                 self.metrics_collector.on_block_accessed(block)
@@ -235,15 +250,17 @@ class BlockPool:
             self._join(members, tier)
 
     def _join(self, blocks: Sequence[KVCacheBlock], tier: Tier) -> None:
-        """Put blocks that stand in no tier into one: scratch at its front, in the order given."""
+        """Put blocks that stand in no tier into one: scratch and filler at the front, as given."""
         if tier is _PINNED or self.index.has_scratch:
             tier_of = self._tier_of
             for block in blocks:
                 tier_of[block.block_id] = tier
-        if tier is _SCRATCH:
-            self.tiers[tier].prepend_n(blocks)
+        self._num_free += len(blocks)
+        queue = self.tiers[tier]
+        if tier > _FILLER or isinstance(queue, RegularTier):
+            queue.append_n(blocks)
         else:
-            self.tiers[tier].append_n(blocks)
+            queue.prepend_n(blocks)
 
     def replace(self, blocks: Iterable[KVCacheBlock], *, even_if_unchanged: bool = False) -> None:
         """Move free blocks to the tier they belong in now, as its youngest.
@@ -252,7 +269,8 @@ class BlockPool:
             blocks: The blocks; held ones stay where they are.
             even_if_unchanged: Let blocks that stay in their tier age from now, too.
         """
-        pins, tiers = self.pins, self.tiers
+        pins, tiers, tier_of = self.pins, self.tiers, self._tier_of
+        moved: list[KVCacheBlock] = []
         for block in blocks:
             current = self.tier_of(block)
             if current is None:
@@ -261,10 +279,17 @@ class BlockPool:
             if pins is not None and pins.holds(block):
                 tier = _PINNED
             if even_if_unchanged or tiers[tier] is not tiers[current]:
-                self._move(block, tier)
+                tiers[current].remove(block)
+                # A block may come up again before it stands anywhere.
+                tier_of[block.block_id] = tier
+                moved.append(block)
+        if moved:
+            self._num_free -= len(moved)
+            self._enqueue(moved, [tier_of[block.block_id] for block in moved])
 
     def _move(self, block: KVCacheBlock, tier: Tier) -> None:
         self.tiers[self._tier_of[block.block_id]].remove(block)
+        self._num_free -= 1
         self._tier_of[block.block_id] = tier
         self._join((block,), tier)
 
@@ -384,7 +409,7 @@ class BlockPool:
     @property
     def free_block_queue(self) -> FreeKVCacheBlockQueue:
         """The free blocks that are not pinned, with hits at whole blocks."""
-        return self.tiers[_REGULAR]
+        return self._lowest
 
     @property
     def cached_block_hash_to_block(self) -> BlockHashToBlockMap:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.policy.spare import NO_SPARES, Spares
 from vllm.v1.core.prefix.lookup import PartialAdoption, PrefixHit
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class StepPlan:
         num_dense: Per dense group the blocks to take, copies' destinations left out.
         window_indices: Per window group the block indices to fill.
         boundaries: Boundaries inside the step whose checkpoints it leaves behind.
+        spares: Boundaries of checkpoints that nobody asked for, besides.
         publishes: Whether the step completes a unit.
         first: What a request's first step takes besides.
     """
@@ -91,6 +93,7 @@ class StepPlan:
     num_dense: Sequence[int] = ()
     window_indices: Sequence[Sequence[int]] = ()
     boundaries: tuple[int, ...] = ()
+    spares: Spares = NO_SPARES
     publishes: bool = False
     first: FirstStep | None = None
 

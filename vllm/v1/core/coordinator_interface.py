@@ -11,6 +11,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 if TYPE_CHECKING:
     from vllm.v1.messages import PrefillStats
+    from vllm.v1.metrics.stats import CachePolicyStats
     from vllm.v1.request import Request
 
 
@@ -111,6 +112,10 @@ class Coordinator(Protocol):
         Args:
             num_computed: Tokens computed and accepted, by the requests to check for I5.
         """
+        ...
+
+    def policy_stats(self) -> CachePolicyStats | None:
+        """Return what was learnt of the traffic; None where nothing is."""
         ...
 
     def held_blocks(self) -> Iterator[KVCacheBlock]:

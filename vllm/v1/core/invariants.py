@@ -85,11 +85,17 @@ def _check_ref_counts(pool: BlockPool, holds: Counter[int]) -> None:
             "I2",
             f"block {block.block_id} counts {block.ref_cnt}, held {num_held} times",
         )
-    num_free, num_held_blocks = pool.get_num_free_blocks(), len(holds) + num_held_by_model
+    num_free = sum(queue.num_free_blocks for queue in dict.fromkeys(pool.tiers))
+    num_held_blocks = len(holds) + num_held_by_model
     _require(
         num_free + num_held_blocks + 1 == pool.num_gpu_blocks,
         "I1",
         f"{num_free} free + {num_held_blocks} held + 1 null != {pool.num_gpu_blocks}",
+    )
+    _require(
+        num_free == pool.get_num_free_blocks(),
+        "I1",
+        f"the pool counts {pool.get_num_free_blocks()} free blocks, its tiers {num_free}",
     )
 
 

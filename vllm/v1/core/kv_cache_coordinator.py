@@ -27,9 +27,9 @@ from vllm.v1.core.cache_step import (
 )
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.policy.adaptation import Adaptation
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import resolve_policy
-from vllm.v1.core.policy.scan_guard import ScanGuard
 from vllm.v1.core.policy.sizes import (
     check_room_for_one,
     max_checkpoint_blocks,
@@ -53,7 +53,8 @@ from vllm.v1.core.whole_block_coordinator import (
     UnitaryKVCacheCoordinator,
 )
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.messages import BYPASSED, EVICTED, WINDOW_EVICTED, PrefillStats
+from vllm.v1.messages import BYPASSED, PrefillStats
+from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
     from vllm.v1.core.coordinator_interface import Coordinator
@@ -76,8 +77,8 @@ logger = init_logger(__name__)
 class CheckpointCoordinator:
     """The groups of one model over one pool; a ``Coordinator``.
 
-    Owns: the pool, its index and checkpoints, every request's ``RequestCache``, the guard against
-    scans.
+    Owns: the pool, its index and checkpoints, every request's ``RequestCache``, what was
+    learnt of the traffic.
 
     Args:
         settings: Groups, sizes and switches; ``hit_unit`` is set.
@@ -113,6 +114,7 @@ class CheckpointCoordinator:
             [group.group_id for group in self.geometry.dense],
             [group.group_id for group in self.geometry.windows],
             KVEventWriter(settings.enable_kv_cache_events),
+            ranks_blocks=self.policy.adapts,
         )
         self.block_pool = BlockPool(
             config.num_blocks,
@@ -124,10 +126,21 @@ class CheckpointCoordinator:
         if self.policy.pinned_share is not None:
             max_pinned = int((config.num_blocks - 1) * self.policy.pinned_share)
             self.block_pool.enable_pinning(max_pinned, max_checkpoint_blocks(self.geometry))
-        self.store = CheckpointStore(self.block_pool, self.index, supersedes=self.policy.supersedes)
-        self._publisher = Publisher(self.geometry, self.policy, self.index, self.store)
-        self._planner = StepPlanner(self.geometry, self.policy, self.index, settings)
-        self.scan_guard = ScanGuard() if self.policy.resists_scans else None
+        self.store = CheckpointStore(
+            self.block_pool,
+            self.index,
+            supersedes=self.policy.supersedes,
+            spares_live=self.policy.adapts,
+        )
+        self.adaptation: Adaptation | None = None
+        if self.policy.adapts and settings.enable_caching:
+            self.adaptation = Adaptation(self.geometry, config.num_blocks - 1)
+        self._publisher = Publisher(
+            self.geometry, self.policy, self.index, self.store, self.block_pool, self.adaptation
+        )
+        self._planner = StepPlanner(
+            self.geometry, self.policy, self.index, settings, self.block_pool, self.adaptation
+        )
         self.requests: dict[str, RequestCache] = {}
         # Requests that this schedule() changed, in the order of their first change.
         self._changed: dict[str, RequestCache] = {}
@@ -160,10 +173,21 @@ class CheckpointCoordinator:
             # Admitted without its hit because the pool was too full for it.
             unused = hit.position - num_cached_tokens
             misses[BYPASSED] = misses.get(BYPASSED, 0) + unused
-        if self.scan_guard is not None and request.num_preemptions == 0:
-            lost = misses.get(EVICTED, 0) + misses.get(WINDOW_EVICTED, 0)
-            self.scan_guard.observe(num_cached_tokens, lost)
+        if request.num_preemptions == 0:
+            self._observe(request)
         return PrefillStats(request.num_tokens, num_cached_tokens, hit.dense_match, misses)
+
+    def _observe(self, request: Request) -> None:
+        """Learn from an admitted prompt."""
+        if self.adaptation is not None:
+            dense_share = self.index.dense_share(self.block_pool.num_spare_blocks)
+            num_tokens = request.num_prompt_tokens
+            self.adaptation.observe(request.block_hashes, num_tokens, dense_share)
+            self._follow_rule()
+
+    def _follow_rule(self) -> None:
+        if self.adaptation is not None and self.block_pool.ranked is not None:
+            self.block_pool.ranked.rule = self.adaptation.rule
 
     def should_wait(self, request: Request, found: Lookup) -> bool:
         """Whether a running prefill is about to publish more of a waiting request's prefix."""
@@ -240,7 +264,7 @@ class CheckpointCoordinator:
         if plan.is_short:
             cache.set_ready(plan.step.alloc_end)
         if plan.publishes:
-            cache.pending = Pending(plan.step.start, plan.step.end, plan.boundaries)
+            cache.pending = Pending(plan.step.start, plan.step.end, plan.boundaries, plan.spares)
         return new_blocks
 
     def _begin(self, request: Request, first: FirstStep) -> None:
@@ -317,7 +341,7 @@ class CheckpointCoordinator:
             pending, cache.pending = cache.pending, None
             if pending is None:
                 continue
-            self._publisher.publish(cache, pending.end, pending.boundaries)
+            self._publisher.publish(cache, pending.end, pending.boundaries, pending.spares)
             if self.block_pool.pins is not None:
                 self._publisher.pin_window(cache, pending.start, pending.end)
 
@@ -337,8 +361,19 @@ class CheckpointCoordinator:
             tables = tuple(cache.take_window_tables())
             if tables:
                 work.window_tables[request_id] = tables
+            if cache.spared_until:
+                self._release_spares(cache)
         self._changed.clear()
         return work
+
+    def _release_spares(self, cache: RequestCache) -> None:
+        """Give back the blocks of spare checkpoints, those near the prompt's end to go last.
+
+        The step that the tables are for writes their rows; what takes the blocks next writes later.
+        """
+        for window in cache.windows:
+            self.block_pool.free_blocks(reversed(window.drop_below(cache.spared_until)))
+        cache.spared_until = 0
 
     # ---- the rest of a coordinator's face ----------------------------------------------------
 
@@ -364,12 +399,6 @@ class CheckpointCoordinator:
             pool.free_blocks((copy.source, copy.destination))
         made = [*cache.published.kept, *cache.published.trailing]
         tables = [table.blocks for table in cache.dense]
-        if self.scan_guard is not None and self.scan_guard.is_active:
-            self.store.put_on_trial(made)
-            start = cache.origins[0].position if cache.origins else 0
-            for table in cache.dense:
-                first = -(-start // table.geometry.block_size)
-                self.index.put_on_trial(b for b in table.blocks[first:] if b.ref_cnt == 1)
         # A sequence's tail is reused before its head.
         for blocks in (*tables, *(window.blocks for window in cache.windows)):
             pool.free_blocks(reversed(blocks))
@@ -395,9 +424,22 @@ class CheckpointCoordinator:
         """Forget everything cached and what was learnt of it; False while blocks are held."""
         self.new_step_starts()
         done = self.block_pool.reset_prefix_cache()
-        if done and self.scan_guard is not None:
-            self.scan_guard = ScanGuard()
+        if done and self.adaptation is not None:
+            self.adaptation.reset()
+            self._follow_rule()
         return done
+
+    def policy_stats(self) -> CachePolicyStats | None:
+        """Return what was learnt of the traffic; None where nothing is."""
+        pool = self.block_pool
+        if self.adaptation is None or pool.ranked is None:
+            return None
+        return CachePolicyStats(
+            self.adaptation.rule.value,
+            self.adaptation.interval,
+            pool.num_spare_blocks / max(1, pool.num_gpu_blocks - 1),
+            pool.ranked.proven_share,
+        )
 
     def take_new_block_ids(self) -> list[int]:
         """Return no ids: no group here needs its new blocks zeroed."""

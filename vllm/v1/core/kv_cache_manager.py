@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import (
     get_kv_cache_spec_sliding_window,
 )
 from vllm.v1.messages import BYPASSED, PrefillStats
-from vllm.v1.metrics.stats import PrefixCacheStats
+from vllm.v1.metrics.stats import CachePolicyStats, PrefixCacheStats
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
@@ -363,6 +363,10 @@ class KVCacheManager(CacheQueries):
         if self._zeroes_blocks:
             work = replace(work, new_block_ids=self.take_new_block_ids())
         return work
+
+    def policy_stats(self) -> CachePolicyStats | None:
+        """Return what was learnt of the traffic; None where nothing is."""
+        return self.coordinator.policy_stats()
 
     def take_new_block_ids(self) -> list[int]:
         """Drain the ids of blocks taken in this step, for a worker that zeroes them."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_step import BlockCopy
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.policy.spare import NO_SPARES, Spares
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
@@ -23,6 +24,7 @@ class Pending:
     start: int
     end: int
     boundaries: tuple[int, ...]
+    spares: Spares = NO_SPARES
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class RequestCache:
         wait_deadline: The step in which it stops waiting for another's prefill.
         pending: What this step publishes.
         copies: Copies that this step runs.
+        spared_until: Where a step ends that leaves spare checkpoints; 0: it leaves none.
         rebuilt_block_id: Block of the checkpoint whose last row its drafter makes anew.
     """
 
@@ -78,6 +81,7 @@ class RequestCache:
     wait_deadline: int | None = None
     pending: Pending | None = None
     copies: list[BlockCopy] = field(default_factory=list)
+    spared_until: int = 0
     rebuilt_block_id: int | None = None
 
     @property

@@ -181,6 +181,11 @@ class LiveWindow:
         """Return the position up to which the table has blocks; 0 for an empty table."""
         return (self.base + len(self.blocks)) * self.geometry.block_size if self.blocks else 0
 
+    @property
+    def end(self) -> int:
+        """The index behind the last block."""
+        return self.base + len(self.blocks)
+
     def blocks_for(self, position: int) -> tuple[KVCacheBlock, ...]:
         """Return the blocks a checkpoint at ``position`` needs; all are held."""
         span = self.geometry.rows_below(position)

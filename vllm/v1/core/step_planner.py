@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_step import FirstStep, StepPlan, StepRequest
+from vllm.v1.core.policy.adaptation import Adaptation
 from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.policy.retention import (
     RetentionPolicy,
@@ -13,12 +14,14 @@ from vllm.v1.core.policy.retention import (
     replay_boundaries,
     step_boundaries,
 )
+from vllm.v1.core.policy.spare import NO_SPARES, Spares, lean_checkpoint_blocks, spare_boundaries
 from vllm.v1.core.prefix.drafter_rows import StaleRow, stale_groups
 from vllm.v1.core.prefix.lookup import PrefixHit, find_junction, plan_partials
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.request_cache import RequestCache
 
 if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.cache_settings import CacheSettings
     from vllm.v1.request import Request
 
@@ -33,6 +36,8 @@ class StepPlanner:
         policy: Which checkpoints are kept.
         index: What is cached.
         settings: Sizes and switches.
+        pool: Where blocks stand.
+        adaptation: What was learnt of the traffic, if the policy learns.
     """
 
     def __init__(
@@ -41,11 +46,17 @@ class StepPlanner:
         policy: RetentionPolicy,
         index: PrefixIndex,
         settings: CacheSettings,
+        pool: BlockPool,
+        adaptation: Adaptation | None,
     ) -> None:
         self._geometry = geometry
         self._policy = policy
         self._index = index
         self._settings = settings
+        self._pool = pool
+        self._adaptation = adaptation
+        # Per window group the blocks of a lean checkpoint far into a prompt.
+        self._lean_blocks = lean_checkpoint_blocks(geometry)
         # Decode steps take blocks for so many tokens at a time. State blocks hold as few as a
         # sixteenth of a unit; going to the pool for each would be most of a decode step's cost.
         self._stride = max(1, geometry.unit // 4)
@@ -69,18 +80,22 @@ class StepPlanner:
         assert step.num_external_tokens == 0, "refused by VllmConfig"
         publishes = self.publishes(step)
         if cache is None:
-            return self._plan_first(step, publishes)
-        if not publishes:
-            plan = self._plan_short(step, cache)
-            if plan is not None and plan.num_blocks <= num_available:
-                return plan
-        wanted = cache.published.wanted
-        boundaries = self._boundaries(step, wanted) if publishes else ()
+            plan = self._plan_first(step, publishes)
+        else:
+            if not publishes:
+                short = self._plan_short(step, cache)
+                if short is not None and short.num_blocks <= num_available:
+                    return short
+            plan = self._plan_next(step, cache, publishes)
+        if publishes and self._adaptation is not None:
+            self._fit_learnt(plan, cache, num_available)
+        return plan
+
+    def _plan_next(self, step: StepRequest, cache: RequestCache, publishes: bool) -> StepPlan:
+        """Plan a step of a request that holds tables."""
+        boundaries = self._boundaries(step, cache.published.wanted) if publishes else ()
         num_dense = [table.num_missing(step.alloc_end) for table in cache.dense]
-        indices = [
-            window.find_missing(self._needed_blocks(window.geometry, step, boundaries))
-            for window in cache.windows
-        ]
+        indices = self._window_indices(step, boundaries, cache, None)
         num_new = sum(num_dense) + sum(map(len, indices))
         return StepPlan(
             step,
@@ -91,6 +106,96 @@ class StepPlanner:
             boundaries=boundaries,
             publishes=publishes,
         )
+
+    def _window_indices(
+        self,
+        step: StepRequest,
+        boundaries: tuple[int, ...],
+        cache: RequestCache | None,
+        hit: PrefixHit | None,
+    ) -> list[Sequence[int]]:
+        """Return per window group the block indices a step must fill."""
+        indices: list[Sequence[int]] = []
+        for number, group in enumerate(self._geometry.windows):
+            needed = self._needed_blocks(group, step, boundaries)
+            if cache is not None:
+                indices.append(cache.windows[number].find_missing(needed))
+            else:
+                adopted = group.rows_below(hit.position) if hit else range(0)
+                indices.append([i for i in needed if i not in adopted])
+        return indices
+
+    def _fit_learnt(self, plan: StepPlan, cache: RequestCache | None, num_available: int) -> None:
+        """Add spare checkpoints to a plan if there is room; leave learnt ones out if there is not.
+
+        The admission gate counts neither, so a request must be able to go on without them.
+        """
+        step = plan.step
+        hit = plan.first.hit if plan.first is not None else None
+        boundaries, spares = plan.boundaries, NO_SPARES
+        if plan.num_blocks > num_available:
+            wanted = cache.published.wanted if plan.first is None and cache else set()
+            wanted = plan.first.wanted if plan.first is not None else wanted
+            boundaries = step_boundaries(self._geometry, step.start, step.end, wanted)
+        else:
+            spares = self._find_spares(step, plan)
+        if spares == NO_SPARES and boundaries == plan.boundaries:
+            return
+        if spares == NO_SPARES:
+            indices = self._window_indices(step, boundaries, cache, hit)
+        else:
+            indices = self._with_spares(plan, spares, cache)
+        more = sum(map(len, indices)) - sum(map(len, plan.window_indices))
+        if plan.num_blocks + more > num_available and spares != NO_SPARES:
+            return
+        plan.window_indices, plan.boundaries, plan.spares = indices, boundaries, spares
+        plan.num_blocks += more
+        plan.num_new_blocks += more
+
+    def _with_spares(
+        self, plan: StepPlan, spares: Spares, cache: RequestCache | None
+    ) -> list[Sequence[int]]:
+        """Return the window blocks of a step, those of its spare checkpoints included.
+
+        These are many and far from each other; all have the same blocks below their ends.
+        """
+        indices: list[Sequence[int]] = []
+        for number, group in enumerate(self._geometry.windows):
+            num_blocks, size = self._lean_blocks[number], group.block_size
+            if not num_blocks:
+                indices.append(plan.window_indices[number])
+                continue
+            # Below this, what going on at the step's start needs is held already.
+            held = plan.step.start // size if cache is None else cache.windows[number].end
+            needed = {*plan.window_indices[number]}
+            for places in spares:
+                for place in places:
+                    end = place // size
+                    needed.update(range(max(held, end - num_blocks), end))
+            indices.append(sorted(needed))
+        return indices
+
+    def _find_spares(self, step: StepRequest, plan: StepPlan) -> Spares:
+        """Return where a prefill step leaves checkpoints that nobody asked for."""
+        pool, request = self._pool, step.request
+        spares = spare_boundaries(
+            self._geometry,
+            step.start,
+            min(step.end, request.num_prompt_tokens),
+            request.num_prompt_tokens,
+            plan.boundaries,
+            pool.num_scratch_blocks - plan.num_new_blocks,
+            pool.num_spare_blocks,
+            pool.num_gpu_blocks,
+            request.cache_boundaries,
+        )
+        if spares == NO_SPARES:
+            return spares
+        known, unit, hashes = self._index.checkpoints, self._geometry.unit, request.block_hashes
+        ends, fillers = (
+            tuple(p for p in places if hashes[p // unit - 1] not in known) for places in spares
+        )
+        return Spares(ends, fillers)
 
     def _plan_short(self, step: StepRequest, cache: RequestCache) -> StepPlan | None:
         """Plan a step that completes no boundary; None if it would leave a hole in a table."""
@@ -108,7 +213,8 @@ class StepPlanner:
         return StepPlan(step, num_new, num_new, True, num_dense, indices)
 
     def _boundaries(self, step: StepRequest, wanted: Iterable[int]) -> tuple[int, ...]:
-        interval = self._policy.interval
+        adaptation = self._adaptation
+        interval = self._policy.interval if adaptation is None else adaptation.interval
         return step_boundaries(self._geometry, step.start, step.end, wanted, interval)
 
     def _needed_blocks(
@@ -134,11 +240,7 @@ class StepPlanner:
             max(0, group.num_dense_blocks(step.alloc_end) - adopted)
             for group, adopted in zip(self._geometry.dense, num_adopted, strict=True)
         ]
-        indices = []
-        for group in self._geometry.windows:
-            adopted = group.rows_below(hit.position) if hit else range(0)
-            needed = self._needed_blocks(group, step, boundaries)
-            indices.append([i for i in needed if i not in adopted])
+        indices = self._window_indices(step, boundaries, None, hit)
         num_copies = sum(adoption.is_copy for adoption in first.partials) + len(first.rebuilt)
         num_new = sum(num_dense) + sum(map(len, indices)) + num_copies
         return StepPlan(

@@ -25,6 +25,7 @@ from vllm.v1.core.single_type_kv_cache_manager import (
     get_manager_for_kv_cache_spec,
 )
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
+from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
     from vllm.v1.messages import PrefillStats
@@ -337,6 +338,10 @@ class KVCacheCoordinator(GroupManagers, ABC):
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached; False while blocks are held."""
         return self.block_pool.reset_prefix_cache()
+
+    def policy_stats(self) -> CachePolicyStats | None:
+        """Return None: nothing is learnt."""
+        return None
 
     def take_new_block_ids(self) -> list[int]:
         """Drain the ids of blocks taken in this step."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -13,6 +13,8 @@ from vllm.tokenizers import Tokenizer
 from vllm.v1.messages import EngineCoreRequest
 
 _MAX_SALT_CHARS = 128
+# Offsets of a prompt that a client may mark as worth a checkpoint.
+MAX_CACHE_BOUNDARIES = 16
 # Characters that keys of external caches (paths, addresses) cannot carry.
 _SALT_FORBIDDEN = "@/\\\0"
 _GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p")
@@ -25,6 +27,7 @@ class ParsedPrompt:
     token_ids: list[int]
     text: str | None
     cache_salt: str | None
+    cache_boundaries: list[int] = field(default_factory=list)
 
 
 class InputProcessor:
@@ -98,7 +101,8 @@ class InputProcessor:
                     "The prompt object has neither prompt nor prompt_token_ids: give one.", "prompt"
                 )
             token_ids = self._encode(text)
-        return ParsedPrompt(list(token_ids), text, prompt.get("cache_salt"))
+        boundaries = list(prompt.get("cache_boundaries") or ())
+        return ParsedPrompt(list(token_ids), text, prompt.get("cache_salt"), boundaries)
 
     def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:
@@ -193,6 +197,22 @@ class InputProcessor:
         if any(char in _SALT_FORBIDDEN for char in salt):
             raise UserInputError("cache_salt must not contain '@', '/', '\\' or NUL.", "cache_salt")
 
+    @staticmethod
+    def _check_boundaries(boundaries: Sequence[Any], num_tokens: int) -> None:
+        if len(boundaries) > MAX_CACHE_BOUNDARIES:
+            raise UserInputError(
+                f"cache_boundaries holds {len(boundaries)} offsets: give at most "
+                f"{MAX_CACHE_BOUNDARIES}.",
+                "cache_boundaries",
+            )
+        for offset in boundaries:
+            if type(offset) is not int or not 0 < offset <= num_tokens:
+                raise UserInputError(
+                    f"cache_boundaries holds {offset!r}: give offsets in tokens, from 1 to the "
+                    f"prompt's {num_tokens}.",
+                    "cache_boundaries",
+                )
+
     # ---- all together ------------------------------------------------------------------------
 
     def process(
@@ -218,6 +238,7 @@ class InputProcessor:
         self._check_prompt(prompt.token_ids)
         salt = cache_salt if cache_salt is not None else prompt.cache_salt
         self._check_salt(salt)
+        self._check_boundaries(prompt.cache_boundaries, len(prompt.token_ids))
         if priority != 0 and not self._is_priority:
             raise UserInputError(
                 f"priority={priority} has no effect with the scheduling policy 'fcfs': leave it "
@@ -232,4 +253,5 @@ class InputProcessor:
             priority=priority,
             cache_salt=salt,
             trace_headers=dict(trace_headers) if trace_headers else None,
+            cache_boundaries=prompt.cache_boundaries,
         )

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from vllm.logger import init_logger
 from vllm.v1.metrics.iteration_stats import IterationStats
-from vllm.v1.metrics.stats import CachingMetrics, SchedulerStats
+from vllm.v1.metrics.stats import CachePolicyStats, CachingMetrics, SchedulerStats
 
 logger = init_logger(__name__)
 
@@ -42,6 +42,8 @@ class LoggingStatLogger:
         self._drafts = self._draft_tokens = self._accepted_tokens = 0
         self._scheduler_stats: SchedulerStats | None = None
         self._caching = CachingMetrics()
+        # The rule and the interval that were told last.
+        self._told_policy: tuple[str, int] | None = None
         self._was_idle = True
 
     def record(
@@ -89,6 +91,7 @@ class LoggingStatLogger:
             (stats.kv_cache_usage if stats else 0.0) * 100,
             self._caching.hit_rate * 100,
         )
+        self._log_policy(stats.cache_policy if stats else None)
         if self._draft_tokens:
             logger.info(
                 "Engine %03d: Drafted: %d tokens, accepted: %d (%.1f%%), "
@@ -103,6 +106,22 @@ class LoggingStatLogger:
         self._was_idle = is_idle
         self._last_log = now
         self._num_prompt_tokens = self._num_generation_tokens = self._num_preemptions = 0
+
+    def _log_policy(self, policy: CachePolicyStats | None) -> None:
+        """Tell what the prefix cache does, when that is something else than before."""
+        if policy is None or self._told_policy == (policy.rule, policy.interval):
+            return
+        self._told_policy = (policy.rule, policy.interval)
+        every = f"every {policy.interval} tokens" if policy.interval else "at ends and branches"
+        logger.info(
+            "Engine %03d: Prefix cache: eviction rule %s, checkpoints %s, "
+            "spare: %.1f%%, proven: %.1f%%",
+            self._engine_index,
+            policy.rule,
+            every,
+            policy.spare_share * 100,
+            policy.proven_share * 100,
+        )
 
 
 class TotalsStatLogger:

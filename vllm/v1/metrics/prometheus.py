@@ -3,6 +3,7 @@
 Names, labels and buckets are those that dashboards and routers for vLLM read.
 """
 
+import time
 from collections.abc import Iterable, Mapping
 
 from prometheus_client import (
@@ -17,7 +18,7 @@ from prometheus_client import (
 
 from vllm.v1.messages import MISS_REASONS, FinishReason
 from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
-from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
+from vllm.v1.metrics.stats import CachePolicyStats, PrefixCacheStats, SchedulerStats
 
 _LABELS = ("model_name", "engine")
 
@@ -134,6 +135,22 @@ class PrometheusStatLogger:
         self._usage = self._gauge(
             "kv_cache_usage_perc", "Share of the KV cache that running requests hold, 0 to 1."
         )
+        self._policy_info = Gauge(
+            "vllm:prefix_cache_policy_info",
+            "The eviction rule and the interval in force, in labels.",
+            (*_LABELS, "rule", "interval"),
+            registry=self._registry,
+        )
+        self._policy_in_force: tuple[str, str] | None = None
+        self._policy_since = self._gauge(
+            "prefix_cache_policy_since_seconds", "When they came into force, in Unix time."
+        )
+        self._spare = self._gauge(
+            "prefix_cache_spare_perc", "Share of the KV cache in spare checkpoints, 0 to 1."
+        )
+        self._proven = self._gauge(
+            "prefix_cache_proven_perc", "Share of reusable free blocks that were hit, 0 to 1."
+        )
         by_reason = Gauge(
             "vllm:num_requests_waiting_by_reason",
             "Requests waiting, by reason.",
@@ -211,6 +228,8 @@ class PrometheusStatLogger:
         self._waiting_capacity.set(stats.num_waiting_reqs)
         self._waiting_deferred.set(stats.num_skipped_waiting_reqs)
         self._usage.set(stats.kv_cache_usage)
+        if stats.cache_policy is not None:
+            self._record_policy(stats.cache_policy)
         cache: PrefixCacheStats | None = stats.prefix_cache_stats
         if cache is not None:
             self._counters["prefix_cache_queries"].inc(cache.queries)
@@ -225,6 +244,18 @@ class PrometheusStatLogger:
             self._counters["spec_decode_num_accepted_tokens"].inc(drafted.num_accepted_tokens)
             for position, count in enumerate(drafted.num_accepted_tokens_per_pos):
                 self._accepted_per_pos.labels(*self._labels, str(position)).inc(count)
+
+    def _record_policy(self, policy: CachePolicyStats) -> None:
+        self._spare.set(policy.spare_share)
+        self._proven.set(policy.proven_share)
+        in_force = (policy.rule, str(policy.interval))
+        if in_force == self._policy_in_force:
+            return
+        if self._policy_in_force is not None:
+            self._policy_info.remove(*self._labels, *self._policy_in_force)
+        self._policy_info.labels(*self._labels, *in_force).set(1)
+        self._policy_since.set(time.time())
+        self._policy_in_force = in_force
 
     def _record_iteration(self, stats: IterationStats) -> None:
         counters = self._counters

@@ -165,6 +165,23 @@ class SpecDecodingStats:
             self.num_accepted_tokens_per_pos[position] += 1
 
 
+@dataclass(frozen=True, slots=True)
+class CachePolicyStats:
+    """What retention ``auto`` has learnt, and what it has done with the blocks.
+
+    Attributes:
+        rule: The eviction rule in force.
+        interval: Tokens between two checkpoints that prompts leave; 0: none.
+        spare_share: Share of the blocks that hold checkpoints nobody asked for, 0..1.
+        proven_share: Of the free blocks that may be hit, those that were, or came back, 0..1.
+    """
+
+    rule: str
+    interval: int
+    spare_share: float = 0.0
+    proven_share: float = 0.0
+
+
 @dataclass(slots=True)
 class SchedulerStats:
     """The scheduler's state after a step.
@@ -178,6 +195,7 @@ class SchedulerStats:
             what a KV connector loads counts as a hit.
         connector_prefix_cache_stats: Lookups beyond it through the KV connector, if any.
         spec_decoding_stats: None when nothing was drafted.
+        cache_policy: None where nothing is learnt: a fixed interval, or hits at whole blocks.
     """
 
     num_running_reqs: int = 0
@@ -187,3 +205,4 @@ class SchedulerStats:
     prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
     connector_prefix_cache_stats: PrefixCacheStats | None = None
     spec_decoding_stats: SpecDecodingStats | None = None
+    cache_policy: CachePolicyStats | None = None

@@ -1,14 +1,15 @@
 """Checkpoints from publication to eviction."""
 
 from tests.v1.core.prefix.unit_caches import UnitCache, h, make_cache
+from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.tiers import Tier
 
 
-def freed(cache: UnitCache, name: str, *, is_cold: bool = False) -> Checkpoint:
+def freed(cache: UnitCache, name: str, **fields: bool) -> Checkpoint:
     """A checkpoint of two blocks that nobody holds any more."""
     blocks = cache.pool.get_new_blocks(2)
-    record = cache.add_record(name, *blocks, is_cold=is_cold)
+    record = cache.add_record(name, *blocks, **fields)
     cache.pool.free_blocks(blocks)
     return record
 
@@ -60,15 +61,45 @@ def test_a_junction_is_warm() -> None:
     assert tier(cache, record) is Tier.REGULAR
 
 
-def test_a_trial_ends_with_a_hit_and_spares_what_was_hit() -> None:
-    cache = make_cache()
-    tried, lean, hit = (freed(cache, name) for name in "tlh")
-    cache.store.hit(hit, None)
-    cache.store.put_on_trial([tried, lean, hit])
-    assert [tier(cache, r) for r in (tried, lean, hit)] == [Tier.COLD, Tier.COLD, Tier.REGULAR]
-    cache.store.hit(tried, lean)
-    assert [tier(cache, r) for r in (tried, lean)] == [Tier.REGULAR] * 2
-    assert (tried.num_hits, tried.num_live, lean.num_hits) == (1, 1, 0)
+def test_spare_checkpoints_go_before_all_others_until_they_are_hit_or_asked_for() -> None:
+    cache = make_cache(ranks=True)
+    end = freed(cache, "e", is_spare=True)
+    filler = freed(cache, "f", is_spare=True, is_filler=True)
+    lean = freed(cache, "l", is_spare=True)
+    assert [tier(cache, r) for r in (end, filler, lean)] == [Tier.SPARE, Tier.FILLER, Tier.SPARE]
+    cache.store.hit(end, lean)
+    assert [tier(cache, r) for r in (end, lean)] == [Tier.REGULAR] * 2
+    assert (end.num_hits, end.num_live, lean.num_hits) == (1, 1, 0)
+    block = cache.pool.get_new_blocks(1)
+    assert not cache.store.publish(Checkpoint(h("f"), 32, (tuple(block),), is_kept=True))
+    assert tier(cache, filler) is Tier.REGULAR
+    assert filler.is_kept
+
+
+def test_a_spare_checkpoint_changes_nothing_where_one_stands() -> None:
+    cache = make_cache(ranks=True)
+    record = freed(cache, "p", is_cold=True)
+    block = cache.pool.get_new_blocks(1)
+    assert not cache.store.publish(Checkpoint(h("p"), 32, (tuple(block),), is_spare=True))
+    assert tier(cache, record) is Tier.COLD
+
+
+def test_those_of_running_requests_are_the_last_to_go() -> None:
+    cache = make_cache(ranks=True)
+    store = CheckpointStore(cache.pool, cache.index, supersedes=True, spares_live=True)
+    (block,) = cache.pool.get_new_blocks(1)
+    record = Checkpoint(h("p"), 32, ((block,),), is_kept=True)
+    store.publish(record)
+    cache.pool.free_blocks([block])
+    assert tier(cache, record) is Tier.LIVE
+    store.leave([record], [], again=False)
+    assert tier(cache, record) is Tier.REGULAR
+    store.hit(record, None)
+    cache.pool.touch([block])
+    cache.pool.free_blocks([block])
+    assert tier(cache, record) is Tier.LIVE
+    store.leave([], [record], again=False)
+    assert tier(cache, record) is Tier.REGULAR
 
 
 def test_what_is_cold_for_good_stays_cold_when_hit() -> None:

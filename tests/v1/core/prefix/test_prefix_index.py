@@ -1,7 +1,11 @@
 """Unit keys of dense blocks, which prefixes continue which, and what a lost block takes along."""
 
 from tests.v1.core.prefix.unit_caches import h, make_cache
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.policy.eviction import Standing
 from vllm.v1.core.prefix.checkpoints import Checkpoint
+from vllm.v1.core.prefix.events import KVEventWriter
+from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.prefix.tiers import Tier
 
 
@@ -98,16 +102,43 @@ def test_continuations_count_while_they_are_cached() -> None:
     assert not index.has_other_continuation(h("root"), None)
 
 
-def test_a_trial_is_for_blocks_with_keys_and_ends_with_a_hit() -> None:
-    cache = make_cache()
+def test_a_block_stands_as_high_as_what_is_known_of_it() -> None:
+    cache = make_cache(ranks=True)
     pool, index = cache.pool, cache.index
-    a, b, c = pool.get_new_blocks(3)
+    a, b = pool.get_new_blocks(2)
     cache.add_key(a, 0, h("a"))
-    cache.add_key(b, 0, h("b"))
-    index.put_on_trial([a, c])
-    pool.free_blocks([a, b, c])
-    assert cache.tiers(a, b, c) == [Tier.COLD, Tier.REGULAR, Tier.SCRATCH]
-    assert list(index.tiers([a, b, c])) == [index.tier(x) for x in (a, b, c)]
+    assert index.standing(a) is Standing.NEW
+    # Computed again while it is still there.
+    cache.add_key(b, 0, h("a"))
+    assert index.standing(b) is Standing.HIT
     pool.touch([a])
+    assert index.standing(a) is Standing.HIT
+
+
+def test_what_was_evicted_lately_returns() -> None:
+    cache = make_cache(ranks=True)
+    pool, index = cache.pool, cache.index
+    (block,) = pool.get_new_blocks(1)
+    cache.add_key(block, 0, h("a"))
+    index.forget(block)
+    cache.add_key(block, 0, h("a"))
+    assert index.standing(block) is Standing.RETURNED
+    index.forget(block)
+    for number in range(pool.num_gpu_blocks):
+        cache.add_key(block, 0, h(f"other {number}"))
+        index.forget(block)
+    cache.add_key(block, 0, h("a"))
+    assert index.standing(block) is Standing.NEW
+
+
+def test_a_free_block_gives_up_a_key_that_a_held_one_computed_again() -> None:
+    index = PrefixIndex(10, [0], [1], KVEventWriter(False), ranks_blocks=True)
+    pool = BlockPool(10, True, 32, index=index)
+    a, b = pool.get_new_blocks(2)
+    assert index.add_keys([a, a], 0, [h("1"), h("2")], [None, h("1")]) == []
     pool.free_blocks([a])
-    assert cache.tiers(a) == [Tier.REGULAR]
+    assert index.add_keys([b], 0, [h("1")], [None]) == []
+    assert (index.keys_of(a), index.keys[0][h("1")]) == ([h("2")], b)
+    assert index.add_keys([b], 0, [h("2")], [h("1")]) == [a]
+    assert pool.index.tier(a) is Tier.SCRATCH
+    assert list(index.find_faults(pool.blocks)) == []

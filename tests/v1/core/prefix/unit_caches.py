@@ -35,9 +35,9 @@ class UnitCache(NamedTuple):
         found = self.pool.get_cached_block(prefix_hash, [group_id])
         return None if found is None else found[0]
 
-    def add_record(self, name: str, *blocks: KVCacheBlock, is_cold: bool = False) -> Checkpoint:
+    def add_record(self, name: str, *blocks: KVCacheBlock, **fields: bool) -> Checkpoint:
         """Publish a checkpoint of two window groups: the first block, and the others."""
-        record = Checkpoint(h(name), 32, (blocks[:1], blocks[1:]), is_cold=is_cold)
+        record = Checkpoint(h(name), 32, (blocks[:1], blocks[1:]), **fields)
         assert self.store.publish(record)
         return record
 
@@ -59,9 +59,10 @@ def make_cache(
     events: bool = False,
     max_pinned: int | None = None,
     supersedes: bool = True,
+    ranks: bool = False,
 ) -> UnitCache:
     """Return an empty pool of hits at one unit."""
-    index = PrefixIndex(num_blocks, dense, windows, KVEventWriter(events))
+    index = PrefixIndex(num_blocks, dense, windows, KVEventWriter(events), ranks_blocks=ranks)
     pool = BlockPool(num_blocks, True, 32, index=index)
     if max_pinned is not None:
         pool.enable_pinning(max_pinned)

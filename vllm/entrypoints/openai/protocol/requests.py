@@ -103,6 +103,10 @@ class CompletionRequest(SamplingRequest):
     prompt: PromptField
     logprobs: Whole | None = Field(None, description="Most likely tokens to report per position.")
     echo: StrictBool | None = Field(None, description="Put the prompt in front of the answer.")
+    cache_boundaries: list[Whole] | None = Field(
+        None,
+        description="Offsets in tokens behind which other prompts may go on otherwise; at most 16.",
+    )
 
 
 class ChatCompletionRequest(SamplingRequest):

@@ -27,8 +27,8 @@ class RetentionPolicy:
         keeps_coarse: Also keep the last multiple of ``COARSE_TOKENS`` in a prompt: clients that
             re-render or re-chunk a prompt's end part from it there, or shortly after.
         private_window: Window groups take no blocks for rows that die within the step.
-        resists_scans: Where LRU order gives up every prefix just before its next use, new ones
-            are given up before others until they are hit.
+        adapts: Learn from the traffic which eviction rule and which interval pay; leave spare
+            checkpoints in memory that nothing else needs; put off what running requests made.
         pinned_share: Where a long prompt pauses, its checkpoint is given up last; so much of the
             pool may stand under such pins. None: nothing is pinned.
         pin_min_drop_blocks: Blocks of rows a step must compute and not keep, in some group, to pin.
@@ -41,13 +41,13 @@ class RetentionPolicy:
     supersedes: bool = True
     keeps_coarse: bool = True
     private_window: bool = True
-    resists_scans: bool = True
+    adapts: bool = False
     pinned_share: float | None = None
     pin_min_drop_blocks: int = 16
 
 
-AUTO = RetentionPolicy()
-_EQUAL_AGES = RetentionPolicy(supersedes=False, keeps_coarse=False, resists_scans=False)
+AUTO = RetentionPolicy(adapts=True)
+_EQUAL_AGES = RetentionPolicy(supersedes=False, keeps_coarse=False)
 
 
 def parse_retention(value: str | int | None, geometry: CacheGeometry) -> RetentionPolicy:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.policy.eviction import Standing
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.tiers import Tier
 
@@ -47,8 +48,17 @@ class BlockIndex(Protocol):
         """Return the same for many blocks at once."""
         ...
 
+    @property
+    def ranks_blocks(self) -> bool:
+        """Whether blocks of the regular tier stand in queues by what is known of them."""
+        ...
+
+    def standings(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Standing]:
+        """Return what is known of what blocks cache."""
+        ...
+
     def on_touch(self, block: KVCacheBlock) -> None:
-        """Take note that a free block was hit."""
+        """Take note that a block was hit."""
         ...
 
     def get_cached_block(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash
@@ -23,12 +23,16 @@ class CheckpointStore:
         pool: Where the blocks stand.
         index: Where lookups find checkpoints.
         supersedes: Whether a conversation's checkpoint before last is given up before others.
+        spares_live: Whether those of running requests are among the last to go.
     """
 
-    def __init__(self, pool: BlockPool, index: PrefixIndex, *, supersedes: bool) -> None:
+    def __init__(
+        self, pool: BlockPool, index: PrefixIndex, *, supersedes: bool, spares_live: bool = False
+    ) -> None:
         self._pool = pool
         self._index = index
         self._supersedes = supersedes
+        self._spares_live = spares_live
 
     def get(self, prefix_hash: BlockHash) -> Checkpoint | None:
         """Return the checkpoint of a prefix, if there is one."""
@@ -44,11 +48,18 @@ class CheckpointStore:
         """
         existing = self.get(record.prefix_hash)
         if existing is None:
+            record.has_maker = record.is_kept and self._spares_live
             self._index.add_checkpoint(record)
             return True
+        if record.is_spare:
+            return False
         existing.is_kept |= record.is_kept
         existing.is_junction |= record.is_junction
-        if not record.is_cold:
+        if existing.is_spare:
+            # Somebody asks for it now: as if it were made now.
+            existing.is_cold = record.is_cold
+            self._promote(existing)
+        elif not record.is_cold:
             self._warm(existing)
         return False
 
@@ -58,11 +69,12 @@ class CheckpointStore:
 
     def hit(self, record: Checkpoint, lean: Checkpoint | None) -> None:
         """A request resumes at a checkpoint; ``lean`` is that of the lean boundary below."""
-        for found in (record, lean):
-            if found is not None and found.is_on_trial:
-                self._warm(found)
         record.num_hits += 1
         record.num_live += 1
+        record.num_owners += self._spares_live
+        for found in (record, lean):
+            if found is not None and found.is_spare:
+                self._promote(found)
 
     def leave(
         self, made: Sequence[Checkpoint], origins: Sequence[Checkpoint], *, again: bool
@@ -82,6 +94,7 @@ class CheckpointStore:
         if origins:
             deepest = origins[0]
             deepest.num_live -= 1
+            deepest.num_owners -= self._spares_live
             if again:
                 older = deepest.older
             else:
@@ -91,12 +104,13 @@ class CheckpointStore:
                 deepest.older = ()
         for record in made:
             record.older = older
+            record.has_maker = False
         for record in (*made, *origins):
             if self._index.holds_checkpoint(record):
                 self._pool.replace(record.all_blocks(), even_if_unchanged=True)
 
     def _supersede(self, record: Checkpoint) -> None:
-        if not self._supersedes or record.is_junction or record.num_live or record.is_on_trial:
+        if not self._supersedes or record.is_junction or record.num_live:
             return
         if self._index.holds_checkpoint(record):
             record.is_cold = True
@@ -111,19 +125,15 @@ class CheckpointStore:
         """Let a checkpoint outlive the advance of the request that made it."""
         record.is_kept = True
 
-    def put_on_trial(self, records: Iterable[Checkpoint]) -> None:
-        """Give checkpoints that nobody resumed at up before others, until somebody does."""
-        for record in records:
-            if record.num_hits or record.is_junction or record.is_cold or record.is_on_trial:
-                continue
-            if self._index.holds_checkpoint(record):
-                record.is_on_trial = True
-                self._pool.replace(record.all_blocks())
+    def _promote(self, record: Checkpoint) -> None:
+        """Keep a spare checkpoint as others are kept."""
+        record.is_spare = record.is_filler = False
+        self._pool.replace(record.all_blocks())
 
     def _warm(self, record: Checkpoint) -> None:
         """Keep a checkpoint as others are kept."""
         if checkpoint_tier(record) is Tier.COLD and self._index.holds_checkpoint(record):
-            record.is_cold = record.is_on_trial = False
+            record.is_cold = False
             self._pool.replace(record.all_blocks())
 
     def dissolve(self, record: Checkpoint) -> None:

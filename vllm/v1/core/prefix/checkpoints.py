@@ -24,7 +24,10 @@ class Checkpoint:
         is_kept: Whether it outlives the advance of the request that made it.
         is_junction: Whether continuations were seen to part here.
         is_cold: Whether it is given up before others.
-        is_on_trial: Whether it is so only until it is hit.
+        is_spare: Whether nobody asked for it, and nobody hit it yet.
+        is_filler: Of a spare one: whether it is far from the prompt's end, and goes first.
+        has_maker: Whether the request that made it to be kept still runs.
+        num_owners: Requests that resumed here and still run, where that puts it off.
         older: The checkpoints that the request which made this one began at.
     """
 
@@ -37,7 +40,10 @@ class Checkpoint:
     is_kept: bool = False
     is_junction: bool = False
     is_cold: bool = False
-    is_on_trial: bool = False
+    is_spare: bool = False
+    is_filler: bool = False
+    has_maker: bool = False
+    num_owners: int = 0
     older: tuple[Checkpoint, ...] = ()
 
     def all_blocks(self) -> Iterable[KVCacheBlock]:
@@ -48,4 +54,8 @@ class Checkpoint:
 
 def checkpoint_tier(record: Checkpoint) -> Tier:
     """Return where a checkpoint's free blocks stand, pins left out."""
-    return Tier.COLD if record.is_cold or record.is_on_trial else Tier.REGULAR
+    if record.is_spare:
+        return Tier.FILLER if record.is_filler else Tier.SPARE
+    if record.is_cold:
+        return Tier.COLD
+    return Tier.LIVE if record.has_maker or record.num_owners else Tier.REGULAR

@@ -15,11 +15,11 @@ class GhostList:
     """
 
     capacity: int
-    _entries: OrderedDict[BlockHash, None] = field(default_factory=OrderedDict)
+    _entries: OrderedDict[BlockHash, int] = field(default_factory=OrderedDict)
 
-    def add(self, prefix_hash: BlockHash) -> None:
-        """Remember a hash."""
-        self._entries[prefix_hash] = None
+    def add(self, prefix_hash: BlockHash, time: int = 0) -> None:
+        """Remember a hash, and when it was evicted."""
+        self._entries[prefix_hash] = time
         self._entries.move_to_end(prefix_hash)
         if len(self._entries) > self.capacity:
             self._entries.popitem(last=False)
@@ -29,6 +29,10 @@ class GhostList:
         if self._entries:
             for prefix_hash in prefix_hashes:
                 self._entries.pop(prefix_hash, None)
+
+    def time_of(self, prefix_hash: BlockHash) -> int | None:
+        """Return when a hash was evicted; None if it is not remembered."""
+        return self._entries.get(prefix_hash)
 
     def clear(self) -> None:
         """Forget all."""

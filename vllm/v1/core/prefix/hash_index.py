@@ -17,6 +17,7 @@ from vllm.v1.core.kv_cache_utils import (
     get_group_id,
     make_block_hash_with_group_id,
 )
+from vllm.v1.core.policy.eviction import Standing
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.tiers import Tier
 
@@ -93,6 +94,7 @@ class HashIndex:
     """
 
     has_scratch = False
+    ranks_blocks = False
 
     def __init__(self, hash_block_size: int, events: KVEventWriter) -> None:
         self.hash_block_size = hash_block_size
@@ -124,6 +126,10 @@ class HashIndex:
     def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
         """Return the one tier there is, as often as there are blocks."""
         return [Tier.REGULAR] * len(blocks)
+
+    def standings(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Standing]:
+        """Return the same for all blocks: one queue has them, in the order of their use."""
+        return [Standing.NEW] * len(blocks)
 
     def on_touch(self, block: KVCacheBlock) -> None:
         """Do nothing: the order of free blocks is all that is known of their use."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.prefix.tiers import Tier, TieredBlocks
+from vllm.v1.core.prefix.tiers import TieredBlocks
 
 
 class Pins:
     """The pins of a pool, and how many blocks they may cover.
 
-        reused first   SCRATCH | COLD | REGULAR | PINNED: oldest ... youngest   reused last
+        reused first   SCRATCH | ... | REGULAR | LIVE | PINNED: oldest ... youngest   reused last
                                                   <- demoted, a pin at a time
 
     What is pinned are the windows at which long prompts paused, so that they resume there: a
@@ -98,7 +98,7 @@ class Pins:
 
     def make_room(self, num_blocks: int) -> None:
         """Unpin, oldest first, until as many free blocks are not pinned."""
-        queue = self._pool.tiers[Tier.PINNED]
+        queue = self._pool.pinned_queue
         while queue.num_free_blocks and (
             self._pool.get_num_free_blocks() - queue.num_free_blocks < num_blocks
         ):
@@ -106,7 +106,7 @@ class Pins:
 
     def _oldest(self) -> Hashable:
         """Return the pin that gives way next: of those with free blocks, the one freed first."""
-        block = self._pool.tiers[Tier.PINNED].peekleft()
+        block = self._pool.pinned_queue.peekleft()
         return next(iter(self._blocks)) if block is None else self._pins_of[block.block_id][0]
 
     def _discard(self, pinned: Hashable) -> Sequence[KVCacheBlock]:

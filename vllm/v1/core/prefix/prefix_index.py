@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.policy.eviction import Standing
 from vllm.v1.core.prefix.checkpoints import Checkpoint, checkpoint_tier
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.ghosts import GhostList
 from vllm.v1.core.prefix.tiers import Tier
 
-_SCRATCH, _COLD, _REGULAR = Tier.SCRATCH, Tier.COLD, Tier.REGULAR
+_SCRATCH, _REGULAR = Tier.SCRATCH, Tier.REGULAR
 
 
 class PrefixIndex:
@@ -28,6 +29,8 @@ class PrefixIndex:
         dense_group_ids: Groups that carry keys.
         window_group_ids: Groups that checkpoints hold blocks of, in their order.
         events: Hears of prefixes that become reusable and of those that are not any more.
+        ranks_blocks: Whether what is known of blocks decides which go first; then a free block also
+            gives up a key that a held one has computed again.
     """
 
     has_scratch = True
@@ -38,8 +41,15 @@ class PrefixIndex:
         dense_group_ids: Sequence[int],
         window_group_ids: Sequence[int],
         events: KVEventWriter,
+        *,
+        ranks_blocks: bool = False,
     ) -> None:
         self.events = events
+        self.ranks_blocks = ranks_blocks
+        self._num_blocks = num_blocks
+        # What is known of dense blocks, by id, and the clock of evictions.
+        self._standings = [Standing.NEW] * num_blocks
+        self._num_forgotten = 0
         self._window_group_ids = tuple(window_group_ids)
         # Per dense group: prefix -> a block that holds its last rows; further blocks of the same
         # prefix (copies, or requests that computed it side by side) stand in _duplicates.
@@ -49,8 +59,6 @@ class PrefixIndex:
         }
         # Keys of a dense block in ascending order of position, and its group.
         self._keys_of: dict[int, tuple[int, list[BlockHash]]] = {}
-        # Free dense blocks that are given up before others until they are hit.
-        self._on_trial: set[int] = set()
         # Which prefix a cached unit continues, and how many cached units continue a prefix; of the
         # first dense group, which has a key at every unit.
         self._lineage_group = dense_group_ids[0] if dense_group_ids else -1
@@ -68,13 +76,13 @@ class PrefixIndex:
     def forget(self, block: KVCacheBlock) -> Sequence[KVCacheBlock]:
         """Drop a block's keys and the checkpoints that need it; returns those's other blocks."""
         block_id = block.block_id
-        self._on_trial.discard(block_id)
         entry = self._keys_of.pop(block_id, None)
         if entry is not None:
             group_id, hashes = entry
+            self._num_forgotten += 1
             for prefix_hash in hashes:
                 self._remove_key(group_id, prefix_hash, block)
-                self.ghosts.add(prefix_hash)
+                self.ghosts.add(prefix_hash, self._num_forgotten)
                 self.events.removed(prefix_hash, group_id)
         if block_id not in self._checkpoints_of:
             return ()
@@ -93,16 +101,13 @@ class PrefixIndex:
         """Return where a free block belongs: with the best of what it serves."""
         block_id = block.block_id
         if block_id in self._keys_of:
-            return _COLD if block_id in self._on_trial else _REGULAR
+            return _REGULAR
         records = self._checkpoints_of.get(block_id)
         return max(map(checkpoint_tier, records)) if records else _SCRATCH
 
     def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
         """Return the tiers of many blocks: nearly all carry keys, or nothing at all."""
-        keys, records, on_trial = self._keys_of, self._checkpoints_of, self._on_trial
-        tier = self.tier
-        if on_trial:
-            return [tier(block) for block in blocks]
+        keys, records, tier = self._keys_of, self._checkpoints_of, self.tier
         return [
             _REGULAR
             if (block_id := block.block_id) in keys
@@ -111,8 +116,43 @@ class PrefixIndex:
         ]
 
     def on_touch(self, block: KVCacheBlock) -> None:
-        """End a free block's trial: it was hit."""
-        self._on_trial.discard(block.block_id)
+        """Take note that a block was hit."""
+        if block.block_id in self._keys_of:
+            self._standings[block.block_id] = Standing.HIT
+
+    def standings(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Standing]:
+        """Return what is known of many blocks: nearly all carry keys."""
+        keys, known, standing = self._keys_of, self._standings, self.standing
+        return [
+            known[block_id] if (block_id := block.block_id) in keys else standing(block)
+            for block in blocks
+        ]
+
+    def standing(self, block: KVCacheBlock) -> Standing:
+        """Return what is known of a block: for a window block, of its checkpoints, or their rows.
+
+        Dense rows outlive checkpoints that are given up before them, and are of no use then.
+        """
+        if block.block_id in self._keys_of:
+            return self._standings[block.block_id]
+        best = Standing.NEW
+        rows = self.keys.get(self._lineage_group, {})
+        for record in self._checkpoints_of.get(block.block_id, ()):
+            if record.num_hits or record.is_junction:
+                return Standing.HIT
+            dense = rows.get(record.prefix_hash)
+            if dense is not None:
+                best = max(best, self._standings[dense.block_id])
+        return best
+
+    def dense_share(self, num_spare: int) -> float:
+        """Return which part of the blocks that cache something have dense rows.
+
+        Args:
+            num_spare: Blocks of spare checkpoints, which are not counted.
+        """
+        num_dense = len(self._keys_of)
+        return num_dense / max(1, num_dense + len(self._checkpoints_of) - num_spare)
 
     def get_cached_block(
         self, block_hash: BlockHash, group_ids: Sequence[int]
@@ -128,7 +168,7 @@ class PrefixIndex:
             self.keys[group_id].clear()
             self._duplicates[group_id].clear()
         self._keys_of.clear()
-        self._on_trial.clear()
+        self._standings = [Standing.NEW] * self._num_blocks
         self._parents.clear()
         self._num_children.clear()
         self.checkpoints.clear()
@@ -149,7 +189,7 @@ class PrefixIndex:
         group_id: int,
         prefix_hashes: Sequence[BlockHash],
         parents: Sequence[BlockHash | None],
-    ) -> None:
+    ) -> Sequence[KVCacheBlock]:
         """Publish that held blocks have all their group's rows up to some prefixes' ends.
 
         Args:
@@ -157,23 +197,34 @@ class PrefixIndex:
             group_id: Their dense group.
             prefix_hashes: Hashes of the prefixes, ascending in position.
             parents: For each the hash of the prefix one unit shorter; None for the first unit.
+
+        Returns:
+            Free blocks that cache nothing any more.
         """
         for block, prefix_hash in zip(blocks, prefix_hashes, strict=True):
             entry = self._keys_of.get(block.block_id)
             if entry is None:
                 assert not block.is_null
                 self._keys_of[block.block_id] = (group_id, [prefix_hash])
+                if self.ranks_blocks:
+                    standing = self._first_standing(group_id, prefix_hash)
+                    self._standings[block.block_id] = standing
             else:
                 assert entry[0] == group_id
                 entry[1].append(prefix_hash)
+        emptied: list[KVCacheBlock] = []
         index = self.keys[group_id]
         if index.keys().isdisjoint(prefix_hashes):
             index.update(zip(prefix_hashes, blocks, strict=True))
         else:
             duplicates = self._duplicates[group_id]
             for prefix_hash, block in zip(prefix_hashes, blocks, strict=True):
-                if index.setdefault(prefix_hash, block) is not block:
-                    duplicates.setdefault(prefix_hash, []).append(block)
+                old = index.setdefault(prefix_hash, block)
+                if old is block:
+                    continue
+                duplicates.setdefault(prefix_hash, []).append(block)
+                if self.ranks_blocks and old.ref_cnt == 0:
+                    emptied += self._give_up(old, group_id, prefix_hash)
         self.ghosts.discard(prefix_hashes)
         if group_id == self._lineage_group:
             known, num_children = self._parents, self._num_children
@@ -181,6 +232,29 @@ class PrefixIndex:
                 if prefix_hash not in known:
                     known[prefix_hash] = parent
                     num_children[parent] = num_children.get(parent, 0) + 1
+        return emptied
+
+    def _first_standing(self, group_id: int, prefix_hash: BlockHash) -> Standing:
+        """Return what is known of a prefix that is about to be published."""
+        if prefix_hash in self.keys[group_id]:
+            return Standing.HIT
+        forgotten = self.ghosts.time_of(prefix_hash)
+        if forgotten is None or self._num_forgotten - forgotten >= self._num_blocks:
+            return Standing.NEW
+        return Standing.RETURNED
+
+    def _give_up(
+        self, block: KVCacheBlock, group_id: int, prefix_hash: BlockHash
+    ) -> Sequence[KVCacheBlock]:
+        """Take a key from a free block; returns the block if that was its last."""
+        self._remove_key(group_id, prefix_hash, block)
+        self.events.removed(prefix_hash, group_id)
+        hashes = self._keys_of[block.block_id][1]
+        hashes.remove(prefix_hash)
+        if hashes:
+            return ()
+        del self._keys_of[block.block_id]
+        return (block,)
 
     def _remove_key(self, group_id: int, prefix_hash: BlockHash, block: KVCacheBlock) -> None:
         index, duplicates = self.keys[group_id], self._duplicates[group_id]
@@ -220,10 +294,6 @@ class PrefixIndex:
         """Whether the index leads from a prefix to this very block, perhaps among others."""
         others = self._duplicates[group_id].get(prefix_hash, ())
         return self.keys[group_id].get(prefix_hash) is block or any(b is block for b in others)
-
-    def put_on_trial(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Give dense blocks up before others until they are hit."""
-        self._on_trial.update(b.block_id for b in blocks if b.block_id in self._keys_of)
 
     # ---- membership of checkpoints -----------------------------------------------------------
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import salt_digest
+from vllm.v1.core.policy.adaptation import Adaptation
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import (
     RetentionPolicy,
@@ -12,10 +14,14 @@ from vllm.v1.core.policy.retention import (
     step_boundaries,
     trailing_boundaries,
 )
+from vllm.v1.core.policy.spare import NO_SPARES, Spares, lean_checkpoint_blocks
 from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.request_cache import RequestCache
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
 
 
 class Publisher:
@@ -28,6 +34,8 @@ class Publisher:
         policy: Which checkpoints are kept.
         index: Where keys go.
         store: Where checkpoints go.
+        pool: Where blocks stand.
+        adaptation: What was learnt of the traffic, if the policy learns.
     """
 
     def __init__(
@@ -36,23 +44,44 @@ class Publisher:
         policy: RetentionPolicy,
         index: PrefixIndex,
         store: CheckpointStore,
+        pool: BlockPool,
+        adaptation: Adaptation | None,
     ) -> None:
         self._geometry = geometry
         self._policy = policy
         self._index = index
         self._store = store
+        self._pool = pool
+        self._adaptation = adaptation
+        self._lean_blocks = lean_checkpoint_blocks(geometry)
 
-    def publish(self, cache: RequestCache, end: int, boundaries: Sequence[int]) -> None:
+    @property
+    def interval(self) -> int:
+        """Tokens between two checkpoints that prompts leave; 0: none."""
+        adaptation = self._adaptation
+        return self._policy.interval if adaptation is None else adaptation.interval
+
+    def publish(
+        self,
+        cache: RequestCache,
+        end: int,
+        boundaries: Sequence[int],
+        spares: Spares = NO_SPARES,
+    ) -> None:
         """Make the prefixes a step completes visible to later lookups.
 
         Args:
             cache: The request's, whose hashes cover at least ``end``.
             end: Tokens computed after the step, drafts not counted.
             boundaries: Boundaries the step completes, to keep a checkpoint of.
+            spares: Those it completes that nobody asked for.
         """
         self._publish_keys(cache, end)
         for position in boundaries:
             self._publish_checkpoint(cache, position)
+        if spares != NO_SPARES:
+            self._publish_spares(cache, spares)
+            cache.spared_until = end
         self._drop_passed(cache, end)
 
     def publish_accepted(self, cache: RequestCache) -> None:
@@ -68,7 +97,7 @@ class Publisher:
         end = min(cache.num_accepted, cache.request.num_tokens)
         if end < first + unit:
             return
-        wanted, interval = published.wanted, self._policy.interval
+        wanted, interval = published.wanted, self.interval
         self.publish(cache, end, step_boundaries(self._geometry, first, end, wanted, interval))
 
     def _publish_keys(self, cache: RequestCache, end: int) -> None:
@@ -88,7 +117,9 @@ class Publisher:
                 block_hashes[at - 1] if at else None,
                 *block_hashes[at + stride - 1 : stop - 1 : stride],
             ]
-            self._index.add_keys(table.blocks_below(ends), group_id, keys, parents)
+            emptied = self._index.add_keys(table.blocks_below(ends), group_id, keys, parents)
+            if emptied:
+                self._pool.replace(emptied)
             if self._index.events.is_on:
                 self._index.events.stored(
                     keys,
@@ -102,10 +133,11 @@ class Publisher:
 
     def _publish_checkpoint(self, cache: RequestCache, position: int) -> None:
         policy, published, request = self._policy, cache.published, cache.request
+        interval = self.interval
         token_ids = request.all_token_ids
         next_token = token_ids[position] if position < len(token_ids) else None
         is_junction = position in published.junctions
-        on_grid = policy.interval > 0 and position % policy.interval == 0
+        on_grid = interval > 0 and position % interval == 0
         record = Checkpoint(
             request.block_hashes[position // self._geometry.unit - 1],
             position,
@@ -120,6 +152,32 @@ class Publisher:
             if next_token is None:
                 published.unfollowed = record
             (published.kept if record.is_kept else published.trailing).append(record)
+
+    def _publish_spares(self, cache: RequestCache, spares: Spares) -> None:
+        """Enter checkpoints that nobody asked for: many, so without what kept ones need."""
+        hashes, unit = cache.request.block_hashes, self._geometry.unit
+        token_ids = cache.request.all_token_ids
+        num_tokens = len(token_ids)
+        windows = [
+            (window.blocks, window.base, window.geometry.block_size, num_blocks)
+            for window, num_blocks in zip(cache.windows, self._lean_blocks, strict=True)
+        ]
+        for is_filler, places in ((False, spares.ends), (True, spares.fillers)):
+            for position in places:
+                blocks = []
+                for held, base, size, num_blocks in windows:
+                    end = position // size
+                    first = max(0, end - num_blocks)
+                    blocks.append(tuple(held[first - base : end - base]))
+                record = Checkpoint(
+                    hashes[position // unit - 1],
+                    position,
+                    tuple(blocks),
+                    token_ids[position] if position < num_tokens else None,
+                    is_spare=True,
+                    is_filler=is_filler,
+                )
+                self._store.publish(record)
 
     def _drop_passed(self, cache: RequestCache, end: int) -> None:
         """Withdraw trailing checkpoints that newer ones replace, unless somebody resumed there."""

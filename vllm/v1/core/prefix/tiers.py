@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Protocol
 
@@ -13,23 +13,29 @@ class Tier(IntEnum):
     """Where a free block stands; lower tiers are reused first.
 
     SCRATCH   nothing can hit it: never hashed, or its keys are gone
-    COLD      hashed, but superseded by something better, or on trial
-    REGULAR   hashed, in LRU order
+    FILLER    spare checkpoints on a grid, the youngest first
+    SPARE     spare checkpoints near prompts' ends: nobody asked for them, nobody hit them yet
+    COLD      hashed, but superseded by something better
+    REGULAR   hashed; the eviction rule in force says which goes first
+    LIVE      checkpoints that running requests made or resumed at
     PINNED    the windows at which long prompts paused, if pins are on; counted as free
     """
 
     SCRATCH = 0
-    COLD = 1
-    REGULAR = 2
-    PINNED = 3
+    FILLER = 1
+    SPARE = 2
+    COLD = 3
+    REGULAR = 4
+    LIVE = 5
+    PINNED = 6
 
 
 class TieredBlocks(Protocol):
     """The free blocks of a pool, as pins and checkpoints see them."""
 
     @property
-    def tiers(self) -> Sequence[FreeKVCacheBlockQueue]:
-        """The free blocks by tier, the next to be reused first."""
+    def pinned_queue(self) -> FreeKVCacheBlockQueue:
+        """The free blocks under pins, the next to be reused first."""
         ...
 
     def get_num_free_blocks(self) -> int:

@@ -411,6 +411,7 @@ class Scheduler(SchedulerInterface):
             prefix_cache_stats=local,
             connector_prefix_cache_stats=external,
             spec_decoding_stats=spec_decoding_stats,
+            cache_policy=self.kv_cache_manager.policy_stats(),
         )
 
     def shutdown(self) -> None:
