@@ -1,6 +1,6 @@
 """Accepted length and speed of the embedded model's MTP drafts on lookups and small talk.
 
-    OMP_NUM_THREADS=1 python -m tools.embedded_model.drafts
+OMP_NUM_THREADS=1 python -m tools.embedded_model.drafts
 """
 
 import random
@@ -65,7 +65,9 @@ def main() -> None:
         measure(core, make_prompts(tokenizer, "lookups", 2), "warm")
         for kind in ("lookups", "small talk"):
             length, speed = measure(core, make_prompts(tokenizer, kind, 30), kind)
-            print(f"k={k} {kind:11s} accepted length {length:.2f}, {speed:.0f} tokens/s", flush=True)
+            print(
+                f"k={k} {kind:11s} accepted length {length:.2f}, {speed:.0f} tokens/s", flush=True
+            )
 
 
 if __name__ == "__main__":

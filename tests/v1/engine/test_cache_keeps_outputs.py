@@ -155,7 +155,7 @@ def crowd(session: Session, rng: random.Random, num_requests: int) -> None:
     base = random_tokens(rng, 100)
     for _ in range(num_requests):
         prompt = base[: rng.randrange(1, 90)] + random_tokens(rng, rng.randrange(1, 20))
-        session.add(prompt, rng.randrange(20, 160))
+        session.add(prompt, rng.randrange(20, 320))
     session.run()
 
 
@@ -169,11 +169,11 @@ def test_same_tokens_under_a_pool_that_is_always_full(
     probe = make_core(unit, num_blocks=2000, budget=2048, caching=False, max_len=max_len)
     geometry = CacheGeometry.from_config(probe.scheduler.kv_cache_config)
     smallest = max_request_blocks(geometry, max_len) + 1
-    core = make_core(unit, num_blocks=smallest + 2, budget=256, max_len=max_len)
+    core = make_core(unit, num_blocks=smallest + 8, budget=256, max_len=max_len)
     session = Session(core)
     rng = random.Random(unit + 1)
     drive(session, rng, num_requests=16, max_len=max_len)
-    crowd(session, rng, num_requests=10)
+    crowd(session, rng, num_requests=14)
 
     total = compared = cached = 0
     reference = Session(probe)

@@ -18,8 +18,8 @@ from vllm.version import ENGINE_NAME, __version__
 # Fields of generation_config.json that set defaults of a request.
 _DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 EMBEDDED_NOTE = (
-    "This is the small checkpoint embedded in the package: it looks up facts told in its context and "
-    "talks a little. docs/embedded_model.md says what to expect."
+    "This is the small checkpoint embedded in the package: it looks up facts told in its context "
+    "and talks a little. docs/embedded_model.md says what to expect."
 )
 
 
