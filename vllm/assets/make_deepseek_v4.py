@@ -24,8 +24,9 @@ CORPUS = EMBEDDED / "corpus.txt"
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
 
 CONFIG: dict[str, Any] = {
-    "vllm_note": "A small model trained by tools/embedded_model to look facts up in its context. Not "
-    "a release of DeepSeek; it has that model's architecture at a size that runs on any machine.",
+    "vllm_note": "A small model trained by tools/embedded_model to look facts up in its context. "
+    "Not a release of DeepSeek; it has that model's architecture at a size that runs on any "
+    "machine.",
     "architectures": ["DeepseekV4ForCausalLM"],
     "model_type": "deepseek_v4",
     "hidden_size": 128,
