@@ -362,18 +362,9 @@ class CheckpointCoordinator:
             if tables:
                 work.window_tables[request_id] = tables
             if cache.spared_until:
-                self._release_spares(cache)
+                self.block_pool.free_blocks(cache.take_spared())
         self._changed.clear()
         return work
-
-    def _release_spares(self, cache: RequestCache) -> None:
-        """Give back the blocks of spare checkpoints, those near the prompt's end to go last.
-
-        The step that the tables are for writes their rows; what takes the blocks next writes later.
-        """
-        for window in cache.windows:
-            self.block_pool.free_blocks(reversed(window.drop_below(cache.spared_until)))
-        cache.spared_until = 0
 
     # ---- the rest of a coordinator's face ----------------------------------------------------
 
@@ -434,12 +425,8 @@ class CheckpointCoordinator:
         pool = self.block_pool
         if self.adaptation is None or pool.ranked is None:
             return None
-        return CachePolicyStats(
-            self.adaptation.rule.value,
-            self.adaptation.interval,
-            pool.num_spare_blocks / max(1, pool.num_gpu_blocks - 1),
-            pool.ranked.proven_share,
-        )
+        spare_share = pool.num_spare_blocks / max(1, pool.num_gpu_blocks - 1)
+        return self.adaptation.stats(spare_share, pool.ranked.proven_share)
 
     def take_new_block_ids(self) -> list[int]:
         """Return no ids: no group here needs its new blocks zeroed."""

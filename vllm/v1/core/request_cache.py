@@ -97,6 +97,14 @@ class RequestCache:
     def _tables(self) -> tuple[DenseTable | LiveWindow, ...]:
         return (*self.dense, *self.windows)
 
+    def take_spared(self) -> list[KVCacheBlock]:
+        """Take out what only spare checkpoints need, those near the prompt's end last.
+
+        The step that the tables are for writes their rows; what takes the blocks next writes later.
+        """
+        end, self.spared_until = self.spared_until, 0
+        return [block for w in self.windows for block in reversed(w.drop_below(end))]
+
     def take_window_tables(self) -> Iterator[WindowTable]:
         """Drain the window tables that the worker has not seen as they are."""
         for window in self.windows:

@@ -10,6 +10,7 @@ from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.interval import IntervalLearner
 from vllm.v1.core.policy.spans import SpanSampler
 from vllm.v1.core.policy.spare import lean_checkpoint_blocks
+from vllm.v1.metrics.stats import CachePolicyStats
 
 logger = init_logger(__name__)
 
@@ -47,6 +48,10 @@ class Adaptation:
     def interval(self) -> int:
         """Tokens between two checkpoints that new prompts leave; 0: none."""
         return self._learner.interval
+
+    def stats(self, spare_share: float, proven_share: float) -> CachePolicyStats:
+        """Return what was learnt, with the shares of the pool it led to."""
+        return CachePolicyStats(self.rule.value, self.interval, spare_share, proven_share)
 
     def observe(
         self, block_hashes: Sequence[BlockHash], num_tokens: int, dense_share: float
