@@ -52,12 +52,14 @@ class A5Reference(ReferencePlatform):
         return Generation.A5
 
 
-def drive_all(platforms: Mapping[Platform, str], unit: int = 32, seed: int = 4) -> list[Session]:
+def drive_all(
+    platforms: Mapping[Platform, str], unit: int = 32, seed: int = 4, first_len: int = 400
+) -> list[Session]:
     """Run the same traffic on each platform, with its cache dtype."""
     sessions = []
     for platform, cache_dtype in platforms.items():
         session = Session(make_core(platform, unit, cache_dtype=cache_dtype))
-        drive(session, random.Random(seed), 10, 500)
+        drive(session, random.Random(seed), 10, first_len + 100, first_len)
         sessions.append(session)
     return sessions
 
@@ -181,7 +183,8 @@ def test_a3_pages_equal_a_reference_that_rounds_the_same_way(
     """Measured: margins 6e-4 apart (bf16 flips of other sums), 2e-2 without int8 rounding."""
     monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
     platforms = (RoundingCpu({INDEX_WIDTH: round_int8_key}), ReferencePlatform(), CpuPlatform())
-    expected, actual, plain = drive_all(dict.fromkeys(platforms, "bfloat16"), seed=9)
+    # Index keys choose among rows only where there are more than `index_topk`: past 512 tokens.
+    expected, actual, plain = drive_all(dict.fromkeys(platforms, "bfloat16"), seed=9, first_len=900)
     assert share_compared(expected, actual) > 0.9
     assert largest_gap(expected, actual) < 3e-3 < largest_gap(plain, actual)
 
@@ -190,12 +193,12 @@ def test_a3_pages_equal_a_reference_that_rounds_the_same_way(
 def test_a5_pages_equal_a_reference_that_rounds_the_same_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Measured: margins 4e-4 apart; without rounding most answers are others."""
+    """Measured: margins 3e-4 apart; without rounding most answers are others."""
     monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
     rounding = RoundingCpu(
         {KEY_WIDTH: partial(round_key, rope_dim=ROPE_WIDTH), INDEX_WIDTH: round_index_key}
     )
     platforms = {rounding: "auto", A5Reference(): "fp8", CpuPlatform(): "auto"}
-    expected, actual, plain = drive_all(platforms, seed=9)
+    expected, actual, plain = drive_all(platforms, seed=4)
     assert share_compared(expected, actual) > 0.9
     assert largest_gap(expected, actual) < 3e-3 < largest_gap(plain, actual)

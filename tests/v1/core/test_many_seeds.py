@@ -31,7 +31,7 @@ def test_random_traffic_really_hits_evicts_preempts_and_pins() -> None:
     assert [d.is_priority for d in drivers] == [False, True]
     assert sum(d.num_preemptions for d in drivers) > 0
     assert any(hit > 0 for d in drivers for hit in d.hits.values())
-    assert any(len(d.manager.block_pool.ghosts._entries) > 0 for d in drivers)
+    assert any(len(d.manager.block_pool.index.ghosts) > 0 for d in drivers)
 
 
 def test_seeds_cover_every_combination() -> None:

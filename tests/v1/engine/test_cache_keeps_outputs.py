@@ -130,9 +130,11 @@ def random_tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(10, 2000) for _ in range(count)]
 
 
-def drive(session: Session, rng: random.Random, num_requests: int, max_len: int) -> None:
+def drive(
+    session: Session, rng: random.Random, num_requests: int, max_len: int, first_len: int = 400
+) -> None:
     """Multi-turn, fan-out and edited prompts, arriving while others run."""
-    histories = [random_tokens(rng, rng.randrange(1, 400)) for _ in range(3)]
+    histories = [random_tokens(rng, rng.randrange(1, first_len)) for _ in range(3)]
     for _ in range(num_requests):
         base = list(rng.choice(histories))
         kind = rng.random()
