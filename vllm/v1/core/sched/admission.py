@@ -236,6 +236,8 @@ class AdmissionPass:
             request,
             num_new_tokens,
             num_new_computed_tokens=lookup.num_local_tokens,
+            # For code that wraps the call by the interface; ``lookup`` says it all.
+            new_computed_blocks=None if lookup.local is None else lookup.local.blocks,
             num_lookahead_tokens=self.limits.num_lookahead_tokens if has_started else 0,
             num_external_computed_tokens=lookup.num_external_tokens,
             delay_cache_blocks=lookup.load_async,
