@@ -188,6 +188,19 @@ def test_scratch_is_reused_before_cached_and_cached_in_lru_order() -> None:
     assert cache.get(h("a"), 0) is a
 
 
+def test_what_can_be_hit_never_joins_scratch_that_stands_apart() -> None:
+    cache = make_cache()
+    pool = cache.pool
+    a, b = pool.get_new_blocks(2)
+    cache.add_key(a, 0, h("a"))
+    pool.free_blocks([a, b], prepend=True)
+    assert cache.tiers(a, b) == [Tier.REGULAR, Tier.SCRATCH]
+    taken = pool.get_new_blocks(8)
+    assert taken[0] is b
+    assert cache.get(h("a"), 0) is None
+    check_pool(pool, taken)
+
+
 def test_usage_counts_held_blocks_only() -> None:
     cache = make_cache(5)
     a, _ = cache.pool.get_new_blocks(2)

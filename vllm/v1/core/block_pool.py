@@ -192,14 +192,17 @@ class BlockPool:
 
         Args:
             ordered_blocks: In the order in which they shall be reused.
-            prepend: Reuse them before anything else.
+            prepend: Reuse them before anything else; where scratch stands apart, that holds for
+                blocks that cache nothing.
         """
         freed = self._release(ordered_blocks)
         if not freed:
             return
-        if prepend or self.pins is not None or self.index.has_scratch:
-            tiers: Sequence[Tier] = self.index.tiers(freed)
-            self._enqueue(freed, [_SCRATCH] * len(freed) if prepend else tiers)
+        has_scratch = self.index.has_scratch
+        if prepend or self.pins is not None or has_scratch:
+            # What can be hit joins no scratch that stands apart (I3): taking it forgets nothing.
+            to_front = prepend and not has_scratch
+            self._enqueue(freed, [_SCRATCH] * len(freed) if to_front else self.index.tiers(freed))
         else:
             self._join(freed, _REGULAR)
 

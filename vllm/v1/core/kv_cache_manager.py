@@ -187,6 +187,18 @@ class KVCacheManager(CacheQueries):
         Returns:
             The hit, to be handed to ``allocate_slots``. Takes no block.
         """
+        if self.kv_cache_config.hit_unit is not None:
+            return self._find_prefix(request)
+        # By the interface's name: code written against it wraps or replaces that.
+        return Lookup(*self.get_computed_blocks(request))
+
+    def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]:
+        """Return the blocks and the tokens of ``look_up``'s hit."""
+        found = self._find_prefix(request)
+        return self.create_kv_cache_blocks(found.blocks.blocks), found.num_tokens
+
+    def _find_prefix(self, request: Request) -> Lookup:
+        """Ask the coordinator, unless nothing may be reused; count the query."""
         if not self.enable_caching or request.skip_reading_prefix_cache:
             return self.empty_lookup
         # The last token is computed whatever the cache holds: its logits are needed.
@@ -198,11 +210,6 @@ class KVCacheManager(CacheQueries):
                 preempted=request.num_preemptions > 0,
             )
         return found
-
-    def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]:
-        """Return the blocks and the tokens of ``look_up``'s hit."""
-        found = self.look_up(request)
-        return self.create_kv_cache_blocks(found.blocks.blocks), found.num_tokens
 
     def should_wait(self, request: Request, found: Lookup) -> bool:
         """Whether a running prefill is about to publish more of a waiting request's prefix."""

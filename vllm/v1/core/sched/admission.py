@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 
 from vllm.v1.core.cache_step import Lookup
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
@@ -107,7 +108,7 @@ class AdmissionPass:
         outcome = self._admit(queue, request, lookup)
         if outcome is Outcome.STOP and self._is_idle() and self._may_drop_hit(lookup):
             # Nothing will free a block: the hit itself must be what does not fit.
-            lookup = PrefixLookup()
+            lookup = PrefixLookup(is_fresh=lookup.is_fresh)
             outcome = self._admit(queue, request, lookup)
         if outcome is Outcome.STOP and self._can_never_run(request):
             queue.pop_request()
@@ -232,10 +233,17 @@ class AdmissionPass:
         num_encoder_tokens = (
             0 if decision is None else self.held.encoder.num_encoder_tokens(request, decision)
         )
-        return self.manager.allocate_slots(
+        found = lookup.local
+        allocate: Callable[..., KVCacheBlocks | None] = self.manager.allocate_slots
+        if found is not None and found.hit is not None:
+            # Blocks alone do not say which checkpoint they go with. For the rest the interface's
+            # parameters will do, and whoever replaces the method by them.
+            allocate = partial(allocate, lookup=found)
+        return allocate(
             request,
             num_new_tokens,
             num_new_computed_tokens=lookup.num_local_tokens,
+            new_computed_blocks=None if found is None else found.blocks,
             num_lookahead_tokens=self.limits.num_lookahead_tokens if has_started else 0,
             num_external_computed_tokens=lookup.num_external_tokens,
             delay_cache_blocks=lookup.load_async,
@@ -243,7 +251,6 @@ class AdmissionPass:
             # A preempted request that did not fit would begin, fail and begin again for ever.
             full_sequence_must_fit=self.limits.reserve_full_isl or request.num_preemptions > 0,
             reserved_blocks=reserved_blocks,
-            lookup=lookup.local,
         )
 
     def _after_allocation(self, request: Request, lookup: PrefixLookup) -> None:

@@ -1,0 +1,91 @@
+"""How waiting requests are admitted: whom the pass asks, and what is counted."""
+
+from typing import Any
+from unittest.mock import Mock
+
+from tests.v1.core.sched.builders import all_blocks_free, make_request, make_scheduler, run_all
+from tests.v1.core.sched.fake_executor import FakeExecutor, scripted
+from vllm.config import KVTransferConfig
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, Request
+from vllm.v1.core.sched.scheduler import Scheduler
+
+
+def make_with_prefix(**kwargs: Any) -> Scheduler:
+    """Return a scheduler that has 48 tokens of 7 cached."""
+    scheduler = make_scheduler(**kwargs)
+    scheduler.add_request(make_request("first", [7] * 48, max_tokens=1))
+    executor = FakeExecutor(scheduler.kv_cache_config, scripted({}), scheduler.kv_cache_manager)
+    run_all(scheduler, executor)
+    assert all_blocks_free(scheduler)
+    return scheduler
+
+
+def test_wrapped_methods_of_the_manager_see_every_admission() -> None:
+    scheduler = make_with_prefix()
+    manager = scheduler.kv_cache_manager
+    looked_up = Mock(side_effect=manager.get_computed_blocks)
+    allocate_slots = manager.allocate_slots
+
+    def allocate(
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: KVCacheBlocks | None = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+    ) -> Any:
+        """Take the interface's parameters, and no others."""
+        return allocate_slots(request, num_new_tokens, num_new_computed_tokens, new_computed_blocks)
+
+    allocated = Mock(side_effect=allocate)
+    manager.get_computed_blocks = looked_up  # type: ignore[method-assign]
+    manager.allocate_slots = allocated  # type: ignore[method-assign]
+    request = make_request("0", [7] * 48)
+    scheduler.add_request(request)
+    assert scheduler.schedule().num_scheduled_tokens == {"0": 16}
+    looked_up.assert_called_once_with(request)
+    hit = allocated.call_args.kwargs
+    assert hit["num_new_computed_tokens"] == 32
+    assert hit["new_computed_blocks"].get_block_ids() == ([1, 2],)
+
+
+def test_replaced_get_computed_blocks_decides_what_a_hit_is() -> None:
+    scheduler = make_with_prefix()
+    manager = scheduler.kv_cache_manager
+    nothing = (manager.empty_kv_cache_blocks, 0)
+    manager.get_computed_blocks = Mock(return_value=nothing)  # type: ignore[method-assign]
+    scheduler.add_request(make_request("0", [7] * 48))
+    assert scheduler.schedule().num_scheduled_tokens == {"0": 48}
+
+
+def test_a_connector_that_had_nothing_is_counted_although_the_hit_is_dropped() -> None:
+    scheduler = make_with_prefix(
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="ScriptedConnector",
+            kv_role="kv_both",
+            kv_connector_module_path="tests.v1.core.sched.scripted_connector",
+        )
+    )
+    scheduler.make_stats()
+    manager = scheduler.kv_cache_manager
+    allocate = manager.allocate_slots
+
+    def without_hits(request: Request, num_new_tokens: int, **kwargs: Any) -> Any:
+        has_hit = kwargs["num_new_computed_tokens"] > 0
+        return None if has_hit else allocate(request, num_new_tokens, **kwargs)
+
+    manager.allocate_slots = without_hits  # type: ignore[method-assign]
+    scheduler.add_request(make_request("0", [7] * 48))
+    assert scheduler.schedule().num_scheduled_tokens == {"0": 48}
+    stats = scheduler.make_stats()
+    assert stats is not None
+    own, connector = stats.prefix_cache_stats, stats.connector_prefix_cache_stats
+    assert own is not None
+    assert connector is not None
+    # Nothing was hit locally, so all was asked of the connector.
+    assert (own.requests, own.queries, own.hits) == (1, 48, 0)
+    assert (connector.requests, connector.queries, connector.hits) == (1, 48, 0)
