@@ -158,7 +158,7 @@ def crowd(session: Session, rng: random.Random, num_requests: int) -> None:
     base = random_tokens(rng, 100)
     for _ in range(num_requests):
         prompt = base[: rng.randrange(1, 90)] + random_tokens(rng, rng.randrange(1, 20))
-        session.add(prompt, rng.randrange(20, 320))
+        session.add(prompt, rng.randrange(20, 220))
     session.run()
 
 
@@ -166,7 +166,7 @@ def crowd(session: Session, rng: random.Random, num_requests: int) -> None:
 def test_same_tokens_under_a_pool_that_is_always_full(
     unit: int, pins: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    max_len = 700
+    max_len = 450
     probe = make_core(unit, num_blocks=2000, budget=2048, caching=False, max_len=max_len)
     monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
     monkeypatch.setenv("VLLM_PIN_SWA_TOKENS", pins)
@@ -241,5 +241,7 @@ def test_a_spare_checkpoint_holds_the_rows_that_were_computed(
         answers.append(list(session.answers.values()))
     hits = [answer.stats.num_cached_tokens for answer in answers[0] if answer.stats is not None]
     assert hits[0] == 0
-    assert hits[1] >= 1024, "the prompts part at 1,500, where none had parted before"
+    # The prompts part at 1,500, where none had before; of the 1,800 tokens' spare checkpoints the
+    # nearest below lies 1,024 from their end.
+    assert hits[1] >= 768
     assert sum(map(count_compared, answers[1], answers[0])) >= 0.8 * 12 * len(prompts)
