@@ -196,7 +196,10 @@ class Publisher:
         for copy in cache.copies:
             for prefix_hash in copy.keys:
                 parent = index.parent_of(prefix_hash)
-                index.add_keys((copy.destination,), copy.group_id, (prefix_hash,), (parent,))
+                keys, parents = (prefix_hash,), (parent,)
+                emptied = index.add_keys((copy.destination,), copy.group_id, keys, parents)
+                if emptied:
+                    self._pool.replace(emptied)
                 # Its tokens were told when the source was stored.
                 unit = self._geometry.unit
                 index.events.stored((prefix_hash,), parent, (), unit, copy.group_id)
