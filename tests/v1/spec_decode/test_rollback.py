@@ -80,11 +80,13 @@ def test_published_rows_hold_accepted_tokens(checkpoint: Path) -> None:
         manager = session.core.scheduler.kv_cache_manager
         layers = get_runner(session.core)._pool.layers
         request = session.core.make_request(_request([*prompt, *tokens]))
-        blocks, hit = manager.get_computed_blocks(request)
+        lookup = manager.look_up(request)
+        hit = lookup.num_tokens
         assert hit == 128
-        record = blocks.hit.checkpoint
+        assert lookup.hit is not None
+        record = lookup.hit.checkpoint
         assert record is not None
-        entry = blocks.hit.partial_blocks[0] or (blocks.hit.full_blocks[0][0], None)
+        entry = lookup.hit.partial_blocks[0] or (lookup.hit.full_blocks[0][0], None)
         window = record.blocks[0]
         found.append(
             {
