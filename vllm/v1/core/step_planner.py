@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_step import FirstStep, StepPlan, StepRequest
-from vllm.v1.core.policy.adaptation import Adaptation
+from vllm.v1.core.policy.adaptation import Adaptation, interval_in_force
 from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.policy.retention import (
     RetentionPolicy,
@@ -213,8 +213,7 @@ class StepPlanner:
         return StepPlan(step, num_new, num_new, True, num_dense, indices)
 
     def _boundaries(self, step: StepRequest, wanted: Iterable[int]) -> tuple[int, ...]:
-        adaptation = self._adaptation
-        interval = self._policy.interval if adaptation is None else adaptation.interval
+        interval = interval_in_force(self._policy, self._adaptation)
         return step_boundaries(self._geometry, step.start, step.end, wanted, interval)
 
     def _needed_blocks(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import salt_digest
-from vllm.v1.core.policy.adaptation import Adaptation
+from vllm.v1.core.policy.adaptation import Adaptation, interval_in_force
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import (
     RetentionPolicy,
@@ -58,8 +58,7 @@ class Publisher:
     @property
     def interval(self) -> int:
         """Tokens between two checkpoints that prompts leave; 0: none."""
-        adaptation = self._adaptation
-        return self._policy.interval if adaptation is None else adaptation.interval
+        return interval_in_force(self._policy, self._adaptation)
 
     def publish(
         self,
