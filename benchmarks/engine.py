@@ -14,7 +14,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +70,10 @@ def build_reference(folder: Path) -> Any:
     return model
 
 
-def make_prompts(batch: int, length: int) -> list[list[int]]:
-    """Return random token ids, reproducible."""
+def make_prompts(batch: int, length: int, num_ids: int) -> list[list[int]]:
+    """Return random token ids below ``num_ids``, reproducible."""
     rng = random.Random(SEED + batch + length)
-    return [
-        [rng.randrange(5, CONFIG["vocab_size"] - 64) for _ in range(length)] for _ in range(batch)
-    ]
+    return [[rng.randrange(5, num_ids) for _ in range(length)] for _ in range(batch)]
 
 
 Generate = Callable[[list[list[int]], int], None]
@@ -99,14 +97,13 @@ def reference_generate(model: Any) -> Generate:
     return generate
 
 
-def engine_generate(folder: Path) -> Generate:
-    """Return greedy generation by this engine."""
+def engine_generate(**settings: Any) -> Generate:
+    """Return greedy generation by this engine; ``settings`` are ``LLM``'s."""
     llm = LLM(
-        model=str(folder),
-        block_size=32,
         max_model_len=4096,
         max_num_batched_tokens=2048,
         enable_prefix_caching=False,
+        **settings,
     )
 
     def generate(prompts: list[list[int]], num_tokens: int) -> None:
@@ -128,22 +125,52 @@ def time_s(run: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
-def measure(generate: Generate) -> dict[str, float]:
-    """Measure once: decode tokens/s at batch 1 and 8, prefill tokens/s at 2,048."""
+def measure(generate: Generate, num_ids: int, num_decoded: int) -> dict[str, float]:
+    """Measure once: decode tokens/s at batch 1 and 8, prefill tokens/s at 2,048.
+
+    Args:
+        generate: The engine.
+        num_ids: Prompts are of token ids below.
+        num_decoded: Tokens of a timed answer.
+    """
     values = {}
     for batch in (1, 8):
-        prompts = make_prompts(batch, PROMPT_LEN)
+        prompts = make_prompts(batch, PROMPT_LEN, num_ids)
         short = time_s(lambda prompts=prompts: generate(prompts, 1))  # type: ignore[misc]
-        long = time_s(lambda prompts=prompts: generate(prompts, 1 + DECODE_TOKENS))  # type: ignore[misc]
-        values[f"decode_tokens_per_s_batch_{batch}"] = batch * DECODE_TOKENS / (long - short)
-    prompts = make_prompts(1, PREFILL_LEN)
+        long = time_s(lambda prompts=prompts: generate(prompts, 1 + num_decoded))  # type: ignore[misc]
+        values[f"decode_tokens_per_s_batch_{batch}"] = batch * num_decoded / (long - short)
+    prompts = make_prompts(1, PREFILL_LEN, num_ids)
     seconds = time_s(lambda: generate(prompts, 1))
     values["prefill_tokens_per_s_2048"] = PREFILL_LEN / seconds
     return values
 
 
+def compare(
+    engines: Mapping[str, Generate], repeats: int, num_ids: int, num_decoded: int
+) -> dict[str, Any]:
+    """Alternate ``transformers`` and ``engine``, so that noise falls on both.
+
+    Returns:
+        Per metric the percentiles of each, and the ratio of the medians.
+    """
+    samples: dict[str, list[dict[str, float]]] = {key: [] for key in engines}
+    for generate in engines.values():
+        measure(generate, num_ids, num_decoded)  # warm-up
+    for _ in range(repeats):
+        for key, generate in engines.items():
+            samples[key].append(measure(generate, num_ids, num_decoded))
+    values: dict[str, Any] = {}
+    for metric in samples["engine"][0]:
+        per_engine = {
+            key: percentiles([sample[metric] for sample in runs]) for key, runs in samples.items()
+        }
+        ratio = per_engine["engine"]["p50"] / per_engine["transformers"]["p50"]
+        values[metric] = {**per_engine, "ratio": round(ratio, 3)}
+    return values
+
+
 def main() -> None:
-    """Alternate the two engines, so that noise falls on both, and print one JSON line."""
+    """Compare the two engines and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
@@ -152,20 +179,11 @@ def main() -> None:
         folder = Path(name)
         model = build_reference(folder)
         num_parameters = sum(p.numel() for p in model.parameters())
-        engines = {"transformers": reference_generate(model), "engine": engine_generate(folder)}
-        samples: dict[str, list[dict[str, float]]] = {key: [] for key in engines}
-        for generate in engines.values():
-            measure(generate)  # warm-up
-        for _ in range(args.repeats):
-            for key, generate in engines.items():
-                samples[key].append(measure(generate))
-    values: dict[str, Any] = {}
-    for metric in samples["engine"][0]:
-        per_engine = {
-            key: percentiles([sample[metric] for sample in runs]) for key, runs in samples.items()
+        engines = {
+            "transformers": reference_generate(model),
+            "engine": engine_generate(model=str(folder), block_size=32),
         }
-        ratio = per_engine["engine"]["p50"] / per_engine["transformers"]["p50"]
-        values[metric] = {**per_engine, "ratio": round(ratio, 3)}
+        values = compare(engines, args.repeats, CONFIG["vocab_size"] - 64, DECODE_TOKENS)
     config = {"parameters": num_parameters, "dtype": "float32", "seed": SEED, "n": args.repeats}
     print_result("engine", config, values)
 

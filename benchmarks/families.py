@@ -10,7 +10,6 @@ work. Timings are noisy: read the ratios of one run. One JSON line.
 
 import argparse
 import os
-import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.engine import Generate, reference_generate, time_s
-from benchmarks.result import percentiles, print_result
-from vllm import LLM, SamplingParams
+from benchmarks.engine import SEED, compare, engine_generate, reference_generate
+from benchmarks.result import print_result
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 32768,
@@ -54,10 +52,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-SEED = 0
-PROMPT_LEN = 64
 DECODE_TOKENS = 32
-PREFILL_LEN = 2048
 
 
 def build_reference(family: str, dtype: torch.dtype, folder: Path) -> Any:
@@ -72,51 +67,8 @@ def build_reference(family: str, dtype: torch.dtype, folder: Path) -> Any:
     return model
 
 
-def engine_generate(folder: Path, dtype: str) -> Generate:
-    """Return greedy generation by this engine."""
-    llm = LLM(
-        model=str(folder),
-        dtype=dtype,
-        max_model_len=4096,
-        max_num_batched_tokens=2048,
-        enable_prefix_caching=False,
-        skip_tokenizer_init=True,
-    )
-
-    def generate(prompts: list[list[int]], num_tokens: int) -> None:
-        params = SamplingParams(
-            temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False
-        )
-        outputs = llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
-        )
-        assert all(len(out.outputs[0].token_ids) == num_tokens for out in outputs)
-
-    return generate
-
-
-def make_prompts(batch: int, length: int) -> list[list[int]]:
-    """Return random token ids, reproducible."""
-    rng = random.Random(SEED + batch + length)
-    return [[rng.randrange(5, _COMMON["vocab_size"]) for _ in range(length)] for _ in range(batch)]
-
-
-def measure(generate: Generate) -> dict[str, float]:
-    """Measure once: decode tokens/s at batch 1 and 8, prefill tokens/s at 2,048."""
-    values = {}
-    for batch in (1, 8):
-        prompts = make_prompts(batch, PROMPT_LEN)
-        short = time_s(lambda prompts=prompts: generate(prompts, 1))  # type: ignore[misc]
-        long = time_s(lambda prompts=prompts: generate(prompts, 1 + DECODE_TOKENS))  # type: ignore[misc]
-        values[f"decode_tokens_per_s_batch_{batch}"] = batch * DECODE_TOKENS / (long - short)
-    prompts = make_prompts(1, PREFILL_LEN)
-    seconds = time_s(lambda: generate(prompts, 1))
-    values["prefill_tokens_per_s_2048"] = PREFILL_LEN / seconds
-    return values
-
-
 def main() -> None:
-    """Alternate the two engines, so that noise falls on both, and print one JSON line."""
+    """Compare the two engines and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--family", choices=tuple(CONFIGS), default="gemma3")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
@@ -127,23 +79,9 @@ def main() -> None:
         folder = Path(name)
         model = build_reference(args.family, getattr(torch, args.dtype), folder)
         num_parameters = sum(p.numel() for p in model.parameters())
-        engines = {
-            "transformers": reference_generate(model),
-            "engine": engine_generate(folder, args.dtype),
-        }
-        samples: dict[str, list[dict[str, float]]] = {key: [] for key in engines}
-        for generate in engines.values():
-            measure(generate)  # warm-up
-        for _ in range(args.repeats):
-            for key, generate in engines.items():
-                samples[key].append(measure(generate))
-    values: dict[str, Any] = {}
-    for metric in samples["engine"][0]:
-        per_engine = {
-            key: percentiles([sample[metric] for sample in runs]) for key, runs in samples.items()
-        }
-        ratio = per_engine["engine"]["p50"] / per_engine["transformers"]["p50"]
-        values[metric] = {**per_engine, "ratio": round(ratio, 3)}
+        engine = engine_generate(model=str(folder), dtype=args.dtype, skip_tokenizer_init=True)
+        engines = {"transformers": reference_generate(model), "engine": engine}
+        values = compare(engines, args.repeats, _COMMON["vocab_size"], DECODE_TOKENS)
     config = {
         "family": args.family,
         "parameters": num_parameters,
