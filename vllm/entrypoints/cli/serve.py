@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm import envs
 from vllm.entrypoints.cli.ignored_flags import IGNORED_SERVE_FLAGS
+from vllm.entrypoints.cli.needed_packages import check_needed_packages
 from vllm.entrypoints.cli.operations_flags import add_operations_flags, make_operations_args
 from vllm.entrypoints.cli.refused_flags import REFUSED_SERVE_FLAGS
 from vllm.entrypoints.openai.server_args import GENERATION_CONFIGS, ServerArgs
@@ -27,9 +28,9 @@ def add_parser(commands: Any) -> None:
         usage="vllm serve [model] [flags]",
         help="Serve a model over HTTP, as OpenAI's API.",
         description="Serve a model over HTTP, as OpenAI's API.",
-        epilog="--help=FLAG or --help=GROUP explains one, --help=all lists every known flag. Flags may be "
-        "written with _ for -. Other flags of vLLM are accepted with a warning where ignoring them "
-        "is harmless, else refused by name.",
+        epilog="--help=FLAG or --help=GROUP explains one, --help=all lists every known flag. "
+        "Flags may be written with _ for -. Other flags of vLLM are accepted with a warning where "
+        "ignoring them is harmless, else refused by name.",
     )
     parser.add_argument(
         "model_positional",
@@ -156,6 +157,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: A flag or the model is wrong.
     """
     envs.check_values()
+    check_needed_packages()
     setup_logging(log_format=args.log_format, config_file=args.logging_config)
     args.model = _choose_model(args.model_positional, args.model, args.config_model)
     server_args = make_server_args(args)

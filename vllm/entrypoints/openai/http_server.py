@@ -32,7 +32,8 @@ from vllm.tokenizers import Tokenizer, make_chat_encoder
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.client import AsyncEngineCoreHandle
 from vllm.v1.engine.wire import KVCacheInfo
-from vllm.v1.metrics.prometheus import PrometheusStatLogger, add_process_metrics
+from vllm.v1.metrics.prometheus import add_process_metrics
+from vllm.v1.metrics.sinks import make_prometheus_sinks
 
 logger = init_logger(__name__)
 
@@ -154,11 +155,14 @@ class HttpServer:
         ready = await _unless(self._stop, in_daemon_thread(self._core.wait_ready))
         if ready is None:
             return None
-        stats = PrometheusStatLogger(
-            self._registry, model.served_model_name, ready.kv_cache.max_model_len
+        stats, others = make_prometheus_sinks(
+            self._registry,
+            model.served_model_name,
+            ready.kv_cache.max_model_len,
+            self._config.observability_config,
         )
         stats.set_cache_config(cache_facts(self._config, ready.kv_cache))
-        engine = AsyncLLM(self._config, self._core, stat_loggers=[stats])
+        engine = AsyncLLM(self._config, self._core, stat_loggers=[stats, *others])
         app.state.context = ServingContext(
             facts=make_model_facts(
                 self._config, ready.kv_cache.max_model_len, self._args.generation_config

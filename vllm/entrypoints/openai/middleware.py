@@ -66,10 +66,12 @@ class EdgeMiddleware:
             scope["root_path"] = self._root_path
         started = time.monotonic()
         status = 500
+        num_sent = 0
         request_id = header_request_id(scope)
 
         async def observed_send(message: Message) -> None:
-            nonlocal status
+            nonlocal status, num_sent
+            num_sent += len(message.get("body", b""))
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if self._echo_request_id:
@@ -82,7 +84,14 @@ class EdgeMiddleware:
         finally:
             current_request_id.reset(in_log)
             handler = getattr(scope.get("route"), "path", "none")
-            self._metrics.observe(handler, scope["method"], status, time.monotonic() - started)
+            self._metrics.observe(
+                handler,
+                scope["method"],
+                status,
+                time.monotonic() - started,
+                request_bytes=_content_length(Headers(scope=scope)),
+                response_bytes=num_sent,
+            )
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope)
@@ -123,8 +132,7 @@ class EdgeMiddleware:
             self._state.check_open()
         except EngineError as error:
             return describe_exception(error)
-        length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > MAX_BODY_BYTES:
+        if _content_length(headers) > MAX_BODY_BYTES:
             return _too_large()
         return None
 
@@ -143,6 +151,12 @@ def route_path(scope: Scope) -> str:
     if root and (path == root or path.startswith(f"{root}/")):
         return path[len(root) :]
     return path
+
+
+def _content_length(headers: Headers) -> int:
+    length = headers.get("content-length", "")
+    # Longer ones are nonsense, and int() of thousands of digits is slow or refused.
+    return int(length) if length.isdecimal() and len(length) < 20 else 0
 
 
 def _too_large() -> HttpError:
