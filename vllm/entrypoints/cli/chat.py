@@ -16,7 +16,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "chat",
         help="Talk to a running server.",
-        description="Talk to a running server. Every line is a message; an empty one or Ctrl-D ends.",
+        description="Talk to a running server. Every line is a message; an empty one or Ctrl-D "
+        "ends.",
     )
     add_client_flags(parser)
     parser.add_argument("--system-prompt", help="What the model is told before the first message.")
@@ -55,5 +56,15 @@ def _take_turn(client: ApiClient, messages: list[Message], text: str) -> None:
 
 
 def _pieces(choices: Iterator[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what is said; what is thought goes to stderr, so that nobody waits before nothing."""
+    is_thinking = False
     for choice in choices:
-        yield choice["delta"].get("content") or ""
+        thought = choice["delta"].get("reasoning") or ""
+        content = choice["delta"].get("content") or ""
+        if thought:
+            print(thought, end="", flush=True, file=sys.stderr)
+            is_thinking = True
+        if content and is_thinking:
+            print(file=sys.stderr)
+            is_thinking = False
+        yield content
