@@ -14,6 +14,7 @@ import httpx
 import pytest
 import trustme
 
+from tests.e2e.collector import Collector
 from tests.e2e.server_process import ServerProcess
 
 COMPLETIONS = "/v1/completions"
@@ -45,7 +46,16 @@ QUIET |= {"kv_block_reuse_gap_seconds"}
 
 
 @pytest.fixture(scope="module")
-def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def collector() -> Iterator[Collector]:
+    """Where spans go."""
+    with Collector() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def operated(
+    tmp_path_factory: pytest.TempPathFactory, collector: Collector
+) -> Iterator[ServerProcess]:
     """A server with all of it but TLS."""
     flags = ["--root-path", "/llm", "--log-format", "json", "--api-key", "secret"]
     flags += ["--guard-metrics", "--disable-access-log-for-endpoints", "/health,/ready"]
@@ -53,7 +63,9 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
     flags += ["--show-hidden-metrics-for-version", "0.1", "--enable-log-requests"]
     flags += ["--max-num-seqs", "1", "--max-num-queued-reqs", "1", "--async-scheduling"]
     log = tmp_path_factory.mktemp("operated") / "log.txt"
-    with ServerProcess(log, *flags) as server:
+    flags += ["--otlp-traces-endpoint", collector.endpoint]
+    environment = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
+    with ServerProcess(log, *flags, environment=environment) as server:
         yield server
 
 
@@ -151,6 +163,35 @@ def test_a_full_queue_turns_requests_away(operated: ServerProcess) -> None:
     waiting.join(60)
     assert not waiting.is_alive()
     assert _value(_scrape(operated), rejected) == before + 1
+
+
+def test_a_request_leaves_a_span_with_its_cached_tokens(
+    operated: ServerProcess, collector: Collector
+) -> None:
+    trace_id, parent_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    headers = {**KEY, "X-Request-Id": "spanned", "traceparent": f"00-{trace_id}-{parent_id}-01"}
+    body = {**SHORT, "n": 2, "temperature": 1.0}
+    assert operated.post("/llm" + COMPLETIONS, SHORT, headers=KEY).status_code == 200
+    usage = operated.post("/llm" + COMPLETIONS, body, headers=headers).json()["usage"]
+
+    def mine() -> list[Any]:
+        return [span for span in collector.spans if span.parent_span_id.hex() == parent_id]
+
+    _wait_for(lambda: bool(mine()))
+    (span,) = mine()
+    assert span.trace_id.hex() == trace_id
+    values = {a.key: a.value for a in span.attributes}
+    assert "spanned" in values["gen_ai.request.id"].string_value
+    counts = {
+        name: values[f"gen_ai.usage.{name}"].int_value
+        for name in ("prompt_tokens", "completion_tokens", "cache_read.input_tokens")
+    }
+    assert counts == {
+        "prompt_tokens": usage["prompt_tokens"],
+        "completion_tokens": usage["completion_tokens"],
+        "cache_read.input_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+    }
+    assert counts["cache_read.input_tokens"] > 0
 
 
 class TlsUnixServer(ServerProcess):

@@ -33,7 +33,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.client import AsyncEngineCoreHandle
 from vllm.v1.engine.wire import KVCacheInfo
 from vllm.v1.metrics.prometheus import add_process_metrics
-from vllm.v1.metrics.sinks import make_prometheus_sinks
+from vllm.v1.metrics.sinks import make_sinks
 
 logger = init_logger(__name__)
 
@@ -182,7 +182,7 @@ class HttpServer:
         ready = await _unless(self._stop, in_daemon_thread(self._core.wait_ready))
         if ready is None:
             return None
-        stats, others = make_prometheus_sinks(
+        stats, others = make_sinks(
             self._registry,
             model.served_model_name,
             ready.kv_cache.max_model_len,
