@@ -6,14 +6,15 @@ Hybrid models hit at one unit: ``vllm.v1.core.kv_cache_coordinator.CheckpointCoo
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vllm import envs
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.cache_settings import CacheSettings
-from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, StepWork
+from vllm.v1.core.cache_step import Lookup, StepPlan, StepRequest
+from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.policy.masks import num_window_tail_blocks, resolve_retention_interval
@@ -25,7 +26,6 @@ from vllm.v1.core.single_type_kv_cache_manager import (
     get_manager_for_kv_cache_spec,
 )
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
-from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
     from vllm.v1.messages import PrefillStats
@@ -175,8 +175,8 @@ class GroupManagers:
             manager.new_step_starts()
 
 
-class KVCacheCoordinator(GroupManagers, ABC):
-    """A ``Coordinator`` of hits at whole blocks.
+class KVCacheCoordinator(GroupManagers, Coordinator):
+    """The groups of one model, with hits at whole blocks.
 
     Owns: the pool; and the managers, as its base.
 
@@ -317,40 +317,10 @@ class KVCacheCoordinator(GroupManagers, ABC):
             for manager in self.single_type_managers
         )
 
-    # ---- what only hits at one unit have -----------------------------------------------------
-
-    def should_wait(self, request: Request, found: Lookup) -> bool:
-        """Return False: blocks are cached as they are allocated, nothing is worth waiting for."""
-        return False
-
-    def chunk_end(self, request: Request, num_new_tokens: int) -> int:
-        """Return ``num_new_tokens``: chunks may end anywhere."""
-        return num_new_tokens
-
-    def commit_step(self) -> None:
-        """Do nothing: blocks are cached as they are allocated."""
-        return
-
-    def take_step_work(self) -> StepWork:
-        """Return nothing: no copies, and tables only grow."""
-        return NO_WORK
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget everything cached; False while blocks are held."""
-        return self.block_pool.reset_prefix_cache()
-
-    def policy_stats(self) -> CachePolicyStats | None:
-        """Return None: nothing is learnt."""
-        return None
-
     def take_new_block_ids(self) -> list[int]:
         """Drain the ids of blocks taken in this step."""
         managers = self.single_type_managers
         return [block_id for manager in managers for block_id in manager.take_new_block_ids()]
-
-    def find_faults(self, num_computed: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-        """Say nothing: tables of whole blocks are checked against the pool only."""
-        yield from ()
 
     def held_blocks(self) -> Iterator[KVCacheBlock]:
         """Iterate over the blocks of all tables, once per hold."""
