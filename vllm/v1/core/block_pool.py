@@ -9,9 +9,9 @@ from vllm.distributed.kv_events import AnyKVCacheEvent
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
-    BlockHashList,
     FreeKVCacheBlockQueue,
     KVCacheBlock,
+    make_block_hash_with_group_id,
 )
 from vllm.v1.core.prefix.block_index import BlockIndex, TieredIndex
 from vllm.v1.core.prefix.events import KVEventWriter
@@ -73,8 +73,9 @@ class BlockPool:
         self.num_reserved_blocks = 0
         self.metrics_collector = metrics_collector
         self._tiered = index
-        self._hashes = HashIndex(hash_block_size, KVEventWriter(enable_kv_cache_events))
-        self.index: BlockIndex = self._hashes if index is None else index
+        # Empty with hits at one unit.
+        self.hash_index = HashIndex(hash_block_size, KVEventWriter(enable_kv_cache_events))
+        self.index: BlockIndex = self.hash_index if index is None else index
         self.enable_kv_cache_events = self.index.events.is_on
         self.kv_event_queue = self.index.events.queue
         self.pins: Pins | None = None
@@ -267,10 +268,9 @@ class BlockPool:
         pins, tiers, tier_of = self.pins, self.tiers, self._tier_of
         moved: list[KVCacheBlock] = []
         for block in blocks:
-            current = self.tier_of(block)
-            if current is None:
+            if block.ref_cnt or block.is_null:
                 continue
-            tier = self.index.tier(block)
+            current, tier = tier_of[block.block_id], self.index.tier(block)
             if pins is not None and pins.holds(block):
                 tier = _PINNED
             if even_if_unchanged or tiers[tier] is not tiers[current]:
@@ -288,7 +288,14 @@ class BlockPool:
         self, block_hash: BlockHash, kv_cache_group_ids: Sequence[int]
     ) -> list[KVCacheBlock] | None:
         """Return one cached block per group, or None unless every group has one."""
-        return self._hashes.get_cached_block(block_hash, kv_cache_group_ids)
+        get_one_block = self.hash_index.map.get_one_block
+        cached_blocks = []
+        for group_id in kv_cache_group_ids:
+            block = get_one_block(make_block_hash_with_group_id(block_hash, group_id))
+            if block is None:
+                return None
+            cached_blocks.append(block)
+        return cached_blocks
 
     def cache_full_blocks(
         self,
@@ -317,7 +324,7 @@ class BlockPool:
         """
         assert self._tiered is None, "hits at one unit have keys of units"
         run = range(num_cached_blocks, num_full_blocks)
-        self._hashes.cache_run(request, blocks, run, block_size, kv_cache_group_id, block_mask)
+        self.hash_index.cache_run(request, blocks, run, block_size, kv_cache_group_id, block_mask)
 
     def _forget(self, block: KVCacheBlock) -> None:
         """Drop what a block caches, and everything that was of use only together with it."""
@@ -393,11 +400,7 @@ class BlockPool:
     def cached_block_hash_to_block(self) -> BlockHashToBlockMap:
         """The keys of full blocks, with hits at whole blocks."""
         assert self._tiered is None, "hits at one unit have keys of units"
-        return self._hashes.map
-
-    def hashes_at(self, block_hashes: list[BlockHash], block_size: int) -> BlockHashList:
-        """Return a request's hashes, one for each block of ``block_size`` tokens."""
-        return self._hashes.hashes_at(block_hashes, block_size)
+        return self.hash_index.map
 
     def take_events(self) -> list[AnyKVCacheEvent]:
         """Drain the events; none when they are off."""

@@ -312,10 +312,11 @@ class CheckpointCoordinator(Coordinator):
         for copy in cache.copies:
             pool.free_blocks((copy.source, copy.destination))
         made = [*cache.published.kept, *cache.published.trailing]
-        tables = [table.blocks for table in cache.dense]
+        held: list[KVCacheBlock] = []
         # A sequence's tail is reused before its head.
-        for blocks in (*tables, *(window.blocks for window in cache.windows)):
-            pool.free_blocks(reversed(blocks))
+        for table in cache.tables():
+            held += reversed(table.blocks)
+        pool.free_blocks(held)
         self.store.leave(made, cache.origins, again=cache.is_resumed)
 
     def get_blocks(self, request_id: str) -> tuple[Sequence[KVCacheBlock], ...]:

@@ -192,7 +192,8 @@ class KVCacheManager(CacheQueries):
     def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]:
         """Return the blocks and the tokens of ``look_up``'s hit."""
         found = self._find_prefix(request)
-        return self.create_kv_cache_blocks(found.blocks.blocks), found.num_tokens
+        blocks = found.blocks if found.num_tokens else self.empty_kv_cache_blocks
+        return blocks, found.num_tokens
 
     def _find_prefix(self, request: Request) -> Lookup:
         """Ask the coordinator, unless nothing may be reused; count the query."""

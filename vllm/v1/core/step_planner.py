@@ -12,7 +12,7 @@ from vllm.v1.core.policy.retention import (
     replay_boundaries,
     step_boundaries,
 )
-from vllm.v1.core.policy.spare import NO_SPARES, Spares, lean_checkpoint_blocks, spare_boundaries
+from vllm.v1.core.policy.spare import NO_SPARES, Spares, spare_boundaries
 from vllm.v1.core.prefix.drafter_rows import StaleRow, stale_groups
 from vllm.v1.core.prefix.lookup import PrefixHit, find_junction, plan_partials
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
@@ -39,8 +39,6 @@ class StepPlanner:
         self._policy = prefixes.policy
         self._index = prefixes.index
         self._settings = settings
-        # Per window group the blocks of a lean checkpoint far into a prompt.
-        self._lean_blocks = lean_checkpoint_blocks(prefixes.geometry)
         # Decode steps take blocks for so many tokens at a time. State blocks hold as few as a
         # sixteenth of a unit; going to the pool for each would be most of a decode step's cost.
         self._stride = max(1, prefixes.geometry.unit // 4)
@@ -145,7 +143,7 @@ class StepPlanner:
         """
         indices: list[Sequence[int]] = []
         for number, group in enumerate(self._geometry.windows):
-            num_blocks, size = self._lean_blocks[number], group.block_size
+            num_blocks, size = self._geometry.lean_blocks[number], group.block_size
             if not num_blocks:
                 indices.append(plan.window_indices[number])
                 continue

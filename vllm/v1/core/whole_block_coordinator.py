@@ -62,6 +62,11 @@ class GroupManagers:
         self._dropping_managers = tuple(
             manager for manager in self.single_type_managers if manager.drops_skipped_blocks
         )
+        self._stepping_managers = tuple(m for m in self.single_type_managers if m.minds_steps)
+        # Of all groups: cleared in every step.
+        self._taken_blocks: list[KVCacheBlock] = []
+        for manager in self.single_type_managers:
+            manager.taken_blocks = self._taken_blocks
         self.retention_interval: int | None = None
 
     def get_num_blocks_to_allocate(
@@ -171,7 +176,8 @@ class GroupManagers:
 
     def new_step_starts(self) -> None:
         """Begin a scheduling step."""
-        for manager in self.single_type_managers:
+        self._taken_blocks.clear()
+        for manager in self._stepping_managers:
             manager.new_step_starts()
 
 
@@ -272,7 +278,8 @@ class KVCacheCoordinator(GroupManagers, Coordinator):
 
     def advance(self, step: StepRequest) -> bool:
         """Free the blocks no later token of the request attends to, even if the step won't fit."""
-        self.remove_skipped_blocks(step.request.request_id, step.start)
+        for manager in self._dropping_managers:
+            manager.remove_skipped_blocks(step.request.request_id, step.start)
         return False
 
     def plan(self, step: StepRequest, num_available: int) -> StepPlan:
@@ -280,7 +287,7 @@ class KVCacheCoordinator(GroupManagers, Coordinator):
         num_blocks = self.get_num_blocks_to_allocate(
             step.request.request_id,
             step.alloc_end,
-            self._hits(step),
+            self._no_hits if step.lookup is None else step.lookup.blocks.blocks,
             step.num_encoder_tokens,
             step.start,
             step.main_end,
@@ -319,8 +326,9 @@ class KVCacheCoordinator(GroupManagers, Coordinator):
 
     def take_new_block_ids(self) -> list[int]:
         """Drain the ids of blocks taken in this step."""
-        managers = self.single_type_managers
-        return [block_id for manager in managers for block_id in manager.take_new_block_ids()]
+        block_ids = [block.block_id for block in self._taken_blocks]
+        self._taken_blocks.clear()
+        return block_ids
 
     def held_blocks(self) -> Iterator[KVCacheBlock]:
         """Iterate over the blocks of all tables, once per hold."""

@@ -239,15 +239,15 @@ def test_removed_before_stored() -> None:
 def test_views_follow_the_request_they_were_asked_for() -> None:
     pool = BlockPool(4, True, 2)
     first, second = make_request("0", range(16), 2), make_request("1", range(50, 66), 2)
-    view = pool.hashes_at(first.block_hashes, 4)
-    assert pool.hashes_at(first.block_hashes, 4) is view
-    assert pool.hashes_at(first.block_hashes, 2) is first.block_hashes
+    view = pool.hash_index.hashes_at(first.block_hashes, 4)
+    assert pool.hash_index.hashes_at(first.block_hashes, 4) is view
+    assert pool.hash_index.hashes_at(first.block_hashes, 2) is first.block_hashes
     assert list(view) == list(BlockHashListWithBlockSize(first.block_hashes, 2, 4))
-    assert pool.hashes_at(first.block_hashes, 8)[0] == b"".join(first.block_hashes[:4])
-    assert list(pool.hashes_at(second.block_hashes, 4)) == list(
+    assert pool.hash_index.hashes_at(first.block_hashes, 8)[0] == b"".join(first.block_hashes[:4])
+    assert list(pool.hash_index.hashes_at(second.block_hashes, 4)) == list(
         BlockHashListWithBlockSize(second.block_hashes, 2, 4)
     )
     # A view grows with its request.
     first.append_output_token_ids([1, 2, 3, 4])
-    assert len(pool.hashes_at(first.block_hashes, 4)) == 5
-    assert pool.hashes_at(first.block_hashes, 4)[4] == b"".join(first.block_hashes[8:10])
+    assert len(pool.hash_index.hashes_at(first.block_hashes, 4)) == 5
+    assert pool.hash_index.hashes_at(first.block_hashes, 4)[4] == b"".join(first.block_hashes[8:10])

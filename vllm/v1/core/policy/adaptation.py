@@ -9,7 +9,6 @@ from vllm.v1.core.policy.eviction import Rule
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.interval import IntervalLearner
 from vllm.v1.core.policy.spans import SpanSampler
-from vllm.v1.core.policy.spare import lean_checkpoint_blocks
 from vllm.v1.metrics.stats import CachePolicyStats
 
 logger = init_logger(__name__)
@@ -28,7 +27,7 @@ class Adaptation:
     def __init__(self, geometry: CacheGeometry, num_blocks: int) -> None:
         blocks_per_token = sum(1 / group.block_size for group in geometry.dense)
         self._capacity_tokens = int(num_blocks / blocks_per_token) if blocks_per_token else 0
-        self._weight = sum(lean_checkpoint_blocks(geometry)) / (blocks_per_token or 1.0)
+        self._weight = sum(geometry.lean_blocks) / (blocks_per_token or 1.0)
         self._geometry = geometry
         self.reset()
 

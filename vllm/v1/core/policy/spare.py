@@ -1,7 +1,6 @@
 """Checkpoints in memory that nothing else needs now."""
 
 from collections.abc import Container, Iterator, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from vllm.v1.core.policy.geometry import CacheGeometry
@@ -61,7 +60,7 @@ def spare_boundaries(
         Lean boundaries in ``(start, end]``.
     """
     room = num_blocks - int(pool_size * _RESERVED_SHARE)
-    cost = sum(lean_checkpoint_blocks(geometry))
+    cost = sum(geometry.lean_blocks)
     if not cost:
         return NO_SPARES
     ends: list[int] = []
@@ -92,11 +91,3 @@ def _grid(step: int, start: int, end: int, num_most: int) -> range:
     while step <= end and end // step - start // step > num_most:
         step *= 2
     return range((start // step + 1) * step, end + 1, step)
-
-
-@lru_cache(maxsize=16)
-def lean_checkpoint_blocks(geometry: CacheGeometry) -> tuple[int, ...]:
-    """Return per window group the blocks of a lean checkpoint, far into a prompt."""
-    keep = max((group.keep for group in geometry.windows), default=0)
-    position = (keep // geometry.coarse + 2) * geometry.coarse
-    return tuple(len(group.rows_below(position)) for group in geometry.windows)

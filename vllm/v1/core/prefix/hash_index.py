@@ -119,19 +119,6 @@ class HashIndex:
         """Return the back of the one queue for cached blocks, its front for others."""
         return Tier.SCRATCH if block._block_hash is None else Tier.REGULAR
 
-    def get_cached_block(
-        self, block_hash: BlockHash, group_ids: Sequence[int]
-    ) -> list[KVCacheBlock] | None:
-        """Return one cached block per group, or None unless every group has one."""
-        get_one_block = self.map.get_one_block
-        cached_blocks = []
-        for group_id in group_ids:
-            block = get_one_block(make_block_hash_with_group_id(block_hash, group_id))
-            if block is None:
-                return None
-            cached_blocks.append(block)
-        return cached_blocks
-
     def clear(self) -> None:
         """Forget all keys; blocks lose their hashes one by one, as the pool resets them."""
         self.map = BlockHashToBlockMap()

@@ -10,7 +10,7 @@ from vllm.v1.core.policy.retention import (
     step_boundaries,
     trailing_boundaries,
 )
-from vllm.v1.core.policy.spare import NO_SPARES, Spares, lean_checkpoint_blocks
+from vllm.v1.core.policy.spare import NO_SPARES, Spares
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
@@ -31,7 +31,6 @@ class Publisher:
         self._policy = prefixes.policy
         self._index = prefixes.index
         self._store = prefixes.store
-        self._lean_blocks = lean_checkpoint_blocks(prefixes.geometry)
 
     def publish(
         self,
@@ -134,7 +133,7 @@ class Publisher:
         num_tokens = len(token_ids)
         windows = [
             (window.blocks, window.base, window.geometry.block_size, num_blocks)
-            for window, num_blocks in zip(cache.windows, self._lean_blocks, strict=True)
+            for window, num_blocks in zip(cache.windows, self._geometry.lean_blocks, strict=True)
         ]
         for is_filler, places in ((False, spares.ends), (True, spares.fillers)):
             for position in places:
