@@ -145,13 +145,13 @@ class BlockPool:
             # Every way to a block leads through here, so pins give way to any admission.
             self.pins.make_room(num_blocks)
         self._num_free -= num_blocks
-        lowest = self.free_block_queue
+        lowest, collector = self.free_block_queue, self.metrics_collector
         taken = lowest.popleft_n(min(num_blocks, lowest.num_free_blocks))
         for block in taken:
             block.ref_cnt = 1
             # The field, not the property: a prompt takes thousands of blocks. Scratch that stands
             # apart caches nothing (I3).
-            if block._block_hash is not None or self.metrics_collector is not None:
+            if block._block_hash is not None or collector is not None:
                 self._forget(block)
         while len(taken) < num_blocks:
             # One at a time: a checkpoint that loses a block gives its others to scratch.
@@ -159,9 +159,9 @@ class BlockPool:
             block.ref_cnt = 1
             self._forget(block)
             taken.append(block)
-        if self.metrics_collector is not None:
+        if collector is not None:
             for block in taken:
-                self.metrics_collector.on_block_allocated(block)
+                collector.on_block_allocated(block)
         return taken
 
     def reserve_blocks(self, num_blocks: int) -> list[KVCacheBlock]:

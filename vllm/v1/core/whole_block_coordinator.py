@@ -419,6 +419,7 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         # needs: they share one mask.
         for manager in self._lookup.eagle_managers:
             manager.use_eagle = True
+        self._has_eagle = any(manager.use_eagle for manager in self.single_type_managers)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Cache up to the last scheduler block's end; nothing beyond can be hit.
@@ -426,11 +427,14 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         A drafter's group goes one block on, if it is there: its hits match one block more.
         """
         num_aligned = num_computed_tokens // self.scheduler_block_size * self.scheduler_block_size
-        if num_aligned == 0:
+        first = self.single_type_managers[0]
+        num_done = first.num_cached_block.get(request.request_id, 0) * first.block_size
+        if num_done >= num_aligned and not self._has_eagle:
+            # Groups are cached together, and most steps end no scheduler block.
             return
         for manager in self.single_type_managers:
             num_tokens = num_aligned
-            if manager.use_eagle:
+            if manager.use_eagle and num_aligned:
                 num_tokens = min(num_computed_tokens, num_aligned + manager.block_size)
             manager.cache_blocks(request, num_tokens, self.retention_interval)
 

@@ -100,7 +100,11 @@ class PrefixIndex:
         if block_id in self._keys_of:
             return _REGULAR
         records = self._checkpoints_of.get(block_id)
-        return max(map(checkpoint_tier, records)) if records else _SCRATCH
+        if not records:
+            return _SCRATCH
+        if len(records) == 1:
+            return checkpoint_tier(records[0])
+        return max(map(checkpoint_tier, records))
 
     def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
         """Return the tiers of many blocks: nearly all carry keys, or nothing at all."""
