@@ -305,7 +305,7 @@ class V4Layers {
     }
     for (int64_t c = 0; c < count; c += kDecodedRows) {
       const int columns = static_cast<int>(std::min<int64_t>(kDecodedRows, count - c));
-      dot_block(x.data(), heads, keys.data() + c, columns, width, y.data(), c);
+      dot_block(x.data(), heads, keys.data() + c, columns, width, 0, y.data(), c);
     }
     for (int64_t k = 0; k < count; ++k) scores[from + k] = 0.0f;
     for (int64_t h = 0; h < heads; ++h) {
@@ -353,7 +353,7 @@ class V4Layers {
       }
       for (int64_t c = 0; c < count; c += kDecodedRows) {
         const int columns = static_cast<int>(std::min<int64_t>(kDecodedRows, count - c));
-        dot_block(x, some, keys.data() + c, columns, d, y, c);
+        dot_block(x, some, keys.data() + c, columns, d, 0, y, c);
       }
       for (int64_t i = 0; i < some; ++i) {
         scale[i] = 1.0f / softmax_terms(y[i], count, layer.sinks[head + h + i]);

@@ -16,10 +16,11 @@ namespace VN_BUILD {
 // ---- products -------------------------------------------------------------------------------
 
 // y[r][c] = x[r] . w[c] for a register tile. One chain of sums per output, along k, then over the
-// lanes: the same for every shape of tile.
+// lanes: the same for every shape of tile. `ahead` values further on lie weights of a later tile,
+// asked for early where rows are few and memory is the limit; 0: none.
 template <int R, int C>
-inline void dot_tile(const float* const* x, const float* const* w, int64_t k, float* const* y,
-                     int64_t first) {
+inline void dot_tile(const float* const* x, const float* const* w, int64_t k, int64_t ahead,
+                     float* const* y, int64_t first) {
   Vec sums[R][C];
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < C; ++c) sums[r][c] = zero();
@@ -27,7 +28,10 @@ inline void dot_tile(const float* const* x, const float* const* w, int64_t k, fl
   int64_t i = 0;
   for (; i + kLanes <= k; i += kLanes) {
     Vec weights[C];
-    for (int c = 0; c < C; ++c) weights[c] = load(w[c] + i);
+    for (int c = 0; c < C; ++c) {
+      weights[c] = load(w[c] + i);
+      __builtin_prefetch(w[c] + i + ahead);
+    }
     for (int r = 0; r < R; ++r) {
       const Vec values = load(x[r] + i);
       for (int c = 0; c < C; ++c) sums[r][c] = fma(values, weights[c], sums[r][c]);
@@ -43,41 +47,45 @@ inline void dot_tile(const float* const* x, const float* const* w, int64_t k, fl
     }
   }
   for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < C; ++c) y[r][first + c] = sum(sums[r][c]);
+    int c = 0;
+    for (; c + 4 <= C; c += 4) {
+      sum_four(sums[r][c], sums[r][c + 1], sums[r][c + 2], sums[r][c + 3], y[r] + first + c);
+    }
+    for (; c < C; ++c) y[r][first + c] = sum(sums[r][c]);
   }
 }
 
 template <int R>
 inline void dot_rows(const float* const* x, const float* const* w, int columns, int64_t k,
-                     float* const* y, int64_t first) {
+                     int64_t ahead, float* const* y, int64_t first) {
   int c = 0;
   // A single row has too few sums to keep the units busy: it takes more columns at once.
   constexpr int kWide = R == 1 ? 8 : kTileColumns;
-  for (; c + kWide <= columns; c += kWide) dot_tile<R, kWide>(x, w + c, k, y, first + c);
+  for (; c + kWide <= columns; c += kWide) dot_tile<R, kWide>(x, w + c, k, ahead, y, first + c);
   if constexpr (kWide > 4) {
-    for (; c + 4 <= columns; c += 4) dot_tile<R, 4>(x, w + c, k, y, first + c);
+    for (; c + 4 <= columns; c += 4) dot_tile<R, 4>(x, w + c, k, ahead, y, first + c);
   }
   if constexpr (kWide > 2) {
-    for (; c + 2 <= columns; c += 2) dot_tile<R, 2>(x, w + c, k, y, first + c);
+    for (; c + 2 <= columns; c += 2) dot_tile<R, 2>(x, w + c, k, ahead, y, first + c);
   }
-  for (; c < columns; ++c) dot_tile<R, 1>(x, w + c, k, y, first + c);
+  for (; c < columns; ++c) dot_tile<R, 1>(x, w + c, k, ahead, y, first + c);
 }
 
 // y[r][first + c] = x[r] . w[c] for any number of rows and columns.
 inline void dot_block(const float* const* x, int64_t rows, const float* const* w, int columns,
-                      int64_t k, float* const* y, int64_t first) {
+                      int64_t k, int64_t ahead, float* const* y, int64_t first) {
   int64_t r = 0;
   for (; r + kTileRows <= rows; r += kTileRows) {
-    dot_rows<kTileRows>(x + r, w, columns, k, y + r, first);
+    dot_rows<kTileRows>(x + r, w, columns, k, ahead, y + r, first);
   }
   const int rest = static_cast<int>(rows - r);
   if constexpr (kTileRows > 4) {
-    if (rest == 5) dot_rows<5>(x + r, w, columns, k, y + r, first);
-    if (rest == 4) dot_rows<4>(x + r, w, columns, k, y + r, first);
-    if (rest == 3) dot_rows<3>(x + r, w, columns, k, y + r, first);
-    if (rest == 2) dot_rows<2>(x + r, w, columns, k, y + r, first);
+    if (rest == 5) dot_rows<5>(x + r, w, columns, k, ahead, y + r, first);
+    if (rest == 4) dot_rows<4>(x + r, w, columns, k, ahead, y + r, first);
+    if (rest == 3) dot_rows<3>(x + r, w, columns, k, ahead, y + r, first);
+    if (rest == 2) dot_rows<2>(x + r, w, columns, k, ahead, y + r, first);
   }
-  if (rest == 1) dot_rows<1>(x + r, w, columns, k, y + r, first);
+  if (rest == 1) dot_rows<1>(x + r, w, columns, k, ahead, y + r, first);
 }
 
 // Widens a stored row of values.
@@ -137,7 +145,8 @@ inline void multiply_part(const Product& p, int64_t row, int64_t rows, int64_t c
         w[i] = decoded.data() + i * m.cols;
       }
     }
-    dot_block(x, rows, w, count, m.cols, y, column + c);
+    const int64_t ahead = m.kind == VN_F32 ? kDecodedRows * m.row_stride : 0;
+    dot_block(x, rows, w, count, m.cols, ahead, y, column + c);
   }
 }
 

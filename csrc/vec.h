@@ -60,7 +60,18 @@ inline float sum(Vec a) {
   four = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
-inline float largest(Vec a) { return _mm512_reduce_max_ps(a.v); }
+// out[i] = sum of vector i, in the order of sum().
+inline void sum_four(Vec a, Vec b, Vec c, Vec d, float* out) {
+  const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a.v, b.v, 0x44),
+                                  _mm512_shuffle_f32x4(a.v, b.v, 0xEE));
+  const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c.v, d.v, 0x44),
+                                  _mm512_shuffle_f32x4(c.v, d.v, 0xEE));
+  __m512 four = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88),
+                              _mm512_shuffle_f32x4(ab, cd, 0xDD));
+  four = _mm512_add_ps(four, _mm512_permute_ps(four, 0x4E));
+  four = _mm512_add_ps(four, _mm512_movehdup_ps(four));
+  _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, four)));
+}
 
 #elif defined(__AVX2__)
 
@@ -117,12 +128,6 @@ inline float sum(Vec x) {
   four = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
-inline float largest(Vec x) {
-  const __m256 eight = _mm256_max_ps(x.a, x.b);
-  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
-}
 
 #else
 
@@ -171,12 +176,17 @@ inline float sum(const Vec& a) {
   }
   return part[0];
 }
-inline float largest(const Vec& a) {
-  float result = a.v[0];
-  for (int i = 1; i < kLanes; ++i) result = a.v[i] > result ? a.v[i] : result;
-  return result;
-}
 
+#endif
+
+#if !defined(__AVX512F__)
+// out[i] = sum of vector i.
+inline void sum_four(const Vec& a, const Vec& b, const Vec& c, const Vec& d, float* out) {
+  out[0] = sum(a);
+  out[1] = sum(b);
+  out[2] = sum(c);
+  out[3] = sum(d);
+}
 #endif
 
 // e^x to about one unit in the last place: 2^n times a polynomial over [-ln2 / 2, ln2 / 2].

@@ -1,13 +1,20 @@
 """A model ready for steps, with what builds the tables that it reads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from vllm.v1.attention.metadata import CacheLayout, RequestSlice, build_step_metadata
+
+
+class TablesBuilder(Protocol):
+    """Makes a model's ``meta`` from a step's requests and the KV groups they use."""
+
+    def __call__(self, slices: Sequence[RequestSlice], layout: CacheLayout) -> Any:
+        """Return the tables; their type is the model's own matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +23,11 @@ class StepModel:
 
     Attributes:
         model: A ``CausalLM``; with an MTP block an ``MTPModel`` too.
-        build_metadata: Makes its ``meta`` from a step's requests and the KV groups they use.
+        build_metadata: Makes its ``meta``.
     """
 
     model: Any
-    build_metadata: Callable[[Sequence[RequestSlice], CacheLayout], Any]
+    build_metadata: TablesBuilder
 
 
 def make_torch_step_model(model: Any, device: torch.device) -> StepModel:
