@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from vllm import envs
 from vllm.exceptions import EngineError, InvariantError
 from vllm.logger import init_logger
 from vllm.native.structs import ABI_VERSION, Matrix, Step, V4Model
@@ -93,7 +94,7 @@ class NativeContext:
 
 def find_library() -> Path | None:
     """Returns where the built library lies, or None."""
-    path = Path(__file__).parent / LIBRARY_NAME
+    path = Path(envs.VLLM_NATIVE_LIBRARY or Path(__file__).parent / LIBRARY_NAME)
     return path if path.exists() else None
 
 
