@@ -82,10 +82,7 @@ def build(folder: Path, *, sanitises: bool = False) -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise CompileError("no C++ compiler: install g++ or clang++, or the PyPI package ziglang")
-    flags = _FLAGS + (_SANITISE if sanitises else [])
-    if platform.machine() in ("x86_64", "AMD64"):
-        # Some compilers take this machine's own processor unless told otherwise.
-        flags = [*flags, "-march=x86-64"]
+    flags = _FLAGS + _baseline(compiler) + (_SANITISE if sanitises else [])
     with tempfile.TemporaryDirectory() as scratch:
         jobs = []
         for item in vector_builds():
@@ -107,6 +104,14 @@ def build(folder: Path, *, sanitises: bool = False) -> Path:
         shutil.copy(linked, fresh)
         fresh.replace(folder / LIBRARY_NAME)
     return folder / LIBRARY_NAME
+
+
+def _baseline(compiler: list[str]) -> list[str]:
+    """Return what makes a compiler forget this machine's own processor."""
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    if "ziglang" in compiler:
+        return ["-mcpu=x86_64" if is_x86 else "-mcpu=generic"]
+    return ["-march=x86-64"] if is_x86 else []
 
 
 def _run_all(commands: list[list[str]]) -> None:

@@ -21,6 +21,8 @@ namespace {
 
 bool runs_here(const vn::Build& build) {
 #if defined(__x86_64__)
+  // Not every compiler's runtime has looked at the processor by now.
+  __builtin_cpu_init();
   if (&build == &vn::kAvx512Build) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
