@@ -42,6 +42,10 @@ struct Build {
                          const float* streams, float* output);
   void (*v4_logits)(ThreadPool&, Workspace&, const vn_v4_model&, const float* streams,
                     int64_t num_rows, bool is_mtp, float* logits);
+  void (*decoder_forward)(ThreadPool&, Workspace&, const vn_decoder_model&, const vn_step&,
+                          float* stream);
+  void (*decoder_logits)(ThreadPool&, Workspace&, const vn_decoder_model&, const float* stream,
+                         int64_t num_rows, float* logits);
   void (*matmul)(ThreadPool&, const vn_matrix&, const float* x, int64_t num_rows, float* output);
 };
 

@@ -46,7 +46,7 @@ class V4Layers {
     attend(layer, x, output);
     write_streams(pool_, m_, output, t_, hyper, streams);
     read_streams(pool_, m_, layer.ffn_hyper, layer.ffn_norm, streams, t_, hyper, x);
-    mix_experts(pool_, space_, m_, layer, step_.token_ids, x, t_, output);
+    mix_v4_experts(pool_, space_, m_, layer, step_.token_ids, x, t_, output);
     write_streams(pool_, m_, output, t_, hyper, streams);
   }
 
@@ -289,9 +289,7 @@ class V4Layers {
     keys.clear();
     keys.reserve_decoded(to - from, width);
     const vn_cache& cache = layer.index_compressor.entries;
-    for (int64_t e = from; e < to; ++e) {
-      keys.add_stored(cache, need_row(cache, request_of_row_[row], e * layer.ratio));
-    }
+    add_rows(cache, request_of_row_[row], from, to, keys);
     const int64_t count = to - from;
     thread_local std::vector<float> products;
     thread_local std::vector<const float*> x;
@@ -328,12 +326,10 @@ class V4Layers {
     keys.clear();
     keys.reserve_decoded(m_.window + std::min<int64_t>(num_entries, listed_entries(layer)), d);
     add_entries(layer, request, num_entries, index_in_block, keys);
-    for (int64_t p = first; p <= position; ++p) {
-      if (p >= step_.starts[request]) {
-        keys.add(kv + own_row(request, p) * d);
-      } else {
-        keys.add_stored(layer.window, need_row(layer.window, request, p));
-      }
+    const int64_t start = step_.starts[request];
+    add_rows(layer.window, request, first, std::min(start, position + 1), keys);
+    for (int64_t p = std::max(first, start); p <= position; ++p) {
+      keys.add(kv + own_row(request, p) * d);
     }
     const int64_t count = keys.size(), padded = (count + kLanes - 1) / kLanes * kLanes;
     thread_local std::vector<float> scores;
@@ -378,9 +374,17 @@ class V4Layers {
       }
       return;
     }
-    for (int64_t e = 0; e < num_entries; ++e) {
-      keys.add_stored(cache, need_row(cache, request, e * layer.ratio));
-    }
+    add_rows(cache, request, 0, num_entries, keys);
+  }
+
+  // Adds stored rows that must be there, numbered by position / tokens per row.
+  void add_rows(const vn_cache& cache, int64_t request, int64_t first, int64_t end, RowList& keys) {
+    if (first >= end) return;  // a window layer has no cache of entries
+    const int64_t tokens_per_row = cache.block_size / cache.rows_per_block;
+    pages_.each_row(cache, request, first, end, [&](int64_t row, int64_t offset) {
+      if (offset < 0) offset = need_row(cache, request, row * tokens_per_row);
+      keys.add_stored(cache, offset);
+    });
   }
 
   static void mix_some(int rows, const float* const* weights, const float* const* keys,

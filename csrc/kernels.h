@@ -88,6 +88,27 @@ inline void dot_block(const float* const* x, int64_t rows, const float* const* w
   if (rest == 1) dot_rows<1>(x + r, w, columns, k, ahead, y + r, first);
 }
 
+// e8m0: 2^(byte - 127); the checkpoint's loader has refused 255.
+inline float widen_scale(uint8_t byte) { return std::ldexp(1.0f, int{byte} - 127); }
+
+// out = the e2m1 codes of a row, each the fp32 product of its value and its group's scale.
+inline void decode_mxfp4(const uint8_t* codes, const uint8_t* scales, int64_t group, int64_t count,
+                         float* out) {
+  static constexpr float kValues[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                        0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  for (int64_t first = 0; first < count; first += group) {
+    const float scale = widen_scale(scales[first / group]);
+    float scaled[16];
+    for (int i = 0; i < 16; ++i) scaled[i] = kValues[i] * scale;
+    const int64_t end = std::min(count, first + group);
+    for (int64_t i = first; i < end; i += 2) {
+      const uint8_t pair = codes[i / 2];
+      out[i] = scaled[pair & 15];
+      out[i + 1] = scaled[pair >> 4];
+    }
+  }
+}
+
 // Widens a stored row of values.
 inline void decode_row(const void* data, int64_t offset, int32_t kind, int64_t count, float* out) {
   if (kind == VN_F32) {
@@ -100,6 +121,15 @@ inline void decode_row(const void* data, int64_t offset, int32_t kind, int64_t c
   for (; i < count; ++i) {
     const uint32_t bits = static_cast<uint32_t>(source[i]) << 16;
     std::memcpy(out + i, &bits, sizeof(bits));
+  }
+}
+
+inline void decode_matrix_row(const vn_matrix& m, int64_t row, float* out) {
+  if (m.kind == VN_MXFP4) {
+    const uint8_t* codes = static_cast<const uint8_t*>(m.data) + row * (m.cols / 2);
+    decode_mxfp4(codes, m.scales + row * (m.cols / m.group), m.group, m.cols, out);
+  } else {
+    decode_row(m.data, row * m.row_stride, m.kind, m.cols, out);
   }
 }
 
@@ -137,11 +167,11 @@ inline void multiply_part(const Product& p, int64_t row, int64_t rows, int64_t c
     const int count = static_cast<int>(std::min<int64_t>(kDecodedRows, columns - c));
     if (m.kind != VN_F32) decoded.resize(kDecodedRows * m.cols);
     for (int i = 0; i < count; ++i) {
-      const int64_t offset = (p.first_row + column + c + i) * m.row_stride;
+      const int64_t row = p.first_row + column + c + i;
       if (m.kind == VN_F32) {
-        w[i] = static_cast<const float*>(m.data) + offset;
+        w[i] = static_cast<const float*>(m.data) + row * m.row_stride;
       } else {
-        decode_row(m.data, offset, m.kind, m.cols, decoded.data() + i * m.cols);
+        decode_matrix_row(m, row, decoded.data() + i * m.cols);
         w[i] = decoded.data() + i * m.cols;
       }
     }
@@ -386,6 +416,21 @@ class Pages {
     return block * cache.block_stride + position % cache.block_size / per_row * cache.width;
   }
 
+  // Calls body(row, offset) for rows first .. end - 1, numbered by position / tokens per row; the
+  // offset is that in the cache, or -1 where a row is not stored.
+  template <typename Body>
+  void each_row(const vn_cache& cache, int64_t request, int64_t first, int64_t end,
+                Body&& body) const {
+    const int64_t per_block = cache.rows_per_block;
+    const int64_t tokens_per_row = cache.block_size / per_block;
+    for (int64_t row = first; row < end;) {
+      const int64_t block = find_block(cache, request, row * tokens_per_row);
+      const int64_t stop = std::min(end, row / per_block * per_block + per_block);
+      int64_t offset = block * cache.block_stride + row % per_block * cache.width;
+      for (; row < stop; ++row, offset += cache.width) body(row, block == 0 ? -1 : offset);
+    }
+  }
+
   bool writes(const vn_cache& cache, int64_t request, int64_t position) const {
     return position >= step_.write_from[cache.group * step_.num_requests + request];
   }
@@ -420,14 +465,19 @@ class RowList {
   }
   void add(const float* row) { rows_.push_back(row); }
   void add_stored(const vn_cache& cache, int64_t offset) {
+    add_stored(cache, offset, cache.width);
+  }
+  // The same for the first `width` values at an offset.
+  void add_stored(const vn_cache& cache, int64_t offset, int64_t width) {
     if (cache.kind == VN_F32) {
       rows_.push_back(static_cast<const float*>(cache.data) + offset);
       return;
     }
-    float* out = decoded_.data() + num_decoded_++ * cache.width;
-    decode_row(cache.data, offset, cache.kind, cache.width, out);
+    float* out = decoded_.data() + num_decoded_++ * width;
+    decode_row(cache.data, offset, cache.kind, width, out);
     rows_.push_back(out);
   }
+  void remove(int64_t count) { rows_.resize(rows_.size() - count); }
   const float* const* data() const { return rows_.data(); }
   int64_t size() const { return static_cast<int64_t>(rows_.size()); }
 

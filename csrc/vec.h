@@ -209,5 +209,7 @@ inline Vec exp(Vec x) {
   return mul(p, power_of_two(n));
 }
 
+inline Vec sigmoid(Vec x) { return div(fill(1.0f), add(fill(1.0f), exp(sub(zero(), x)))); }
+
 }  // namespace VN_BUILD
 }  // namespace vn

@@ -5,6 +5,10 @@
 #include <new>
 #include <string>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "build.h"
 #include "thread_pool.h"
 
@@ -19,18 +23,31 @@ struct vn_context {
 
 namespace {
 
+#if defined(__x86_64__)
+// Asked of the processor itself: not every compiler's runtime answers __builtin_cpu_supports.
+struct Features {
+  bool avx2 = false, avx512 = false;
+
+  Features() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return;
+    const bool has_fma = c >> 12 & 1, saves_registers = c >> 27 & 1;
+    if (!has_fma || !saves_registers || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
+    unsigned low, high;
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    // Which registers the system keeps: 0x6 the 256-bit ones, 0xe0 the 512-bit ones and masks.
+    avx2 = (low & 0x6) == 0x6 && b >> 5 & 1;
+    const bool has_all = b >> 16 & 1 && b >> 17 & 1 && b >> 30 & 1 && b >> 31 & 1;  // F DQ BW VL
+    avx512 = avx2 && (low & 0xe0) == 0xe0 && has_all;
+  }
+};
+#endif
+
 bool runs_here(const vn::Build& build) {
 #if defined(__x86_64__)
-  // Not every compiler's runtime has looked at the processor by now.
-  __builtin_cpu_init();
-  if (&build == &vn::kAvx512Build) {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("fma");
-  }
-  if (&build == &vn::kAvx2Build) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  }
+  static const Features features;
+  if (&build == &vn::kAvx512Build) return features.avx512;
+  if (&build == &vn::kAvx2Build) return features.avx2;
 #endif
   return &build == &vn::kPortableBuild;
 }
@@ -93,11 +110,11 @@ void check_layer(const vn_v4_layer& layer, const vn_step& step) {
   }
 }
 
-void check_step(const vn_v4_model& model, const vn_step& step) {
+void check_step(int64_t vocab_size, const vn_step& step) {
   for (int64_t row = 0; row < step.num_tokens; ++row) {
-    check(step.token_ids[row] >= 0 && step.token_ids[row] < model.vocab_size,
+    check(step.token_ids[row] >= 0 && step.token_ids[row] < vocab_size,
           "token id " + std::to_string(step.token_ids[row]) + " is not in a vocabulary of " +
-              std::to_string(model.vocab_size));
+              std::to_string(vocab_size));
     check(step.positions[row] >= 0, "a position is negative");
   }
   int64_t rows = 0;
@@ -134,7 +151,7 @@ const char* vn_error(const vn_context* context) { return context->error.c_str();
 int32_t vn_v4_forward(vn_context* context, const vn_v4_model* model, const vn_step* step,
                       float* streams) {
   return guarded(context, [&] {
-    check_step(*model, *step);
+    check_step(model->vocab_size, *step);
     for (int32_t i = 0; i < model->num_layers; ++i) check_layer(model->layers[i], *step);
     context->build.v4_forward(context->pool, context->space, *model, *step, streams);
   });
@@ -144,7 +161,7 @@ int32_t vn_v4_forward_mtp(vn_context* context, const vn_v4_model* model, const v
                           const float* streams, float* output) {
   return guarded(context, [&] {
     check(model->mtp != nullptr, "the model has no MTP block");
-    check_step(*model, *step);
+    check_step(model->vocab_size, *step);
     check_layer(*model->mtp, *step);
     context->build.v4_forward_mtp(context->pool, context->space, *model, *step, streams, output);
   });
@@ -155,6 +172,22 @@ int32_t vn_v4_logits(vn_context* context, const vn_v4_model* model, const float*
   return guarded(context, [&] {
     context->build.v4_logits(context->pool, context->space, *model, streams, num_rows, is_mtp != 0,
                              logits);
+  });
+}
+
+int32_t vn_decoder_forward(vn_context* context, const vn_decoder_model* model, const vn_step* step,
+                           float* stream) {
+  return guarded(context, [&] {
+    check_step(model->vocab_size, *step);
+    for (int32_t i = 0; i < model->num_layers; ++i) check_blocks(model->layers[i].cache, *step);
+    context->build.decoder_forward(context->pool, context->space, *model, *step, stream);
+  });
+}
+
+int32_t vn_decoder_logits(vn_context* context, const vn_decoder_model* model, const float* stream,
+                          int64_t num_rows, float* logits) {
+  return guarded(context, [&] {
+    context->build.decoder_logits(context->pool, context->space, *model, stream, num_rows, logits);
   });
 }
 

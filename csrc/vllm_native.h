@@ -22,21 +22,24 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 1
+#define VN_ABI_VERSION 2
 
 #define VN_API __attribute__((visibility("default")))
 
 enum vn_status { VN_OK = 0, VN_INVALID = 1, VN_NO_MEMORY = 2 };
 
 // How the values of a matrix or a cache are stored.
-enum vn_kind { VN_F32 = 0, VN_BF16 = 1 };
+//   VN_MXFP4: e2m1 codes, two to a byte, the even column in the low nibble, [rows, cols / 2]; each
+//   `group` of them under one e8m0 scale, [rows, cols / group].
+enum vn_kind { VN_F32 = 0, VN_BF16 = 1, VN_MXFP4 = 2 };
 
 // A matrix [rows, cols] that maps cols inputs to rows outputs.
 typedef struct {
   const void* data;
+  const uint8_t* scales;  // null unless the kind has some
   int64_t rows, cols, row_stride;
   int32_t kind;  // vn_kind
-  int32_t unused;
+  int32_t group;
 } vn_matrix;
 
 // One named KV cache: [num_blocks, rows_per_block, width], the last axis contiguous.
@@ -130,6 +133,45 @@ typedef struct {
   float routed_scale, swiglu_limit, hyper_eps, norm_eps;
 } vn_v4_model;
 
+// ---- decoders of grouped-query attention ----------------------------------------------------
+
+enum vn_feed_forward { VN_MLP = 0, VN_EXPERTS = 1 };
+// gate | up halves under silu or gelu (by tanh), or gate, up alternating: (up + 1) * gate *
+// sigmoid(alpha * gate), clamped.
+enum vn_activation { VN_SILU = 0, VN_GELU_TANH = 1, VN_CLAMPED = 2 };
+
+// Every vector may be null where the family has none; norms' weights are factors.
+typedef struct {
+  // Before attention, after it, before feed-forward, after it; the 2nd and 4th null if the family
+  // does not norm on the way out.
+  const float* norms[4];
+  vn_matrix qkv, output;  // rows: query heads, key heads, value heads
+  const float *qkv_bias, *output_bias;
+  const float *q_norm, *k_norm;  // [d]
+  const float* sinks;            // [H]
+  const float* frequencies;      // [d / 2], or null: nothing is turned
+  vn_cache cache;                // a row: keys of K heads, then values
+  float magnitude;               // of turned rows
+  int32_t window;                // 0: all
+  int32_t feed_forward, activation;
+  int32_t num_experts, num_chosen;
+  int32_t inner, normalises;
+  float alpha, limit;
+  vn_matrix router;
+  const float* router_bias;
+  vn_matrix gate_up, down;  // [2 * M, D] and [D, M], or stacked by expert
+  const float *gate_up_bias, *down_bias;
+} vn_decoder_layer;
+
+typedef struct {
+  vn_matrix embed, head;
+  const float* norm;
+  const vn_decoder_layer* layers;
+  int32_t num_layers, vocab_size, hidden_size;
+  int32_t num_heads, num_kv_heads, head_dim;
+  float scale, soft_cap, embedding_scale, final_soft_cap, norm_eps;
+} vn_decoder_model;
+
 // ---- functions ------------------------------------------------------------------------------
 
 typedef struct vn_context vn_context;
@@ -153,6 +195,11 @@ VN_API int32_t vn_v4_forward_mtp(vn_context*, const vn_v4_model*, const vn_step*
 // Logits [M, vocab] of any M rows of streams [M, n, D]; of the MTP block's if is_mtp.
 VN_API int32_t vn_v4_logits(vn_context*, const vn_v4_model*, const float* streams, int64_t num_rows,
                      int32_t is_mtp, float* logits);
+// The same two for a decoder; its stream is [T, D].
+VN_API int32_t vn_decoder_forward(vn_context*, const vn_decoder_model*, const vn_step*,
+                                  float* stream);
+VN_API int32_t vn_decoder_logits(vn_context*, const vn_decoder_model*, const float* stream,
+                                 int64_t num_rows, float* logits);
 // output [T, rows] = x [T, cols] * matrix^T, for tests and measurements.
 VN_API int32_t vn_matmul(vn_context*, const vn_matrix*, const float* x, int64_t num_rows, float* output);
 

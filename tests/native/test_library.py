@@ -20,7 +20,7 @@ def multiply(context: NativeContext, x: torch.Tensor, weight: torch.Tensor) -> t
     kind = F32 if weight.dtype == torch.float32 else BF16
     rows, columns = weight.shape
     output = torch.empty(len(x), rows)
-    context.matmul(Matrix(weight.data_ptr(), rows, columns, columns, kind), x, output)
+    context.matmul(Matrix(weight.data_ptr(), None, rows, columns, columns, kind), x, output)
     return output
 
 

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from vllm import envs
 from vllm.exceptions import EngineError, InvariantError
 from vllm.logger import init_logger
-from vllm.native.structs import ABI_VERSION, Matrix, Step, V4Model
+from vllm.native.structs import ABI_VERSION, DecoderModel, Matrix, Step, V4Model
 
 logger = init_logger(__name__)
 
@@ -81,6 +81,22 @@ class NativeContext:
             logits.data_ptr(),
         )
 
+    def decoder_forward(self, model: DecoderModel, step: Step, stream: torch.Tensor) -> None:
+        """Runs all layers of a decoder; stream: fp32 [T, D], written; raises as the above."""
+        self._call(self._library.vn_decoder_forward, model, step, stream.data_ptr())
+
+    def decoder_logits(
+        self, model: DecoderModel, stream: torch.Tensor, logits: torch.Tensor
+    ) -> None:
+        """Maps rows [M, D] of a decoder's stream to logits [M, V], written."""
+        self._call(
+            self._library.vn_decoder_logits,
+            model,
+            stream.data_ptr(),
+            stream.shape[0],
+            logits.data_ptr(),
+        )
+
     def matmul(self, matrix: Matrix, x: torch.Tensor, output: torch.Tensor) -> None:
         """Maps fp32 x [T, in] by a matrix [out, in] to output [T, out]."""
         self._call(self._library.vn_matmul, matrix, x.data_ptr(), x.shape[0], output.data_ptr())
@@ -132,7 +148,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.vn_v4_forward.argtypes = [c_void_p, model, step, data]
     library.vn_v4_forward_mtp.argtypes = [c_void_p, model, step, data, data]
     library.vn_v4_logits.argtypes = [c_void_p, model, data, c_int64, c_int32, data]
+    decoder = POINTER(DecoderModel)
+    library.vn_decoder_forward.argtypes = [c_void_p, decoder, step, data]
+    library.vn_decoder_logits.argtypes = [c_void_p, decoder, data, c_int64, data]
     library.vn_matmul.argtypes = [c_void_p, POINTER(Matrix), data, c_int64, data]
-
-
-__all__ = ["LIBRARY_NAME", "NativeContext", "c_float", "find_library", "load_library"]

@@ -7,7 +7,9 @@ import torch
 
 from vllm import envs
 from vllm.logger import init_logger
+from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
+from vllm.native.decoder import NativeDecoder, can_run_decoder
 from vllm.native.deepseek_v4 import NativeDeepseekV4, can_run_deepseek_v4
 from vllm.native.library import NativeContext, load_library
 from vllm.native.step_tables import build_native_tables
@@ -39,7 +41,8 @@ def make_native_model(
     assert library is not None, "_find_obstacle looked"
     context = NativeContext(library, num_threads)
     logger.info("native kernels: %s build, %d threads", context.vector_build, num_threads)
-    return StepModel(NativeDeepseekV4(model, layout, kv_caches, context), build_native_tables)
+    run = NativeDeepseekV4 if isinstance(model, DeepseekV4ForCausalLM) else NativeDecoder
+    return StepModel(run(model, layout, kv_caches, context), build_native_tables)
 
 
 def _find_obstacle(model: Any, kv_caches: Mapping[str, torch.Tensor]) -> str:
@@ -47,8 +50,10 @@ def _find_obstacle(model: Any, kv_caches: Mapping[str, torch.Tensor]) -> str:
         return "VLLM_NATIVE=0"
     if load_library() is None:
         return "the library is not built: make native"
-    if not isinstance(model, DeepseekV4ForCausalLM):
+    if isinstance(model, DeepseekV4ForCausalLM):
+        takes = can_run_deepseek_v4(model, kv_caches)
+    elif isinstance(model, DecoderForCausalLM):
+        takes = can_run_decoder(model, kv_caches)
+    else:
         return f"none for {type(model).__name__}"
-    if not can_run_deepseek_v4(model, kv_caches):
-        return "none for this model's quantised weights or cache types"
-    return ""
+    return "" if takes else "none for this model's quantised weights or cache types"

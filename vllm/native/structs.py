@@ -3,10 +3,12 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
-F32, BF16 = 0, 1
+F32, BF16, MXFP4 = 0, 1, 2
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
+MLP, EXPERTS = 0, 1
+SILU, GELU_TANH, CLAMPED = 0, 1, 2
 
 
 def _int32s(names: str) -> list[tuple[str, type[c_int32]]]:
@@ -17,15 +19,19 @@ def _pointers(names: str) -> list[tuple[str, type[c_void_p]]]:
     return [(name, c_void_p) for name in names.split()]
 
 
+def _floats(names: str) -> list[tuple[str, type[c_float]]]:
+    return [(name, c_float) for name in names.split()]
+
+
 class Matrix(ctypes.Structure):
     """``vn_matrix``."""
 
     _fields_ = (
-        ("data", c_void_p),
+        *_pointers("data scales"),
         ("rows", c_int64),
         ("cols", c_int64),
         ("row_stride", c_int64),
-        *_int32s("kind unused"),
+        *_int32s("kind group"),
     )
 
 
@@ -119,5 +125,39 @@ class V4Model(ctypes.Structure):
             "o_groups o_lora_rank window index_heads index_dim index_topk num_experts num_chosen "
             "expert_width sinkhorn_iterations"
         ),
-        *((name, c_float) for name in ("routed_scale", "swiglu_limit", "hyper_eps", "norm_eps")),
+        *_floats("routed_scale swiglu_limit hyper_eps norm_eps"),
+    )
+
+
+class DecoderLayer(ctypes.Structure):
+    """``vn_decoder_layer``."""
+
+    _fields_ = (
+        ("norms", c_void_p * 4),
+        ("qkv", Matrix),
+        ("output", Matrix),
+        *_pointers("qkv_bias output_bias q_norm k_norm sinks frequencies"),
+        ("cache", Cache),
+        ("magnitude", c_float),
+        *_int32s("window feed_forward activation num_experts num_chosen inner normalises"),
+        ("alpha", c_float),
+        ("limit", c_float),
+        ("router", Matrix),
+        ("router_bias", c_void_p),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        *_pointers("gate_up_bias down_bias"),
+    )
+
+
+class DecoderModel(ctypes.Structure):
+    """``vn_decoder_model``."""
+
+    _fields_ = (
+        ("embed", Matrix),
+        ("head", Matrix),
+        ("norm", c_void_p),
+        ("layers", POINTER(DecoderLayer)),
+        *_int32s("num_layers vocab_size hidden_size num_heads num_kv_heads head_dim"),
+        *_floats("scale soft_cap embedding_scale final_soft_cap norm_eps"),
     )

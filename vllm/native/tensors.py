@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from vllm.native.structs import BF16, F32, Cache, Matrix
+from vllm.native.structs import BF16, F32, MXFP4, Cache, Matrix
 from vllm.v1.attention.metadata import CacheLayout
 
 _KINDS = {torch.float32: F32, torch.bfloat16: BF16}
@@ -35,7 +35,21 @@ class TensorBinder:
         """Returns [rows, in], or stacked [n, rows, in] as one matrix of n * rows."""
         flat = weight.detach().flatten(0, -2)
         assert flat.data_ptr() == weight.data_ptr(), "stacked matrices lie end to end"
-        return Matrix(flat.data_ptr(), *flat.shape, flat.stride(0), _KINDS[flat.dtype])
+        return Matrix(flat.data_ptr(), None, *flat.shape, flat.stride(0), _KINDS[flat.dtype])
+
+    def mxfp4_matrix(self, codes: torch.Tensor, scales: torch.Tensor) -> Matrix:
+        """Returns stacked e2m1 codes [n, rows, groups, G / 2] under scales [n, rows, groups]."""
+        num_stacked, rows, num_groups, half = codes.shape
+        columns = num_groups * 2 * half
+        return Matrix(
+            codes.data_ptr(),
+            scales.data_ptr(),
+            num_stacked * rows,
+            columns,
+            columns,
+            MXFP4,
+            2 * half,
+        )
 
     def vector(self, values: torch.Tensor) -> int:
         """Returns the address of the values as contiguous fp32."""

@@ -110,8 +110,9 @@ class DecoderForCausalLM(nn.Module):
             if config.has_head
             else self.embed.weight
         )
+        self.is_quantised = quantization is not None
         # Rounded as the published models round it.
-        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
+        self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self._unstacks_experts = any(
             isinstance(plan.feed_forward, ExpertsPlan) for plan in config.layers
         )
@@ -142,8 +143,8 @@ class DecoderForCausalLM(nn.Module):
             kv_caches.
         """
         x: torch.Tensor = self.embed(token_ids)
-        if self._embedding_scale != 1.0:
-            x = x * self._embedding_scale
+        if self.embedding_scale != 1.0:
+            x = x * self.embedding_scale
         if not meta.num_tokens:
             return x
         step = self._make_step(positions, meta, kv_caches)
