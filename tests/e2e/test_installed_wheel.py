@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.building import build, read_pins
+from tests.building import read_pins
 from tests.e2e.server_process import ServerProcess
 
 # What pip says when the index cannot be reached; anything else is a fault of the package.
@@ -36,8 +36,8 @@ def _install(wheel: Path, environment: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
-    (wheel,) = build(tmp_path / "tree", "--wheel").glob("*.whl")
+def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path, distribution: Path) -> None:
+    (wheel,) = distribution.glob("*.whl")
     environment = tmp_path / "venv"
     _install(wheel, environment)
     program = [str(environment / "bin" / "vllm")]
