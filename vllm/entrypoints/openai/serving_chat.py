@@ -18,7 +18,7 @@ from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.engine_stream import EngineStream
 from vllm.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_json
-from vllm.entrypoints.openai.prompts import TokenizedPrompt
+from vllm.entrypoints.openai.prompts import TokenizedPrompt, truncate
 from vllm.entrypoints.openai.protocol.requests import ChatCompletionRequest
 from vllm.entrypoints.openai.protocol.responses import (
     ChatBody,
@@ -137,7 +137,12 @@ async def _check(
         )
     return _Chat(
         body=body,
-        prompt=TokenizedPrompt(prompt.token_ids, prompt.text, prompt.part_ends),
+        prompt=truncate(
+            TokenizedPrompt(prompt.token_ids, prompt.text, prompt.part_ends),
+            body,
+            body.max_completion_tokens or body.max_tokens,
+            facts,
+        ),
         scope=scope,
         context=context,
         created=unix_now(),
