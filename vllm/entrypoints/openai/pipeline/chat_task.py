@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.prompts import TokenizedPrompt
+from vllm.exceptions import UserInputError
 from vllm.parser.interface import ParseOptions, ResponseParser, ToolUse
-from vllm.sampling_params import SamplingParams
+from vllm.parser.registry import NONE
+from vllm.sampling_params import ReasoningSpan, SamplingParams
 from vllm.tokenizers import ChatOptions
 from vllm.tokenizers.chat_tools import NO_TOOLS, ToolChoice, ToolSpec
 
@@ -20,10 +23,10 @@ class ChatTask:
     Attributes:
         messages: In the chat dialect: roles system, developer, user, assistant (``content``,
             ``reasoning``, ``tool_calls``) and tool (``tool_call_id``, ``content``).
+        options: Of the prompt; the tools are added here.
         tools: Checked; see ``parse_tools``.
         tool_choice: Checked; see ``parse_tool_choice``.
         parallel_tool_calls: Whether an answer may hold several calls.
-        options: Of the prompt; the tools are added here.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -41,7 +44,8 @@ class PreparedChat:
         prompt: For the engine.
         in_reasoning: Whether the answer begins inside the reasoning.
         make_parser: Makes the reader of one answer; every answer (``n``) needs its own.
-        adapt_params: Completes sampling parameters: the grammar of forced calls, special tokens.
+        adapt_params: Completes sampling parameters in place: where the reasoning ends, which
+            special tokens the reader must see.
     """
 
     prompt: TokenizedPrompt
@@ -56,7 +60,17 @@ async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
     Raises:
         UserInputError: A message, tool or option is wrong.
     """
-    prompt = await asyncio.to_thread(context.chat_encoder.encode_chat, task.messages, task.options)
+    parsers = context.parsers
+    may_call = bool(task.tools) and task.tool_choice.mode != "none"
+    if may_call and parsers.tools == NONE:
+        raise UserInputError(
+            "tools cannot be served: how this model writes calls is not known. Start the server "
+            "with --tool-call-parser, or leave tools out.",
+            "tools",
+        )
+    # With "none" the model is not even told: prompts that say "do not" still tempt.
+    options = replace(task.options, tools=task.tools if may_call else ())
+    prompt = await asyncio.to_thread(context.chat_encoder.encode_chat, task.messages, options)
     parse_options = ParseOptions(
         in_reasoning=prompt.in_reasoning,
         tools=task.tools,
@@ -66,8 +80,8 @@ async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
     return PreparedChat(
         prompt=TokenizedPrompt(prompt.token_ids, prompt.text, prompt.part_ends),
         in_reasoning=prompt.in_reasoning,
-        make_parser=lambda: context.parsers.make_parser(parse_options),
-        adapt_params=lambda params: params,
+        make_parser=partial(parsers.make_parser, parse_options),
+        adapt_params=partial(_adapt_params, context, prompt.in_reasoning),
     )
 
 
@@ -75,3 +89,17 @@ def _tool_use(task: ChatTask) -> ToolUse:
     if not task.tools:
         return ToolUse.OFF
     return ToolUse.DROP if task.tool_choice.mode == "none" else ToolUse.PARSE
+
+
+def _adapt_params(
+    context: ServingContext, in_reasoning: bool, params: SamplingParams
+) -> SamplingParams:
+    """Mutates: params."""
+    if context.parsers.is_harmony:
+        params.skip_special_tokens = False
+    end = context.parsers.reasoning_end
+    if in_reasoning and end is not None:
+        token_id = context.tokenizer.token_to_id(end)
+        ids = [token_id] if token_id is not None else context.tokenizer.encode(end, False)
+        params.reasoning = ReasoningSpan(end_token_ids=ids)
+    return params
