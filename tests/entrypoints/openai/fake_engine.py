@@ -1,13 +1,14 @@
 """An engine without a model: it answers with the tokens it was told to."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from vllm.exceptions import EngineDeadError
 from vllm.inputs import TokensPrompt
 from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import Tokenizer
+from vllm.v1.engine.output_queue import OutputSink
 from vllm.v1.messages import PrefillStats
 
 
@@ -16,7 +17,7 @@ class FakeEngine:
 
     Attributes:
         jobs: What it was asked, in order.
-        num_left: Generators that were left before their end.
+        num_left: Answers that were left before their end.
         refuse: Raised when a request comes.
         fail_at: Tokens after which ``failure`` is raised.
         hold: Cleared: tokens wait.
@@ -41,29 +42,41 @@ class FakeEngine:
         self.resets: list[tuple[bool, bool]] = []
         self.boundaries: list[list[int]] = []
         self.can_reset = True
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def generate(
+    async def submit(
         self,
+        request_id: str,
         prompt: TokensPrompt,
         sampling_params: SamplingParams,
-        request_id: str,
+        sink: OutputSink,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
-        """Yield the scripted answer."""
+    ) -> Callable[[], None]:
+        """Put the scripted answer into the sink."""
         token_ids = prompt["prompt_token_ids"]
         self.boundaries.append(prompt.get("cache_boundaries", []))
         self.jobs.append((token_ids, sampling_params, request_id, priority, cache_salt))
         if self.refuse is not None:
             raise self.refuse
-        ended = False
-        try:
-            async for output in self._answer(token_ids, sampling_params, request_id):
-                ended = output.finished
-                yield output
-        finally:
-            self.num_left += not ended
+
+        async def answer() -> None:
+            try:
+                async for output in self._answer(token_ids, sampling_params, request_id):
+                    sink.put(output)
+            except Exception as error:  # as an engine tells of one
+                sink.fail(error)
+
+        task = asyncio.create_task(answer())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+        def leave() -> None:
+            self.num_left += not task.done()
+            task.cancel()
+
+        return leave
 
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
