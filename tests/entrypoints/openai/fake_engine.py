@@ -11,14 +11,17 @@ from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.output_queue import OutputSink
 from vllm.v1.messages import PrefillStats
 
+# A step takes longer than a response needs to send a token: else tokens would be merged.
+_TURNS_PER_TOKEN = 10
+
 
 class FakeEngine:
-    """Answers every prompt with ``answer``, one token a turn of the event loop.
+    """Answers every prompt with ``answer``, one token every few turns of the event loop.
 
     Attributes:
         jobs: What it was asked, in order.
         num_left: Answers that were left before their end.
-        refuse: Raised when a request comes.
+        refuse: Raised when a request comes, from the ``refuse_from``-th on.
         fail_at: Tokens after which ``failure`` is raised.
         hold: Cleared: tokens wait.
         prefill_stats: Where every prompt's tokens come from.
@@ -32,6 +35,7 @@ class FakeEngine:
         self.jobs: list[tuple[list[int], SamplingParams, str, int, str | None]] = []
         self.num_left = 0
         self.refuse: Exception | None = None
+        self.refuse_from = 0
         self.fail_at: int | None = None
         self.failure: Exception = EngineDeadError("it stopped")
         self.hold = asyncio.Event()
@@ -58,7 +62,7 @@ class FakeEngine:
         token_ids = prompt["prompt_token_ids"]
         self.boundaries.append(prompt.get("cache_boundaries", []))
         self.jobs.append((token_ids, sampling_params, request_id, priority, cache_salt))
-        if self.refuse is not None:
+        if self.refuse is not None and len(self.jobs) > self.refuse_from:
             raise self.refuse
 
         async def answer() -> None:
@@ -78,6 +82,11 @@ class FakeEngine:
 
         return leave
 
+    @property
+    def num_running(self) -> int:
+        """Answers that are being given."""
+        return len(self._tasks)
+
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
@@ -93,7 +102,8 @@ class FakeEngine:
         reason = "stop" if len(answer) == len(self.answer) else "length"
         stream = params.output_kind == RequestOutputKind.DELTA
         for i in range(len(answer)):
-            await asyncio.sleep(0)
+            for _ in range(_TURNS_PER_TOKEN):
+                await asyncio.sleep(0)
             await self.hold.wait()
             if self.fail_at == i:
                 raise self.failure
