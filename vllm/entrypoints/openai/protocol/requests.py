@@ -67,6 +67,25 @@ PromptField = Annotated[
 ]
 
 
+# Checked by hand too, like messages: ``vllm.tokenizers.chat_tools``.
+ToolsField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "description": "Functions the model may call.",
+            "anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}],
+        }
+    ),
+]
+ToolChoiceField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "description": "none, auto, required, or the function to call.",
+            "anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}],
+        }
+    ),
+]
 _DEPRECATED: JsonDict = {"deprecated": True}
 
 
@@ -154,6 +173,11 @@ class ChatCompletionRequest(SamplingRequest):
     """``POST /v1/chat/completions``."""
 
     messages: Many[dict[str, Any]]
+    tools: ToolsField = None
+    tool_choice: ToolChoiceField = None
+    parallel_tool_calls: StrictBool | None = Field(
+        None, description="false: an answer holds one call at most."
+    )
     max_completion_tokens: Whole | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Whole | None = None
@@ -170,6 +194,7 @@ class TokenizeRequest(_Body):
     model: Text | None = None
     prompt: str | None = None
     messages: Many[dict[str, Any]] | None = None
+    tools: ToolsField = None
     add_special_tokens: StrictBool | None = None
     return_token_strs: StrictBool | None = None
     add_generation_prompt: StrictBool | None = None
