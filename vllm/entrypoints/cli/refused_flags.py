@@ -48,9 +48,8 @@ REFUSED_SERVE_FLAGS = (
     _value("--distributed-executor-backend", harmless=("uni",)),
     _value("--api-server-count", harmless=("1",)),
     # Chats.
-    _value("--tool-call-parser"),
-    _switch("--enable-auto-tool-choice"),
-    _value("--reasoning-parser", harmless=("",)),
+    _value("--tool-parser-plugin", advice="name one of --tool-call-parser's formats"),
+    _value("--reasoning-parser-plugin", advice="name one of --reasoning-parser's formats"),
     _value("--chat-template-content-format", harmless=("auto", "string")),
     _value("--structured-outputs-config"),
     # Server.
