@@ -9,7 +9,8 @@ from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.prompts import TokenizedPrompt
 from vllm.parser.interface import ParseOptions, ResponseParser, ToolUse
 from vllm.sampling_params import SamplingParams
-from vllm.tokenizers import ChatOptions
+from vllm.tokenizers import ChatEncoder, ChatOptions, ChatPrompt
+from vllm.tokenizers.breakpoints import Breakpoint, find_breakpoints
 from vllm.tokenizers.chat_tools import NO_TOOLS, ToolChoice, ToolSpec
 
 
@@ -24,6 +25,7 @@ class ChatTask:
         tool_choice: Checked; see ``parse_tool_choice``.
         parallel_tool_calls: Whether an answer may hold several calls.
         options: Of the prompt; the tools are added here.
+        breakpoints: Places that the client marked as worth keeping.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -31,6 +33,7 @@ class ChatTask:
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: ToolChoice = NO_TOOLS
     parallel_tool_calls: bool = True
+    breakpoints: Sequence[Breakpoint] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
     Raises:
         UserInputError: A message, tool or option is wrong.
     """
-    prompt = await asyncio.to_thread(context.chat_encoder.encode_chat, task.messages, task.options)
+    prompt, marked = await asyncio.to_thread(_encode, task, context.chat_encoder)
     parse_options = ParseOptions(
         in_reasoning=prompt.in_reasoning,
         tools=task.tools,
@@ -64,11 +67,22 @@ async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
         one_call=not task.parallel_tool_calls,
     )
     return PreparedChat(
-        prompt=TokenizedPrompt(prompt.token_ids, prompt.text, prompt.part_ends),
+        prompt=TokenizedPrompt(prompt.token_ids, prompt.text, prompt.part_ends).with_breakpoints(
+            marked
+        ),
         in_reasoning=prompt.in_reasoning,
         make_parser=lambda: context.parsers.make_parser(parse_options),
         adapt_params=lambda params: params,
     )
+
+
+def _encode(task: ChatTask, encoder: ChatEncoder) -> tuple[ChatPrompt, Mapping[int, float | None]]:
+    """The prompt, and its marked places in tokens."""
+    prompt = encoder.encode_chat(task.messages, task.options)
+    if not task.breakpoints:
+        return prompt, {}
+    marked = find_breakpoints(encoder, task.messages, task.options, prompt, task.breakpoints)
+    return prompt, marked
 
 
 def _tool_use(task: ChatTask) -> ToolUse:

@@ -194,9 +194,7 @@ class ResponseBuilder:
     def _add_arguments(self, text: str) -> list[events.Event]:
         assert self._item is not None, "arguments come between a call's start and its end"
         self._texts.append(text)
-        return [
-            events.ArgumentsDelta(item_id=self._item.id, output_index=self._index, delta=text)
-        ]
+        return [events.ArgumentsDelta(item_id=self._item.id, output_index=self._index, delta=text)]
 
     def _close(self, status: str) -> list[events.Event]:
         """End the open item, if there is one."""
@@ -204,27 +202,31 @@ class ResponseBuilder:
         if item is None:
             return []
         text = "".join(self._texts)
-        place = {"item_id": item.id, "output_index": self._index}
+        item_id, index = item.id, self._index
         out: list[events.Event]
         if isinstance(item, FunctionCallItem):
             item = replace(item, arguments=text, status=status)
-            out = [events.ArgumentsDone(**place, name=item.name, arguments=text)]
+            out = [
+                events.ArgumentsDone(
+                    item_id=item_id, output_index=index, name=item.name, arguments=text
+                )
+            ]
         elif isinstance(item, ReasoningItem):
             thought = ReasoningTextPart(text)
             sealed = seal_reasoning(text) if self._seals_reasoning else None
             item = replace(item, content=[thought], status=status, encrypted_content=sealed)
             out = [
-                events.ReasoningDone(**place, text=text),
-                events.PartDone(**place, part=thought),
+                events.ReasoningDone(item_id=item_id, output_index=index, text=text),
+                events.PartDone(item_id=item_id, output_index=index, part=thought),
             ]
         else:
             logprobs = list(self._logprobs)
             said = OutputText(text, logprobs=logprobs)
             item = replace(item, content=[said], status=status)
             out = [
-                events.TextDone(**place, text=text, logprobs=logprobs),
-                events.PartDone(**place, part=said),
+                events.TextDone(item_id=item_id, output_index=index, text=text, logprobs=logprobs),
+                events.PartDone(item_id=item_id, output_index=index, part=said),
             ]
-        out.append(events.ItemDone(output_index=self._index, item=item))
+        out.append(events.ItemDone(output_index=index, item=item))
         self._body = replace(self._body, output=[*self._body.output, item])
         return out

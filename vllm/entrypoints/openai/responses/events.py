@@ -119,3 +119,17 @@ class ArgumentsDone(_OfItem, tag="response.function_call_arguments.done", kw_onl
 
     name: str
     arguments: str
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode_events(events: list[Event]) -> list[bytes]:
+    """Return events as they go over the wire, named by their type."""
+    return [
+        b"event: %s\ndata: %s\n\n" % (_name_of(event), _encoder.encode(event)) for event in events
+    ]
+
+
+def _name_of(event: Event) -> bytes:
+    return str(event.__struct_config__.tag).encode()

@@ -142,9 +142,7 @@ def _read_reasoning(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
         parts = []
     if not isinstance(parts, list):
         _refuse(f"{where}.content", "must be a list of reasoning_text parts")
-    texts = [
-        _text_field(f"{where}.content[{i}]", part, "text") for i, part in enumerate(parts)
-    ]
+    texts = [_text_field(f"{where}.content[{i}]", part, "text") for i, part in enumerate(parts)]
     if not texts and sealed is not None:
         opened = open_reasoning(sealed) if isinstance(sealed, str) else None
         if opened is None:

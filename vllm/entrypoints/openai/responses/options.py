@@ -202,7 +202,9 @@ def check_limits(body: InputTokensRequest) -> None:
     if body.n not in (None, 1):
         raise UserInputError(f"n={body.n}: a response has one answer.", "n")
     if body.max_tokens is not None:
-        raise UserInputError("max_tokens belongs to another API: use max_output_tokens.", "max_tokens")
+        raise UserInputError(
+            "max_tokens belongs to another API: use max_output_tokens.", "max_tokens"
+        )
     for name in ("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"):
         if getattr(body, name):
             raise UnsupportedFeatureError(

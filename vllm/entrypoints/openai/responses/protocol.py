@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/responses``. Nested objects are checked in ``options`` and ``input_items``."""
+"""The bodies of ``/v1/responses``. Objects in them are checked in ``options``, ``input_items``."""
 
 from typing import Annotated, Any
 

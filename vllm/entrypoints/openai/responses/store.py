@@ -23,6 +23,7 @@ class StoredResponse:
         body: The response as JSON.
         events: The events of a background response, as they were sent; others keep none.
         num_bytes: Room it takes in the store.
+        is_background: Whether nobody waited for it.
         can_continue: Whether a later request may continue it: it did not fail.
     """
 
@@ -33,6 +34,7 @@ class StoredResponse:
     body: bytes
     num_bytes: int
     events: Sequence[bytes] = ()
+    is_background: bool = False
     can_continue: bool = True
 
     @property
