@@ -1,4 +1,4 @@
-"""Packaging: the version, and the requirement files as dependencies and extras."""
+"""Packaging: the version and what goes into the wheel; pyproject.toml has the rest."""
 
 import re
 from pathlib import Path
@@ -6,18 +6,6 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
-
-
-def read_requirements(name: str) -> list[str]:
-    """Return the requirements of requirements/NAME.txt, included files' among them."""
-    requirements: list[str] = []
-    for line in (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines():
-        text = line.split("#")[0].strip()
-        if text.startswith("-r "):
-            requirements += read_requirements(Path(text[3:]).stem)
-        elif text:
-            requirements.append(text)
-    return requirements
 
 
 def read_version() -> str:
@@ -37,12 +25,5 @@ setup(
         "vllm": ["py.typed"],
         "vllm.assets": ["deepseek-v4/*.json", "deepseek-v4/*.safetensors"],
         "vllm_ascend": ["py.typed"],
-    },
-    install_requires=read_requirements("common"),
-    extras_require={
-        "cpu": read_requirements("cpu"),
-        "cuda": read_requirements("cuda"),
-        "ascend": read_requirements("ascend"),
-        "dev": read_requirements("dev"),
     },
 )

@@ -18,7 +18,7 @@ settings.load_profile("any_machine")
 
 
 def _reset_loggers() -> None:
-    for name in ("vllm", "vllm_ascend"):
+    for name in ("vllm", "vllm_ascend", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], True
         logger.setLevel(logging.NOTSET)

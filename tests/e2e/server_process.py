@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,12 @@ class ServerProcess:
         *flags: str,
         environment: dict[str, str] | None = None,
         model: str = "deepseek-v4",
+        program: Sequence[str] = (sys.executable, "-m", "vllm"),
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_path
-        command = [sys.executable, "-m", "vllm", "serve", model, "--block-size", "32"]
+        command = [*program, "serve", model, "--block-size", "32"]
         command += ["--port", str(self.port), *flags]
         with log_path.open("w") as log:
             self.process = subprocess.Popen(

@@ -17,6 +17,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import ChatOptions, Tokenizer, make_chat_encoder
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.metrics.reader import Metric
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -206,8 +207,11 @@ class LLM:
         """Return the sampling parameters that the checkpoint recommends."""
         return SamplingParams(**self.llm_engine.input_processor.get_default_sampling_params())
 
-    def get_metrics(self) -> dict[str, float]:
-        """Return counters since the start and current gauges, under the names of ``/metrics``."""
+    def get_metrics(self) -> list[Metric]:
+        """Return every metric as it stands: counters, gauges, histograms and vectors.
+
+        Names are those of ``/metrics``, without the ``_total`` of counters.
+        """
         return self.llm_engine.get_metrics()
 
     def reset_prefix_cache(self) -> bool:

@@ -5,7 +5,7 @@ one imports the web framework, so that both are ready at about the same time.
 """
 
 from vllm.config import VllmConfig
-from vllm.entrypoints.openai.listener import bind_socket
+from vllm.entrypoints.openai.listener import bind_socket, bind_unix_socket
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.v1.engine.launch import launch_engine_core
 
@@ -17,7 +17,8 @@ def run_server(config: VllmConfig, args: ServerArgs) -> int:
         ConfigError: The address is taken, or the tokenizer is unusable.
         VllmError: The engine core cannot start.
     """
-    with bind_socket(args.host, args.port) as listener:
+    uds = args.operations.uds
+    with bind_socket(args.host, args.port) if uds is None else bind_unix_socket(uds) as listener:
         core = launch_engine_core(config)
         try:
             # Deliberately late: a third of a second of imports, in the engine core's shadow.

@@ -25,6 +25,7 @@ from vllm.entrypoints.openai.context import ServingContext, make_model_facts
 from vllm.entrypoints.openai.listener import url_of
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
+from vllm.entrypoints.openai.web_server import load_config, make_uvicorn_config, start_tls_refresh
 from vllm.exceptions import ShuttingDownError
 from vllm.logger import init_logger
 from vllm.parser.registry import choose_parsers
@@ -32,7 +33,8 @@ from vllm.tokenizers import Tokenizer, make_chat_encoder
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.client import AsyncEngineCoreHandle
 from vllm.v1.engine.wire import KVCacheInfo
-from vllm.v1.metrics.prometheus import PrometheusStatLogger, add_process_metrics
+from vllm.v1.metrics.prometheus import add_process_metrics
+from vllm.v1.metrics.sinks import make_prometheus_sinks
 
 logger = init_logger(__name__)
 
@@ -91,12 +93,8 @@ class HttpServer:
         Raises:
             VllmError: The engine core or the tokenizer cannot start.
         """
-        uvicorn_config = uvicorn.Config(
-            app=_app_placeholder,
-            log_level=self._args.uvicorn_log_level,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        uvicorn_config = make_uvicorn_config(
+            _app_placeholder, self._args, close_timeout_s=_CLOSE_TIMEOUT_S
         )
         with asyncio.Runner(loop_factory=uvicorn_config.get_loop_factory()) as runner:
             return runner.run(self._main(uvicorn_config))
@@ -105,11 +103,13 @@ class HttpServer:
         state = ServerState()
         app = build_app(state, self._args, self._registry)
         uvicorn_config.app = app
+        load_config(uvicorn_config, self._args.operations.tls)
         server = _UvicornServer(uvicorn_config)
         self._install_signal_handlers()
         serving = asyncio.create_task(server.serve([self._listener]))
         # Should the web server fail by itself, there is nothing left to serve.
         serving.add_done_callback(lambda _: self._stop.set())
+        refreshing = start_tls_refresh(uvicorn_config, self._args.operations.tls)
         engine: AsyncLLM | None = None
         try:
             engine = await self._start(app, state)
@@ -119,6 +119,8 @@ class HttpServer:
         finally:
             if engine is not None:
                 engine.shutdown()
+            if refreshing is not None:
+                refreshing.cancel()
             server.should_exit = True
             server.force_exit = self._force.is_set()
             await serving
@@ -139,7 +141,8 @@ class HttpServer:
 
     async def _start(self, app: FastAPI, state: ServerState) -> AsyncLLM | None:
         """Wait for the engine core and open the server; None when stopped before."""
-        url = url_of(self._listener, self._args.host)
+        tls = self._args.operations.tls
+        url = url_of(self._listener, self._args.host, "https" if tls.is_on else "http")
         _log_routes(app)
         logger.info("Starting vLLM server on %s", url)
         model = self._config.model_config
@@ -159,11 +162,14 @@ class HttpServer:
         ready = await _unless(self._stop, in_daemon_thread(self._core.wait_ready))
         if ready is None:
             return None
-        stats = PrometheusStatLogger(
-            self._registry, model.served_model_name, ready.kv_cache.max_model_len
+        stats, others = make_prometheus_sinks(
+            self._registry,
+            model.served_model_name,
+            ready.kv_cache.max_model_len,
+            self._config.observability_config,
         )
         stats.set_cache_config(cache_facts(self._config, ready.kv_cache))
-        engine = AsyncLLM(self._config, self._core, stat_loggers=[stats])
+        engine = AsyncLLM(self._config, self._core, stat_loggers=[stats, *others])
         app.state.context = ServingContext(
             facts=make_model_facts(
                 self._config, ready.kv_cache.max_model_len, self._args.generation_config

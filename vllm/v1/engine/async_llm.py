@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from vllm import envs
 from vllm.config import VllmConfig
-from vllm.exceptions import EngineDeadError, ShuttingDownError
+from vllm.exceptions import EngineDeadError, QueueFullError, ShuttingDownError
 from vllm.inputs import PromptType
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
@@ -146,12 +146,19 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         )
         # Again: tokenizing may have taken a while.
         self._check_open()
-        self._queue_limit.admit(params.n, self._output_processor.num_unfinished)
+        self._admit(params.n)
         self._bind_loop()
         queue = OutputQueue(deltas=params.output_kind == RequestOutputKind.DELTA)
         self._idle.clear()
         child_ids = self._submit(request, parsed.text, queue)
         return RequestStream(request_id, queue, _make_leaver(weakref.ref(self), child_ids))
+
+    def _admit(self, num_new: int) -> None:
+        try:
+            self._queue_limit.admit(num_new, self._output_processor.num_unfinished)
+        except QueueFullError:
+            self._record(None, IterationStats(rejection_reason="max_num_queued_reqs"))
+            raise
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests by the ids that were given to them; unknown ones are ignored.

@@ -81,7 +81,9 @@ class IterationStats:
         iteration_timestamp: Monotonic time at which the outputs reached the front end.
         num_prompt_tokens: Tokens of prompts whose prefill ended in this step.
         num_cached_prompt_tokens: Of those, read from the prefix cache.
+        num_external_prompt_tokens: Of those, loaded by a KV connector.
         num_preemptions: Requests set back in this step.
+        rejection_reason: The limit that a request met which was turned away.
         max_num_generation_tokens_iter: Longest answer so far, of each request that ended.
         n_params_iter: ``n`` of each request that ended.
         time_to_first_tokens_iter: A sample for each first token.
@@ -92,7 +94,9 @@ class IterationStats:
     num_generation_tokens: int = 0
     num_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0
+    num_external_prompt_tokens: int = 0
     num_preemptions: int = 0
+    rejection_reason: str | None = None
     finished_requests: list[FinishedRequestStats] = field(default_factory=list)
     max_num_generation_tokens_iter: list[int] = field(default_factory=list)
     n_params_iter: list[int] = field(default_factory=list)
@@ -152,6 +156,7 @@ class IterationStats:
         self.num_prompt_tokens += num_prompt_tokens
         if prefill_stats is not None:
             self.num_cached_prompt_tokens += prefill_stats.num_cached_tokens
+            self.num_external_prompt_tokens += prefill_stats.num_external_tokens
 
     def update_from_finished_request(
         self,
