@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     VLLM_API_KEY: str | None
     VLLM_SERVER_DEV_MODE: bool
     VLLM_MAX_STOP_STRINGS: int
+    VLLM_RESPONSES_STORE_MAX_RESPONSES: int
+    VLLM_RESPONSES_STORE_MAX_BYTES: int
+    VLLM_RESPONSES_STORE_MAX_AGE: float
     OMP_NUM_THREADS: str | None
 
 
@@ -132,6 +135,16 @@ _READERS: dict[str, Callable[[], Any]] = {
     # Whether routes exist that an open server must not have (reset_prefix_cache, server_info).
     "VLLM_SERVER_DEV_MODE": lambda: _flag("VLLM_SERVER_DEV_MODE", False),
     "VLLM_MAX_STOP_STRINGS": lambda: _number("VLLM_MAX_STOP_STRINGS", 4, int, 1),
+    # Bounds of what /v1/responses keeps: number, bytes, seconds. Zero responses: nothing is kept.
+    "VLLM_RESPONSES_STORE_MAX_RESPONSES": lambda: _number(
+        "VLLM_RESPONSES_STORE_MAX_RESPONSES", 10_000, int, 0
+    ),
+    "VLLM_RESPONSES_STORE_MAX_BYTES": lambda: _number(
+        "VLLM_RESPONSES_STORE_MAX_BYTES", 256 * 1024 * 1024, int, 0
+    ),
+    "VLLM_RESPONSES_STORE_MAX_AGE": lambda: _number(
+        "VLLM_RESPONSES_STORE_MAX_AGE", 24 * 3600.0, float, 0
+    ),
     # OpenMP's own, which may be a list ("4,2"): we only ask whether the user chose.
     "OMP_NUM_THREADS": lambda: os.environ.get("OMP_NUM_THREADS") or None,
 }

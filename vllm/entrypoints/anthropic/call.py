@@ -4,12 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.entrypoints.anthropic.conversion import (
-    convert_messages,
-    convert_tool_choice,
-    convert_tools,
-)
+from vllm.entrypoints.anthropic.conversion import convert_messages
 from vllm.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
+from vllm.entrypoints.anthropic.tools import convert_tool_choice, convert_tools
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.pipeline.chat_task import ChatTask
 from vllm.entrypoints.openai.pipeline.single_answer import (

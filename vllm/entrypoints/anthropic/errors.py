@@ -16,7 +16,9 @@ import msgspec
 from vllm.entrypoints.openai.errors import HttpError, describe_exception
 from vllm.exceptions import QueueFullError
 
-PATHS = ("/v1/messages",)
+_ROOT = "/v1/messages"
+# Where Anthropic's clients look for it.
+REQUEST_ID_HEADER = "request-id"
 _OVERLOADED = 529
 _TYPE_OF_STATUS = {
     400: "invalid_request_error",
@@ -38,31 +40,37 @@ class _Body(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
     request_id: str | None = None
 
 
-def is_messages_path(path: str) -> bool:
-    """Whether a path belongs to the Messages API."""
-    return any(path == known or path.startswith(known + "/") for known in PATHS)
-
-
-def error_status(error: HttpError, cause: BaseException | None = None) -> int:
-    """Return the status of an error: a full queue has one of its own here."""
-    return _OVERLOADED if isinstance(cause, QueueFullError) else error.status
-
-
-def error_body(error: HttpError, status: int, request_id: str | None = None) -> bytes:
-    """Return the JSON of an error.
+def in_dialect_of(
+    path: str, error: HttpError, cause: BaseException | None = None, request_id: str | None = None
+) -> tuple[int, dict[str, str], bytes]:
+    """Return an error's status, headers and body as the API that a path belongs to tells it.
 
     Args:
-        error: As the other routes tell it.
-        status: As this API tells it.
+        path: Of the route, or of what was asked for.
+        error: As most routes tell it.
+        cause: What was raised, if something was.
         request_id: Of the HTTP request.
     """
-    kind = _TYPE_OF_STATUS.get(status, "api_error")
-    message = error.message.encode("utf-8", "replace").decode("utf-8")
-    return msgspec.json.encode(_Body(_Detail(kind, message), request_id))
+    if path != _ROOT and not path.startswith(_ROOT + "/"):
+        return error.status, dict(error.headers), error.body
+    status = _status_of(error, cause)
+    headers = {**error.headers, **({REQUEST_ID_HEADER: request_id} if request_id else {})}
+    return status, headers, _encode(error, status, request_id)
 
 
 def error_event(cause: BaseException) -> bytes:
     """Return the event that ends a stream with an error."""
     described = describe_exception(cause)
-    body = error_body(described, error_status(described, cause))
+    body = _encode(described, _status_of(described, cause), None)
     return b"event: error\ndata: " + body + b"\n\n"
+
+
+def _status_of(error: HttpError, cause: BaseException | None) -> int:
+    """A full queue has a status of its own here."""
+    return _OVERLOADED if isinstance(cause, QueueFullError) else error.status
+
+
+def _encode(error: HttpError, status: int, request_id: str | None) -> bytes:
+    kind = _TYPE_OF_STATUS.get(status, "api_error")
+    message = error.message.encode("utf-8", "replace").decode("utf-8")
+    return msgspec.json.encode(_Body(_Detail(kind, message), request_id))

@@ -17,7 +17,7 @@ from vllm.entrypoints.anthropic.bodies import (
 )
 from vllm.entrypoints.anthropic.builder import MessageBuilder
 from vllm.entrypoints.anthropic.call import FIELD_NAMES, make_answer_request, read_thinking
-from vllm.entrypoints.anthropic.errors import error_event
+from vllm.entrypoints.anthropic.errors import REQUEST_ID_HEADER, error_event
 from vllm.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import EventStreamResponse
@@ -29,7 +29,7 @@ from vllm.entrypoints.openai.pipeline.single_answer import (
     fields_named,
     prepare_answer,
 )
-from vllm.entrypoints.openai.request_scope import open_scope
+from vllm.entrypoints.openai.request_scope import RequestScope, header_request_id, open_scope
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -48,9 +48,7 @@ async def create_message(
         EngineError: The engine cannot serve it.
         ClientGoneError: The client left before the answer began.
     """
-    # Ids are ours, not the client's: conversations are put together from them.
-    scope = open_scope("msg_", body, raw_request, context)
-    scope = replace(scope, response_id=f"msg_{uuid.uuid4().hex}")
+    scope = _open_scope(body, raw_request, context)
     thinking = read_thinking(body.thinking, body.max_tokens)
     request = make_answer_request(body, thinking, context)
     with fields_named(FIELD_NAMES):
@@ -73,11 +71,20 @@ async def count_tokens(
     Raises:
         UserInputError: The request is wrong.
     """
-    scope = open_scope("msg_", body, raw_request, context)
+    scope = _open_scope(body, raw_request, context)
     request = make_answer_request(body, read_thinking(body.thinking, None), context)
     with fields_named(FIELD_NAMES):
         chat = await prepare_chat(request.task, context)
     return _json(TokenCount(len(chat.prompt.token_ids)), scope.headers)
+
+
+def _open_scope(
+    body: CountTokensRequest, raw_request: Request, context: ServingContext
+) -> RequestScope:
+    """As other routes do; the id is random, as messages of a conversation must differ in theirs."""
+    scope = open_scope("msg_", body, raw_request, context)
+    headers = {**scope.headers, REQUEST_ID_HEADER: header_request_id(raw_request.scope)}
+    return replace(scope, response_id=f"msg_{uuid.uuid4().hex}", headers=headers)
 
 
 async def _run(builder: MessageBuilder, answer: SingleAnswer) -> None:
