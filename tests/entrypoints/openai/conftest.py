@@ -72,7 +72,9 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Served]]:
             state=state,
             engine=engine,
             config=config or VllmConfig(),
-            parsers=choose_parsers("deepseek_v4", None),
+            parsers=choose_parsers(
+                "deepseek_v4", None, server_args.tool_call_parser, server_args.reasoning_parser
+            ),
         )
         app.state.context = context
         if ready:

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.prompts import TokenizedPrompt
+from vllm.exceptions import UserInputError
 from vllm.parser.interface import ParseOptions, ResponseParser, ToolUse
-from vllm.sampling_params import SamplingParams
+from vllm.parser.registry import NONE
+from vllm.sampling_params import ReasoningSpan, SamplingParams
 from vllm.tokenizers import ChatEncoder, ChatOptions, ChatPrompt
 from vllm.tokenizers.breakpoints import Breakpoint, find_breakpoints
 from vllm.tokenizers.chat_tools import NO_TOOLS, ToolChoice, ToolSpec
@@ -21,10 +24,10 @@ class ChatTask:
     Attributes:
         messages: In the chat dialect: roles system, developer, user, assistant (``content``,
             ``reasoning``, ``tool_calls``) and tool (``tool_call_id``, ``content``).
+        options: Of the prompt; the tools are added here.
         tools: Checked; see ``parse_tools``.
         tool_choice: Checked; see ``parse_tool_choice``.
         parallel_tool_calls: Whether an answer may hold several calls.
-        options: Of the prompt; the tools are added here.
         breakpoints: Places that the client marked as worth keeping.
     """
 
@@ -44,7 +47,8 @@ class PreparedChat:
         prompt: For the engine.
         in_reasoning: Whether the answer begins inside the reasoning.
         make_parser: Makes the reader of one answer; every answer (``n``) needs its own.
-        adapt_params: Completes sampling parameters: the grammar of forced calls, special tokens.
+        adapt_params: Completes sampling parameters in place: where the reasoning ends, which
+            special tokens the reader must see.
     """
 
     prompt: TokenizedPrompt
@@ -59,6 +63,17 @@ async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
     Raises:
         UserInputError: A message, tool or option is wrong.
     """
+    parsers = context.parsers
+    may_call = bool(task.tools) and task.tool_choice.mode != "none"
+    if may_call and parsers.tools == NONE:
+        raise UserInputError(
+            "tools cannot be served: how this model writes calls is not known. Start the server "
+            "with --tool-call-parser, or leave tools out.",
+            "tools",
+        )
+    # With "none" the model is not even told: prompts that say "do not" still tempt.
+    options = replace(task.options, tools=task.tools if may_call else ())
+    task = replace(task, options=options)
     prompt, marked = await asyncio.to_thread(_encode, task, context.chat_encoder)
     parse_options = ParseOptions(
         in_reasoning=prompt.in_reasoning,
@@ -71,8 +86,8 @@ async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
             marked
         ),
         in_reasoning=prompt.in_reasoning,
-        make_parser=lambda: context.parsers.make_parser(parse_options),
-        adapt_params=lambda params: params,
+        make_parser=partial(parsers.make_parser, parse_options),
+        adapt_params=partial(_adapt_params, context, prompt.in_reasoning),
     )
 
 
@@ -89,3 +104,17 @@ def _tool_use(task: ChatTask) -> ToolUse:
     if not task.tools:
         return ToolUse.OFF
     return ToolUse.DROP if task.tool_choice.mode == "none" else ToolUse.PARSE
+
+
+def _adapt_params(
+    context: ServingContext, in_reasoning: bool, params: SamplingParams
+) -> SamplingParams:
+    """Mutates: params."""
+    if context.parsers.is_harmony:
+        params.skip_special_tokens = False
+    end = context.parsers.reasoning_end
+    if in_reasoning and end is not None:
+        token_id = context.tokenizer.token_to_id(end)
+        ids = [token_id] if token_id is not None else context.tokenizer.encode(end, False)
+        params.reasoning = ReasoningSpan(end_token_ids=ids)
+    return params

@@ -53,6 +53,27 @@ PromptField = Annotated[
 ]
 
 
+# Checked by hand too, like messages: ``vllm.tokenizers.chat_tools``.
+ToolsField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "description": "Functions the model may call.",
+            "anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}],
+        }
+    ),
+]
+ToolChoiceField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "description": "none, auto, required, or the function to call.",
+            "anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}],
+        }
+    ),
+]
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -113,6 +134,11 @@ class ChatCompletionRequest(SamplingRequest):
     """``POST /v1/chat/completions``."""
 
     messages: list[dict[str, Any]]
+    tools: ToolsField = None
+    tool_choice: ToolChoiceField = None
+    parallel_tool_calls: StrictBool | None = Field(
+        None, description="false: an answer holds one call at most."
+    )
     max_completion_tokens: Whole | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Whole | None = None
@@ -129,6 +155,7 @@ class TokenizeRequest(_Body):
     model: Text | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: ToolsField = None
     add_special_tokens: StrictBool | None = None
     return_token_strs: StrictBool | None = None
     add_generation_prompt: StrictBool | None = None
