@@ -11,7 +11,8 @@ class ReasoningCounter:
 
     An output of the engine may hold many tokens and pieces, and pieces come later than the tokens
     that they are made of. So the end is found by spelling: it is the first token that, with all
-    before it, goes beyond the reasoning's text.
+    before it, goes beyond the reasoning's text and the white space behind that, which some formats
+    drop.
 
         tokens  <think> | Let | me | see | . | </think> | Yes
         text              Let   me   see   .
@@ -37,15 +38,15 @@ class ReasoningCounter:
         """Tokens of reasoning so far."""
         return self._num_tokens
 
-    def add(self, token_ids: Sequence[int], pieces: Sequence[Piece]) -> int:
-        """Take in an output of the engine and what it was read as.
+    @property
+    def has_ended(self) -> bool:
+        """Whether ``num_tokens`` is final: the answer goes beyond its reasoning."""
+        return self._has_ended
 
-        Returns:
-            How many of its tokens, from the first, are reasoning.
-        """
+    def add(self, token_ids: Sequence[int], pieces: Sequence[Piece]) -> None:
+        """Take in an output of the engine and what it was read as."""
         if self._has_ended:
-            return 0
-        num_before = len(self._token_ids)
+            return
         self._token_ids += token_ids
         thought = [piece.text for piece in pieces if isinstance(piece, ReasoningText)]
         self._text += thought
@@ -56,7 +57,6 @@ class ReasoningCounter:
             self._token_ids.clear()
         elif self._has_begun:
             self._num_tokens = len(self._token_ids)
-        return min(max(self._num_tokens - num_before, 0), len(token_ids))
 
     def _find_end(self) -> int:
         spelled = [self._tokenizer.token_bytes(token_id) for token_id in self._token_ids]
@@ -64,7 +64,8 @@ class ReasoningCounter:
         start = b"".join(spelled).find(text)
         num_bytes = max(start, 0) + len(text)
         for i, token in enumerate(spelled):
-            num_bytes -= len(token)
-            if num_bytes < 0:
+            beyond = token[num_bytes:]
+            num_bytes = max(num_bytes - len(token), 0)
+            if beyond.strip():
                 return i + 1
         return len(spelled)

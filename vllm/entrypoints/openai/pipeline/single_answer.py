@@ -26,6 +26,7 @@ from vllm.entrypoints.openai.sampling import (
 )
 from vllm.entrypoints.openai.usage import UsageCounter
 from vllm.exceptions import ShuttingDownError, UserInputError
+from vllm.outputs import CompletionOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class SingleAnswer:
         self._top_logprobs = top_logprobs
         self._usage = UsageCounter([len(chat.prompt.token_ids)])
         self._reasoning = ReasoningCounter(context.tokenizer, chat.in_reasoning)
+        self._held: list[ChatTokenLogprob] = []
+        self._has_skipped = False
         cache = context.config.cache_config
         self._cache_unit = cache.block_size if cache.enable_prefix_caching else None
 
@@ -106,15 +109,25 @@ class SingleAnswer:
         async for news in read_answers(self._stream, self._chat.make_parser, self._usage):
             if news.finish_reason == "abort":
                 raise ShuttingDownError("The server ended this answer before it was complete.")
-            num_reasoning = self._reasoning.add(news.output.token_ids, news.pieces)
-            yield news, self._logprobs(news, num_reasoning)
+            self._reasoning.add(news.output.token_ids, news.pieces)
+            yield news, self._logprobs(news.output)
 
-    def _logprobs(self, news: AnswerNews, num_skipped: int) -> list[ChatTokenLogprob]:
-        rows = news.output.logprobs
-        if self._top_logprobs is None or rows is None:
+    def _logprobs(self, output: CompletionOutput) -> list[ChatTokenLogprob]:
+        """Those of tokens behind the reasoning; held back until it is known where that ends."""
+        if self._top_logprobs is None or output.logprobs is None:
             return []
-        ids = news.output.token_ids[num_skipped:]
-        return chat_logprobs(ids, rows[num_skipped:], self._top_logprobs, False).content
+        self._held += chat_logprobs(
+            output.token_ids, output.logprobs, self._top_logprobs, False
+        ).content
+        if not self._reasoning.has_ended:
+            return []
+        rows, self._held = self._held[self._num_to_skip() :], []
+        return rows
+
+    def _num_to_skip(self) -> int:
+        """How many of the held rows are reasoning."""
+        is_first, self._has_skipped = not self._has_skipped, True
+        return self._reasoning.num_tokens if is_first else 0
 
     @property
     def counts(self) -> TokenCounts:

@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 
 logger = init_logger(__name__)
 
-_MAX_RUNNING = 1024
+MAX_RUNNING = 1024
 
 
 class BackgroundResponse:
@@ -135,9 +135,13 @@ class BackgroundResponses:
     """Those that have not ended.
 
     Owns: them, by id.
+
+    Args:
+        max_running: How many may be at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_running: int = MAX_RUNNING) -> None:
+        self._max_running = max_running
         self._running: dict[str, BackgroundResponse] = {}
 
     def check_room(self) -> None:
@@ -146,9 +150,10 @@ class BackgroundResponses:
         Raises:
             QueueFullError: They do.
         """
-        if len(self._running) >= _MAX_RUNNING:
+        if len(self._running) >= self._max_running:
             raise QueueFullError(
-                f"{_MAX_RUNNING} background responses run already: wait for some, or cancel them."
+                f"{self._max_running} background responses run already: wait for some, or "
+                "cancel them."
             )
 
     def add(self, response: BackgroundResponse) -> None:
