@@ -132,8 +132,8 @@ async def test_a_stream_joins_to_the_whole_answer(roomy: Served) -> None:
     ]
     assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
     assert choices[-1]["finish_reason"] == "tool_calls"
-    # One chunk per token at least, also while text is held back.
-    assert len(choices) > len(roomy.engine.answer)
+    # Chunks go out while text is held back, too: clients measure time by them.
+    assert deltas.count({}) > len(roomy.engine.answer) // 2
 
 
 @pytest.mark.parametrize("streams", [False, True])

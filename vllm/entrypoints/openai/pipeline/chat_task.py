@@ -9,9 +9,10 @@ from typing import Any
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.prompts import TokenizedPrompt
 from vllm.exceptions import UserInputError
+from vllm.parser.forced_calls import forced_calls
 from vllm.parser.interface import ParseOptions, ResponseParser, ToolUse
 from vllm.parser.registry import NONE
-from vllm.sampling_params import ReasoningSpan, SamplingParams
+from vllm.sampling_params import ReasoningSpan, SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import ChatEncoder, ChatOptions, ChatPrompt
 from vllm.tokenizers.breakpoints import Breakpoint, find_breakpoints
 from vllm.tokenizers.chat_tools import NO_TOOLS, ToolChoice, ToolSpec
@@ -47,8 +48,8 @@ class PreparedChat:
         prompt: For the engine.
         in_reasoning: Whether the answer begins inside the reasoning.
         make_parser: Makes the reader of one answer; every answer (``n``) needs its own.
-        adapt_params: Completes sampling parameters in place: where the reasoning ends, which
-            special tokens the reader must see.
+        adapt_params: Completes sampling parameters in place: where the reasoning ends, the grammar
+            of calls that must be made, which special tokens the reader must see.
     """
 
     prompt: TokenizedPrompt
@@ -87,7 +88,7 @@ async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
         ),
         in_reasoning=prompt.in_reasoning,
         make_parser=partial(parsers.make_parser, parse_options),
-        adapt_params=partial(_adapt_params, context, prompt.in_reasoning),
+        adapt_params=partial(_adapt_params, context, task, prompt.in_reasoning),
     )
 
 
@@ -107,7 +108,7 @@ def _tool_use(task: ChatTask) -> ToolUse:
 
 
 def _adapt_params(
-    context: ServingContext, in_reasoning: bool, params: SamplingParams
+    context: ServingContext, task: ChatTask, in_reasoning: bool, params: SamplingParams
 ) -> SamplingParams:
     """Mutates: params."""
     if context.parsers.is_harmony:
@@ -117,4 +118,21 @@ def _adapt_params(
         token_id = context.tokenizer.token_to_id(end)
         ids = [token_id] if token_id is not None else context.tokenizer.encode(end, False)
         params.reasoning = ReasoningSpan(end_token_ids=ids)
+    if task.tool_choice.is_forced:
+        params.structured_outputs = _forced_calls(context, task, in_reasoning, params)
     return params
+
+
+def _forced_calls(
+    context: ServingContext, task: ChatTask, in_reasoning: bool, params: SamplingParams
+) -> StructuredOutputsParams:
+    choice = task.tool_choice
+    if params.structured_outputs is not None:
+        raise UserInputError(
+            "A response format and a tool_choice that forces a call exclude each other: give one.",
+            "tool_choice",
+        )
+    tools = [tool for tool in task.tools if choice.name is None or tool.name == choice.name]
+    one_call = choice.name is not None or not task.parallel_tool_calls
+    tag = forced_calls(context.parsers.tools, tools, one_call, in_reasoning)
+    return StructuredOutputsParams(structural_tag=tag)
