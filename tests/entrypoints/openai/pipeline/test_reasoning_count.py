@@ -25,8 +25,14 @@ def count(parts: list[list[int]], format_name: str, in_reasoning: bool) -> int:
         ParseOptions(in_reasoning=in_reasoning)
     )
     counter = ReasoningCounter(TOKENIZER, in_reasoning)
+    seen: list[int] = []
+    num_told = 0
     for i, ids in enumerate(parts):
-        pieces = parser.feed(TOKENIZER.decode(ids), ids)
+        seen += ids
+        # Characters come when they are whole.
+        text = TOKENIZER.decode(seen).rstrip("\ufffd")
+        pieces = parser.feed(text[num_told:], ids)
+        num_told = len(text)
         if i == len(parts) - 1:
             pieces += parser.finish("stop")
         counter.add(ids, pieces)
