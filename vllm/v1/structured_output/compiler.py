@@ -36,7 +36,7 @@ class Vocabulary:
 
     Attributes:
         tokenizer: For llguidance.
-        special_tokens: Ids of special tokens by their text.
+        special_tokens: Ids of the tokens that no text is made of, by their text.
     """
 
     tokenizer: LLTokenizer
@@ -45,11 +45,11 @@ class Vocabulary:
     @classmethod
     def read(cls, tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> "Vocabulary":
         """Take over a tokenizer; a model's vocabulary may be larger."""
-        special = {tokenizer.decode([i]): i for i in tokenizer.all_special_ids}
-        return cls(
-            LLTokenizer(tokenizer.backend.to_str(), n_vocab=vocab_size, eos_token=sorted(end_ids)),
-            special,
-        )
+        backend = tokenizer.backend
+        made = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=sorted(end_ids))
+        # The library's own view: to it <tool_call> is special though the vocabulary does not say so.
+        added = backend.get_added_tokens_decoder().items()
+        return cls(made, {t.content: i for i, t in added if made.is_special_token(i)})
 
 
 class GrammarCompiler:
