@@ -1,9 +1,11 @@
 """Agents of ten turns with tools, over each API: every turn takes up where the last one ended.
 
-Calls are forced by grammar, so nothing here depends on what the model would like to say.
+The model says what the script says, in the same tokens as a prompt that quotes it.
 """
 
 import itertools
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -12,19 +14,49 @@ import pytest
 from anthropic.types import Message
 from openai.types.responses import Response
 
+from tests.e2e.scripted_checkpoint import write_scripted_v4
 from tests.e2e.server_process import ServerProcess
 
-MODEL = "deepseek-v4"
 UNIT = 32
 NUM_TURNS = 10
+_D = "｜DSML｜"
+# Every piece stands once. Without thinking the prompt ends with </think>: the script goes on there.
+SCRIPT = {
+    "<think>": [
+        "I look it up.",
+        "</think>",
+        "One mo",
+        "ment.",
+        f'\n\n<{_D}tool_calls>\n<{_D}invoke name="look_up">\n',
+        f'<{_D}parameter name="key" string="true">',
+        "Bérg",
+        "en 🏔",
+        f'</{_D}parameter>\n<{_D}parameter name="days" string="false">',
+        "3",
+        f"</{_D}parameter>\n</{_D}invoke>\n</{_D}tool_calls>",
+        "<｜end▁of▁sentence｜>",
+    ]
+}
+ARGUMENTS = {"key": "Bérgen 🏔", "days": 3}
 SCHEMA: Any = {
     "type": "object",
-    # Every value is short, or this small model might never end one.
-    "properties": {"key": {"type": "string", "maxLength": 8}, "deep": {"type": "boolean"}},
-    "required": ["key", "deep"],
-    "additionalProperties": False,
+    "properties": {"key": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["key", "days"],
 }
 RESULT = "The record holds nothing of note. "
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server whose model calls the tool in every turn."""
+    folder = tmp_path_factory.mktemp("agent")
+    write_scripted_v4(folder / "checkpoint", SCRIPT)
+    environment = {"VLLM_ASCEND_REFERENCE": "0"}
+    flags = ("--served-model-name", "agent", "--max-model-len", "8192")
+    model = str(folder / "checkpoint")
+    with ServerProcess(folder / "log.txt", *flags, environment=environment, model=model) as server:
+        yield server
+        server.wait_idle()
 
 
 def check_cached(cached: list[int], ends: list[int]) -> None:
@@ -45,14 +77,12 @@ def responses_agent(
     client: openai.OpenAI, effort: str, *, stateless: bool = False, streams: bool = False
 ) -> list[Response]:
     """The responses of an agent that calls its tool in every turn."""
-    tool = {"type": "function", "name": "look_up", "parameters": SCHEMA, "strict": True}
     body: Any = {
-        "model": MODEL,
-        "instructions": f"You are agent {effort} {stateless} {streams}. Look things up.",
-        "tools": [tool],
-        "tool_choice": {"type": "function", "name": "look_up"},
+        "model": "agent",
+        # Another system prompt each time: no run may hit another's turns.
+        "instructions": f"You are agent {effort} {stateless} {streams}.",
+        "tools": [{"type": "function", "name": "look_up", "parameters": SCHEMA, "strict": True}],
         "reasoning": {"effort": effort},
-        "max_output_tokens": 300,
         "temperature": 0,
         "store": not stateless,
         "include": ["reasoning.encrypted_content"] if stateless else [],
@@ -68,50 +98,58 @@ def responses_agent(
         else:
             answer = client.responses.create(input=items, **body)
         answers.append(answer)
-        call = answer.output[-1]
-        assert call.type == "function_call", answer
-        result = {
-            "type": "function_call_output",
-            "call_id": call.call_id,
-            "output": RESULT * (turn % 3 + 1),
-        }
+        assert [item.type for item in answer.output if item.type != "reasoning"] == [
+            "message",
+            "function_call",
+        ]
+        call: Any = answer.output[-1]
+        assert json.loads(call.arguments) == ARGUMENTS
+        output = RESULT * (turn % 3 + 1)
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": output}
         items = [*items, *_sent_back(answer), result] if stateless else [result]
     return answers
 
 
 def _sent_back(answer: Response) -> list[Any]:
-    """An answer's items without what stateless clients leave out."""
-    return [item.to_dict(exclude_none=True) for item in answer.output]
+    """An answer's items as stateless clients send them: reasoning in its opaque form only."""
+    items = [item.to_dict(exclude_none=True) for item in answer.output]
+    for item in items:
+        if item["type"] == "reasoning":
+            assert item["encrypted_content"]
+            del item["content"]
+    return items
 
 
 @pytest.mark.parametrize(
     ("effort", "stateless", "streams"),
-    [("none", False, False), ("low", True, True), ("low", False, True)],
+    [("none", False, False), ("low", True, True), ("high", False, True)],
 )
-def test_responses(client: openai.OpenAI, effort: str, stateless: bool, streams: bool) -> None:
-    answers = responses_agent(client, effort, stateless=stateless, streams=streams)
+def test_responses(scripted: ServerProcess, effort: str, stateless: bool, streams: bool) -> None:
+    with openai.OpenAI(base_url=scripted.url + "/v1", api_key="none", max_retries=0) as client:
+        answers = responses_agent(client, effort, stateless=stateless, streams=streams)
     usages = [answer.usage for answer in answers if answer.usage is not None]
     check_cached(
         [usage.input_tokens_details.cached_tokens for usage in usages],
         [usage.total_tokens for usage in usages],
     )
     for before, usage in itertools.pairwise(usages):
-        written = usage.input_tokens_details.cache_write_tokens
-        assert (
-            written == usage.input_tokens // UNIT * UNIT - (before.total_tokens - 1) // UNIT * UNIT
-        )
+        new = usage.input_tokens // UNIT - (before.total_tokens - 1) // UNIT
+        assert usage.input_tokens_details.cache_write_tokens == new * UNIT
+        # The words and the mark that ends them are a token each.
+        assert usage.output_tokens_details.reasoning_tokens == (0 if effort == "none" else 2)
+    thoughts = [item for answer in answers for item in answer.output if item.type == "reasoning"]
+    assert len(thoughts) == (0 if effort == "none" else NUM_TURNS)
 
 
-def messages_agent(client: anthropic.Anthropic, *, thinks: bool, streams: bool) -> list[Message]:
+def messages_agent(client: anthropic.Anthropic, *, thinking: Any, streams: bool) -> list[Message]:
     """The messages of an agent that calls its tool in every turn."""
-    system: Any = {"type": "text", "text": f"You are agent {thinks} {streams}. Look things up."}
+    system: Any = {"type": "text", "text": f"You are agent {thinking} {streams}."}
     body: Any = {
-        "model": MODEL,
-        "system": [{**system, "cache_control": {"type": "ephemeral"}}],
+        "model": "agent",
+        "system": [{**system, "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
         "tools": [{"name": "look_up", "description": "Looks up.", "input_schema": SCHEMA}],
-        "tool_choice": {"type": "tool", "name": "look_up"},
-        "thinking": {"type": "adaptive"} if thinks else {"type": "disabled"},
-        "max_tokens": 300,
+        "thinking": thinking,
+        "max_tokens": 2000,
         "extra_body": {"temperature": 0},
     }
     messages: list[Any] = [{"role": "user", "content": "Find the record. " * 8}]
@@ -126,9 +164,10 @@ def messages_agent(client: anthropic.Anthropic, *, thinks: bool, streams: bool) 
         answers.append(answer)
         call = answer.content[-1]
         assert call.type == "tool_use"
+        assert call.input == ARGUMENTS
         text = {"type": "text", "text": RESULT * (turn % 3 + 1)}
         result = {"type": "tool_result", "tool_use_id": call.id, "content": [text]}
-        blocks = [block.to_dict() for block in answer.content]
+        blocks = [block.to_dict(exclude_none=True) for block in answer.content]
         messages += [
             {"role": "assistant", "content": blocks},
             {"role": "user", "content": [result]},
@@ -136,15 +175,27 @@ def messages_agent(client: anthropic.Anthropic, *, thinks: bool, streams: bool) 
     return answers
 
 
-@pytest.mark.parametrize(("thinks", "streams"), [(False, False), (True, True)])
-def test_messages(server: ServerProcess, thinks: bool, streams: bool) -> None:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
-        answers = messages_agent(client, thinks=thinks, streams=streams)
+@pytest.mark.parametrize(
+    ("thinking", "streams"),
+    [
+        ({"type": "disabled"}, False),
+        ({"type": "adaptive"}, True),
+        ({"type": "enabled", "budget_tokens": 1024, "display": "omitted"}, True),
+    ],
+)
+def test_messages(scripted: ServerProcess, thinking: Any, streams: bool) -> None:
+    with anthropic.Anthropic(base_url=scripted.url, api_key="none", max_retries=0) as client:
+        answers = messages_agent(client, thinking=thinking, streams=streams)
     prompts = [_prompt_tokens(answer) for answer in answers]
     ends = [p + answer.usage.output_tokens for p, answer in zip(prompts, answers, strict=True)]
     check_cached([answer.usage.cache_read_input_tokens or 0 for answer in answers], ends)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.usage.input_tokens == prompt % UNIT  # all full units are kept
+        first: Any = answer.content[0]
+        if thinking["type"] == "disabled":
+            assert first.type == "text"
+        else:
+            assert first.thinking == ("" if "display" in thinking else "I look it up.")
 
 
 def _prompt_tokens(answer: Message) -> int:
