@@ -1,4 +1,4 @@
-"""Checkpoints that say a chosen text: real files, a real tokenizer, weights that only look back once.
+"""Checkpoints that say a chosen text: real files, a real tokenizer, weights that look back once.
 
 Every block's output is zero, so the last token alone decides the next one; each piece of the script
 is a token of its own, whose embedding points at the piece that follows:

@@ -48,10 +48,8 @@ def _deepseek(tools: Sequence[ToolSpec], one_call: bool, in_reasoning: bool) -> 
 def _parameters(tool: ToolSpec) -> Format:
     """The arguments of one call, in the order of their schema."""
     schema = tool.parameters
-    properties = schema.get("properties") or {}
-    required = schema.get("required") or []
-    odd = any(set(name) & set('"<>\n') or not name for name in properties)
-    if any(name in schema for name in _COMBINATORS) or odd or set(required) - set(properties):
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if not _is_list_of_parameters(schema, properties, required):
         # Too much for one parameter after another: all of them as one JSON object.
         return _json_parameter("arguments", dict(schema) | {"type": "object"})
     shared = {name: schema[name] for name in _DEFINITIONS if name in schema}
@@ -59,6 +57,14 @@ def _parameters(tool: ToolSpec) -> Format:
         _parameter(name, value, shared, name in required) for name, value in properties.items()
     ]
     return _sequence(*parts) if parts else _text("")
+
+
+def _is_list_of_parameters(schema: Mapping[str, Any], properties: Any, required: Any) -> bool:
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return False
+    odd = any(set(name) & set('"<>\n') or not name for name in properties)
+    says_more = any(name in schema for name in _COMBINATORS)
+    return not odd and not says_more and all(name in list(properties) for name in required)
 
 
 def _parameter(name: str, schema: Any, shared: Mapping[str, Any], is_required: bool) -> Format:

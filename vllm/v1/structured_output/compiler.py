@@ -47,7 +47,7 @@ class Vocabulary:
         """Take over a tokenizer; a model's vocabulary may be larger."""
         backend = tokenizer.backend
         made = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=sorted(end_ids))
-        # The library's own view: to it <tool_call> is special though the vocabulary does not say so.
+        # The library takes <tool_call> for special, whatever the vocabulary says.
         added = backend.get_added_tokens_decoder().items()
         return cls(made, {t.content: i for i, t in added if made.is_special_token(i)})
 
