@@ -1,6 +1,7 @@
 """What a request asks of the sampler and of the stop rules."""
 
 import math
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -115,13 +116,20 @@ def _between(value: float, low: float, high: float) -> tuple[bool, str]:
     return low <= value <= high, f"between {low} and {high}"
 
 
-def _as_token_id(key: Any) -> int:
-    try:
-        return int(key)
-    except (TypeError, ValueError):
-        raise UserInputError(
-            f"logit_bias holds the key {str(key)[:40]!r}: keys are token ids.", "logit_bias"
-        ) from None
+def _clean_bias(logit_bias: Mapping[Any, float]) -> dict[int, float]:
+    """Return a bias with whole keys (they are texts in JSON), and values within their limits."""
+    clean: dict[int, float] = {}
+    for key, bias in logit_bias.items():
+        try:
+            token_id = int(key)
+        except (TypeError, ValueError):
+            raise UserInputError(
+                f"logit_bias holds the key {str(key)[:40]!r}: keys are token ids.", "logit_bias"
+            ) from None
+        if math.isnan(bias):
+            raise UserInputError(f"logit_bias of token {token_id} is no number.", "logit_bias")
+        clean[token_id] = max(-_MAX_LOGIT_BIAS, min(_MAX_LOGIT_BIAS, float(bias)))
+    return clean
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
@@ -195,11 +203,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             self.seed = None
         self._check_word_lists()
         if self.logit_bias:
-            # Keys are texts in JSON, and in OpenAI's own types.
-            self.logit_bias = {
-                _as_token_id(token_id): max(-_MAX_LOGIT_BIAS, min(_MAX_LOGIT_BIAS, float(bias)))
-                for token_id, bias in self.logit_bias.items()
-            }
+            self.logit_bias = _clean_bias(self.logit_bias)
         if self.skip_reading_prefix_cache is None:
             # Prompt logprobs need every prompt position's logits, so nothing may be skipped.
             self.skip_reading_prefix_cache = self.prompt_logprobs is not None

@@ -16,8 +16,7 @@ from vllm.parser.registry import ParserChoice
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
 from vllm.tokenizers.chat_tools import ToolSpec, parse_tools
-from vllm.v1.structured_output.compiler import Vocabulary
-from vllm.v1.structured_output.grammar_text import make_grammar_text
+from vllm.v1.structured_output.backend import Backend
 
 SCHEMA = {
     "type": "object",
@@ -50,15 +49,13 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    return Vocabulary.read(tokenizer, tokenizer.vocab_size, frozenset([1]))
+def backend(tokenizer: Tokenizer) -> Backend:
+    return Backend(tokenizer, tokenizer.vocab_size, frozenset([1]))
 
 
-def matcher(vocabulary: Vocabulary, dialect: str, tools: Any, one_call: bool) -> LLMatcher:
-    tag = StructuredOutputsParams(structural_tag=forced_calls(dialect, tools, one_call, True))
-    made = LLMatcher(vocabulary.tokenizer, make_grammar_text(tag, vocabulary.special_tokens))
-    assert not made.is_error(), made.get_error()
-    return made
+def matcher(backend: Backend, dialect: str, tools: Any, one_call: bool) -> LLMatcher:
+    tag = forced_calls(dialect, tools, one_call, True)
+    return backend.compile(StructuredOutputsParams(structural_tag=tag))
 
 
 def takes(made: LLMatcher, token_ids: list[int]) -> bool:
@@ -95,8 +92,8 @@ CODE = f'<{D}parameter name="code" string="false">"12"</{D}parameter>\n'
         (block(invoke("now")) + "Well.", False, False),
     ],
 )
-def test_deepseek(tokenizer, vocabulary, text, one_call, taken):
-    made = matcher(vocabulary, "deepseek_v4", TOOLS, one_call)
+def test_deepseek(tokenizer, backend, text, one_call, taken):
+    made = matcher(backend, "deepseek_v4", TOOLS, one_call)
     assert takes(made, tokenizer.encode(text, False)) is taken
     if taken:
         for call in read(ParserChoice("none", "deepseek_v4"), text, tools=TOOLS).tool_calls:
@@ -122,8 +119,8 @@ LLAMA = f'{{"name": "find", "parameters": {ARGUMENTS}}}'
         ("llama3_json", "So: " + LLAMA, False),
     ],
 )
-def test_calls_as_json(tokenizer, vocabulary, dialect, text, taken):
-    made = matcher(vocabulary, dialect, TOOLS, one_call=False)
+def test_calls_as_json(tokenizer, backend, dialect, text, taken):
+    made = matcher(backend, dialect, TOOLS, one_call=False)
     assert takes(made, tokenizer.encode(text, False)) is taken
     if taken:
         answer = read(ParserChoice("none", dialect), text, tools=TOOLS)
@@ -150,9 +147,9 @@ _TYPES = st.sampled_from(
     required=st.lists(_NAMES, max_size=2),
     dialect=st.sampled_from(["deepseek_v4", "hermes", "llama3_json"]),
 )
-def test_any_schema_makes_a_grammar(vocabulary, properties, required, dialect):
+def test_any_schema_makes_a_grammar(backend, properties, required, dialect):
     schema = {"type": "object", "properties": properties, "required": required}
-    matcher(vocabulary, dialect, [ToolSpec("f", {"name": "f"}, schema)], one_call=False)
+    matcher(backend, dialect, [ToolSpec("f", {"name": "f"}, schema)], one_call=False)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """``POST /v1/chat/completions``."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from vllm.entrypoints.openai.pipeline.answers import (
 )
 from vllm.entrypoints.openai.pipeline.chat_messages import chat_deltas, chat_message
 from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, PreparedChat, prepare_chat
-from vllm.entrypoints.openai.prompts import TokenizedPrompt
+from vllm.entrypoints.openai.prompts import TokenizedPrompt, truncate
 from vllm.entrypoints.openai.protocol.requests import ChatCompletionRequest
 from vllm.entrypoints.openai.protocol.responses import (
     ChatBody,
@@ -143,9 +143,11 @@ async def _check(
     choice = parse_tool_choice(body.tool_choice, tools)
     parallel = body.parallel_tool_calls is not False
     task = ChatTask(body.messages, options, tools, choice, parallel)
+    prepared = await prepare_chat(task, context)
+    max_tokens = body.max_completion_tokens or body.max_tokens
     return _Chat(
         body=body,
-        prepared=await prepare_chat(task, context),
+        prepared=replace(prepared, prompt=truncate(prepared.prompt, body, max_tokens, facts)),
         scope=scope,
         context=context,
         created=unix_now(),

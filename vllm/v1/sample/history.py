@@ -244,6 +244,7 @@ class _ThinkingBudget:
         num_opening = min(len(opener), len(self._tokens))
         if self._has_ended or self._tokens[:num_opening] != opener[:num_opening]:
             return None
-        # Beyond the budget, so many tokens of the forced end stand already.
+        # Beyond the budget, so many tokens of the forced end stand already. More than it has follow
+        # a draft that is not it, and whatever stands behind that one is dropped.
         over = len(self._tokens) - len(opener) - self._budget
-        return self._span.forced[over] if over >= 0 else None
+        return self._span.forced[over] if 0 <= over < len(self._span.forced) else None

@@ -1,75 +1,53 @@
 """Compiles grammars beside the step loop, and keeps what it compiled."""
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from vllm.exceptions import UserInputError
-from vllm.sampling_params import StructuredOutputsParams
-from vllm.tokenizers import Tokenizer
-from vllm.v1.structured_output.grammar import shorten
-from vllm.v1.structured_output.grammar_text import make_grammar_text
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.structured_output.backend import Backend
 
 _NUM_THREADS = 2
 _MAX_CACHED = 256
 _MAX_CACHED_BYTES = 16 << 20
-# A tenth of a second of compiling, about 10 ms of one mask, and 64 MiB of states for one answer.
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=50_000,
-    max_lexer_states=32_768,
-    max_grammar_size=500_000,
-    verbose_errors=False,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What compiling needs of a tokenizer.
-
-    Attributes:
-        tokenizer: For llguidance.
-        special_tokens: Ids of the tokens that no text is made of, by their text.
-    """
-
-    tokenizer: LLTokenizer
-    special_tokens: dict[str, int]
-
-    @classmethod
-    def read(cls, tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> "Vocabulary":
-        """Take over a tokenizer; a model's vocabulary may be larger."""
-        backend = tokenizer.backend
-        made = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=sorted(end_ids))
-        # The library takes <tool_call> for special, whatever the vocabulary says.
-        added = backend.get_added_tokens_decoder().items()
-        return cls(made, {t.content: i for i, t in added if made.is_special_token(i)})
 
 
 class GrammarCompiler:
     """Turns what requests ask for into compiled grammars, each once.
 
-    Owns: its threads, the vocabulary (read at the first grammar), the latest results, failures
+    Owns: its threads, the backend (made with the first grammar), the latest results, failures
     included. One thread may call it.
 
     Args:
-        read_vocabulary: Reads the vocabulary.
+        make_backend: Reads the vocabulary.
     """
 
-    def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
-        self._read_vocabulary = read_vocabulary
+    def __init__(self, make_backend: Callable[[], Backend]) -> None:
+        self._make_backend = make_backend
+        self._backend: Backend | None = None
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
         self._results: OrderedDict[bytes, Future[LLMatcher]] = OrderedDict()
         self._num_bytes = 0
 
-    def submit(self, params: StructuredOutputsParams) -> "Future[LLMatcher]":
+    @property
+    def backend(self) -> Backend:
+        """What compiled the first grammar."""
+        with self._lock:
+            if self._backend is None:
+                self._backend = self._make_backend()
+            return self._backend
+
+    def submit(self, params: StructuredOutputsParams) -> Future[LLMatcher]:
         """Return the compiled grammar when it is ready; the result must be copied, not advanced.
 
         The future fails with UserInputError for what is no grammar, or too large a one.
@@ -93,22 +71,5 @@ class GrammarCompiler:
         """Stop the threads when what they compile is done."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    @cached_property
-    def _vocabulary(self) -> Vocabulary:
-        return self._read_vocabulary()
-
     def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
-        with self._lock:
-            vocabulary = self._vocabulary
-        text = make_grammar_text(params, vocabulary.special_tokens)
-        matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=_LIMITS)
-        if not matcher.is_error():
-            # The first mask costs most, and shows grammars that can never make one.
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            raise UserInputError(
-                f"structured_outputs.{params.kind} cannot be compiled: "
-                f"{shorten(matcher.get_error())}",
-                "structured_outputs",
-            )
-        return matcher
+        return self.backend.compile(params)

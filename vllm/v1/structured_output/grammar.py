@@ -1,8 +1,12 @@
 """One request's place in its grammar."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-from llguidance import LLMatcher
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 
 class Grammar:

@@ -8,16 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from llguidance import LLExecutor
-from llguidance.numpy import (
-    fill_next_token_bitmask_par,
-    fill_next_token_bitmask_par_with_draft_tokens,
-)
 
 from vllm.exceptions import UserInputError, VllmError
 from vllm.logger import init_logger
 from vllm.tokenizers import Tokenizer
-from vllm.v1.structured_output.compiler import GrammarCompiler, Vocabulary
+from vllm.v1.structured_output.compiler import GrammarCompiler
 from vllm.v1.structured_output.grammar import Grammar
 from vllm.v1.structured_output.limits import DEADLINE_S
 from vllm.v1.structured_output.masks import GrammarMasks
@@ -29,6 +24,7 @@ if TYPE_CHECKING:
 
     from vllm.config import VllmConfig
     from vllm.v1.request import Request
+    from vllm.v1.structured_output.backend import Backend
     from vllm.v1.structured_output.request import StructuredOutputRequest
 
 logger = init_logger(__name__)
@@ -42,8 +38,8 @@ _Work: TypeAlias = "tuple[LLMatcher, int, list[int]]"
 class StructuredOutputManager:
     """The scheduler's view of grammars.
 
-    Owns: the compiler, the threads that fill masks, the requests whose grammars are being compiled.
-    Each is made when the first request asks for it.
+    Owns: the compiler, made when the first request asks for it, and the requests whose grammars are
+    being compiled.
 
     Args:
         vllm_config: All configuration.
@@ -72,7 +68,7 @@ class StructuredOutputManager:
         structured = request.structured_output_request
         assert structured is not None
         if self._compiler is None:
-            self._compiler = GrammarCompiler(self._read_vocabulary)
+            self._compiler = GrammarCompiler(self._make_backend)
         future = self._compiler.submit(structured.params)
         self._pending[request.request_id] = (request, future, time.monotonic() + DEADLINE_S)
 
@@ -128,12 +124,11 @@ class StructuredOutputManager:
     def _vocab_size(self) -> int:
         return int(self.vllm_config.model_config.hf_config["vocab_size"])
 
-    @cached_property
-    def _executor(self) -> LLExecutor:
-        return LLExecutor()
+    def _make_backend(self) -> Backend:
+        # Here: most engines never see a grammar, and need not wait for the library.
+        from vllm.v1.structured_output.backend import Backend  # noqa: PLC0415
 
-    def _read_vocabulary(self) -> Vocabulary:
-        return Vocabulary.read(self._tokenizer, self._vocab_size, self._end_ids)
+        return Backend(self._tokenizer, self._vocab_size, self._end_ids)
 
     # ---- steps -------------------------------------------------------------------------------
 
@@ -191,21 +186,13 @@ class StructuredOutputManager:
         if not num_rows:
             return None
         bits = np.full((num_rows, -(-self._vocab_size // _BITS)), -1, dtype=np.int32)
-        # A matcher works on one list at a time.
-        self._fill(work, bits)
-        self._fill([item for item, _ in openings], bits)
+        assert self._compiler is not None
+        # In turn: a matcher may stand in both lists.
+        self._compiler.backend.fill(work, bits)
+        self._compiler.backend.fill([item for item, _ in openings], bits)
         for (_, row, _), token_id in openings:
             bits[row].view(np.uint32)[token_id // _BITS] |= np.uint32(1 << token_id % _BITS)
         return GrammarMasks(first_rows, bits)
-
-    def _fill(self, work: list[_Work], bits: np.ndarray) -> None:
-        """Write masks; several at a time, outside the interpreter's lock."""
-        plain = [(matcher, row) for matcher, row, drafts in work if not drafts]
-        drafted = [item for item in work if item[2]]
-        if plain:
-            fill_next_token_bitmask_par(self._executor, plain, bits)
-        if drafted:
-            fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, bits)
 
 
 def _count_free(structured: StructuredOutputRequest, drafts: Sequence[int]) -> int | None:

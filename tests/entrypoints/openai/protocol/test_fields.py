@@ -25,14 +25,14 @@ def test_neutral_values_pass_and_others_are_named() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("response_format", {"type": "text"})],
+    [("length_penalty", 1.0), ("best_of", 1), ("modalities", ["text"])],
 )
 def test_json_spellings_of_neutral_values(name: str, value: Any) -> None:
     assert check_extra_fields({name: value}) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("use_beam_search", 0), ("best_of", True), ("presence_penalty", False)]
+    ("name", "value"), [("use_beam_search", 0), ("best_of", True), ("length_penalty", True)]
 )
 def test_numbers_and_booleans_differ(name: str, value: Any) -> None:
     with pytest.raises(UnsupportedFeatureError):

@@ -1,6 +1,6 @@
 """The bodies clients send. Fields not named here land in ``model_extra``; see ``fields``."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -11,6 +11,7 @@ from pydantic import (
     StrictBool,
     WithJsonSchema,
 )
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 
@@ -72,6 +73,7 @@ ToolChoiceField = Annotated[
         }
     ),
 ]
+_DEPRECATED: JsonDict = {"deprecated": True}
 
 
 class _Body(BaseModel):
@@ -96,6 +98,12 @@ class SamplingRequest(_Body):
     top_p: Number | None = None
     top_k: Whole | None = None
     min_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    logit_bias: dict[str, Number] | None = Field(None, description="Added to logits, by token id.")
+    allowed_token_ids: list[Whole] | None = None
+    bad_words: list[Text] | None = None
     seed: Whole | None = None
     stop: Text | list[Text] | None = None
     stop_token_ids: list[Whole] | None = None
@@ -103,6 +111,24 @@ class SamplingRequest(_Body):
     ignore_eos: StrictBool | None = None
     max_tokens: Whole | None = None
     min_tokens: Whole | None = None
+    thinking_token_budget: Whole | None = Field(
+        None, description="Tokens of reasoning after which it is ended by force."
+    )
+    truncate_prompt_tokens: Whole | None = Field(
+        None, description="Keep this many of the prompt's tokens; -1: all that fit."
+    )
+    truncation_side: Literal["left", "right"] | None = None
+    response_format: dict[str, Any] | None = Field(
+        None, description="text, json_object, json_schema or structural_tag."
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="One of json, regex, choice, grammar, json_object, structural_tag."
+    )
+    guided_json: Annotated[Any, WithJsonSchema(_DEPRECATED)] = None
+    guided_regex: Text | None = Field(None, json_schema_extra=_DEPRECATED)
+    guided_choice: list[Text] | None = Field(None, json_schema_extra=_DEPRECATED)
+    guided_grammar: Text | None = Field(None, json_schema_extra=_DEPRECATED)
+    guided_whitespace_pattern: Text | None = Field(None, json_schema_extra=_DEPRECATED)
     skip_special_tokens: StrictBool | None = None
     spaces_between_special_tokens: StrictBool | None = None
     prompt_logprobs: Whole | None = None
