@@ -1,11 +1,10 @@
 """Agents of ten turns with tools, over each API: every turn takes up where the last one ended.
 
-The model says what the script says, in the same tokens as a prompt that quotes it.
+The model of ``scripted`` says the same in every turn, in the tokens of a prompt that quotes it.
 """
 
 import itertools
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -14,29 +13,10 @@ import pytest
 from anthropic.types import Message
 from openai.types.responses import Response
 
-from tests.e2e.scripted_checkpoint import write_scripted_v4
 from tests.e2e.server_process import ServerProcess
 
 UNIT = 32
 NUM_TURNS = 10
-_D = "｜DSML｜"
-# Every piece stands once. Without thinking the prompt ends with </think>: the script goes on there.
-SCRIPT = {
-    "<think>": [
-        "I look it up.",
-        "</think>",
-        "One mo",
-        "ment.",
-        f'\n\n<{_D}tool_calls>\n<{_D}invoke name="look_up">\n',
-        f'<{_D}parameter name="key" string="true">',
-        "Bérg",
-        "en 🏔",
-        f'</{_D}parameter>\n<{_D}parameter name="days" string="false">',
-        "3",
-        f"</{_D}parameter>\n</{_D}invoke>\n</{_D}tool_calls>",
-        "<｜end▁of▁sentence｜>",
-    ]
-}
 ARGUMENTS = {"key": "Bérgen 🏔", "days": 3}
 SCHEMA: Any = {
     "type": "object",
@@ -44,19 +24,6 @@ SCHEMA: Any = {
     "required": ["key", "days"],
 }
 RESULT = "The record holds nothing of note. "
-
-
-@pytest.fixture(scope="module")
-def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose model calls the tool in every turn."""
-    folder = tmp_path_factory.mktemp("agent")
-    write_scripted_v4(folder / "checkpoint", SCRIPT)
-    environment = {"VLLM_ASCEND_REFERENCE": "0"}
-    flags = ("--served-model-name", "agent", "--max-model-len", "8192")
-    model = str(folder / "checkpoint")
-    with ServerProcess(folder / "log.txt", *flags, environment=environment, model=model) as server:
-        yield server
-        server.wait_idle()
 
 
 def check_cached(cached: list[int], ends: list[int]) -> None:

@@ -12,6 +12,7 @@ from vllm.entrypoints.openai.pipeline.chat_task import ChatTask
 from vllm.entrypoints.openai.pipeline.single_answer import (
     AnswerRequest,
     check_encodable,
+    check_single,
     sampling_of,
 )
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
@@ -107,8 +108,7 @@ def make_answer_request(
     for name in _UNSUPPORTED:
         if (body.model_extra or {}).get(name):
             raise UnsupportedFeatureError(f"{name} is not supported: leave it out.", name)
-    if body.n not in (None, 1):
-        raise UserInputError(f"n={body.n}: a message has one answer.", "n")
+    check_single(body)
     chat = convert_messages(
         body.system, body.messages, tools=body.tools or (), cache_control=body.cache_control
     )

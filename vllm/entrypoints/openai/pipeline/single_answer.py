@@ -3,7 +3,7 @@
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from vllm.entrypoints.openai.logprobs import chat_logprobs
 from vllm.entrypoints.openai.pipeline.answers import AnswerNews, read_answers
 from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, PreparedChat, prepare_chat
 from vllm.entrypoints.openai.pipeline.reasoning_count import ReasoningCounter
+from vllm.entrypoints.openai.prompts import truncate
 from vllm.entrypoints.openai.protocol.requests import ChatCompletionRequest, SamplingRequest
 from vllm.entrypoints.openai.protocol.responses import ChatTokenLogprob
 from vllm.entrypoints.openai.request_scope import RequestScope, make_stream
@@ -25,7 +26,7 @@ from vllm.entrypoints.openai.sampling import (
     resolve_max_tokens,
 )
 from vllm.entrypoints.openai.usage import UsageCounter
-from vllm.exceptions import ShuttingDownError, UserInputError
+from vllm.exceptions import ShuttingDownError, UnsupportedFeatureError, UserInputError
 from vllm.outputs import CompletionOutput
 
 
@@ -166,16 +167,37 @@ async def prepare_answer(
     check_request(sampling, facts)
     top_logprobs = check_logprobs(request.top_logprobs, facts, "top_logprobs")
     chat = await prepare_chat(request.task, context)
-    num_prompt = len(chat.prompt.token_ids)
+    prompt = truncate(chat.prompt, sampling, request.max_tokens, facts)
+    chat = replace(chat, prompt=prompt)
+    num_prompt = len(prompt.token_ids)
     max_tokens = resolve_max_tokens(request.max_tokens, None, num_prompt, facts)
     params = make_sampling_params(sampling, facts, max_tokens, LogprobsWish(top_logprobs, None))
     params = chat.adapt_params(params)
-    stream = make_stream(scope, sampling, [chat.prompt], lambda _: params, context)
+    stream = make_stream(scope, sampling, [prompt], lambda _: params, context)
     return SingleAnswer(chat, stream, context, top_logprobs)
 
 
 # Fields of SamplingRequest that the other APIs spell otherwise, or do not have.
 _OWN_FIELDS = frozenset({"model", "n", "max_tokens", "stream", "stream_options", "request_id"})
+
+
+_OF_OTHER_ROUTES = ("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids")
+
+
+def check_single(body: SamplingRequest) -> None:
+    """Refuse what an answer of these APIs has no place for.
+
+    Raises:
+        UserInputError: Several answers are asked for.
+        UnsupportedFeatureError: Prompt log probabilities or token ids are.
+    """
+    if body.n not in (None, 1):
+        raise UserInputError(f"n={body.n}: this route gives one answer.", "n")
+    for name in _OF_OTHER_ROUTES:
+        if getattr(body, name) not in (None, False):
+            raise UnsupportedFeatureError(
+                f"{name} is not supported by this route: leave it out.", name
+            )
 
 
 def sampling_of(body: SamplingRequest, **chat_fields: Any) -> ChatCompletionRequest:

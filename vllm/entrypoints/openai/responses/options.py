@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from vllm.entrypoints.openai.pipeline.single_answer import check_single
 from vllm.entrypoints.openai.responses.protocol import InputTokensRequest
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
 
@@ -199,17 +200,11 @@ def check_limits(body: InputTokensRequest) -> None:
             "what fits.",
             "truncation",
         )
-    if body.n not in (None, 1):
-        raise UserInputError(f"n={body.n}: a response has one answer.", "n")
+    check_single(body)
     if body.max_tokens is not None:
         raise UserInputError(
             "max_tokens belongs to another API: use max_output_tokens.", "max_tokens"
         )
-    for name in ("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"):
-        if getattr(body, name):
-            raise UnsupportedFeatureError(
-                f"{name} is not supported by this route: leave it out.", name
-            )
 
 
 def _refuse(where: str, why: str, param: str) -> NoReturn:
