@@ -40,10 +40,12 @@ class Backend:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> None:
-        self._special_tokens = {tokenizer.decode([i]): i for i in tokenizer.all_special_ids}
-        self._tokenizer = LLTokenizer(
-            tokenizer.backend.to_str(), n_vocab=vocab_size, eos_token=sorted(end_ids)
-        )
+        backend = tokenizer.backend
+        made = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=sorted(end_ids))
+        # The library takes <tool_call> for special, whatever the vocabulary says.
+        added = backend.get_added_tokens_decoder().items()
+        self._special_tokens = {t.content: i for i, t in added if made.is_special_token(i)}
+        self._tokenizer = made
         self._executor = LLExecutor()
 
     def compile(self, params: StructuredOutputsParams) -> LLMatcher:
