@@ -51,8 +51,6 @@ REFUSED_SERVE_FLAGS = (
     _value("--prefill-context-parallel-size", "-pcp", harmless=("1",)),
     _switch("--headless"),
     # Chats.
-    _value("--tool-parser-plugin", advice="name one of --tool-call-parser's formats"),
-    _value("--reasoning-parser-plugin", advice="name one of --reasoning-parser's formats"),
     _value("--chat-template-content-format", harmless=("auto", "string")),
     _value("--structured-outputs-config"),
     # Server.

@@ -1,8 +1,8 @@
 """The engine's side of one HTTP request: several prompts, one stream of outputs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from vllm.entrypoints.openai.state import ServerState
@@ -48,6 +48,7 @@ class Job:
     priority: int = 0
     cache_salt: str | None = None
     cache_boundaries: Sequence[int] = ()
+    cache_ttls: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ class EngineStream:
         prompt = TokensPrompt(prompt_token_ids=job.token_ids)
         if job.cache_boundaries:
             prompt["cache_boundaries"] = list(job.cache_boundaries)
+        if job.cache_ttls:
+            prompt["cache_ttls"] = dict(job.cache_ttls)
         self._leaves[index] = await self._engine.submit(
             job.request_id,
             prompt,

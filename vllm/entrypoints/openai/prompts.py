@@ -1,14 +1,15 @@
 """Prompts of a completion: text or token ids, one or several."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm.entrypoints.openai.context import ModelFacts
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
 from vllm.entrypoints.openai.sampling import check_token_id
 from vllm.exceptions import UserInputError
+from vllm.inputs import MAX_CACHE_BOUNDARIES
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.input_processor import truncate_prompt
 
@@ -23,6 +24,18 @@ class TokenizedPrompt:
     token_ids: list[int]
     text: str | None = None
     cache_boundaries: Sequence[int] = ()
+    cache_ttls: Mapping[int, float] = field(default_factory=dict)
+
+    def with_breakpoints(self, offsets: Mapping[int, float | None]) -> "TokenizedPrompt":
+        """Return the prompt with what a client marked before what its format tells.
+
+        Args:
+            offsets: Places in tokens, and for how many seconds to keep each at least, or None.
+        """
+        others = [offset for offset in self.cache_boundaries if offset not in offsets]
+        boundaries = (*offsets, *others)[:MAX_CACHE_BOUNDARIES]
+        ttls = {offset: ttl for offset, ttl in offsets.items() if ttl is not None}
+        return replace(self, cache_boundaries=boundaries, cache_ttls={**self.cache_ttls, **ttls})
 
 
 def split_prompts(prompt: Any) -> list[str | list[int]]:

@@ -107,6 +107,7 @@ def make_stream(
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             cache_boundaries=prompt.cache_boundaries,
+            cache_ttls=prompt.cache_ttls,
         )
         for i, prompt in enumerate(prompts)
     ]

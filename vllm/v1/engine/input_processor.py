@@ -7,15 +7,13 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.exceptions import UserInputError
-from vllm.inputs import PromptType
+from vllm.inputs import MAX_CACHE_BOUNDARIES, PromptType
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.params_completion import complete_from_tokenizer
 from vllm.v1.messages import EngineCoreRequest
 
 _MAX_SALT_CHARS = 128
-# Offsets of a prompt that a client may mark as worth a checkpoint.
-MAX_CACHE_BOUNDARIES = 16
 # Characters that keys of external caches (paths, addresses) cannot carry.
 _SALT_FORBIDDEN = "@/\\\0"
 _GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p")
@@ -29,6 +27,7 @@ class ParsedPrompt:
     text: str | None
     cache_salt: str | None
     cache_boundaries: list[int] = field(default_factory=list)
+    cache_ttls: dict[int, float] = field(default_factory=dict)
 
 
 class InputProcessor:
@@ -103,7 +102,8 @@ class InputProcessor:
                 )
             token_ids = self._encode(text)
         boundaries = list(prompt.get("cache_boundaries") or ())
-        return ParsedPrompt(list(token_ids), text, prompt.get("cache_salt"), boundaries)
+        ttls = dict(prompt.get("cache_ttls") or {})
+        return ParsedPrompt(list(token_ids), text, prompt.get("cache_salt"), boundaries, ttls)
 
     def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:
@@ -268,6 +268,7 @@ class InputProcessor:
             cache_salt=salt,
             trace_headers=dict(trace_headers) if trace_headers else None,
             cache_boundaries=prompt.cache_boundaries,
+            cache_ttls=prompt.cache_ttls,
         )
 
 

@@ -13,7 +13,8 @@ from vllm.parser.forced_calls import forced_calls
 from vllm.parser.interface import ParseOptions, ResponseParser, ToolUse
 from vllm.parser.registry import NONE
 from vllm.sampling_params import ReasoningSpan, SamplingParams, StructuredOutputsParams
-from vllm.tokenizers import ChatOptions
+from vllm.tokenizers import ChatEncoder, ChatOptions, ChatPrompt
+from vllm.tokenizers.breakpoints import Breakpoint, find_breakpoints
 from vllm.tokenizers.chat_tools import NO_TOOLS, ToolChoice, ToolSpec
 
 
@@ -28,6 +29,7 @@ class ChatTask:
         tools: Checked; see ``parse_tools``.
         tool_choice: Checked; see ``parse_tool_choice``.
         parallel_tool_calls: Whether an answer may hold several calls.
+        breakpoints: Places that the client marked as worth keeping.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -35,6 +37,7 @@ class ChatTask:
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: ToolChoice = NO_TOOLS
     parallel_tool_calls: bool = True
+    breakpoints: Sequence[Breakpoint] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,8 @@ async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
         )
     # With "none" the model is not even told: prompts that say "do not" still tempt.
     options = replace(task.options, tools=task.tools if may_call else ())
-    prompt = await asyncio.to_thread(context.chat_encoder.encode_chat, task.messages, options)
+    task = replace(task, options=options)
+    prompt, marked = await asyncio.to_thread(_encode, task, context.chat_encoder)
     parse_options = ParseOptions(
         in_reasoning=prompt.in_reasoning,
         tools=task.tools,
@@ -79,11 +83,22 @@ async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
         one_call=not task.parallel_tool_calls,
     )
     return PreparedChat(
-        prompt=TokenizedPrompt(prompt.token_ids, prompt.text, prompt.part_ends),
+        prompt=TokenizedPrompt(prompt.token_ids, prompt.text, prompt.part_ends).with_breakpoints(
+            marked
+        ),
         in_reasoning=prompt.in_reasoning,
         make_parser=partial(parsers.make_parser, parse_options),
         adapt_params=partial(_adapt_params, context, task, prompt.in_reasoning),
     )
+
+
+def _encode(task: ChatTask, encoder: ChatEncoder) -> tuple[ChatPrompt, Mapping[int, float | None]]:
+    """The prompt, and its marked places in tokens."""
+    prompt = encoder.encode_chat(task.messages, task.options)
+    if not task.breakpoints:
+        return prompt, {}
+    marked = find_breakpoints(encoder, task.messages, task.options, prompt, task.breakpoints)
+    return prompt, marked
 
 
 def _tool_use(task: ChatTask) -> ToolUse:
