@@ -8,25 +8,24 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 _SOURCES = (
     *("CHANGELOG.md", "MANIFEST.in", "Makefile", "README.md", "pyproject.toml", "setup.py"),
-    *("requirements", "vllm", "vllm_ascend"),
+    *("csrc", "requirements", "vllm", "vllm_ascend"),
 )
 
 
-def build(tree: Path, *flags: str) -> Path:
-    """Build in ``tree`` with the build tools at hand; return the folder of what came out.
+def build(tree: Path) -> Path:
+    """Build an sdist, and a wheel from it; return their folder.
 
     Args:
         tree: An empty folder; gets the copy.
-        flags: Of ``python -m build``: none make an sdist and a wheel from it.
     """
     tree.mkdir(exist_ok=True)
     for name in _SOURCES:
         if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
+            ignored = shutil.ignore_patterns("__pycache__", "*.so")
             shutil.copytree(ROOT / name, tree / name, ignore=ignored)
         else:
             shutil.copy(ROOT / name, tree / name)
-    command = [sys.executable, "-m", "build", "--no-isolation", *flags, str(tree)]
+    command = [sys.executable, "-m", "build", "--no-isolation", str(tree)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return tree / "dist"

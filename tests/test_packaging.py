@@ -3,11 +3,12 @@
 import tarfile
 import tomllib
 import zipfile
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from tests.building import ROOT, build, read_pins
+from tests.building import ROOT, read_pins
 
 CHECKPOINT = {
     f"vllm/assets/deepseek-v4/{name}"
@@ -20,11 +21,10 @@ CORPUS = "vllm/assets/deepseek-v4/corpus.txt"
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str], str]:
+def built(distribution: Path) -> tuple[set[str], set[str], str]:
     """Names in the sdist, names in the wheel, the wheel's entry points."""
-    dist = build(tmp_path_factory.mktemp("tree"))
-    (sdist,) = dist.glob("*.tar.gz")
-    (wheel,) = dist.glob("*.whl")
+    (sdist,) = distribution.glob("*.tar.gz")
+    (wheel,) = distribution.glob("*.whl")
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     with zipfile.ZipFile(wheel) as zipped:

@@ -20,6 +20,7 @@ _ENVIRONMENT = {
     "VLLM_CHECK_INVARIANTS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "0.03",
 }
+ENVIRONMENT = {**os.environ, **_ENVIRONMENT}
 _READY_LINE = re.compile(r"Engine core ready \(process (\d+)\)")
 
 
@@ -52,7 +53,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a group of its own: tests signal all of it
-                env={**os.environ, **_ENVIRONMENT, **(environment or {})},
+                env={**ENVIRONMENT, **(environment or {})},
             )
 
     def __enter__(self) -> "ServerProcess":

@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
 
-from tests.building import build, read_pins
+from tests.building import read_pins
 from tests.e2e.server_process import ServerProcess
 
 # What pip says when the index cannot be reached; anything else is a fault of the package.
@@ -21,22 +22,22 @@ _OFFLINE = (
 
 def _install(wheel: Path, environment: Path) -> None:
     """Install the wheel and, as pip resolves them, its dependencies."""
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True, timeout=120)
+    # Our pip works on it from outside: one in there would only be copied to run once.
+    venv.create(environment, with_pip=False)
     # The versions that the other tests run with; which packages are needed is the wheel's to say.
     pins = environment / "pins.txt"
     pins.write_text("".join(f"{name}=={version}\n" for name, version in read_pins().items()))
-    command = [environment / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile"]
-    result = subprocess.run(
-        [*command, "-c", pins, wheel], capture_output=True, text=True, timeout=280, check=False
-    )
+    command = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install"]
+    command += ["-q", "--no-compile", "-c", pins, wheel]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     if result.returncode and any(words in result.stderr for words in _OFFLINE):
         pytest.skip(f"offline: pip cannot reach its index:\n{result.stderr[-500:]}")
     assert result.returncode == 0, result.stderr[-3000:]
 
 
 @pytest.mark.timeout(600)
-def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
-    (wheel,) = build(tmp_path / "tree", "--wheel").glob("*.whl")
+def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path, distribution: Path) -> None:
+    (wheel,) = distribution.glob("*.whl")
     environment = tmp_path / "venv"
     _install(wheel, environment)
     program = [str(environment / "bin" / "vllm")]

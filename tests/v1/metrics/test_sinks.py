@@ -6,13 +6,13 @@ from tests.v1.metrics.values import values_of
 from vllm.config.observability import ObservabilityConfig
 from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.reader import Histogram, Metric, get_metrics_snapshot
-from vllm.v1.metrics.sinks import make_prometheus_sinks
+from vllm.v1.metrics.sinks import make_sinks
 from vllm.v1.metrics.stats import KVCacheEvictionEvent, PrefixCacheStats, SchedulerStats
 
 
 def _snapshot(observability: ObservabilityConfig) -> list[Metric]:
     registry = CollectorRegistry()
-    default, others = make_prometheus_sinks(registry, "m", 1000, observability)
+    default, others = make_sinks(registry, "m", 1000, observability)
     events = [KVCacheEvictionEvent(3.0, 1.5, (0.25, 0.5))]
     stats = SchedulerStats(
         kv_cache_usage=0.5,

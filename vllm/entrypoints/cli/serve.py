@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any
 
 from vllm import envs
+from vllm.config import VllmConfig
 from vllm.entrypoints.cli.ignored_flags import IGNORED_SERVE_FLAGS
 from vllm.entrypoints.cli.needed_packages import check_needed_packages
 from vllm.entrypoints.cli.operations_flags import add_operations_flags, make_operations_args
@@ -32,6 +33,12 @@ def add_parser(commands: Any) -> None:
         "Flags may be written with _ for -. Other flags of vLLM are accepted with a warning where "
         "ignoring them is harmless, else refused by name.",
     )
+    add_serve_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def add_serve_flags(parser: Any) -> None:
+    """Add every flag that ``prepare`` reads."""
     parser.add_argument(
         "model_positional",
         metavar="model",
@@ -45,7 +52,6 @@ def add_parser(commands: Any) -> None:
     EngineArgs.add_cli_args(parser)
     parser.add_ignored_flags(IGNORED_SERVE_FLAGS)
     parser.add_refused_flags(REFUSED_SERVE_FLAGS)
-    parser.set_defaults(run=run)
 
 
 def _add_server_args(group: argparse._ArgumentGroup) -> None:
@@ -171,6 +177,18 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: A flag or the model is wrong.
     """
+    config, server_args = prepare(args)
+    from vllm.entrypoints.openai.api_server import run_server  # noqa: PLC0415
+
+    return run_server(config, server_args)
+
+
+def prepare(args: argparse.Namespace) -> tuple[VllmConfig, ServerArgs]:
+    """Set up logging, check everything and resolve what is derived.
+
+    Raises:
+        ConfigError: A flag or the model is wrong.
+    """
     envs.check_values()
     check_needed_packages()
     setup_logging(log_format=args.log_format, config_file=args.logging_config)
@@ -195,9 +213,7 @@ def run(args: argparse.Namespace) -> int:
         server_args.default_chat_template_kwargs,
     )
     check_parser_names(server_args.tool_call_parser, server_args.reasoning_parser)
-    from vllm.entrypoints.openai.api_server import run_server  # noqa: PLC0415
-
-    return run_server(config, server_args)
+    return config, server_args
 
 
 def _choose_model(positional: str | None, flag: str | None, from_file: str | None) -> str:

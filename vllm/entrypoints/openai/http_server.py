@@ -12,7 +12,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 import uvicorn
@@ -34,7 +34,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.client import AsyncEngineCoreHandle
 from vllm.v1.engine.wire import KVCacheInfo
 from vllm.v1.metrics.prometheus import add_process_metrics
-from vllm.v1.metrics.sinks import make_prometheus_sinks
+from vllm.v1.metrics.sinks import make_sinks
 
 logger = init_logger(__name__)
 
@@ -69,6 +69,7 @@ class HttpServer:
         args: The server's.
         core: A launched engine core, ready or not.
         listener: A listening socket.
+        job: Run once the server is ready, which then stops; None: it serves until told to stop.
     """
 
     def __init__(
@@ -77,11 +78,13 @@ class HttpServer:
         args: ServerArgs,
         core: AsyncEngineCoreHandle,
         listener: socket.socket,
+        job: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._config = config
         self._args = args
         self._core = core
         self._listener = listener
+        self._job = job
         self._registry = CollectorRegistry()
         add_process_metrics(self._registry)
         self._stop = asyncio.Event()
@@ -115,7 +118,8 @@ class HttpServer:
             engine = await self._start(app, state)
             if engine is None:
                 return 0
-            return await self._serve(state, engine)
+            async with self._doing_job():
+                return await self._serve(state, engine)
         finally:
             if engine is not None:
                 engine.shutdown()
@@ -124,6 +128,28 @@ class HttpServer:
             server.should_exit = True
             server.force_exit = self._force.is_set()
             await serving
+
+    @contextlib.asynccontextmanager
+    async def _doing_job(self) -> AsyncIterator[None]:
+        """Do the job beside the block, if there is one; its end and that of the serving coincide.
+
+        Raises:
+            Exception: What the job raised.
+        """
+        if self._job is None:
+            yield
+            return
+        job = asyncio.ensure_future(self._job())
+        job.add_done_callback(lambda _: self._stop.set())
+        stopping = asyncio.create_task(self._stop.wait())
+        stopping.add_done_callback(lambda _: job.cancel())
+        try:
+            yield
+        finally:
+            job.cancel()
+            stopping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await job
 
     def _install_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()
@@ -143,8 +169,9 @@ class HttpServer:
         """Wait for the engine core and open the server; None when stopped before."""
         tls = self._args.operations.tls
         url = url_of(self._listener, self._args.host, "https" if tls.is_on else "http")
-        _log_routes(app)
-        logger.info("Starting vLLM server on %s", url)
+        if self._job is None:
+            _log_routes(app)
+            logger.info("Starting vLLM server on %s", url)
         model = self._config.model_config
         tokenizer = Tokenizer.from_folder(model.tokenizer or model.path or model.model)
         encoder = make_chat_encoder(
@@ -162,7 +189,7 @@ class HttpServer:
         ready = await _unless(self._stop, in_daemon_thread(self._core.wait_ready))
         if ready is None:
             return None
-        stats, others = make_prometheus_sinks(
+        stats, others = make_sinks(
             self._registry,
             model.served_model_name,
             ready.kv_cache.max_model_len,
@@ -184,7 +211,8 @@ class HttpServer:
         )
         state.set_ready()
         logger.info("Application startup complete.")
-        logger.info("Try it: %s", curl_line(url, bool(self._args.api_keys)))
+        if self._job is None:
+            logger.info("Try it: %s", curl_line(url, bool(self._args.api_keys)))
         return engine
 
     async def _serve(self, state: ServerState, engine: AsyncLLM) -> int:

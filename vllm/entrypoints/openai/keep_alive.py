@@ -64,7 +64,9 @@ class _KeptAlive:
         while True:
             self._sent.clear()
             try:
-                await asyncio.wait_for(self._sent.wait(), self._interval_s)
+                # Not wait_for: in Python 3.11 it swallows a cancellation that comes with the event.
+                async with asyncio.timeout(self._interval_s):
+                    await self._sent.wait()
             except TimeoutError:
                 async with self._lock:
                     await self._send(

@@ -19,6 +19,7 @@ from vllm.entrypoints.openai.request_scope import header_request_id
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineError
 from vllm.logger import current_request_id
+from vllm.v1.metrics.tracing import TRACE_HEADERS, current_trace_headers
 
 # Probes and scrapes need no key and are answered in every phase.
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/metrics"})
@@ -80,10 +81,12 @@ class EdgeMiddleware:
             await send(message)
 
         in_log = current_request_id.set(request_id)
+        in_trace = current_trace_headers.set(_trace_headers(scope))
         try:
             await self._guard(scope, receive, observed_send)
         finally:
             current_request_id.reset(in_log)
+            current_trace_headers.reset(in_trace)
             handler = getattr(scope.get("route"), "path", "none")
             self._metrics.observe(
                 handler,
@@ -153,6 +156,11 @@ def route_path(scope: Scope) -> str:
     if root and (path == root or path.startswith(f"{root}/")):
         return path[len(root) :]
     return path
+
+
+def _trace_headers(scope: Scope) -> dict[str, str] | None:
+    headers = Headers(scope=scope)
+    return {name: headers[name] for name in TRACE_HEADERS if name in headers} or None
 
 
 def _content_length(headers: Headers) -> int:

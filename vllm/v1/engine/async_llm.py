@@ -28,6 +28,7 @@ from vllm.v1.engine.wire import (
 )
 from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import LoggingStatLogger, StatLogger
+from vllm.v1.metrics.tracing import current_trace_headers
 
 if TYPE_CHECKING:
     from vllm.v1.engine.engine_args import AsyncEngineArgs
@@ -174,7 +175,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             arrival_time=arrival_time,
             priority=priority,
             cache_salt=cache_salt,
-            trace_headers=trace_headers,
+            trace_headers=trace_headers or current_trace_headers.get(),
         )
         # Again: tokenizing may have taken a while.
         self._check_open()

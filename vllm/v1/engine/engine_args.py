@@ -6,6 +6,7 @@ Everything wrong is told here, before weights load and without torch.
 import argparse
 import dataclasses
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from vllm import envs
@@ -260,6 +261,11 @@ class EngineArgs:
         return config
 
     def _make_observability_config(self) -> ObservabilityConfig:
+        if self.otlp_traces_endpoint is not None and find_spec("opentelemetry") is None:
+            raise ConfigError(
+                "otlp_traces_endpoint needs OpenTelemetry: install the otel extra "
+                "(pip install 'vllm[otel]' from where this package came)."
+            )
         return ObservabilityConfig(
             kv_cache_metrics=self.kv_cache_metrics,
             kv_cache_metrics_sample=self.kv_cache_metrics_sample,

@@ -17,7 +17,7 @@ from vllm.v1.engine.wire import PrefixCacheReset
 from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import StatLogger
 from vllm.v1.metrics.reader import Metric, get_metrics_snapshot
-from vllm.v1.metrics.sinks import make_prometheus_sinks
+from vllm.v1.metrics.sinks import make_sinks
 
 if TYPE_CHECKING:
     from vllm.v1.engine.engine_args import EngineArgs
@@ -46,7 +46,7 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
         super().__init__(vllm_config, core, stat_loggers)
         self._registry = CollectorRegistry()
         model = vllm_config.model_config
-        totals, others = make_prometheus_sinks(
+        totals, others = make_sinks(
             self._registry,
             model.served_model_name,
             model.max_model_len,
