@@ -23,6 +23,8 @@ from vllm.tokenizers import Tokenizer
 # The piece a text begins with, and those that follow it.
 Script = Mapping[str, Sequence[str]]
 _SCALE = 8.0
+# gpt-oss tells messages apart by special tokens.
+_MARKS = ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>")
 # What blocks add to the residual stream, in any family's spelling.
 _OUTPUTS = ("wo_b.", ".w2.", "o_proj.", "down_proj")
 
@@ -38,14 +40,20 @@ def write_scripted_v4(folder: Path, script: Script) -> None:
 
 
 def write_scripted(family: str, folder: Path, script: Script, template: str) -> None:
-    """Write a checkpoint of another family, with a chat template."""
+    """Write a checkpoint of another family, with a chat template; scripts' last pieces end it."""
     write_checkpoint(family, folder)
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     config["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     tensors = load_file(folder / "model.safetensors")
     names = ("model.embed_tokens.weight", "lm_head.weight")
-    _write(folder, Tokenizer.from_folder(folder), script, tensors, names)
+    tokenizer = Tokenizer.from_folder(folder)
+    ends = {rest[-1] for rest in script.values()}
+    marks = sorted(p for rest in script.values() for p in rest if p in ends or p in _MARKS)
+    tokenizer.backend.add_special_tokens([AddedToken(mark, normalized=False) for mark in marks])
+    _write(folder, tokenizer, script, tensors, names)
+    generation = {"eos_token_id": [tokenizer.backend.token_to_id(end) for end in sorted(ends)]}
+    (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
 
 
 def _write(
@@ -63,6 +71,7 @@ def _write(
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     old_size, width = config["vocab_size"], config["hidden_size"]
+    config["tie_word_embeddings"] = False
     config["vocab_size"] = vocab_size = max(old_size, backend.get_vocab_size())
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
@@ -87,5 +96,5 @@ def _write(
             grown[:old_size] = tensor
             tensors[name] = grown
     for name, made in zip(names, (embedding, head), strict=True):
-        tensors[name] = made.to(tensors[name].dtype)
+        tensors[name] = made.to(tensors[names[0]].dtype)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

@@ -200,3 +200,29 @@ def test_arguments_as_objects(scripted: openai.OpenAI) -> None:
     calls = answer.choices[0].message.tool_calls
     assert calls is not None
     assert calls[0].function.parsed_arguments == Look(**LOOK)
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_an_answer_in_json_behind_the_reasoning(scripted: openai.OpenAI, thinking: bool) -> None:
+    schema = {"type": "object", "properties": {"ok": {"const": True}}, "required": ["ok"]}
+    schema["additionalProperties"] = False
+    form: Any = {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}
+    answer = scripted.chat.completions.create(
+        model="tiny",
+        messages=ASK,
+        temperature=0.0,
+        response_format=form,
+        extra_body={"chat_template_kwargs": {"thinking": thinking}},
+    )
+    message = answer.choices[0].message
+    assert json.loads(message.content or "") == {"ok": True}
+    assert getattr(message, "reasoning", None) == (SAID if thinking else None)
+
+
+def test_a_budget_ends_the_reasoning(scripted: openai.OpenAI) -> None:
+    answer = scripted.chat.completions.create(
+        messages=ASK, extra_body={"thinking_token_budget": 1}, **OPTIONS
+    )
+    message: Any = answer.choices[0].message
+    assert message.reasoning == "I must look "
+    assert message.content == "Let me see."

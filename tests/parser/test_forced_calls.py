@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from tests.parser.reading import D, read
+from tests.tokenizers.family_tokenizers import byte_level
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 from vllm.parser.forced_calls import forced_calls
 from vllm.parser.registry import ParserChoice
@@ -125,6 +126,40 @@ def test_calls_as_json(tokenizer, backend, dialect, text, taken):
     if taken:
         answer = read(ParserChoice("none", dialect), text, tools=TOOLS)
         assert [call.arguments for call in answer.tool_calls] == [ARGUMENTS] * text.count("find")
+
+
+HARMONY_CALL = (
+    "<|channel|>commentary to=functions.find <|constrain|>json<|message|>" + ARGUMENTS + "<|call|>"
+)
+HARMONY_THOUGHT = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "taken"),
+    [
+        ("openai", HARMONY_CALL, True),
+        ("openai", HARMONY_THOUGHT + HARMONY_CALL, True),
+        ("openai", HARMONY_CALL.replace("find", "found"), False),
+        ("openai", "<|channel|>final<|message|>Yes.<|call|>", False),
+        ("qwen3", HERMES + "<|im_end|>", True),
+        ("qwen3", "<think>\nhm\n</think>\n\n" + HERMES + "<|im_end|>", True),
+        ("qwen3", "<think>\nhm\n</think>\n\nYes.<|im_end|>", False),
+    ],
+)
+def test_marks_that_are_tokens(dialect, text, taken):
+    """Special tokens, and those that only the grammar library takes for special."""
+    tokenizer = byte_level()
+    harmony = ("channel", "message", "constrain", "start", "end", "call")
+    tokenizer.backend.add_special_tokens([f"<|{name}|>" for name in harmony])
+    tokenizer.backend.add_tokens(["<tool_call>", "</tool_call>", "</think>"])
+    ends = [tokenizer.token_to_id(end) for end in ("<|call|>", "<|im_end|>")]
+    backend = Backend(tokenizer, tokenizer.vocab_size, frozenset(ends))
+    made = backend.compile(
+        StructuredOutputsParams(structural_tag=forced_calls(dialect, TOOLS[:1], False, False))
+    )
+    *token_ids, end = tokenizer.encode(text, False)
+    assert end in ends
+    assert takes(made, token_ids) is taken
 
 
 _NAMES = st.text(alphabet='ab"<é ', min_size=0, max_size=3)

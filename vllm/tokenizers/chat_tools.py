@@ -1,5 +1,6 @@
 """The tools of a chat request, checked."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,9 +60,8 @@ def parse_tools(tools: Any) -> tuple[ToolSpec, ...]:
     if not tools:
         raise UserInputError("tools is empty: leave it out.", "tools")
     specs = tuple(_parse_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools))
-    names = [spec.name for spec in specs]
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-    if twice is not None:
+    twice, times = Counter(spec.name for spec in specs).most_common(1)[0]
+    if times > 1:
         raise UserInputError(f"tools holds two functions named {twice!r}: rename one.", "tools")
     return specs
 

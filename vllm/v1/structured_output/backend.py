@@ -75,7 +75,8 @@ class Backend:
             bits: int32 ``[N, ceil(V / 32)]``.
         """
         plain = [(matcher, row) for matcher, row, drafts in work if not drafts]
-        drafted = [item for item in work if item[2]]
+        # Copies: what the library does and takes back again is not always what it was.
+        drafted = [(matcher.deep_copy(), row, drafts) for matcher, row, drafts in work if drafts]
         if plain:
             fill_next_token_bitmask_par(self._executor, plain, bits)
         if drafted:

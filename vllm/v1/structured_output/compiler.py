@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.structured_output.backend import Backend
+    from vllm.v1.structured_output.trial import TrialProcess
 
 _NUM_THREADS = 2
 _MAX_CACHED = 256
+# Nothing in them is the client's but texts, of bounded size.
+_HARMLESS_KINDS = ("choice", "json_object")
 _MAX_CACHED_BYTES = 16 << 20
 
 
@@ -29,15 +32,21 @@ class GrammarCompiler:
 
     Args:
         make_backend: Reads the vocabulary.
+        make_trial: Makes a child that tries grammars first, see ``trial``.
     """
 
-    def __init__(self, make_backend: Callable[[], Backend]) -> None:
+    def __init__(
+        self, make_backend: Callable[[], Backend], make_trial: Callable[[], TrialProcess]
+    ) -> None:
         self._make_backend = make_backend
         self._backend: Backend | None = None
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
         self._results: OrderedDict[bytes, Future[LLMatcher]] = OrderedDict()
         self._num_bytes = 0
+        self._make_trial = make_trial
+        self._local = threading.local()
+        self._trials: list[TrialProcess] = []
 
     @property
     def backend(self) -> Backend:
@@ -68,8 +77,23 @@ class GrammarCompiler:
         return future
 
     def shutdown(self) -> None:
-        """Stop the threads when what they compile is done."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Stop the children and the threads; waits for what was tried and is being compiled."""
+        for trial in self._trials:
+            trial.kill()
+        self._pool.shutdown(cancel_futures=True)
+        for trial in self._trials:
+            trial.stop()
 
     def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
+        if params.kind not in _HARMLESS_KINDS:
+            self._own_trial.check(params)
         return self.backend.compile(params)
+
+    @property
+    def _own_trial(self) -> TrialProcess:
+        """The child of the thread that asks."""
+        trial: TrialProcess | None = getattr(self._local, "trial", None)
+        if trial is None:
+            trial = self._local.trial = self._make_trial()
+            self._trials.append(trial)
+        return trial

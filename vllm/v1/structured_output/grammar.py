@@ -46,7 +46,8 @@ class Grammar:
             return list(token_ids)
         stop = next((i for i, t in enumerate(token_ids) if t in self._end_ids), len(token_ids))
         inside = list(token_ids[:stop])
-        return inside[: self._matcher.validate_tokens(inside)] if inside else []
+        # On a copy: the library takes back tokens that a grammar names by id one byte short.
+        return inside[: self._matcher.deep_copy().validate_tokens(inside)] if inside else []
 
     @property
     def error(self) -> str:

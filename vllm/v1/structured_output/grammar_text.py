@@ -14,7 +14,7 @@ from vllm.v1.structured_output.structural_tag import TagGrammar
 
 # One space, or a line break with an indentation: whatever is printed for people fits, and a model
 # cannot fill its answer with blanks.
-_WHITESPACE = r"[ ]|\r?\n[ \t]{0,64}"
+_WHITESPACE = r"[ ]|\r?\n[ \t]{0,32}"
 
 # The library's reader of GBNF is written in Python, and would hold up everybody else's.
 _MAX_GBNF_CHARS = 1 << 16

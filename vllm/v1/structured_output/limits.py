@@ -13,7 +13,7 @@ MAX_TEXT_BYTES = 1 << 20
 MAX_DEPTH = 64
 MAX_CHOICES = 10_000
 # A request waits this long for its grammar, others before it in the compiler's queue included.
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 _PARAM = "structured_outputs"
 
 

@@ -16,6 +16,7 @@ from vllm.v1.structured_output.compiler import GrammarCompiler
 from vllm.v1.structured_output.grammar import Grammar
 from vllm.v1.structured_output.limits import DEADLINE_S
 from vllm.v1.structured_output.masks import GrammarMasks
+from vllm.v1.structured_output.trial import TrialOrder, TrialProcess
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -68,7 +69,7 @@ class StructuredOutputManager:
         structured = request.structured_output_request
         assert structured is not None
         if self._compiler is None:
-            self._compiler = GrammarCompiler(self._make_backend)
+            self._compiler = GrammarCompiler(self._make_backend, self._make_trial)
         future = self._compiler.submit(structured.params)
         self._pending[request.request_id] = (request, future, time.monotonic() + DEADLINE_S)
 
@@ -117,8 +118,12 @@ class StructuredOutputManager:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_folder(self._tokenizer_path)
+
+    @property
+    def _tokenizer_path(self) -> str:
         model = self.vllm_config.model_config
-        return Tokenizer.from_folder(model.tokenizer or model.path or model.model)
+        return str(model.tokenizer or model.path or model.model)
 
     @cached_property
     def _vocab_size(self) -> int:
@@ -129,6 +134,10 @@ class StructuredOutputManager:
         from vllm.v1.structured_output.backend import Backend  # noqa: PLC0415
 
         return Backend(self._tokenizer, self._vocab_size, self._end_ids)
+
+    def _make_trial(self) -> TrialProcess:
+        order = TrialOrder(self._tokenizer_path, self._vocab_size, sorted(self._end_ids))
+        return TrialProcess(order)
 
     # ---- steps -------------------------------------------------------------------------------
 

@@ -140,8 +140,9 @@ class TagGrammar:
             # Free text holds no special token, so it ends there by itself.
             return f"{_ANY_TEXT} {self._literal(end)}"
         plain = self._special.split(end, maxsplit=1)[0]
-        rest = self._literal(end[len(plain) :]) if len(plain) < len(end) else ""
-        return f"{self._rule(_ANY_TEXT, f'[suffix={_quote(plain)}]')} {rest}"
+        if plain == end:
+            return self._rule(_ANY_TEXT, f"[suffix={_quote(end)}]")
+        return f"/(?s:.*){regex_to_lark(re.escape(plain))}/ {self._literal(end[len(plain) :])}"
 
     def _triggered_tags(self, item: Mapping[str, Any]) -> str:
         triggers = _texts(item, "triggers")
