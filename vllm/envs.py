@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     VLLM_API_KEY: str | None
     VLLM_SERVER_DEV_MODE: bool
     VLLM_MAX_STOP_STRINGS: int
+    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: str
     VLLM_RESPONSES_STORE_MAX_RESPONSES: int
     VLLM_RESPONSES_STORE_MAX_BYTES: int
     VLLM_RESPONSES_STORE_MAX_AGE: float
-    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: str
     OMP_NUM_THREADS: str | None
 
 
@@ -149,6 +149,10 @@ _READERS: dict[str, Callable[[], Any]] = {
     # Whether routes exist that an open server must not have (reset_prefix_cache, server_info).
     "VLLM_SERVER_DEV_MODE": lambda: _flag("VLLM_SERVER_DEV_MODE", False),
     "VLLM_MAX_STOP_STRINGS": lambda: _number("VLLM_MAX_STOP_STRINGS", 4, int, 1),
+    # OpenTelemetry's own, and its names: how spans are sent to an http:// endpoint.
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": lambda: _choice(
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", ("http/protobuf", "grpc")
+    ),
     # Bounds of what /v1/responses keeps: number, bytes, seconds. Zero responses: nothing is kept.
     "VLLM_RESPONSES_STORE_MAX_RESPONSES": lambda: _number(
         "VLLM_RESPONSES_STORE_MAX_RESPONSES", 10_000, int, 0
@@ -158,10 +162,6 @@ _READERS: dict[str, Callable[[], Any]] = {
     ),
     "VLLM_RESPONSES_STORE_MAX_AGE": lambda: _number(
         "VLLM_RESPONSES_STORE_MAX_AGE", 24 * 3600.0, float, 0
-    ),
-    # OpenTelemetry's own, and its names: how spans are sent to an http:// endpoint.
-    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": lambda: _choice(
-        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", ("http/protobuf", "grpc")
     ),
     # OpenMP's own, which may be a list ("4,2"): we only ask whether the user chose.
     "OMP_NUM_THREADS": lambda: os.environ.get("OMP_NUM_THREADS") or None,
