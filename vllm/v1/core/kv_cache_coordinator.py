@@ -36,11 +36,13 @@ from vllm.v1.core.policy.sizes import (
     max_request_blocks,
 )
 from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
+from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.lookup import find_prefix
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.prefix.publication import Publisher
+from vllm.v1.core.prefix.rebuilds import Rebuilds, prefer_rebuild
 from vllm.v1.core.prefix.records import explain_misses
 from vllm.v1.core.prefix.waiting import DonorWaits
 from vllm.v1.core.request_cache import Pending, RequestCache
@@ -146,6 +148,7 @@ class CheckpointCoordinator:
         self._changed: dict[str, RequestCache] = {}
         self._ends_in_flight: list[KVCacheBlock] = []
         self._waiting = DonorWaits(self.geometry, self.block_pool, self.requests, self._changed)
+        self._rebuilds = Rebuilds(self.geometry)
         self._num_steps = 0
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
 
@@ -157,10 +160,12 @@ class CheckpointCoordinator:
         hit = find(max_tokens)
         if self.settings.stale_row is StaleRow.DROP:
             hit = drop_stale(self.geometry, hit, request.all_token_ids, find)
+        if self.policy.rebuilds:
+            hit = prefer_rebuild(self.index, self.geometry, request.block_hashes, hit)
         blocks: list[Sequence[KVCacheBlock]] = [() for _ in self.geometry.groups]
         for group, full in zip(self.geometry.dense, hit.full_blocks, strict=True):
             blocks[group.group_id] = full
-        return Lookup(KVCacheBlocks(tuple(blocks)), hit.position, hit)
+        return Lookup(KVCacheBlocks(tuple(blocks)), hit.start, hit)
 
     def make_record(self, request: Request, found: Lookup, num_cached_tokens: int) -> PrefillStats:
         """Say where an admitted request's tokens come from, and learn from it."""
@@ -169,13 +174,20 @@ class CheckpointCoordinator:
         misses = explain_misses(
             self.index, self.geometry, request.block_hashes, request.num_tokens, hit
         )
-        if hit.position > num_cached_tokens:
+        if hit.start > num_cached_tokens:
             # Admitted without its hit because the pool was too full for it.
-            unused = hit.position - num_cached_tokens
+            unused = hit.start - num_cached_tokens
             misses[BYPASSED] = misses.get(BYPASSED, 0) + unused
         if request.num_preemptions == 0:
             self._observe(request)
-        return PrefillStats(request.num_tokens, num_cached_tokens, hit.dense_match, misses)
+        num_saved = hit.num_saved_tokens if num_cached_tokens else 0
+        return PrefillStats(
+            request.num_tokens,
+            num_cached_tokens,
+            hit.dense_match,
+            misses,
+            rebuild_saved_tokens=num_saved,
+        )
 
     def _observe(self, request: Request) -> None:
         """Learn from an admitted prompt."""
@@ -284,12 +296,7 @@ class CheckpointCoordinator:
         cache.published.junctions = first.junctions
         if hit is None:
             return
-        checkpoint = hit.checkpoint
-        assert checkpoint is not None
         cache.published.num_units = hit.position // self.geometry.unit
-        cache.origins = tuple(r for r in (checkpoint, hit.lean_checkpoint) if r is not None)
-        if first.parts_at_hit:
-            self.store.mark_junction(checkpoint)
         for table, blocks in zip(cache.dense, hit.full_blocks, strict=True):
             pool.touch(blocks)
             table.blocks = list(blocks)
@@ -297,10 +304,21 @@ class CheckpointCoordinator:
             pool.touch([adoption.block])
             if not adoption.is_copy:
                 cache.dense[adoption.dense_index].blocks.append(adoption.block)
+        if hit.rebuild is not None:
+            self._rebuilds.begin(cache, hit.rebuild)
+        if hit.checkpoint is not None:
+            self._resume_at(hit.checkpoint, cache, first)
+
+    def _resume_at(self, checkpoint: Checkpoint, cache: RequestCache, first: FirstStep) -> None:
+        """Give a request the window rows of a checkpoint."""
+        lean = first.hit.lean_checkpoint if first.hit is not None else None
+        cache.origins = tuple(r for r in (checkpoint, lean) if r is not None)
+        if first.parts_at_hit:
+            self.store.mark_junction(checkpoint)
         for window, window_blocks in zip(cache.windows, checkpoint.blocks, strict=True):
-            pool.touch(window_blocks)
-            window.adopt(hit.position, window_blocks)
-        self.store.hit(checkpoint, hit.lean_checkpoint)
+            self.block_pool.touch(window_blocks)
+            window.adopt(checkpoint.position, window_blocks)
+        self.store.hit(checkpoint, lean)
 
     def _take_copies(
         self, cache: RequestCache, first: FirstStep, taken: Iterator[KVCacheBlock]
@@ -347,9 +365,10 @@ class CheckpointCoordinator:
 
     def take_step_work(self) -> StepWork:
         """Drain what the worker must know; the ends of copies stay held until they have run."""
-        if not self._changed:
+        row_bounds = self._rebuilds.take_row_bounds()
+        if not self._changed and not row_bounds:
             return NO_WORK
-        work = StepWork()
+        work = StepWork(row_bounds=row_bounds)
         for request_id, cache in self._changed.items():
             for copy in cache.copies:
                 work.copies.append((copy.source.block_id, copy.destination.block_id))
@@ -380,6 +399,7 @@ class CheckpointCoordinator:
         """Give back everything a request holds; what it published stays cached."""
         cache = self.requests.pop(request_id, None)
         self._changed.pop(request_id, None)
+        self._rebuilds.end(request_id)
         if cache is None or not cache.is_admitted:
             return
         if self.settings.enable_caching:
