@@ -150,6 +150,7 @@ class TotalsStatLogger:
                 self._add("vllm:prefix_cache_hits", cache.hits)
                 for reason, num_tokens in cache.miss_tokens.items():
                     self._add(f"vllm:prefix_cache_miss_tokens:{reason}", num_tokens)
+                self._add("vllm:prefix_cache_rebuild_saved_tokens", cache.rebuild_saved_tokens)
             drafted = scheduler_stats.spec_decoding_stats
             if drafted is not None:
                 self._add("vllm:spec_decode_num_drafts", drafted.num_drafts)
