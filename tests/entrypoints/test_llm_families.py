@@ -109,7 +109,7 @@ def test_windows_are_computed_again_where_dense_rows_are_left(served: Served) ->
     shared = random_tokens(480, 13, VOCAB_SIZE)
     served.ask(shared)
     rebuilt = []
-    # Between the first prompt's checkpoints; steps of 128 tokens, some beginning within the rebuild.
+    # Between the first prompt's checkpoints; steps of 128 tokens.
     for cut in (460, 440, 420):
         _, hit = served.ask([*shared[:cut], *random_tokens(25, cut, VOCAB_SIZE)])
         stats = served.last_stats

@@ -1,6 +1,6 @@
 """Random traffic over the control plane, seed by seed: does any request read a wrong row?
 
-    python -m tests.v1.core.many_seeds [--seeds 1000] [--first 0] [--geometry v4|v4-short|gemma|gpt-oss]
+    python -m tests.v1.core.many_seeds [--seeds 1000] [--first 0] [--geometry v4|v4-short|gemma]
 
 Every stored row is tagged with the prefix it was computed from, and every row that a step reads is
 checked; so are I1..I7 after each step. A seed stands for a unit (32, 64, 128), FCFS or priority,

@@ -1,4 +1,4 @@
-"""Real engines: requests that compute window rows again are answered as if nothing had been lost."""
+"""Real engines: who computes window rows again is answered as if nothing had been lost."""
 
 import random
 from pathlib import Path

@@ -6,23 +6,20 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_step import FirstStep, StepPlan, StepRequest
-from vllm.v1.core.policy.adaptation import Adaptation, interval_in_force
-from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry
+from vllm.v1.core.policy.geometry import GroupGeometry
 from vllm.v1.core.policy.rebuild import Rebuild
 from vllm.v1.core.policy.retention import (
-    RetentionPolicy,
     needed_window_blocks,
     replay_boundaries,
     step_boundaries,
 )
-from vllm.v1.core.policy.spare import NO_SPARES, Spares, lean_checkpoint_blocks, spare_boundaries
+from vllm.v1.core.policy.spare import NO_SPARES, Spares, spare_boundaries
 from vllm.v1.core.prefix.drafter_rows import StaleRow, stale_groups
 from vllm.v1.core.prefix.lookup import PrefixHit, find_junction, plan_partials
-from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
 
 if TYPE_CHECKING:
-    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.cache_settings import CacheSettings
     from vllm.v1.request import Request
 
@@ -33,34 +30,19 @@ class StepPlanner:
     Owns: nothing.
 
     Args:
-        geometry: The model's groups.
-        policy: Which checkpoints are kept.
-        index: What is cached.
+        prefixes: What is cached, and the rules for it.
         settings: Sizes and switches.
-        pool: Where blocks stand.
-        adaptation: What was learnt of the traffic, if the policy learns.
     """
 
-    def __init__(
-        self,
-        geometry: CacheGeometry,
-        policy: RetentionPolicy,
-        index: PrefixIndex,
-        settings: CacheSettings,
-        pool: BlockPool,
-        adaptation: Adaptation | None,
-    ) -> None:
-        self._geometry = geometry
-        self._policy = policy
-        self._index = index
+    def __init__(self, prefixes: PrefixCache, settings: CacheSettings) -> None:
+        self._prefixes = prefixes
+        self._geometry = prefixes.geometry
+        self._policy = prefixes.policy
+        self._index = prefixes.index
         self._settings = settings
-        self._pool = pool
-        self._adaptation = adaptation
-        # Per window group the blocks of a lean checkpoint far into a prompt.
-        self._lean_blocks = lean_checkpoint_blocks(geometry)
         # Decode steps take blocks for so many tokens at a time. State blocks hold as few as a
         # sixteenth of a unit; going to the pool for each would be most of a decode step's cost.
-        self._stride = max(1, geometry.unit // 4)
+        self._stride = max(1, prefixes.geometry.unit // 4)
 
     def publishes(self, step: StepRequest) -> bool:
         """Whether a step completes a unit that later requests may hit."""
@@ -88,7 +70,7 @@ class StepPlanner:
                 if short is not None and short.num_blocks <= num_available:
                     return short
             plan = self._plan_next(step, cache, publishes)
-        if publishes and self._adaptation is not None:
+        if publishes and self._prefixes.adaptation is not None:
             self._fit_learnt(plan, cache, num_available)
         return plan
 
@@ -165,7 +147,7 @@ class StepPlanner:
         """
         indices: list[Sequence[int]] = []
         for number, group in enumerate(self._geometry.windows):
-            num_blocks, size = self._lean_blocks[number], group.block_size
+            num_blocks, size = self._geometry.lean_blocks[number], group.block_size
             if not num_blocks:
                 indices.append(plan.window_indices[number])
                 continue
@@ -181,7 +163,7 @@ class StepPlanner:
 
     def _find_spares(self, step: StepRequest, plan: StepPlan, rebuild: Rebuild | None) -> Spares:
         """Return where a prefill step leaves checkpoints that nobody asked for."""
-        pool, request = self._pool, step.request
+        pool, request = self._prefixes.pool, step.request
         spares = spare_boundaries(
             self._geometry,
             max(step.start, rebuild.end) if rebuild is not None else step.start,
@@ -225,7 +207,7 @@ class StepPlanner:
     ) -> tuple[int, ...]:
         """Return where a step leaves checkpoints, by the interval in force if none is given."""
         if interval is None:
-            interval = interval_in_force(self._policy, self._adaptation)
+            interval = self._prefixes.interval
         # Window rows that are computed again are right where that ends, and from there on.
         start = step.start if rebuild is None else max(step.start, rebuild.end - 1)
         return step_boundaries(self._geometry, start, step.end, wanted, interval)

@@ -1,4 +1,4 @@
-"""Requests that compute window rows again, over the real manager: every row that is read is exact."""
+"""Requests that compute window rows again, over the real manager: what is read is exact."""
 
 import random
 
