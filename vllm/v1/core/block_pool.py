@@ -94,7 +94,8 @@ class BlockPool:
             regular = self.ranked or FreeKVCacheBlockQueue([])
             self.tiers = (first, *low, regular, *live, pinned)
             # Without ranks there are no spare checkpoints, and none of running requests apart.
-            self._queues = self.tiers if self.ranked else (first, low[-1], regular, pinned)
+            cold = self.tiers[Tier.COLD]
+            self._queues = self.tiers if self.ranked else (first, cold, regular, pinned)
         self._num_free = num_gpu_blocks - 1
         # Where a free block stands; of no meaning while it is held. Written only where it matters:
         # with one queue for all tiers, that is for pinned blocks.

@@ -38,6 +38,7 @@ class Publications:
         kept: Checkpoints it made that outlive its advance.
         wanted: Boundaries it wants kept: replay boundaries and junctions.
         junctions: Those of them where prompts part.
+        spared: Boundaries near its prompt's end where it left checkpoints nobody asked for.
         unfollowed: A checkpoint it made before the token that follows was known.
     """
 
@@ -46,6 +47,7 @@ class Publications:
     kept: list[Checkpoint] = field(default_factory=list)
     wanted: set[int] = field(default_factory=set)
     junctions: set[int] = field(default_factory=set)
+    spared: set[int] = field(default_factory=set)
     unfollowed: Checkpoint | None = None
 
 

@@ -12,6 +12,7 @@ from vllm.v1.core.policy.retention import (
     needed_window_blocks,
     replay_boundaries,
     step_boundaries,
+    trailing_boundaries,
 )
 from vllm.v1.core.policy.spare import NO_SPARES, Spares, spare_boundaries
 from vllm.v1.core.prefix.drafter_rows import StaleRow, stale_groups
@@ -169,7 +170,8 @@ class StepPlanner:
             max(step.start, rebuild.end) if rebuild is not None else step.start,
             min(step.end, request.num_prompt_tokens),
             request.num_prompt_tokens,
-            plan.boundaries,
+            # A trailing checkpoint is given up when it is passed: there a spare one stays.
+            set(plan.boundaries).difference(trailing_boundaries(self._geometry, step.end)),
             pool.num_scratch_blocks - plan.num_new_blocks,
             pool.num_spare_blocks,
             pool.num_gpu_blocks,

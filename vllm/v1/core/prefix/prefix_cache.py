@@ -101,6 +101,7 @@ class PrefixCache:
         done = self.pool.reset_prefix_cache()
         if done and self.adaptation is not None:
             self.adaptation.reset()
+            self.store.forget_yields()
             self._follow_rule(self.adaptation)
         return done
 

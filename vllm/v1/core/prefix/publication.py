@@ -11,6 +11,7 @@ from vllm.v1.core.policy.retention import (
     trailing_boundaries,
 )
 from vllm.v1.core.policy.spare import NO_SPARES, Spares
+from vllm.v1.core.policy.yields import spare_kind
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
@@ -131,6 +132,8 @@ class Publisher:
         hashes, unit = cache.request.block_hashes, self._geometry.unit
         token_ids = cache.request.all_token_ids
         num_tokens = len(token_ids)
+        num_prompt_tokens = cache.request.num_prompt_tokens
+        cache.published.spared.update(spares.ends)
         windows = [
             (window.blocks, window.base, window.geometry.block_size, num_blocks)
             for window, num_blocks in zip(cache.windows, self._geometry.lean_blocks, strict=True)
@@ -149,6 +152,7 @@ class Publisher:
                     token_ids[position] if position < num_tokens else None,
                     is_spare=True,
                     is_filler=is_filler,
+                    kind=None if is_filler else spare_kind(num_prompt_tokens - position),
                 )
                 self._store.publish(record)
 
@@ -160,7 +164,11 @@ class Publisher:
             if record.position in current:
                 remaining.append(record)
             elif record.num_hits == 0 and not record.is_kept:
-                self._store.dissolve(record)
+                if record.position in cache.published.spared:
+                    distance = cache.request.num_prompt_tokens - record.position
+                    self._store.spare(record, spare_kind(distance))
+                else:
+                    self._store.dissolve(record)
         cache.published.trailing = remaining
 
     def publish_copies(self, cache: RequestCache) -> None:
