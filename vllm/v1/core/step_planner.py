@@ -71,8 +71,8 @@ class StepPlanner:
                 if short is not None and short.num_blocks <= num_available:
                     return short
             plan = self._plan_next(step, cache, publishes)
-        if publishes and self._prefixes.adaptation is not None:
-            self._fit_learnt(plan, cache, num_available)
+        if publishes:
+            self._fit_checkpoints(plan, cache, num_available)
         return plan
 
     def _plan_next(self, step: StepRequest, cache: RequestCache, publishes: bool) -> StepPlan:
@@ -111,31 +111,38 @@ class StepPlanner:
                 indices.append([i for i in needed if i not in adopted])
         return indices
 
-    def _fit_learnt(self, plan: StepPlan, cache: RequestCache | None, num_available: int) -> None:
-        """Add spare checkpoints to a plan if there is room; leave learnt ones out if there is not.
+    def _fit_checkpoints(
+        self, plan: StepPlan, cache: RequestCache | None, num_available: int
+    ) -> None:
+        """Leave those of the interval out if there is no room; add spare ones if there is.
 
         The admission gate counts neither, so a request must be able to go on without them.
         """
         step = plan.step
         hit = plan.first.hit if plan.first is not None else None
         rebuild = cache.rebuild if cache is not None else hit.rebuild if hit is not None else None
-        boundaries, spares = plan.boundaries, NO_SPARES
         if plan.num_blocks > num_available:
-            wanted = cache.published.wanted if plan.first is None and cache else set()
+            wanted = cache.published.wanted if cache is not None else set()
             wanted = plan.first.wanted if plan.first is not None else wanted
             boundaries = self._boundaries(step, wanted, rebuild, interval=0)
-        else:
-            spares = self._find_spares(step, plan, rebuild)
-        if spares == NO_SPARES and boundaries == plan.boundaries:
-            return
-        if spares == NO_SPARES:
             indices = self._window_indices(step, boundaries, cache, hit)
-        else:
-            indices = self._with_spares(plan, spares, cache)
-        more = sum(map(len, indices)) - sum(map(len, plan.window_indices))
-        if plan.num_blocks + more > num_available and spares != NO_SPARES:
-            return
-        plan.window_indices, plan.boundaries, plan.spares = indices, boundaries, spares
+            self._revise(plan, indices, boundaries)
+        elif self._prefixes.adaptation is not None:
+            spares = self._find_spares(step, plan, rebuild)
+            if spares != NO_SPARES:
+                indices = self._with_spares(plan, spares, cache)
+                more = sum(map(len, indices)) - sum(map(len, plan.window_indices))
+                if plan.num_blocks + more <= num_available:
+                    self._revise(plan, indices, plan.boundaries)
+                    plan.spares = spares
+
+    @staticmethod
+    def _revise(
+        plan: StepPlan, window_indices: list[Sequence[int]], boundaries: tuple[int, ...]
+    ) -> None:
+        """Let a plan fill other window blocks, for other boundaries."""
+        more = sum(map(len, window_indices)) - sum(map(len, plan.window_indices))
+        plan.window_indices, plan.boundaries = window_indices, boundaries
         plan.num_blocks += more
         plan.num_new_blocks += more
 

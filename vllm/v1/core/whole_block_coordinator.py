@@ -419,7 +419,11 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         # needs: they share one mask.
         for manager in self._lookup.eagle_managers:
             manager.use_eagle = True
-        self._has_eagle = any(manager.use_eagle for manager in self.single_type_managers)
+        # No group is cached less far than one that keeps all its blocks, unless a drafter's is.
+        self._last_cached = None
+        if not self._lookup.eagle_managers:
+            managers = (m for m in self.single_type_managers if m.is_downward_closed)
+            self._last_cached = next(managers, None)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Cache up to the last scheduler block's end; nothing beyond can be hit.
@@ -427,14 +431,17 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         A drafter's group goes one block on, if it is there: its hits match one block more.
         """
         num_aligned = num_computed_tokens // self.scheduler_block_size * self.scheduler_block_size
-        first = self.single_type_managers[0]
-        num_done = first.num_cached_block.get(request.request_id, 0) * first.block_size
-        if num_done >= num_aligned and not self._has_eagle:
-            # Groups are cached together, and most steps end no scheduler block.
+        if num_aligned == 0:
             return
+        last = self._last_cached
+        if last is not None:
+            num_cached_blocks = last.num_cached_block.get(request.request_id, 0)
+            if num_cached_blocks * last.block_size >= num_aligned:
+                # Most steps end no scheduler block.
+                return
         for manager in self.single_type_managers:
             num_tokens = num_aligned
-            if manager.use_eagle and num_aligned:
+            if manager.use_eagle:
                 num_tokens = min(num_computed_tokens, num_aligned + manager.block_size)
             manager.cache_blocks(request, num_tokens, self.retention_interval)
 

@@ -1,22 +1,23 @@
 """What the layers of one forward pass share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from vllm.model_executor.layers.linear import TensorFactory
 from vllm.model_executor.layers.rotary import (
     Turns,
     compute_turns,
     plain_frequencies,
     yarn_frequencies,
 )
+from vllm.model_executor.models.causal_lm import PartsOf
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.config_rope import RopeConfig
-from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.attention.step_tables import StepMetadata
+
+ModelParts = PartsOf[DeepseekV4Config]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +39,6 @@ class Step:
     main_turns: Turns
     compress_turns: Turns
     entry_turns: Mapping[int, Turns]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelParts:
-    """What every module of the model is built from."""
-
-    config: DeepseekV4Config
-    ops: OpResolver
-    make: TensorFactory
-
-    def within(self, prefix: str) -> "ModelParts":
-        """Returns the parts for modules whose published names begin with ``prefix``."""
-        return replace(self, make=self.make.within(prefix))
 
 
 class StepFactory(nn.Module):
