@@ -88,6 +88,26 @@ class PrefillStats(msgspec.Struct, frozen=True, omit_defaults=True):
     rebuild_saved_tokens: int = 0
 
 
+class HeldPrefix(msgspec.Struct, frozen=True):
+    """A prefix that somebody asked to keep.
+
+    Attributes:
+        id: Of the request that asked for it.
+        num_tokens: Tokens that a prompt with it need not compute.
+        num_blocks: Blocks under its pin.
+        is_pinned: Whether its blocks are reused after all others.
+        expires_in: Seconds until it is as any other; None: it stays, or it is that now.
+        num_hits: Requests that resumed at its end.
+    """
+
+    id: str
+    num_tokens: int
+    num_blocks: int
+    is_pinned: bool
+    expires_in: float | None
+    num_hits: int
+
+
 class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """A validated, tokenized request on its way to the engine core.
 

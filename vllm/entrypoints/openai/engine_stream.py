@@ -10,6 +10,7 @@ from vllm.exceptions import EngineDeadError, EngineError
 from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
+from vllm.v1.messages import HeldPrefix
 
 
 class EngineClient(Protocol):
@@ -29,6 +30,9 @@ class EngineClient(Protocol):
         cache_salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Run a request; leaving the iterator early aborts it."""
+
+    async def get_held_prefixes(self, forget: str = "") -> tuple[list[HeldPrefix], bool]:
+        """Let go of one kept prefix, if asked to; return the others, and whether it was there."""
 
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False

@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 from vllm.exceptions import (
     EngineDeadError,
     ModelNotFoundError,
+    PrefixNotFoundError,
     QueueFullError,
     ShuttingDownError,
     UserInputError,
@@ -40,6 +41,7 @@ _TYPE_OF_STATUS = {
 # Most specific first.
 _STATUS_OF_EXCEPTION: tuple[tuple[type[Exception], int], ...] = (
     (ModelNotFoundError, 404),
+    (PrefixNotFoundError, 404),
     (UserInputError, 400),
     (QueueFullError, 503),
     (ShuttingDownError, 503),

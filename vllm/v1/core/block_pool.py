@@ -387,8 +387,8 @@ class BlockPool:
         assert self.pins is None
         self.pins = Pins(self, max_pinned)
         logger.info(
-            "VLLM_PIN_SWA_TOKENS: up to %d of %d blocks hold pinned windows, room for %d prefixes "
-            "of %d blocks",
+            "Pins: up to %d of %d blocks may be pinned, room for the windows of "
+            "%d prefixes of %d blocks",
             max_pinned,
             self.num_gpu_blocks,
             max_pinned // blocks_per_prefix if blocks_per_prefix else 0,

@@ -28,6 +28,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
+from vllm.v1.core.prefix.held import HeldPrefixes
 from vllm.v1.core.prefix.lookup import find_prefix
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.prefix.publication import Publisher
@@ -44,7 +45,7 @@ from vllm.v1.core.whole_block_coordinator import (
     UnitaryKVCacheCoordinator,
 )
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.messages import BYPASSED, PrefillStats
+from vllm.v1.messages import BYPASSED, HeldPrefix, PrefillStats
 from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class CheckpointCoordinator(Coordinator):
         self._ends_in_flight: list[KVCacheBlock] = []
         self._waiting = DonorWaits(prefixes, self.requests, self._changed)
         self._rebuilds = Rebuilds(self.geometry)
+        self.held = HeldPrefixes(prefixes)
         self._num_steps = 0
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
 
@@ -272,6 +274,7 @@ class CheckpointCoordinator(Coordinator):
     def new_step_starts(self) -> None:
         """Begin a ``schedule()``: the previous step's copies have run."""
         self._num_steps += 1
+        self.held.expire()
         if self._ends_in_flight:
             self.block_pool.free_blocks(self._ends_in_flight)
             self._ends_in_flight = []
@@ -285,7 +288,7 @@ class CheckpointCoordinator(Coordinator):
             if pending is None:
                 continue
             self._publisher.publish(cache, pending.end, pending.boundaries, pending.spares)
-            if self.block_pool.pins is not None:
+            if self.policy.pinned_share is not None:
                 self._publisher.pin_window(cache, pending.start, pending.end)
 
     def take_step_work(self) -> StepWork:
@@ -327,6 +330,8 @@ class CheckpointCoordinator(Coordinator):
         if self.settings.enable_caching:
             self._publisher.publish_accepted(cache)
         self._publisher.follow(cache)
+        if cache.request.cache_ttls:
+            self.held.note_end(cache)
         pool = self.block_pool
         for copy in cache.copies:
             pool.free_blocks((copy.source, copy.destination))
@@ -357,7 +362,18 @@ class CheckpointCoordinator(Coordinator):
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached and what was learnt of it; False while blocks are held."""
         self.new_step_starts()
-        return self.prefixes.reset()
+        done = self.prefixes.reset()
+        if done:
+            self.held.clear()
+        return done
+
+    def held_prefixes(self) -> Sequence[HeldPrefix]:
+        """Return the prefixes that somebody asked to keep."""
+        return tuple(self.held.describe())
+
+    def forget_prefix(self, name: str) -> bool:
+        """Let go of such a prefix; returns whether there is one of the name."""
+        return self.held.forget(name)
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""

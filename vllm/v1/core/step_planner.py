@@ -16,6 +16,7 @@ from vllm.v1.core.policy.retention import (
 )
 from vllm.v1.core.policy.spare import NO_SPARES, Spares, spare_boundaries
 from vllm.v1.core.prefix.drafter_rows import StaleRow, stale_groups
+from vllm.v1.core.prefix.held import hold_boundaries
 from vllm.v1.core.prefix.lookup import PrefixHit, find_junction, plan_partials
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
@@ -283,6 +284,8 @@ class StepPlanner:
         if hit is not None and hit.rebuild is not None:
             # Once is enough: others shall resume there.
             wanted.add(hit.position)
+        if request.cache_ttls:
+            wanted |= hold_boundaries(geometry, request.cache_ttls)
         rebuilt: tuple[int, ...] = ()
         if hit is not None and self._settings.stale_row is StaleRow.REBUILD:
             rebuilt = stale_groups(geometry, hit, request.all_token_ids)

@@ -205,8 +205,10 @@ class Publisher:
         """
         if num_dropped_blocks(self._geometry, start, end) < self._policy.pin_min_drop_blocks:
             return
-        published = cache.published
-        prefix_hash = cache.request.block_hashes[end // self._geometry.unit - 1]
+        published, num_units = cache.published, end // self._geometry.unit
+        if not num_units:
+            return
+        prefix_hash = cache.request.block_hashes[num_units - 1]
         record = self._store.get(prefix_hash)
         if record is None or not self._store.pin(record):
             return
