@@ -6,6 +6,7 @@ import pytest
 
 from tests.v1.core.unit_cache_driver import Driver, make_request
 from tests.v1.core.v4_geometry import v4_config
+from vllm.v1.core.policy.eviction import Rule
 from vllm.v1.core.prefix.held import HeldPrefixes
 from vllm.v1.messages import HeldPrefix
 from vllm.v1.request import Request
@@ -33,7 +34,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def driver(clock: Clock) -> Driver:
-    driver = Driver(v4_config(32, 600), 4096, seed=0)
+    driver = Driver(v4_config(32, 600), 4096, seed=0, rule=Rule.LRU)
     driver.coordinator.held = HeldPrefixes(driver.coordinator.prefixes, clock)
     return driver
 
