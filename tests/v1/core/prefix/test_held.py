@@ -62,7 +62,7 @@ def hit_of(driver: Driver, tokens: list[int]) -> int:
 
 def flood(driver: Driver, seed: int = 100) -> None:
     """Serve enough to reuse all that may be reused."""
-    for i in range(12):
+    for i in range(30):
         serve(driver, tokens_of(seed + i, 1500))
 
 
