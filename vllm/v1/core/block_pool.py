@@ -387,8 +387,7 @@ class BlockPool:
         assert self.pins is None
         self.pins = Pins(self, max_pinned)
         logger.info(
-            "Pins: up to %d of %d blocks may be pinned, room for the windows of "
-            "%d prefixes of %d blocks",
+            "Pins cover up to %d of %d blocks: of windows alone, room for %d prefixes of %d blocks",
             max_pinned,
             self.num_gpu_blocks,
             max_pinned // blocks_per_prefix if blocks_per_prefix else 0,

@@ -34,7 +34,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def driver(clock: Clock) -> Driver:
-    driver = Driver(v4_config(32, 600), 4096, seed=0, rule=Rule.LRU)
+    driver = Driver(v4_config(32, 260), 2048, seed=0, rule=Rule.LRU)
     driver.coordinator.held = HeldPrefixes(driver.coordinator.prefixes, clock)
     return driver
 
@@ -52,7 +52,7 @@ def serve(driver: Driver, tokens: list[int], ttl: float | None = None) -> Reques
         cache_ttls=ttls,
     )
     driver._enqueue(request, len(driver.waiting))
-    driver.run_all(budget=4096)
+    driver.run_all(budget=2048)
     return request
 
 
@@ -62,7 +62,7 @@ def hit_of(driver: Driver, tokens: list[int]) -> int:
 
 def flood(driver: Driver, seed: int = 100) -> None:
     """Serve enough to reuse all that may be reused."""
-    for i in range(30):
+    for i in range(12):
         serve(driver, tokens_of(seed + i, 1500))
 
 
