@@ -162,6 +162,17 @@ def test_a_pool_too_small_for_the_interval_serves_what_it_admits(value: str) -> 
     assert serve(driver, prompt) == 992
 
 
+def test_where_a_chunk_ended_stays_hittable_while_memory_lasts() -> None:
+    """Under a policy that fills memory; else the next chunk's end replaces it."""
+    prompt = tokens_of(1, 1536)
+    geometry = CacheGeometry.from_config(v4_config(32, 200))
+    for policy, expected in ((AUTO, 640), (parse_retention(0, geometry), 0)):
+        driver = make_driver(policy=policy)
+        driver.add(prompt, 1)
+        driver.run_all(budget=640)
+        assert serve(driver, [*prompt[:700], *tokens_of(2, 50)]) == expected
+
+
 def test_interval_zero_keeps_ends_but_ages_them_equally() -> None:
     geometry = CacheGeometry.from_config(v4_config(32, 200))
     driver = make_driver(policy=parse_retention(0, geometry))

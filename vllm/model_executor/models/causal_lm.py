@@ -1,6 +1,7 @@
 """What models for generation have in common: what they are built from."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -11,6 +12,7 @@ from vllm.distributed.parallel_state import SingleProcessGroup, TensorParallelGr
 from vllm.model_executor.layers.linear import TensorFactory
 from vllm.model_executor.layers.quantization import WeightQuantization
 from vllm.v1.attention.ops.registry import OpResolver
+from vllm.v1.attention.step_tables import StepMetadata
 
 ConfigT = TypeVar("ConfigT")
 
@@ -63,3 +65,26 @@ class CausalLM(nn.Module, Generic[ConfigT]):
     @abstractmethod
     def _build(self, parts: PartsOf[ConfigT]) -> None:
         """Makes the model's modules."""
+
+    @abstractmethod
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: StepMetadata,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """Runs one step of a flattened batch.
+
+        Args:
+            token_ids: int64 [T]; T may be 0.
+            positions: int64 [T].
+            meta: Index tables of the step.
+            kv_caches: Cache name -> [num_blocks, rows_per_block, width], the last axis contiguous.
+
+        Returns:
+            The streams after the last layer, of which ``compute_logits`` takes any rows.
+
+        Mutates:
+            kv_caches.
+        """

@@ -81,7 +81,7 @@ class Coordinator(Protocol):
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return per group how many leading blocks all requests with blocks share."""
-        ...
+        return [0] * len(self.get_blocks(running_request_id))
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:
         """Return how many of ``num_new_tokens`` a prefill chunk should compute."""
@@ -112,8 +112,8 @@ class Coordinator(Protocol):
         return []
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
-        """Free the blocks no later token of the request attends to."""
-        ...
+        """Free the blocks no later token of the request attends to; ``advance`` does, too."""
+        return
 
     def find_faults(self, num_computed: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         """Say which invariant does not hold, and where: I4 beyond what the index sees, and I5.

@@ -351,10 +351,6 @@ class CheckpointCoordinator(Coordinator):
             blocks[table.geometry.group_id] = table.blocks
         return tuple(blocks)
 
-    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Return zeros: attention here does not share work between requests."""
-        return [0] * len(self.geometry.groups)
-
     def max_blocks_of(self, num_tokens: int) -> int:
         """Return the most blocks one request of a length can hold."""
         return max_request_blocks(self.geometry, num_tokens, self.settings.num_lookahead_tokens)
@@ -378,12 +374,6 @@ class CheckpointCoordinator(Coordinator):
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""
         return self.prefixes.policy_stats()
-
-    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
-        """Free the window blocks that going on at a position does not need."""
-        cache = self.requests.get(request_id)
-        for window in cache.windows if cache is not None else ():
-            self.block_pool.free_blocks(window.drop_below(total_computed_tokens))
 
     def find_faults(self, num_computed: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         """Say which checkpoints are too short, or pinned and gone (I4), which rows missing (I5)."""

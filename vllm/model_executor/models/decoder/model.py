@@ -98,20 +98,7 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         meta: StepMetadata,
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """Runs one step of a flattened batch.
-
-        Args:
-            token_ids: int64 [T]; T may be 0.
-            positions: int64 [T].
-            meta: Index tables of the step.
-            kv_caches: Cache name -> [num_blocks, rows_per_block, width], the last axis contiguous.
-
-        Returns:
-            The residual stream [T, D] after the last layer, before the last norm.
-
-        Mutates:
-            kv_caches.
-        """
+        """Returns the residual stream [T, D] after the last layer, before the last norm."""
         x: torch.Tensor = self.embed(token_ids)
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale

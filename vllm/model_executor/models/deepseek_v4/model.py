@@ -56,20 +56,7 @@ class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
         meta: StepMetadata,
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """Runs one step of a flattened batch.
-
-        Args:
-            token_ids: int64 [T]; T may be 0.
-            positions: int64 [T].
-            meta: Index tables of the step.
-            kv_caches: Cache name -> [num_blocks, rows_per_block, width], the last axis contiguous.
-
-        Returns:
-            Residual streams [T, n, D] after the last layer, before the collapse.
-
-        Mutates:
-            kv_caches.
-        """
+        """Returns residual streams [T, n, D] after the last layer, before the collapse."""
         embedded: torch.Tensor = self.embed(token_ids)
         streams = embedded.unsqueeze(1).expand(-1, self.config.hc_mult, -1)
         if not meta.num_tokens:

@@ -104,9 +104,14 @@ class CheckpointStore:
         """Forget what is known of kinds of checkpoints."""
         self._yields = Yields()
 
-    def spare(self, record: Checkpoint, kind: int) -> None:
-        """Keep a checkpoint that its request has passed as one that nobody asked for."""
-        record.is_spare, record.is_cold, record.kind = True, False, kind
+    def spare(self, record: Checkpoint, kind: int | None) -> None:
+        """Keep a checkpoint only as long as nothing else needs its blocks.
+
+        Args:
+            record: One that its request has passed.
+            kind: As of one that was left near a prompt's end; None: as of one that fills memory.
+        """
+        record.is_spare, record.is_filler, record.kind = True, kind is None, kind
         self._pool.replace(record.all_blocks())
 
     def leave(

@@ -157,16 +157,18 @@ class Publisher:
                 self._store.publish(record)
 
     def _drop_passed(self, cache: RequestCache, end: int) -> None:
-        """Withdraw trailing checkpoints that newer ones replace, unless somebody resumed there."""
+        """Give up trailing checkpoints that newer ones replace, unless somebody resumed there."""
         current = trailing_boundaries(self._geometry, end)
         remaining = []
         for record in cache.published.trailing:
             if record.position in current:
                 remaining.append(record)
             elif record.num_hits == 0 and not record.is_kept:
-                if record.position in cache.published.spared:
+                if self._policy.adapts and record.position <= cache.request.num_prompt_tokens:
+                    # Where a chunk of the prompt ended: as good a place as others to fill memory.
+                    is_end = record.position in cache.published.spared
                     distance = cache.request.num_prompt_tokens - record.position
-                    self._store.spare(record, spare_kind(distance))
+                    self._store.spare(record, spare_kind(distance) if is_end else None)
                 else:
                     self._store.dissolve(record)
         cache.published.trailing = remaining

@@ -392,10 +392,6 @@ class Scheduler(SchedulerInterface):
         # None means that the connector keeps nothing to forget.
         return self.connector.reset_cache() is not False
 
-    def reset_encoder_cache(self) -> None:
-        """Forget all encoder outputs."""
-        self.encoder_cache_manager.reset()
-
     def make_stats(
         self, spec_decoding_stats: SpecDecodingStats | None = None
     ) -> SchedulerStats | None:
