@@ -1,12 +1,12 @@
 """Long prefixes that come back while windows wash them away: what do pins gain, and `auto`?
 
     python -m benchmarks.pinned_windows [--prefixes 30] [--tokens 28000] [--requests 200]
-        [--blocks 56000 64000 72000] [--shares 0.25]
+        [--blocks 14000 16000 18000] [--shares 0.25]
 
 The case of the proposal that brought ``VLLM_PIN_SWA_TOKENS``: 30 prefixes of 28,000 tokens on a
 Gemma with ten layers of full attention and fifty with windows of 1,024, no retention interval. Each
 request is one of the prefixes, drawn at random, and 435 tokens of its own; requests come one after
-another, through the real cache manager, in blocks of 16 tokens. ``vllm-`` policies take window
+another, through the real cache manager, in blocks of 64 tokens. ``vllm-`` policies take window
 blocks from the pool for every row of a chunk, as engines without private windows do; the others are
 ours. ``held`` is `auto` with every prefix kept by its first request (``/v1/cache/prefixes``).
 """
@@ -24,7 +24,7 @@ from benchmarks.result import print_result
 from tests.v1.core.window_geometry import window_config
 from vllm.v1.core.policy.geometry import CacheGeometry
 
-_UNIT = 16
+_UNIT = 64
 _SUFFIX_TOKENS = 435
 _KINDS = "wwwwwf" * 10
 POLICIES = ("vllm-none", "vllm-pinned", "none", "pinned", "0", "auto", "auto+pinned", "held")
@@ -73,7 +73,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prefixes", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=28_000)
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--blocks", nargs="+", type=int, default=[56_000, 64_000, 72_000])
+    parser.add_argument("--blocks", nargs="+", type=int, default=[14_000, 16_000, 18_000])
     parser.add_argument("--shares", nargs="+", type=float, default=[0.25])
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     return parser.parse_args(argv)
