@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     VLLM_CHECK_INVARIANTS: bool
     VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES: bool
     VLLM_CPU_KVCACHE_SPACE: float | None
+    VLLM_NATIVE: bool
+    VLLM_NATIVE_LIBRARY: str | None
     VLLM_ENGINE_HEARTBEAT_TIMEOUT: float
     VLLM_API_KEY: str | None
     VLLM_SERVER_DEV_MODE: bool
     VLLM_MAX_STOP_STRINGS: int
+    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: str
     OMP_NUM_THREADS: str | None
 
 
@@ -56,6 +59,13 @@ def _number(
     if minimum is not None and value < minimum:
         raise ConfigError(f"{name}={raw!r} is too small: at least {minimum:g}.")
     return value
+
+
+def _choice(name: str, allowed: tuple[str, ...]) -> str:
+    raw = os.environ.get(name) or allowed[0]
+    if raw not in allowed:
+        raise ConfigError(f"{name}={raw!r} is unknown: use one of {', '.join(allowed)}.")
+    return raw
 
 
 def _share(name: str, default: float) -> float:
@@ -125,6 +135,10 @@ _READERS: dict[str, Callable[[], Any]] = {
     ),
     # GiB of host memory for KV blocks on the CPU platform; unset: derived from free memory.
     "VLLM_CPU_KVCACHE_SPACE": lambda: _number("VLLM_CPU_KVCACHE_SPACE", None, float, 0.001),
+    # Whether a CPU runs a model by the kernels of csrc/, where they are built and have one for it.
+    "VLLM_NATIVE": lambda: _flag("VLLM_NATIVE", True),
+    # Another build of them, such as `make sanitize`'s.
+    "VLLM_NATIVE_LIBRARY": lambda: os.environ.get("VLLM_NATIVE_LIBRARY") or None,
     "VLLM_ENGINE_HEARTBEAT_TIMEOUT": lambda: _number(
         "VLLM_ENGINE_HEARTBEAT_TIMEOUT", 30.0, float, 0.5
     ),
@@ -132,6 +146,10 @@ _READERS: dict[str, Callable[[], Any]] = {
     # Whether routes exist that an open server must not have (reset_prefix_cache, server_info).
     "VLLM_SERVER_DEV_MODE": lambda: _flag("VLLM_SERVER_DEV_MODE", False),
     "VLLM_MAX_STOP_STRINGS": lambda: _number("VLLM_MAX_STOP_STRINGS", 4, int, 1),
+    # OpenTelemetry's own, and its names: how spans are sent to an http:// endpoint.
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": lambda: _choice(
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", ("http/protobuf", "grpc")
+    ),
     # OpenMP's own, which may be a list ("4,2"): we only ask whether the user chose.
     "OMP_NUM_THREADS": lambda: os.environ.get("OMP_NUM_THREADS") or None,
 }

@@ -15,6 +15,7 @@ from vllm.entrypoints.openai.dev_routes import dev_router
 from vllm.entrypoints.openai.disconnect import ClientGoneError
 from vllm.entrypoints.openai.errors import describe_exception
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
+from vllm.entrypoints.openai.keep_alive import KeepAliveMiddleware
 from vllm.entrypoints.openai.middleware import EdgeMiddleware
 from vllm.entrypoints.openai.routes import error_response, router
 from vllm.entrypoints.openai.server_args import ServerArgs
@@ -51,7 +52,11 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
         args: The server's settings.
         registry: Of the metrics that ``/metrics`` shows.
     """
-    app = OpenAIServerApp(title="vllm", version=__version__, description=BANNER)
+    app = OpenAIServerApp(
+        title="vllm",
+        version=__version__,
+        description=BANNER,
+    )
     app.state.server = state
     app.state.registry = registry
     app.include_router(router)
@@ -68,7 +73,11 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
         metrics=HttpMetrics(registry),
         api_keys=args.api_keys,
         echo_request_id=args.enable_request_id_headers,
+        guards_metrics=args.operations.guards_metrics,
+        root_path=args.operations.root_path,
     )
+    if args.operations.keep_alive_s:
+        app.add_middleware(KeepAliveMiddleware, interval_s=args.operations.keep_alive_s)
     if args.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

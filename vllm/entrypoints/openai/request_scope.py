@@ -73,6 +73,8 @@ def open_scope(
 def header_request_id(scope: Scope) -> str:
     """Return the client's ``X-Request-Id``, or a new one that stays the same for the request."""
     given = Headers(scope=scope).get("x-request-id", "")[:_MAX_ID_CHARS]
+    if not (given.isascii() and given.isprintable()):
+        given = ""  # it goes into the log and into headers
     state: dict[str, str] = scope.setdefault("state", {})
     return given or state.setdefault("request_id", uuid.uuid4().hex)
 

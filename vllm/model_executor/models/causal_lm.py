@@ -57,6 +57,7 @@ class CausalLM(nn.Module, Generic[ConfigT]):
     ) -> None:
         super().__init__()
         self.config = config
+        self.is_quantised = quantization is not None
         make = TensorFactory(
             dtype, torch.device(device), group or SingleProcessGroup(), ops, quantization
         )

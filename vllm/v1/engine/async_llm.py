@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from vllm import envs
 from vllm.config import VllmConfig
-from vllm.exceptions import EngineDeadError, ShuttingDownError
+from vllm.exceptions import EngineDeadError, QueueFullError, ShuttingDownError
 from vllm.inputs import PromptType
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
@@ -30,6 +30,7 @@ from vllm.v1.engine.wire import (
 from vllm.v1.messages import HeldPrefix
 from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import LoggingStatLogger, StatLogger
+from vllm.v1.metrics.tracing import current_trace_headers
 
 if TYPE_CHECKING:
     from vllm.v1.engine.engine_args import AsyncEngineArgs
@@ -144,16 +145,23 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             arrival_time=arrival_time,
             priority=priority,
             cache_salt=cache_salt,
-            trace_headers=trace_headers,
+            trace_headers=trace_headers or current_trace_headers.get(),
         )
         # Again: tokenizing may have taken a while.
         self._check_open()
-        self._queue_limit.admit(params.n, self._output_processor.num_unfinished)
+        self._admit(params.n)
         self._bind_loop()
         queue = OutputQueue(deltas=params.output_kind == RequestOutputKind.DELTA)
         self._idle.clear()
         child_ids = self._submit(request, parsed.text, queue)
         return RequestStream(request_id, queue, _make_leaver(weakref.ref(self), child_ids))
+
+    def _admit(self, num_new: int) -> None:
+        try:
+            self._queue_limit.admit(num_new, self._output_processor.num_unfinished)
+        except QueueFullError:
+            self._record(None, IterationStats(rejection_reason="max_num_queued_reqs"))
+            raise
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests by the ids that were given to them; unknown ones are ignored.

@@ -217,6 +217,7 @@ class OutputProcessor:
             state.stats,
             num_cached_tokens=state.num_cached_tokens,
             n=state.parent.n,
+            summary=state.parent.summarize(state.stats),
         )
 
 

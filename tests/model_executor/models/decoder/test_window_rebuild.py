@@ -16,6 +16,7 @@ from tests.model_executor.models.decoder.reference import (
 from tests.model_executor.models.harness import PagedHarness, Request, is_dense
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
+from vllm.native.library import load_library
 
 pytestmark = pytest.mark.slow
 
@@ -44,10 +45,10 @@ def lose_windows(harness: PagedHarness, request: Request, start: int) -> None:
 
 
 def run_from(
-    model: DecoderForCausalLM, start: int, sizes: list[int]
+    model: DecoderForCausalLM, start: int, sizes: list[int], native: int = 0
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
     """Returns the logits behind the boundary, and the dense pages before and after."""
-    harness = make_harness(model)
+    harness = make_harness(model, native=native)
     request = harness.add(random_tokens(LENGTH, 1))
     lose_windows(harness, request, start)
     dense = [
@@ -80,3 +81,16 @@ def test_a_shorter_run_is_not_exact(case: tuple[DecoderForCausalLM, int, torch.T
     model, span, expected = case
     logits, _, _ = run_from(model, BOUNDARY - span // 2, [span // 2])
     assert float((logits - expected[BOUNDARY:]).abs().max()) > 1e-2
+
+
+@pytest.mark.skipif(load_library() is None, reason="make native builds the kernels")
+@pytest.mark.parametrize("first", [0, 5], ids=["whole", "decode"])
+def test_the_native_kernels_do_the_same(
+    case: tuple[DecoderForCausalLM, int, torch.Tensor], first: int
+) -> None:
+    model, span, expected = case
+    sizes = [first, span - first] if first else [span]
+    logits, before, after = run_from(model, BOUNDARY - span, sizes, native=1)
+    torch.testing.assert_close(logits, expected[BOUNDARY:], atol=1e-3, rtol=0)
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(old.view(torch.int32), new.view(torch.int32))

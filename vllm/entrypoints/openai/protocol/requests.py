@@ -1,12 +1,13 @@
 """The bodies clients send. Fields not named here land in ``model_extra``; see ``fields``."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     StrictBool,
     WithJsonSchema,
@@ -33,6 +34,18 @@ def _check_number(value: Any) -> Any:
 
 Text = Annotated[str, AfterValidator(_check_text)]
 # JSON has one kind of number: 2.0 is as whole as 2.
+
+
+class _FirstFault(FailFast):
+    """FailFast that may stand in a union, whose members must be hashable."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+_Item = TypeVar("_Item")
+# One wrong item is told, not all of them: a million would keep the server busy for half a minute.
+Many = Annotated[list[_Item], _FirstFault()]
 Whole = Annotated[int, BeforeValidator(_check_number)]
 Number = Annotated[float, BeforeValidator(_check_number)]
 
@@ -76,8 +89,8 @@ class SamplingRequest(_Body):
     top_k: Whole | None = None
     min_p: Number | None = None
     seed: Whole | None = None
-    stop: Text | list[Text] | None = None
-    stop_token_ids: list[Whole] | None = None
+    stop: Text | Many[Text] | None = None
+    stop_token_ids: Many[Whole] | None = None
     include_stop_str_in_output: StrictBool | None = None
     ignore_eos: StrictBool | None = None
     max_tokens: Whole | None = None
@@ -103,7 +116,7 @@ class CompletionRequest(SamplingRequest):
     prompt: PromptField
     logprobs: Whole | None = Field(None, description="Most likely tokens to report per position.")
     echo: StrictBool | None = Field(None, description="Put the prompt in front of the answer.")
-    cache_boundaries: list[Whole] | None = Field(
+    cache_boundaries: Many[Whole] | None = Field(
         None,
         description="Offsets in tokens behind which other prompts may go on otherwise; at most 16.",
     )
@@ -112,7 +125,7 @@ class CompletionRequest(SamplingRequest):
 class ChatCompletionRequest(SamplingRequest):
     """``POST /v1/chat/completions``."""
 
-    messages: list[dict[str, Any]]
+    messages: Many[dict[str, Any]]
     max_completion_tokens: Whole | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Whole | None = None
@@ -141,7 +154,7 @@ class TokenizeRequest(_Body):
 
     model: Text | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Many[dict[str, Any]] | None = None
     add_special_tokens: StrictBool | None = None
     return_token_strs: StrictBool | None = None
     add_generation_prompt: StrictBool | None = None

@@ -82,7 +82,7 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
             else self.embed.weight
         )
         # Rounded as the published models round it.
-        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=make.dtype))
+        self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=make.dtype))
         self._unstacks_experts = any(
             isinstance(plan.feed_forward, ExpertsPlan) for plan in config.layers
         )
@@ -100,8 +100,8 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
     ) -> torch.Tensor:
         """Returns the residual stream [T, D] after the last layer, before the last norm."""
         x: torch.Tensor = self.embed(token_ids)
-        if self._embedding_scale != 1.0:
-            x = x * self._embedding_scale
+        if self.embedding_scale != 1.0:
+            x = x * self.embedding_scale
         if not meta.num_tokens:
             return x
         step = self._make_step(positions, meta, kv_caches)

@@ -46,7 +46,7 @@ class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
             make.quantization is None or make.quantization.has_part(_MTP)
         )
         self.mtp = DeepseekV4MTP(parts) if has_mtp else None
-        self._make_step = StepFactory(parts)
+        self.frequencies = StepFactory(parts)
         self._rms_norm = ops("rms_norm")
 
     def forward(
@@ -61,7 +61,7 @@ class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
         streams = embedded.unsqueeze(1).expand(-1, self.config.hc_mult, -1)
         if not meta.num_tokens:
             return streams
-        step = self._make_step(token_ids, positions, meta, kv_caches)
+        step = self.frequencies(token_ids, positions, meta, kv_caches)
         for layer in self.layers:
             streams = layer(streams, step)
         return streams
@@ -93,7 +93,7 @@ class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
             The block's streams [T, n, D]; ``compute_mtp_logits`` predicts t + 2 from them.
         """
         assert self.mtp is not None, "the checkpoint has no MTP block"
-        step = self._make_step(next_token_ids, positions, meta, kv_caches)
+        step = self.frequencies(next_token_ids, positions, meta, kv_caches)
         drafted: torch.Tensor = self.mtp(streams, self.embed(next_token_ids), step)
         return drafted
 

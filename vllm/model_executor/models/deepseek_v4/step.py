@@ -47,8 +47,9 @@ class StepFactory(nn.Module):
     def __init__(self, parts: ModelParts) -> None:
         super().__init__()
         config, device = parts.config, parts.make.device
-        self._main = _frequencies(config.main_rope, config.qk_rope_head_dim, device)
-        self._compress = _frequencies(config.compress_rope, config.qk_rope_head_dim, device)
+        # fp32 [qk_rope_head_dim / 2] of window-only layers, and of those with a compressor.
+        self.main = _frequencies(config.main_rope, config.qk_rope_head_dim, device)
+        self.compress = _frequencies(config.compress_rope, config.qk_rope_head_dim, device)
 
     def forward(
         self,
@@ -62,10 +63,10 @@ class StepFactory(nn.Module):
             token_ids=token_ids,
             meta=meta,
             kv_caches=kv_caches,
-            main_turns=compute_turns(positions, self._main),
-            compress_turns=compute_turns(positions, self._compress),
+            main_turns=compute_turns(positions, self.main),
+            compress_turns=compute_turns(positions, self.compress),
             entry_turns={
-                group_id: compute_turns(state.entry_positions, self._compress)
+                group_id: compute_turns(state.entry_positions, self.compress)
                 for group_id, state in meta.states.items()
                 if state.num_completed
             },

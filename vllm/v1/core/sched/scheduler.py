@@ -399,6 +399,7 @@ class Scheduler(SchedulerInterface):
         if not self.log_stats:
             return None
         local, external = self._stats.take()
+        collector = self.kv_cache_manager.block_pool.metrics_collector
         return SchedulerStats(
             num_running_reqs=len(self.running),
             num_waiting_reqs=len(self.waiting),
@@ -408,6 +409,7 @@ class Scheduler(SchedulerInterface):
             connector_prefix_cache_stats=external,
             spec_decoding_stats=spec_decoding_stats,
             cache_policy=self.kv_cache_manager.policy_stats(),
+            kv_cache_eviction_events=[] if collector is None else collector.drain_events(),
         )
 
     def shutdown(self) -> None:
