@@ -43,6 +43,7 @@ setup(
         "cpu": read_requirements("cpu"),
         "cuda": read_requirements("cuda"),
         "ascend": read_requirements("ascend"),
+        "bench": read_requirements("bench"),
         "dev": read_requirements("dev"),
     },
 )
