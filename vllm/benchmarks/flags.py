@@ -179,3 +179,72 @@ def add_startup_flags(parser: argparse.ArgumentParser) -> None:
         "--serve-flags", nargs=argparse.REMAINDER, default=[], help="For vllm serve; the last."
     )
     parser.add_argument("--output-json", type=Path, metavar="FILE")
+
+
+def add_replay_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``vllm bench replay``."""
+    parser.add_argument("trace", type=Path, help="JSON lines in the Mooncake project's form.")
+    load = parser.add_argument_group("load")
+    load.add_argument("--trace-block-size", type=human_int, default=512)
+    load.add_argument(
+        "--trace-speed", type=float, default=1.0, help="Times as fast; inf: all at once."
+    )
+    load.add_argument("--max-concurrency", type=human_int)
+    load.add_argument("--every", type=human_int, default=1, help="Only each such line.")
+    load.add_argument("--limit", type=human_int, help="At most so many requests.")
+    load.add_argument("--strict", action="store_true", help="Refuse a bad line.")
+    load.add_argument("--seed", type=int, default=0, help="Of accepted drafts.")
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--model",
+        default="v4-flash",
+        help="v4-flash, v4-pro, a config.json, a folder or hub id. Default: v4-flash.",
+    )
+    server.add_argument("--policies", nargs="+", default=["auto"], metavar="INTERVAL[+pins]")
+    server.add_argument("--block-size", nargs="+", type=human_int, default=[128])
+    server.add_argument("--pool-gib", nargs="+", type=float, default=[16.0], metavar="GIB")
+    server.add_argument("--dtype", default="bfloat16")
+    server.add_argument("--kv-cache-dtype", default="auto")
+    server.add_argument("--max-num-batched-tokens", type=human_int, default=8192)
+    server.add_argument("--max-num-seqs", type=human_int, default=128)
+    server.add_argument("--mtp", type=int, default=0, metavar="DRAFTS")
+    server.add_argument("--mtp-acceptance", type=float, default=0.7)
+    clock = parser.add_argument_group("clock")
+    clock.add_argument(
+        "--cost", type=Path, metavar="FILE", help="Coefficients, as vllm cache simulate fits them."
+    )
+    clock.add_argument(
+        "--decode-stride",
+        type=human_int,
+        default=1,
+        help="Tokens a decode step brings; more is faster, and coarser. Default: 1.",
+    )
+    result = parser.add_argument_group("result")
+    result.add_argument("--percentile-metrics", default="ttft,tpot,e2el", metavar="NAMES")
+    result.add_argument("--metric-percentiles", default="50,90,99", metavar="NUMBERS")
+    result.add_argument("--goodput-ttft-ms", type=float)
+    result.add_argument("--processes", type=int, default=2, help="For several settings.")
+    result.add_argument("--output-json", type=Path, metavar="FILE")
+    result.add_argument("--plot", type=Path, metavar="PNG")
+    result.add_argument("--disable-tqdm", action="store_true")
+
+
+def add_simulate_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``vllm cache simulate``."""
+    parser.add_argument("trace", type=Path, help="As vllm serve --cache-trace wrote it.")
+    parser.add_argument(
+        "--per-request",
+        type=Path,
+        metavar="JSONL",
+        help="Write request_id, prompt_tokens and cached_tokens of each request.",
+    )
+    parser.add_argument("--save-cost", type=Path, metavar="FILE", help="For vllm bench replay.")
+    parser.add_argument("--strict", action="store_true", help="Refuse a bad line.")
+    grid = parser.add_argument_group("other settings", "Every combination is replayed.")
+    grid.add_argument("--policies", nargs="+", metavar="INTERVAL[+pins]")
+    grid.add_argument("--block-size", nargs="+", type=human_int)
+    grid.add_argument("--pool-gib", nargs="+", type=float, metavar="GIB")
+    grid.add_argument("--processes", type=int, default=2)
+    grid.add_argument("--plot", type=Path, metavar="PNG")
+    grid.add_argument("--output-json", type=Path, metavar="FILE")
+    grid.add_argument("--disable-tqdm", action="store_true")

@@ -60,6 +60,8 @@ class EngineArgs:
         max_num_seqs: Requests running at a time.
         max_num_queued_reqs: Waiting requests before new ones are refused.
         speculative_config: A drafter, as ``SpeculativeConfig.from_dict`` takes it.
+        cache_trace: File that records what decides about the prefix cache, hashes and no text.
+        cache_trace_max_bytes: Of that file and the one before it, together.
         kv_events_config: Where KV cache events go, as ``KVEventsConfig.from_dict`` takes it.
     """
 
@@ -96,6 +98,8 @@ class EngineArgs:
     speculative_config: dict[str, Any] | None = None
     kv_events_config: dict[str, Any] | None = None
     disable_log_stats: bool = False
+    cache_trace: str | None = None
+    cache_trace_max_bytes: int = ObservabilityConfig.cache_trace_max_bytes
     use_tqdm_on_load: bool = True
 
     @staticmethod
@@ -133,7 +137,11 @@ class EngineArgs:
             load_config=load_config,
             speculative_config=self._make_speculative_config(model_config),
             kv_events_config=self._make_kv_events_config(),
-            observability_config=ObservabilityConfig(log_stats=not self.disable_log_stats),
+            observability_config=ObservabilityConfig(
+                log_stats=not self.disable_log_stats,
+                cache_trace=self.cache_trace,
+                cache_trace_max_bytes=self.cache_trace_max_bytes,
+            ),
         )
 
     def _check_values(self) -> None:

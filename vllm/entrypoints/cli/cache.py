@@ -1,0 +1,20 @@
+"""``vllm cache``: simulate."""
+
+from typing import Any
+
+from vllm.benchmarks.flags import add_simulate_flags
+from vllm.entrypoints.cli.kinds import Kind, add_kinds
+
+_KINDS = (
+    Kind(
+        "simulate",
+        "Replay a recorded cache, as it was and under other settings.",
+        add_simulate_flags,
+        "twin.simulate:run_simulate",
+    ),
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command and its own commands."""
+    add_kinds(commands, "cache", "Ask a recorded prefix cache.", _KINDS)
