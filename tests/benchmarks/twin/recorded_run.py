@@ -69,6 +69,7 @@ class RecordedRun:
     """Random traffic, recorded.
 
     Attributes:
+        prompts: Those that later ones may continue.
         cached: Cached tokens by request id, as each client was told.
         num_preemptions: Requests that lost their blocks.
         num_resets: Resets that were done.
@@ -90,7 +91,7 @@ class RecordedRun:
         self._hasher = get_request_block_hasher(plan.hash_block_size, hash_fn)
         self._rng = random.Random(seed)
         self._num_drafts = config.num_speculative_tokens
-        self._prompts: list[list[int]] = []
+        self.prompts: list[list[int]] = []
         self._count = 0
         self.cached: dict[str, int] = {}
         self.num_preemptions = self.num_resets = self.num_aborts = 0
@@ -112,14 +113,14 @@ class RecordedRun:
     def _add(self, *, is_short: bool = False) -> None:
         rng = self._rng
         prompt: list[int] = []
-        if self._prompts and not is_short and rng.random() < 0.75:
-            old = rng.choice(self._prompts[-12:])
+        if self.prompts and not is_short and rng.random() < 0.75:
+            old = rng.choice(self.prompts[-12:])
             prompt = old[: rng.choice((len(old), len(old), rng.randrange(1, len(old) + 1)))]
         num_new = 20 if is_short else rng.choice((1, 40, 300, 700))
         prompt = prompt + [rng.randrange(900) for _ in range(num_new)]
         prompt = prompt[:1500]
         if not is_short:
-            self._prompts.append(prompt)
+            self.prompts.append(prompt)
         params = SamplingParams(
             max_tokens=300 if is_short else rng.choice((1, 5, 100)),
             stop_token_ids=[7],

@@ -11,6 +11,7 @@ from vllm.exceptions import InvariantError
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.cache_trace import make_scheduler
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
 from vllm.v1.engine.startup_report import report_model, report_start
@@ -55,7 +56,7 @@ class EngineCore:
         try:
             plan = self._set_up_kv_cache(vllm_config)
             self.kv_cache_info = describe_kv_cache(vllm_config, plan)
-            self.scheduler = make_scheduler(
+            self.scheduler: Scheduler = make_scheduler(
                 vllm_config,
                 plan,
                 structured_output_manager=StructuredOutputManager(vllm_config),
