@@ -248,3 +248,16 @@ def add_simulate_flags(parser: argparse.ArgumentParser) -> None:
     grid.add_argument("--plot", type=Path, metavar="PNG")
     grid.add_argument("--output-json", type=Path, metavar="FILE")
     grid.add_argument("--disable-tqdm", action="store_true")
+
+
+def add_explain_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``vllm cache explain``."""
+    parser.add_argument("request_id", help="The id of the response.")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="Instead of a live server.")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="Of the live server.")
+    parser.add_argument("--api-key", help="Of the live server.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    parser.add_argument(
+        "--no-remedies", action="store_true", help="Do not replay to find what would have helped."
+    )
+    parser.add_argument("--strict", action="store_true", help="Refuse a bad line of the trace.")

@@ -121,15 +121,26 @@ class RecordedRun:
         prompt = prompt[:1500]
         if not is_short:
             self.prompts.append(prompt)
-        params = SamplingParams(
+        self.add(
+            prompt,
             max_tokens=300 if is_short else rng.choice((1, 5, 100)),
             stop_token_ids=[7],
             prompt_logprobs=1 if rng.random() < 0.05 else None,
         )
+
+    def add(self, prompt: list[int], **params: Any) -> str:
+        """Queue a prompt; returns the request's id, as a server would make it."""
         request_id = f"r-{self._count}-0-0123abcd-0000000a"
-        request = Request(request_id, prompt, params, block_hasher=self._hasher, arrival_time=0.0)
+        request = Request(
+            request_id,
+            prompt,
+            SamplingParams(**params),
+            block_hasher=self._hasher,
+            arrival_time=0.0,
+        )
         self._count += 1
         self.scheduler.add_request(request)
+        return request_id
 
     def _disturb(self) -> None:
         rng, scheduler = self._rng, self.scheduler

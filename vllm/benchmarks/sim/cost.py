@@ -85,7 +85,7 @@ class CostModel:
         Calibrated on one published measurement without hits (8,192 tokens in, 1,024 out, 32 at a
         time); ``benchmarks/published_case.py`` tells how, and what is assumed.
         """
-        return cls(per_step=0.024, per_prefill_token=1.04e-4, per_decode_token=1e-4)
+        return cls(per_step=0.02278, per_prefill_token=9.939e-5, per_decode_token=7.91e-5)
 
     def seconds(self, shape: StepShape) -> float:
         """Return how long a step takes."""

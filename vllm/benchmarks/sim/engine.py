@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from vllm.benchmarks.draws import Draws
 from vllm.benchmarks.sim.cost import StepShape
 from vllm.benchmarks.sim.settings import SimSettings
+from vllm.config.kv_events import KVEventsConfig
+from vllm.distributed.kv_events import EventPublisher
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.messages import EngineCoreOutput
@@ -50,12 +52,19 @@ class SimEngine:
         settings: Of the server.
         acceptance: Of drafts.
         decode_stride: Tokens a decode step brings, where single steps would take too long.
+        watch: Is told what enters and leaves the cache; None: nobody is.
     """
 
     def __init__(
-        self, settings: SimSettings, acceptance: Acceptance | None = None, decode_stride: int = 1
+        self,
+        settings: SimSettings,
+        acceptance: Acceptance | None = None,
+        decode_stride: int = 1,
+        watch: EventPublisher | None = None,
     ) -> None:
         config = settings.make_config()
+        if watch is not None:
+            config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
         self.plan = settings.make_plan(config)
         self.scheduler = Scheduler(
             config,
@@ -63,6 +72,7 @@ class SimEngine:
             StructuredOutputManager(config),
             block_size=self.plan.scheduler_block_size,
             hash_block_size=self.plan.hash_block_size,
+            kv_event_publisher=watch,
         )
         self.num_drafts = config.num_speculative_tokens
         self._accept = (acceptance or Acceptance()).make()

@@ -1,13 +1,14 @@
 """The recorded run again, step for step: what went in goes in, and every decision is made anew."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vllm.benchmarks.sim.cost import StepShape
 from vllm.benchmarks.sim.engine import SimEngine
 from vllm.benchmarks.sim.settings import SimSettings
 from vllm.benchmarks.twin.rebuild import environment_of, make_request, settings_of
-from vllm.benchmarks.twin.trace_file import CacheTrace
+from vllm.benchmarks.twin.trace_file import CacheTrace, RecordedRequest
+from vllm.distributed.kv_events import EventPublisher
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.trace.events import Aborted, Added, Reset, Step
 from vllm.v1.messages import PrefillStats
@@ -46,18 +47,24 @@ class ExactTwin:
         trace: What was recorded.
         settings: Of the cache; None: as recorded. Other settings replay the same arrivals by step,
             which is what a counterfactual wants: all but one thing is equal.
-        before_admission: Called with a request's number and the request when its first lookup
-            is about to be made, to see what the cache holds at that moment.
+        watch: Is told what enters and leaves the cache.
+        changes: Requests that are otherwise than recorded, by number.
     """
 
-    def __init__(self, trace: CacheTrace, settings: SimSettings | None = None) -> None:
+    def __init__(
+        self,
+        trace: CacheTrace,
+        settings: SimSettings | None = None,
+        watch: EventPublisher | None = None,
+        changes: Mapping[int, RecordedRequest] | None = None,
+    ) -> None:
         self._trace = trace
+        self._requests = {**trace.requests, **(changes or {})}
         with environment_of(trace.header):
-            self.engine = SimEngine(settings or settings_of(trace.header))
+            self.engine = SimEngine(settings or settings_of(trace.header), watch=watch)
         self._scheduler = self.engine.scheduler
         self.numbers: dict[str, int] = {}
         self.result = TwinResult()
-        self.on_schedule: Callable[[SchedulerOutput], None] | None = None
         self._waiting_ids: set[str] = set()
 
     def run(self) -> TwinResult:
@@ -86,7 +93,7 @@ class ExactTwin:
         return None if recorded is None else recorded.request_id
 
     def _add(self, event: Added) -> None:
-        recorded = self._trace.requests[event.number]
+        recorded = self._requests[event.number]
         length = recorded.num_output_tokens
         # A request that ended by itself ends at the same token here; one that was aborted, or
         # refused for what it might have needed, keeps the length it asked for.
@@ -117,8 +124,6 @@ class ExactTwin:
         if step.total_num_scheduled_tokens:
             result.shapes.append((shape, event.duration_us / 1e6))
         self._note_admissions(step)
-        if self.on_schedule is not None:
-            self.on_schedule(step)
         self._bring_tokens(step, event)
 
     def _note_admissions(self, step: SchedulerOutput) -> None:
@@ -151,7 +156,7 @@ class ExactTwin:
     def _tokens(self, request: Request, counts: dict[int, int]) -> list[int]:
         number = self.numbers[request.request_id]
         count = counts.get(number, 0 if request.is_prefill_chunk else 1)
-        known = self._trace.requests[number].tokens
+        known = self._requests[number].tokens
         start = request.num_tokens
         if not known:
             return [0] * count

@@ -1,8 +1,8 @@
-"""``vllm cache``: simulate."""
+"""``vllm cache``: simulate, explain."""
 
 from typing import Any
 
-from vllm.benchmarks.flags import add_simulate_flags
+from vllm.benchmarks.flags import add_explain_flags, add_simulate_flags
 from vllm.entrypoints.cli.kinds import Kind, add_kinds
 
 _KINDS = (
@@ -11,6 +11,12 @@ _KINDS = (
         "Replay a recorded cache, as it was and under other settings.",
         add_simulate_flags,
         "twin.simulate:run_simulate",
+    ),
+    Kind(
+        "explain",
+        "Say why a request missed, and what would have helped.",
+        add_explain_flags,
+        "twin.explain:run_explain",
     ),
 )
 
