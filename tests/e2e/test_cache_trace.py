@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.server_process import ServerProcess
@@ -47,6 +48,12 @@ def _bench(server: ServerProcess, tmp_path: Path, *flags: str) -> dict[str, Any]
     return result
 
 
+def _explain(server: ServerProcess, request_id: str) -> httpx.Response:
+    # A replay in a process of its own, which must load first.
+    url = f"{server.url}/v1/cache/explain/{request_id}?remedies=false"
+    return httpx.get(url, timeout=120)
+
+
 _REPEAT = ("--dataset-name", "repeat", "--repeat-pool", "6", "--repeat-output-len", "6")
 
 
@@ -68,9 +75,9 @@ def test_live_equals_twin_request_by_request(
         recorded_server.post("/reset_prefix_cache?reset_running_requests=true", {})
     assert sum(live.values())
     some_id = max(live, key=lambda name: live[name])
-    told = recorded_server.get(f"/v1/cache/explain/{some_id}?remedies=false").json()
+    told = _explain(recorded_server, some_id).json()
     assert (told["request_id"], told["cached_tokens"]) == (some_id, live[some_id])
-    assert recorded_server.get("/v1/cache/explain/nobody").status_code == 404
+    assert _explain(recorded_server, "nobody").status_code == 404
     assert recorded_server.stop() == 0
     out = tmp_path / "per_request.jsonl"
     assert main(["cache", "simulate", str(trace_path), "--per-request", str(out), "--strict"]) == 0

@@ -122,7 +122,7 @@ def test_nothing_is_told_of_others(tmp_path: Path) -> None:
 def busy(tmp_path_factory: pytest.TempPathFactory) -> CacheTrace:
     """A run with many misses."""
     path = tmp_path_factory.mktemp("busy") / "t.jsonl"
-    RecordedRun(path, small_settings(num_blocks=300, interval="0"), seed=8).run(30)
+    RecordedRun(path, small_settings(num_blocks=300, interval="0"), seed=8).run(45)
     return read_trace(path)
 
 
@@ -151,8 +151,7 @@ def test_every_remedy_holds_when_it_is_applied(busy: CacheTrace) -> None:
                 settings = explainer.counterfactuals.settings(*key)
                 replays[key] = ExactTwin(busy, settings).run().cached_tokens
             assert replays[key][number] == remedy.cached_tokens
-    assert kinds["edit"]
-    assert kinds.get("interval", 0) + kinds.get("pool", 0) >= 1
+    assert kinds.keys() & {"interval", "pool"}
 
 
 def test_the_command_prints_an_explanation(
