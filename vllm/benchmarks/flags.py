@@ -192,6 +192,9 @@ def add_replay_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--max-concurrency", type=human_int)
     load.add_argument("--every", type=human_int, default=1, help="Only each such line.")
     load.add_argument("--limit", type=human_int, help="At most so many requests.")
+    load.add_argument(
+        "--max-output-tokens", type=human_int, help="Cut answers; 1 replays prompts alone: faster."
+    )
     load.add_argument("--strict", action="store_true", help="Refuse a bad line.")
     load.add_argument("--seed", type=int, default=0, help="Of accepted drafts.")
     server = parser.add_argument_group("server")

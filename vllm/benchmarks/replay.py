@@ -128,6 +128,9 @@ def make_job(args: argparse.Namespace) -> ReplayJob:
     )
     if not trace:
         raise ConfigError(f"{args.trace} has no usable line. " + "; ".join(bad.shown))
+    if args.max_output_tokens is not None:
+        most = args.max_output_tokens
+        trace = [replace(r, num_output_tokens=min(r.num_output_tokens, most)) for r in trace]
     longest = max(r.num_prompt_tokens + r.num_output_tokens for r in trace) + 1
     speculative = None
     if args.mtp:

@@ -179,3 +179,24 @@ class RecordedRun:
             counts = [rng.choice((self._num_drafts,) * 3 + (0,)) for _ in drafted]
             news = [[rng.randrange(900) for _ in range(n)] for n in counts]
             scheduler.update_draft_token_ids(DraftTokenIds(drafted, news))
+
+
+def make_prompt(seed: int, length: int) -> list[int]:
+    """Random tokens."""
+    rng = random.Random(seed)
+    return [rng.randrange(900) for _ in range(length)]
+
+
+class Script:
+    """Requests served one after the other, recorded."""
+
+    def __init__(self, path: Path, max_bytes: int = 1 << 26, **changes: Any) -> None:
+        self.path = path
+        self.run = RecordedRun(path, small_settings(**changes), 0, max_bytes)
+
+    def serve(self, prompt: list[int], **params: Any) -> str:
+        """Serve a prompt to its end; returns its id."""
+        request_id = self.run.add(prompt, max_tokens=1, **params)
+        while self.run.scheduler.has_unfinished_requests():
+            self.run.step()
+        return request_id

@@ -1,42 +1,26 @@
 """Explanations: every reason where it was made to be, and remedies that a replay confirms."""
 
 import json
-import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.benchmarks.twin.recorded_run import RecordedRun, small_settings
+from tests.benchmarks.twin.recorded_run import (
+    RecordedRun,
+    Script,
+    make_prompt,
+    small_settings,
+)
 from vllm.benchmarks.twin.exact import ExactTwin
 from vllm.benchmarks.twin.explain import Explainer, Explanation, to_json
 from vllm.benchmarks.twin.trace_file import CacheTrace, read_trace
 from vllm.entrypoints.cli.main import main
 
 
-def _prompt(seed: int, length: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(900) for _ in range(length)]
-
-
-class Script:
-    """Requests served one after the other, recorded."""
-
-    def __init__(self, path: Path, **changes: Any) -> None:
-        self.path = path
-        self.run = RecordedRun(path, small_settings(**changes), seed=0)
-
-    def serve(self, prompt: list[int], **params: Any) -> str:
-        """Serve a prompt to its end; returns its id."""
-        request_id = self.run.add(prompt, max_tokens=1, **params)
-        while self.run.scheduler.has_unfinished_requests():
-            self.run.step()
-        return request_id
-
-    def explain(self, request_id: str) -> Explanation:
-        """End the run and explain one request."""
-        self.run.scheduler.shutdown()
-        return Explainer(read_trace(self.path, is_strict=True)).explain(request_id)
+def _explain(script: Script, request_id: str) -> Explanation:
+    """End a run and explain one of its requests."""
+    script.run.scheduler.shutdown()
+    return Explainer(read_trace(script.path, is_strict=True)).explain(request_id)
 
 
 def _check_sum(made: Explanation) -> dict[str, int]:
@@ -50,18 +34,18 @@ def _check_sum(made: Explanation) -> dict[str, int]:
 
 def test_a_first_prompt_was_never_seen(tmp_path: Path) -> None:
     script = Script(tmp_path / "t", num_blocks=600)
-    made = script.explain(script.serve(_prompt(1, 500)))
+    made = _explain(script, script.serve(make_prompt(1, 500)))
     assert _check_sum(made) == {"first_seen": 480, "above_last_boundary": 20}
     assert all(span.remedy is None for span in made.spans)
 
 
 def test_a_changed_token_is_found_and_its_edit_proven(tmp_path: Path) -> None:
     script = Script(tmp_path / "t", num_blocks=600)
-    first = _prompt(1, 500)
+    first = make_prompt(1, 500)
     script.serve(first)
     script.serve([*first[:200], 999, *first[201:]])
     # The junction is known now: this one resumes there, and no further.
-    made = script.explain(script.serve([*first[:200], 998, *first[201:]]))
+    made = _explain(script, script.serve([*first[:200], 998, *first[201:]]))
     assert (made.cached_tokens, made.dense_match_tokens) == (192, 192)
     assert _check_sum(made) == {"first_seen": 288, "above_last_boundary": 20}
     remedy = made.spans[0].remedy
@@ -73,9 +57,9 @@ def test_a_changed_token_is_found_and_its_edit_proven(tmp_path: Path) -> None:
 
 def test_a_window_that_was_not_kept_names_the_interval(tmp_path: Path) -> None:
     script = Script(tmp_path / "t", num_blocks=900, interval="0")
-    first = _prompt(1, 1500)
+    first = make_prompt(1, 1500)
     script.serve(first)
-    made = script.explain(script.serve([*first[:1200], *_prompt(2, 200)]))
+    made = _explain(script, script.serve([*first[:1200], *make_prompt(2, 200)]))
     assert _check_sum(made)["window_not_retained"] == 1184
     remedy = made.spans[0].remedy
     assert remedy is not None
@@ -84,11 +68,11 @@ def test_a_window_that_was_not_kept_names_the_interval(tmp_path: Path) -> None:
 
 def test_what_was_evicted_says_when_and_names_the_pool(tmp_path: Path) -> None:
     script = Script(tmp_path / "t", num_blocks=260, interval="0")
-    first = _prompt(1, 1000)
+    first = make_prompt(1, 1000)
     script.serve(first)
     for seed in range(2, 40):
-        script.serve(_prompt(seed, 1500))
-    made = script.explain(script.serve(first))
+        script.serve(make_prompt(seed, 1500))
+    made = _explain(script, script.serve(first))
     reasons = _check_sum(made)
     assert made.cached_tokens == 0
     assert reasons.keys() <= {"evicted", "window_evicted", "first_seen", "above_last_boundary"}
@@ -101,9 +85,9 @@ def test_what_was_evicted_says_when_and_names_the_pool(tmp_path: Path) -> None:
 
 def test_a_bypass_says_what_to_leave_out(tmp_path: Path) -> None:
     script = Script(tmp_path / "t", num_blocks=600)
-    first = _prompt(1, 320)
+    first = make_prompt(1, 320)
     script.serve(first)
-    made = script.explain(script.serve(first, prompt_logprobs=1))
+    made = _explain(script, script.serve(first, prompt_logprobs=1))
     assert _check_sum(made) == {"bypassed": 320}
     assert made.spans[0].remedy is not None
     assert made.spans[0].remedy.cached_tokens == 288
@@ -111,8 +95,8 @@ def test_a_bypass_says_what_to_leave_out(tmp_path: Path) -> None:
 
 def test_nothing_is_told_of_others(tmp_path: Path) -> None:
     script = Script(tmp_path / "t", num_blocks=260)
-    ids = [script.serve(_prompt(seed, 900)) for seed in (*range(1, 12), 1)]
-    text = json.dumps(to_json(script.explain(ids[-1])))
+    ids = [script.serve(make_prompt(seed, 900)) for seed in (*range(1, 12), 1)]
+    text = json.dumps(to_json(_explain(script, ids[-1])))
     names = [request_id.split("-0-")[0] for request_id in ids]
     assert names[-1] in text
     assert not any(f'"{name}"' in text for name in names[:-1])
@@ -158,7 +142,7 @@ def test_the_command_prints_an_explanation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = Script(tmp_path / "t", num_blocks=600)
-    first = _prompt(1, 500)
+    first = make_prompt(1, 500)
     script.serve(first)
     name = script.serve(first).split("-0-")[0]
     script.run.scheduler.shutdown()

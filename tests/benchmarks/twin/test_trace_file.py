@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.twin.recorded_run import RecordedRun, small_settings
+from tests.benchmarks.twin.recorded_run import (
+    RecordedRun,
+    Script,
+    make_prompt,
+    small_settings,
+)
 from vllm.benchmarks.twin.exact import ExactTwin
 from vllm.benchmarks.twin.rebuild import regroup
 from vllm.benchmarks.twin.trace_file import read_trace
@@ -71,13 +76,15 @@ def test_a_trace_is_bounded_and_says_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, bound = tmp_path / "t.jsonl", 1 << 16
-    run = RecordedRun(path, small_settings(num_blocks=400), seed=6, max_bytes=bound)
-    run.run(160)
+    script = Script(path, bound, num_blocks=400)
+    for seed in range(90):
+        script.serve(make_prompt(seed, 1500))
+    script.run.scheduler.shutdown()
     parts = [path, tmp_path / "t.jsonl.1"]
     assert sum(part.stat().st_size for part in parts) < 1.3 * bound
     trace = read_trace(path, is_strict=True)
     assert not trace.is_whole
-    assert len(trace.requests) < 160
+    assert 0 < len(trace.requests) < 90
     assert main(["cache", "simulate", str(path)]) == 0
     assert "begins in the middle" in capsys.readouterr().out
 
