@@ -1,8 +1,10 @@
 import pytest
 
+from tests.v1.metrics.values import values_of
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.entrypoints.llm import _as_chats, _as_prompts
 from vllm.exceptions import ConfigError, UserInputError
+from vllm.v1.metrics.reader import Histogram
 
 
 @pytest.mark.parametrize(
@@ -138,9 +140,14 @@ def test_prompt_logprobs_cover_the_prompt(llm):
 
 def test_defaults_and_metrics(llm):
     assert isinstance(llm.get_default_sampling_params(), SamplingParams)
-    before = llm.get_metrics().get("vllm:generation_tokens", 0)
+    before = values_of(llm.get_metrics())["vllm:generation_tokens"]
     llm.generate("x", GREEDY, use_tqdm=False)
-    assert llm.get_metrics()["vllm:generation_tokens"] == before + 6
+    after = llm.get_metrics()
+    assert values_of(after)["vllm:generation_tokens"] == before + 6
+    (tokens,) = [m for m in after if m.name == "vllm:request_generation_tokens"]
+    assert isinstance(tokens, Histogram)
+    assert tokens.count >= 1
+    assert tokens.buckets["+Inf"] == tokens.count
 
 
 def test_a_pool_that_is_too_small_is_told_with_a_way_out():

@@ -14,7 +14,7 @@ from vllm.native.deepseek_v4 import NativeDeepseekV4, can_run_deepseek_v4
 from vllm.native.library import NativeContext, load_library
 from vllm.native.step_tables import build_native_tables
 from vllm.v1.attention.metadata import CacheLayout
-from vllm.v1.worker.step_model import StepModel
+from vllm.v1.attention.step_model import StepModel
 
 logger = init_logger(__name__)
 

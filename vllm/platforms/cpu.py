@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from vllm.config import VllmConfig
     from vllm.v1.attention.metadata import CacheLayout
-    from vllm.v1.worker.step_model import StepModel
+    from vllm.v1.attention.step_model import StepModel
 
 logger = init_logger(__name__)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.model_executor.layers.quantization import WeightQuantization
     from vllm.v1.attention.metadata import CacheLayout
-    from vllm.v1.worker.step_model import StepModel
+    from vllm.v1.attention.step_model import StepModel
 
 
 class Platform(ABC):
@@ -163,7 +163,7 @@ class Platform(ABC):
             device: Where they are.
         """
         del layout, kv_caches
-        from vllm.v1.worker.step_model import make_torch_step_model  # noqa: PLC0415  (loads torch)
+        from vllm.v1.attention.step_model import make_torch_step_model  # noqa: PLC0415  (loads torch)
 
         return make_torch_step_model(model, device)
 

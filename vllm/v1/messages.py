@@ -88,6 +88,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         cache_boundaries: Offsets in the prompt, in tokens, that are worth a checkpoint.
+        cache_ttls: For some of them, how many seconds their prefix shall be kept at least.
         is_extra_answer: Whether it is one of ``n`` answers to a prompt, and not the first: the
             prompt is counted once.
     """
@@ -102,6 +103,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     trace_headers: dict[str, str] | None = None
     is_extra_answer: bool = False
     cache_boundaries: list[int] = []
+    cache_ttls: dict[int, float] = {}
 
 
 class LogprobsRows(msgspec.Struct, frozen=True):

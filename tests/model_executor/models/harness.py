@@ -18,8 +18,8 @@ from vllm.native.models import make_native_model
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.metadata import BlockTableView, RequestSlice
 from vllm.v1.attention.ops.registry import get_reference_op
+from vllm.v1.attention.step_model import make_torch_step_model
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
-from vllm.v1.worker.step_model import make_torch_step_model
 
 SpecFunction = Callable[[Any, int, torch.dtype, torch.dtype], dict[str, KVCacheSpec]]
 

@@ -16,10 +16,10 @@ from tests.model_executor.models.mtp_reference import MtpReference
 from tests.v1.spec_decode.tiny_engine import NOISE, Session, get_runner, make_core, mtp
 from vllm.sampling_params import SamplingParams
 from vllm.v1.attention.metadata import StepMetadata
+from vllm.v1.attention.step_model import StepModel
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.spec_decode.mtp import MTPModel, MTPProposer
 from vllm.v1.worker.step_input import StepInput
-from vllm.v1.worker.step_model import StepModel
 
 TOLERANCE = 1e-3
 # Below this gap fp32 sums in another order may choose otherwise.

@@ -73,6 +73,8 @@ def open_scope(
 def header_request_id(scope: Scope) -> str:
     """Return the client's ``X-Request-Id``, or a new one that stays the same for the request."""
     given = Headers(scope=scope).get("x-request-id", "")[:_MAX_ID_CHARS]
+    if not (given.isascii() and given.isprintable()):
+        given = ""  # it goes into the log and into headers
     state: dict[str, str] = scope.setdefault("state", {})
     return given or state.setdefault("request_id", uuid.uuid4().hex)
 
@@ -105,6 +107,7 @@ def make_stream(
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             cache_boundaries=prompt.cache_boundaries,
+            cache_ttls=prompt.cache_ttls,
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -4,11 +4,10 @@ Names, labels and buckets are those that dashboards and routers for vLLM read.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
     GCCollector,
     Histogram,
@@ -18,9 +17,8 @@ from prometheus_client import (
 
 from vllm.v1.messages import MISS_REASONS, FinishReason
 from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
+from vllm.v1.metrics.prometheus_sink import ENGINE_LABELS, PrometheusSink
 from vllm.v1.metrics.stats import CachePolicyStats, PrefixCacheStats, SchedulerStats
-
-_LABELS = ("model_name", "engine")
 
 # Seconds.
 LATENCY_BUCKETS = (
@@ -56,7 +54,7 @@ def add_process_metrics(registry: CollectorRegistry) -> None:
     GCCollector(registry=registry)
 
 
-class PrometheusStatLogger:
+class PrometheusStatLogger(PrometheusSink):
     """A StatLogger that keeps Prometheus metrics of one engine.
 
     Owns: its metrics in ``registry``.
@@ -75,8 +73,7 @@ class PrometheusStatLogger:
         max_model_len: int,
         engine_index: int = 0,
     ) -> None:
-        self._registry = registry
-        self._labels = (model_name, str(engine_index))
+        super().__init__(registry, model_name, engine_index)
         self._counters = {
             name: self._counter(name, text)
             for name, text in (
@@ -112,23 +109,6 @@ class PrometheusStatLogger:
         self._make_gauges()
         self._make_histograms(token_buckets(max_model_len))
 
-    def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(f"vllm:{name}", text, _LABELS, registry=self._registry)
-        return counter.labels(*self._labels)
-
-    def _labelled_counter(self, name: str, text: str, label: str) -> Counter:
-        return Counter(f"vllm:{name}", text, (*_LABELS, label), registry=self._registry)
-
-    def _gauge(self, name: str, text: str) -> Gauge:
-        gauge = Gauge(f"vllm:{name}", text, _LABELS, registry=self._registry)
-        return gauge.labels(*self._labels)
-
-    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
-        histogram = Histogram(
-            f"vllm:{name}", text, _LABELS, buckets=tuple(buckets), registry=self._registry
-        )
-        return histogram.labels(*self._labels)
-
     def _make_gauges(self) -> None:
         self._running = self._gauge("num_requests_running", "Requests being computed.")
         self._waiting = self._gauge("num_requests_waiting", "Requests waiting to be computed.")
@@ -138,7 +118,7 @@ class PrometheusStatLogger:
         self._policy_info = Gauge(
             "vllm:prefix_cache_policy_info",
             "The eviction rule and the interval in force, in labels.",
-            (*_LABELS, "rule", "interval"),
+            (*ENGINE_LABELS, "rule", "interval"),
             registry=self._registry,
         )
         self._policy_in_force: tuple[str, str] | None = None
@@ -154,7 +134,7 @@ class PrometheusStatLogger:
         by_reason = Gauge(
             "vllm:num_requests_waiting_by_reason",
             "Requests waiting, by reason.",
-            (*_LABELS, "reason"),
+            (*ENGINE_LABELS, "reason"),
             registry=self._registry,
         )
         self._waiting_capacity = by_reason.labels(*self._labels, "capacity")
@@ -208,7 +188,7 @@ class PrometheusStatLogger:
         info = Gauge(
             "vllm:cache_config_info",
             "The KV cache's configuration, in labels.",
-            (*_LABELS, *facts),
+            (*ENGINE_LABELS, *facts),
             registry=self._registry,
         )
         info.labels(*self._labels, *(str(value) for value in facts.values())).set(1)
@@ -284,6 +264,3 @@ class PrometheusStatLogger:
         self._prefill_computed.observe(request.num_prompt_tokens - request.num_cached_tokens)
         if request.max_tokens is not None:
             self._max_tokens.observe(request.max_tokens)
-
-    def log(self) -> None:
-        """Nothing to write: Prometheus asks."""

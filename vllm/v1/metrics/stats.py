@@ -196,6 +196,7 @@ class SchedulerStats:
         connector_prefix_cache_stats: Lookups beyond it through the KV connector, if any.
         spec_decoding_stats: None when nothing was drafted.
         cache_policy: None where nothing is learnt: a fixed interval, or hits at whole blocks.
+        kv_cache_eviction_events: Lives of sampled blocks that ended since the last report.
     """
 
     num_running_reqs: int = 0
@@ -206,3 +207,4 @@ class SchedulerStats:
     connector_prefix_cache_stats: PrefixCacheStats | None = None
     spec_decoding_stats: SpecDecodingStats | None = None
     cache_policy: CachePolicyStats | None = None
+    kv_cache_eviction_events: list[KVCacheEvictionEvent] = field(default_factory=list)

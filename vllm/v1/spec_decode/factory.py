@@ -8,10 +8,10 @@ import torch
 from vllm.config import SpeculativeConfig
 from vllm.exceptions import ConfigError
 from vllm.v1.attention.metadata import CacheLayout
+from vllm.v1.attention.step_model import StepModel
 from vllm.v1.spec_decode.interface import Proposer
 from vllm.v1.spec_decode.mtp import BlockCache, MTPProposer
 from vllm.v1.spec_decode.ngram import NgramProposer
-from vllm.v1.worker.step_model import StepModel
 
 _MTP_CACHE = "mtp.0.attn.window"
 

@@ -12,10 +12,10 @@ from vllm.v1.attention.metadata import (
     CacheLayout,
     RequestSlice,
 )
+from vllm.v1.attention.step_model import StepModel
 from vllm.v1.spec_decode.boundary_streams import BoundaryStreams
 from vllm.v1.worker.request_state import RequestState
 from vllm.v1.worker.step_input import StepInput
-from vllm.v1.worker.step_model import StepModel
 
 
 class MTPModel(Protocol):
