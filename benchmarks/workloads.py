@@ -38,12 +38,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.agent_shapes import SHAPES
-from benchmarks.prefix_driver import Outcome, PrefixDriver, PrefixUnits
+from benchmarks.prefix_driver import Outcome, PrefixDriver
 from benchmarks.replay import SPAN, TraceRequest, make_config, make_policy, read_trace
 from benchmarks.result import print_result
 from benchmarks.rotation import GIB, blocks_per_prompt
 from benchmarks.shapes import AgentTraffic, Prompt, prefix_repetition, returning, rotation
 from benchmarks.v4_cache import flash_block_bytes, flash_config
+from vllm.benchmarks.sim.requests import PrefixUnits, at_unit
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -191,7 +192,7 @@ def measure(workload: Workload, policy_name: str) -> float:
     tokens = [0] * longest
     outcomes: list[Outcome] = []
     for number, prompt in enumerate(prompts):
-        ids = PrefixUnits(number, *_at_unit(prompt.span_ids, span, unit))
+        ids = PrefixUnits(number, *at_unit(prompt.span_ids, span, unit))
         driver.add(str(number), tokens[: prompt.num_tokens], ids, prompt.num_output_tokens)
         while len(driver.waiting) + len(driver.running) >= workload.concurrency:
             driver.step()
@@ -206,14 +207,6 @@ def measure(workload: Workload, policy_name: str) -> float:
         can_hit = min(fitting, workload.number) * geometry.floor_unit(_ROTATED_TOKENS - 1)
         return hits / can_hit
     return hits / (sum(outcome.num_tokens for outcome in counted) + traffic.num_dropped)
-
-
-def _at_unit(span_ids: Sequence[int], span: int, unit: int) -> tuple[Sequence[int], int, int]:
-    """Return ids, unit and tokens of an id; of several spans in a unit the last counts."""
-    if span >= unit:
-        return span_ids, unit, span
-    per_unit = unit // span
-    return span_ids[per_unit - 1 :: per_unit], unit, unit
 
 
 def make_workloads(args: argparse.Namespace) -> list[Workload]:

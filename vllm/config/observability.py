@@ -12,6 +12,8 @@ class ObservabilityConfig:
     Attributes:
         kv_cache_metrics: Sample block lifetimes into histograms.
         kv_cache_metrics_sample: Share of blocks sampled.
+        cache_trace: File in which what decides about the prefix cache is recorded; None: nowhere.
+        cache_trace_max_bytes: Of that file and the one before it, together.
         log_stats: Log throughput and cache use every ``VLLM_LOG_STATS_INTERVAL`` seconds.
         otlp_traces_endpoint: URL of an OpenTelemetry collector that gets a span per request.
         show_hidden_metrics: Whether metrics also appear under names of earlier versions.
@@ -23,6 +25,8 @@ class ObservabilityConfig:
     kv_cache_metrics_sample: float = 0.01
     enable_mfu_metrics: bool = False
     log_stats: bool = True
+    cache_trace: str | None = None
+    cache_trace_max_bytes: int = 256 * 1024 * 1024
     otlp_traces_endpoint: str | None = None
     show_hidden_metrics: bool = False
     log_format: str = "text"

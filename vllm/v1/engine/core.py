@@ -12,6 +12,7 @@ from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.cache_trace import make_scheduler
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
 from vllm.v1.engine.startup_report import report_model, report_start
 from vllm.v1.engine.wire import KVCacheInfo
@@ -56,12 +57,10 @@ class EngineCore:
             plan = self._set_up_kv_cache(vllm_config)
             self.kv_cache_info = describe_kv_cache(vllm_config, plan)
             self._grammars = StructuredOutputManager(vllm_config)
-            self.scheduler = Scheduler(
-                vllm_config=vllm_config,
-                kv_cache_config=plan.scheduler_config,
+            self.scheduler: Scheduler = make_scheduler(
+                vllm_config,
+                plan,
                 structured_output_manager=self._grammars,
-                block_size=plan.scheduler_block_size,
-                hash_block_size=plan.hash_block_size,
                 log_stats=vllm_config.observability_config.log_stats,
                 kv_event_publisher=publisher,
             )

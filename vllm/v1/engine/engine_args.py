@@ -61,6 +61,8 @@ class EngineArgs:
         max_num_seqs: Requests running at a time.
         max_num_queued_reqs: Waiting requests before new ones are refused.
         speculative_config: A drafter, as ``SpeculativeConfig.from_dict`` takes it.
+        cache_trace: File that records what decides about the prefix cache, hashes and no text.
+        cache_trace_max_bytes: Of that file and the one before it, together.
         kv_events_config: Where KV cache events go, as ``KVEventsConfig.from_dict`` takes it.
         trust_remote_code: Without effect: no code of a model is ever run.
         override_generation_config: Over the checkpoint's sampling defaults.
@@ -100,6 +102,8 @@ class EngineArgs:
     speculative_config: dict[str, Any] | None = None
     kv_events_config: dict[str, Any] | None = None
     disable_log_stats: bool = False
+    cache_trace: str | None = None
+    cache_trace_max_bytes: int = ObservabilityConfig.cache_trace_max_bytes
     use_tqdm_on_load: bool = True
     override_generation_config: dict[str, Any] = dataclasses.field(default_factory=dict)
     kv_cache_metrics: bool = False
@@ -274,6 +278,8 @@ class EngineArgs:
             show_hidden_metrics=self.show_hidden_metrics_for_version is not None,
             log_format=self.log_format,
             logging_config=self.logging_config,
+            cache_trace=self.cache_trace,
+            cache_trace_max_bytes=self.cache_trace_max_bytes,
         )
 
     def describe_derived(self, config: VllmConfig) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import argparse
 from vllm.config.cache import CACHE_DTYPES, HASH_ALGOS
 from vllm.config.load import LOAD_FORMATS
 from vllm.config.model import DTYPES
+from vllm.config.observability import ObservabilityConfig
 from vllm.config.scheduler import POLICIES
 from vllm.logger import LOG_FORMATS
 from vllm.utils.argparse_utils import human_int, human_int_or_auto, json_object
@@ -108,6 +109,18 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         metavar="JSON",
         help="Publish what enters and leaves the prefix cache: "
         '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}.',
+    )
+    group.add_argument(
+        "--cache-trace",
+        metavar="FILE",
+        help="Record what decides about the prefix cache, hashes and no text, for vllm cache "
+        "simulate and explain.",
+    )
+    group.add_argument(
+        "--cache-trace-max-bytes",
+        type=human_int,
+        default=ObservabilityConfig.cache_trace_max_bytes,
+        help="Of the trace and the part before it (FILE.1), together. Default: 256M.",
     )
 
 
