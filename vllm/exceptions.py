@@ -3,6 +3,7 @@
     VllmError
     ├── UserInputError            the request is wrong           HTTP 400
     │   ├── ModelNotFoundError    unknown model name             HTTP 404
+    │   ├── ResponseNotFoundError no such stored response        HTTP 404
     │   ├── PrefixNotFoundError   no such kept prefix            HTTP 404
     │   └── UnsupportedFeatureError  known, but not served yet   HTTP 400
     ├── ConfigError               a flag or a file is wrong; raised before weights load
@@ -41,6 +42,10 @@ class PrefixNotFoundError(UserInputError):
 
 class ModelNotFoundError(UserInputError):
     """A request names a model that is not served here."""
+
+
+class ResponseNotFoundError(UserInputError):
+    """A request names a response or an item that is not stored."""
 
 
 class UnsupportedFeatureError(UserInputError):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import UserInputError
 from vllm.v1.messages import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
 from vllm.v1.sequence import TokenSequence
+from vllm.v1.structured_output.reasoning import ReasoningTracker
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
 if TYPE_CHECKING:
@@ -176,6 +177,9 @@ class Request(TokenSequence):
                 reasoning_ended=reasoning_ended,
                 reasoning_parser_kwargs=reasoning_parser_kwargs,
             )
+            if params.reasoning is not None:
+                self.structured_output_request.reasoning = ReasoningTracker(params.reasoning)
+                self.structured_output_request.reasoning_ended = False
             self.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 
     def _skips_prefix_cache(self) -> bool:

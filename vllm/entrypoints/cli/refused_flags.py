@@ -51,9 +51,6 @@ REFUSED_SERVE_FLAGS = (
     _value("--prefill-context-parallel-size", "-pcp", harmless=("1",)),
     _switch("--headless"),
     # Chats.
-    _value("--tool-call-parser"),
-    _switch("--enable-auto-tool-choice"),
-    _value("--reasoning-parser", harmless=("",)),
     _value("--chat-template-content-format", harmless=("auto", "string")),
     _value("--structured-outputs-config"),
     # Server.
@@ -64,7 +61,5 @@ REFUSED_SERVE_FLAGS = (
     _switch("--return-tokens-as-token-ids", advice="set the field in requests"),
     _value("--response-role", harmless=("assistant",)),
     _value("--tool-server"),
-    _value("--tool-parser-plugin", advice="no code of a user's is run"),
-    _value("--reasoning-parser-plugin", advice="no code of a user's is run"),
     _value("--middleware", advice="put a proxy in front"),
 )

@@ -72,6 +72,19 @@ def _add_server_args(group: argparse._ArgumentGroup) -> None:
         metavar="JSON",
         help="Used where a request does not set them: '{\"thinking\": false}'.",
     )
+    group.add_argument(
+        "--tool-call-parser",
+        metavar="NAME",
+        help="Format of tool calls in answers: deepseek_v4, hermes, qwen3, llama3_json, openai, "
+        "none. Default: the model's.",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        metavar="NAME",
+        help="Format of reasoning in answers: deepseek_v4, qwen3, openai_gptoss, none. Default: "
+        "the model's.",
+    )
+    _add_switch(group, "--enable-auto-tool-choice", "Accepted: tool_choice auto is always served.")
     _add_switch(
         group,
         "--allow-special-tokens-in-content",
@@ -140,6 +153,8 @@ def make_server_args(args: argparse.Namespace) -> ServerArgs:
         chat_template=args.chat_template,
         allow_special_tokens_in_content=args.allow_special_tokens_in_content,
         default_chat_template_kwargs=args.default_chat_template_kwargs,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         generation_config=args.generation_config,
         enable_log_requests=args.enable_log_requests,
         max_log_len=args.max_log_len,
@@ -189,6 +204,7 @@ def prepare(args: argparse.Namespace) -> tuple[VllmConfig, ServerArgs]:
     if derived:
         logger.info("derived defaults: %s", _shown(derived))
     # Late, as --help must not wait for these; the server's imports also wait for the checks.
+    from vllm.parser.registry import check_parser_names  # noqa: PLC0415
     from vllm.tokenizers.chat_encoder import check_chat_flags  # noqa: PLC0415
 
     check_chat_flags(
@@ -196,6 +212,7 @@ def prepare(args: argparse.Namespace) -> tuple[VllmConfig, ServerArgs]:
         server_args.chat_template,
         server_args.default_chat_template_kwargs,
     )
+    check_parser_names(server_args.tool_call_parser, server_args.reasoning_parser)
     return config, server_args
 
 

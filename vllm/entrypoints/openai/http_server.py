@@ -28,6 +28,7 @@ from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.openai.web_server import load_config, make_uvicorn_config, start_tls_refresh
 from vllm.exceptions import ShuttingDownError
 from vllm.logger import init_logger
+from vllm.parser.registry import choose_parsers
 from vllm.tokenizers import Tokenizer, make_chat_encoder
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.client import AsyncEngineCoreHandle
@@ -179,6 +180,12 @@ class HttpServer:
             self._args.chat_template,
             allows_special_tokens=self._args.allow_special_tokens_in_content,
         )
+        parsers = choose_parsers(
+            model.hf_config.get("model_type", ""),
+            self._args.chat_template or tokenizer.chat_template,
+            self._args.tool_call_parser,
+            self._args.reasoning_parser,
+        )
         ready = await _unless(self._stop, in_daemon_thread(self._core.wait_ready))
         if ready is None:
             return None
@@ -200,6 +207,7 @@ class HttpServer:
             state=state,
             engine=engine,
             config=self._config,
+            parsers=parsers,
         )
         state.set_ready()
         logger.info("Application startup complete.")

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vllm.entrypoints.anthropic.errors import in_dialect_of
 from vllm.entrypoints.openai.errors import HttpError, describe_exception
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
 from vllm.entrypoints.openai.request_scope import header_request_id
@@ -104,11 +105,11 @@ class EdgeMiddleware:
             if refusal is None:
                 await self._app(scope, receive, send)
             else:
-                await send_error(send, refusal)
+                await send_error(send, refusal, path, header_request_id(scope))
             return
         refusal = self._find_refusal(scope)
         if refusal is not None:
-            await send_error(send, refusal)
+            await send_error(send, refusal, path, header_request_id(scope))
             return
         with self._state.open_request():
             await self._app(scope, _limited(receive), send)
@@ -118,11 +119,11 @@ class EdgeMiddleware:
         return self._check_key(Headers(scope=scope)) if self._guards_metrics else None
 
     def _check_key(self, headers: Headers) -> HttpError | None:
-        if not self._api_keys or self._is_authorized(headers.get("authorization", "")):
+        if not self._api_keys or self._is_authorized(headers):
             return None
         return HttpError(
             401,
-            "A valid API key is needed: send 'Authorization: Bearer <key>'.",
+            "A valid API key is needed: send 'Authorization: Bearer <key>' or 'x-api-key: <key>'.",
             headers={"WWW-Authenticate": "Bearer"},
         )
 
@@ -139,12 +140,13 @@ class EdgeMiddleware:
             return _too_large()
         return None
 
-    def _is_authorized(self, header: str) -> bool:
-        scheme, _, key = header.partition(" ")
-        given = key.strip().encode()
+    def _is_authorized(self, headers: Headers) -> bool:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        bearer = key.strip() if scheme.lower() == "bearer" else ""
+        given = [text.encode() for text in (bearer, headers.get("x-api-key", ""))]
         # Every key is compared, each in constant time: neither tells how near a guess was.
-        matches = [hmac.compare_digest(given, known) for known in self._api_keys]
-        return scheme.lower() == "bearer" and any(matches)
+        matches = [hmac.compare_digest(g, known) for g in given for known in self._api_keys]
+        return any(matches)
 
 
 def route_path(scope: Scope) -> str:
@@ -189,13 +191,13 @@ def _limited(receive: Receive) -> Receive:
     return limited_receive
 
 
-async def send_error(send: Send, error: HttpError) -> None:
-    """Send an error as the whole response."""
-    body = error.body
+async def send_error(send: Send, error: HttpError, path: str, request_id: str) -> None:
+    """Send an error as the whole response, in the shape of the API that a path belongs to."""
+    status, error_headers, body = in_dialect_of(path, error, request_id=request_id)
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        *((name.lower().encode(), value.encode()) for name, value in error.headers.items()),
+        *((name.lower().encode(), value.encode()) for name, value in error_headers.items()),
     ]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vllm.entrypoints.openai.context import ModelFacts
+from vllm.entrypoints.openai.protocol.requests import SamplingRequest
 from vllm.entrypoints.openai.sampling import check_token_id
 from vllm.exceptions import UserInputError
 from vllm.inputs import MAX_CACHE_BOUNDARIES
 from vllm.tokenizers import Tokenizer
+from vllm.v1.engine.input_processor import truncate_prompt
 
 # Longer texts are tokenised in a thread: a millisecond of it is about this much.
 _THREAD_CHARS = 2_000
@@ -87,6 +90,32 @@ async def tokenize_prompts(
             check_token_id(worst, vocab_size, "prompt")
         tokenized.append(TokenizedPrompt(item))
     return tokenized
+
+
+def truncate(
+    prompt: TokenizedPrompt, request: SamplingRequest, max_tokens: int | None, facts: ModelFacts
+) -> TokenizedPrompt:
+    """Cut a prompt to ``truncate_prompt_tokens``, at its beginning unless the request says else.
+
+    Args:
+        prompt: The prompt.
+        request: Its request.
+        max_tokens: Of the answer, as far as it is known.
+        facts: The model's.
+
+    Raises:
+        UserInputError: The wanted length is impossible.
+    """
+    wanted = request.truncate_prompt_tokens
+    if wanted is None:
+        return prompt
+    if wanted < -1 or wanted == 0:
+        raise UserInputError(
+            f"truncate_prompt_tokens={wanted} must be -1 or at least 1.", "truncate_prompt_tokens"
+        )
+    side = request.truncation_side or "left"
+    kept = truncate_prompt(prompt.token_ids, wanted, facts.max_model_len, max_tokens or 1, side)
+    return prompt if len(kept) == len(prompt.token_ids) else TokenizedPrompt(kept)
 
 
 async def encode_texts(

@@ -23,6 +23,8 @@ class ServerArgs:
         allow_special_tokens_in_content: Whether special tokens that a client spells in a message
             become special; else they stay text.
         default_chat_template_kwargs: Under the ``chat_template_kwargs`` of a request.
+        tool_call_parser: Name of the format of tool calls; None: the model's.
+        reasoning_parser: Name of the format of reasoning; None: the model's.
         generation_config: "auto": the checkpoint's sampling defaults; "vllm": neutral ones.
         max_log_len: Characters of a prompt to log; None: all.
         enable_prompt_tokens_details: Whether ``usage`` says why prompt tokens were computed.
@@ -36,6 +38,8 @@ class ServerArgs:
     chat_template: str | None = None
     allow_special_tokens_in_content: bool = False
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     generation_config: str = "auto"
     enable_log_requests: bool = False
     max_log_len: int | None = None

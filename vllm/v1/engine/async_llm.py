@@ -18,7 +18,7 @@ from vllm.v1.engine.client import AsyncEngineCoreHandle
 from vllm.v1.engine.engine_base import EngineBase
 from vllm.v1.engine.launch import launch_engine_core
 from vllm.v1.engine.output_processor import ProcessedOutputs
-from vllm.v1.engine.output_queue import OutputQueue
+from vllm.v1.engine.output_queue import OutputQueue, OutputSink
 from vllm.v1.engine.queue_limit import QueueLimit
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.engine.wire import (
@@ -133,6 +133,38 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         Raises:
             As :meth:`generate`.
         """
+        queue = OutputQueue(deltas=params.output_kind == RequestOutputKind.DELTA)
+        leave = await self.submit(
+            request_id,
+            prompt,
+            params,
+            queue,
+            priority=priority,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+        )
+        return RequestStream(request_id, queue, leave)
+
+    async def submit(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams,
+        sink: OutputSink,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> Callable[[], None]:
+        """Check and submit a request whose outputs go straight to ``sink``, in the event loop.
+
+        Returns:
+            What to call to leave early: it aborts the request unless it has finished. Nothing else
+            does, so a caller that loses interest must call it.
+
+        Raises:
+            As :meth:`generate`, for what is known at once; the sink is told of the rest.
+        """
         arrival_time = time.monotonic()
         self._check_open()
         parse = self.input_processor.parse_prompt
@@ -151,10 +183,9 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         self._check_open()
         self._admit(params.n)
         self._bind_loop()
-        queue = OutputQueue(deltas=params.output_kind == RequestOutputKind.DELTA)
         self._idle.clear()
-        child_ids = self._submit(request, parsed.text, queue)
-        return RequestStream(request_id, queue, _make_leaver(weakref.ref(self), child_ids))
+        child_ids = self._submit(request, parsed.text, sink)
+        return _make_leaver(weakref.ref(self), child_ids)
 
     def _admit(self, num_new: int) -> None:
         try:

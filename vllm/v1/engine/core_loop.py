@@ -56,6 +56,9 @@ class SteppedCore(Protocol):
     def step(self) -> tuple[Mapping[int, EngineCoreOutputs], bool]:
         """Run one step; return outputs by client, and whether anything was done."""
 
+    def take_refusals(self) -> list[tuple[str, VllmError]]:
+        """Drain the queued requests that turned out to be wrong, and what is wrong with them."""
+
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
@@ -153,6 +156,8 @@ class CoreLoop:
         self._progress.busy = True
         self._progress.tick()
         outputs, self._did_work = self._core.step()
+        for request_id, error in self._core.take_refusals():
+            self._reject(request_id, error)
         for client_outputs in outputs.values():
             self._emit(StepOutputs(client_outputs))
 

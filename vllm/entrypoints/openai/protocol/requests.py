@@ -1,6 +1,6 @@
 """The bodies clients send. Fields not named here land in ``model_extra``; see ``fields``."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -12,6 +12,7 @@ from pydantic import (
     StrictBool,
     WithJsonSchema,
 )
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 
@@ -66,6 +67,28 @@ PromptField = Annotated[
 ]
 
 
+# Checked by hand too, like messages: ``vllm.tokenizers.chat_tools``.
+ToolsField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "description": "Functions the model may call.",
+            "anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}],
+        }
+    ),
+]
+ToolChoiceField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "description": "none, auto, required, or the function to call.",
+            "anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}],
+        }
+    ),
+]
+_DEPRECATED: JsonDict = {"deprecated": True}
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -88,6 +111,12 @@ class SamplingRequest(_Body):
     top_p: Number | None = None
     top_k: Whole | None = None
     min_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    logit_bias: dict[str, Number] | None = Field(None, description="Added to logits, by token id.")
+    allowed_token_ids: Many[Whole] | None = None
+    bad_words: Many[Text] | None = None
     seed: Whole | None = None
     stop: Text | Many[Text] | None = None
     stop_token_ids: Many[Whole] | None = None
@@ -95,6 +124,24 @@ class SamplingRequest(_Body):
     ignore_eos: StrictBool | None = None
     max_tokens: Whole | None = None
     min_tokens: Whole | None = None
+    thinking_token_budget: Whole | None = Field(
+        None, description="Tokens of reasoning after which it is ended by force."
+    )
+    truncate_prompt_tokens: Whole | None = Field(
+        None, description="Keep this many of the prompt's tokens; -1: all that fit."
+    )
+    truncation_side: Literal["left", "right"] | None = None
+    response_format: dict[str, Any] | None = Field(
+        None, description="text, json_object, json_schema or structural_tag."
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="One of json, regex, choice, grammar, json_object, structural_tag."
+    )
+    guided_json: Annotated[Any, WithJsonSchema(_DEPRECATED)] = None
+    guided_regex: Text | None = Field(None, json_schema_extra=_DEPRECATED)
+    guided_choice: Many[Text] | None = Field(None, json_schema_extra=_DEPRECATED)
+    guided_grammar: Text | None = Field(None, json_schema_extra=_DEPRECATED)
+    guided_whitespace_pattern: Text | None = Field(None, json_schema_extra=_DEPRECATED)
     skip_special_tokens: StrictBool | None = None
     spaces_between_special_tokens: StrictBool | None = None
     prompt_logprobs: Whole | None = None
@@ -126,6 +173,11 @@ class ChatCompletionRequest(SamplingRequest):
     """``POST /v1/chat/completions``."""
 
     messages: Many[dict[str, Any]]
+    tools: ToolsField = None
+    tool_choice: ToolChoiceField = None
+    parallel_tool_calls: StrictBool | None = Field(
+        None, description="false: an answer holds one call at most."
+    )
     max_completion_tokens: Whole | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Whole | None = None
@@ -155,6 +207,7 @@ class TokenizeRequest(_Body):
     model: Text | None = None
     prompt: str | None = None
     messages: Many[dict[str, Any]] | None = None
+    tools: ToolsField = None
     add_special_tokens: StrictBool | None = None
     return_token_strs: StrictBool | None = None
     add_generation_prompt: StrictBool | None = None

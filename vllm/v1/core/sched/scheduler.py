@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.structured_output import StructuredOutputManager
+    from vllm.v1.structured_output.masks import GrammarMasks
 
 __all__ = ["Scheduler", "SchedulerOutput"]
 
@@ -257,6 +258,16 @@ class Scheduler(SchedulerInterface):
             output.ec_connector_metadata = self.ec_connector.build_connector_meta(output)
         return output
 
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarMasks | None:
+        """Return what grammars allow in the rows of the step just scheduled; None: anything."""
+        if not scheduler_output.has_structured_output_requests:
+            return None
+        return self.structured_output_manager.make_masks(
+            self._requests.by_id,
+            list(scheduler_output.num_scheduled_tokens),
+            scheduler_output.scheduled_spec_decode_tokens,
+        )
+
     def _count_common_prefix_blocks(self, step: StepBuilder) -> list[int]:
         running = self._requests.running
         if not running or not step.num_scheduled_tokens:
@@ -347,12 +358,8 @@ class Scheduler(SchedulerInterface):
                 continue
             if request.is_prefill_chunk:
                 drafts = []
-            elif request.use_structured_output and self.structured_output_manager.should_advance(
-                request
-            ):
-                structured = request.structured_output_request
-                assert structured is not None
-                drafts = structured.grammar.validate_tokens(drafts)
+            elif request.use_structured_output:
+                drafts = self.structured_output_manager.filter_drafts(request, drafts)
             request.propose_drafts(drafts)
 
     # ============================================================ cache, stats
