@@ -1,6 +1,7 @@
 """The engine's side of one HTTP request: several prompts, one stream of outputs."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -66,12 +67,25 @@ class EngineStream:
 
     Owns: at most one output per job that nobody has read yet, and the error that ends the stream.
     ``close`` must be called; it aborts what still runs.
+
+    Args:
+        engine: What answers.
+        jobs: What to answer.
+        state: Can end the stream.
+        patience_s: How long ``start`` waits for the first output; None: as long as it takes.
     """
 
-    def __init__(self, engine: EngineClient, jobs: Sequence[Job], state: ServerState) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        jobs: Sequence[Job],
+        state: ServerState,
+        patience_s: float | None = None,
+    ) -> None:
         self._engine = engine
         self._jobs = jobs
         self._state = state
+        self._patience_s = patience_s
         self._waiting: dict[int, RequestOutput] = {}
         self._error: Exception | None = None
         self._ready = asyncio.Event()
@@ -83,7 +97,8 @@ class EngineStream:
     async def start(self) -> None:
         """Hand the jobs to the engine and wait for the first output.
 
-        Errors that come before it can still be told by an HTTP status.
+        Errors that come before it can still be told by an HTTP status. When patience ends first,
+        the response may begin: a proxy would cut a connection that stays silent for a long prompt.
 
         Raises:
             VllmError: The engine refuses a job, or fails.
@@ -92,7 +107,9 @@ class EngineStream:
         try:
             for index in range(len(self._jobs)):
                 await self._submit(index)
-            self._first = await self._next()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience_s):
+                    self._first = await self._next()
         except BaseException:
             await self.close()
             raise
@@ -154,6 +171,8 @@ class EngineStream:
             VllmError: The engine failed, or the server ended the stream.
         """
         item, self._first = self._first, None
+        if item is None:
+            item = await self._next()
         while item is not None:
             _raise_engine_error(item)
             yield item
