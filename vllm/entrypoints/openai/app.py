@@ -12,6 +12,7 @@ from starlette.responses import Response
 from vllm import envs
 from vllm.entrypoints.anthropic.errors import in_dialect_of
 from vllm.entrypoints.anthropic.routes import router as messages_router
+from vllm.entrypoints.openai.cache_routes import cache_router
 from vllm.entrypoints.openai.dev_routes import dev_router
 from vllm.entrypoints.openai.disconnect import ClientGoneError
 from vllm.entrypoints.openai.errors import describe_exception
@@ -71,7 +72,7 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
             envs.VLLM_RESPONSES_STORE_MAX_AGE,
         )
     )
-    for routes in (router, responses_router, messages_router):
+    for routes in (router, responses_router, messages_router, cache_router):
         app.include_router(routes)
     if envs.VLLM_SERVER_DEV_MODE:
         logger.warning("VLLM_SERVER_DEV_MODE=1: routes for development are open to every client.")

@@ -12,6 +12,7 @@ from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.output_queue import OutputSink
+from vllm.v1.messages import HeldPrefix
 
 
 class EngineClient(Protocol):
@@ -32,6 +33,9 @@ class EngineClient(Protocol):
         cache_salt: str | None = None,
     ) -> Callable[[], None]:
         """Run a request whose outputs go to ``sink``; return what aborts it."""
+
+    async def get_held_prefixes(self, forget: str = "") -> tuple[list[HeldPrefix], bool]:
+        """Let go of one kept prefix, if asked to; return the others, and whether it was there."""
 
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
