@@ -1,6 +1,5 @@
 """``/v1/cache/prefixes``: prompts' beginnings that an operator computes ahead and keeps."""
 
-import asyncio
 import math
 import uuid
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ from starlette.responses import Response
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import until_disconnect
 from vllm.entrypoints.openai.engine_stream import EngineStream, Job
+from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, prepare_chat
 from vllm.entrypoints.openai.prompts import tokenize_prompts
 from vllm.entrypoints.openai.protocol.fields import check_extra_fields
 from vllm.entrypoints.openai.protocol.requests import CachePrefixRequest
@@ -132,8 +132,8 @@ async def _tokenize(body: CachePrefixRequest, context: ServingContext) -> list[i
         return prompts[0].token_ids
     kwargs = {**context.args.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
     options = ChatOptions(add_generation_prompt=False, template_kwargs=kwargs)
-    prompt = await asyncio.to_thread(context.chat_encoder.encode_chat, body.messages, options)
-    return prompt.token_ids
+    chat = await prepare_chat(ChatTask(body.messages, options), context)
+    return chat.prompt.token_ids
 
 
 async def _compute(job: Job, context: ServingContext) -> None:
