@@ -19,6 +19,7 @@ from vllm.entrypoints.openai.routes import Context
 from vllm.exceptions import PrefixNotFoundError, UserInputError
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import ChatOptions
+from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
 from vllm.v1.messages import HeldPrefix
 
 cache_router = APIRouter(tags=["prefix cache"])
@@ -132,8 +133,9 @@ async def _tokenize(body: CachePrefixRequest, context: ServingContext) -> list[i
         return prompts[0].token_ids
     kwargs = {**context.args.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
     options = ChatOptions(add_generation_prompt=False, template_kwargs=kwargs)
-    chat = await prepare_chat(ChatTask(body.messages, options), context)
-    return chat.prompt.token_ids
+    tools = parse_tools(body.tools)
+    task = ChatTask(body.messages, options, tools, parse_tool_choice(None, tools))
+    return (await prepare_chat(task, context)).prompt.token_ids
 
 
 async def _compute(job: Job, context: ServingContext) -> None:

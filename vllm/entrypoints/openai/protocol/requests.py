@@ -193,6 +193,7 @@ class CachePrefixRequest(_Body):
 
     model: Text | None = None
     messages: Many[dict[str, Any]] | None = None
+    tools: ToolsField = None
     prompt: PromptField | None = None
     tokens: Many[Whole] | None = None
     pin: StrictBool | None = Field(None, description="Reuse its memory last; true unless false.")
