@@ -4,6 +4,7 @@
     ├── UserInputError            the request is wrong           HTTP 400
     │   ├── ModelNotFoundError    unknown model name             HTTP 404
     │   ├── ResponseNotFoundError no such stored response        HTTP 404
+    │   ├── PrefixNotFoundError   no such kept prefix            HTTP 404
     │   └── UnsupportedFeatureError  known, but not served yet   HTTP 400
     ├── ConfigError               a flag or a file is wrong; raised before weights load
     │   └── UnsupportedModelError an architecture we do not serve
@@ -33,6 +34,10 @@ class UserInputError(VllmError, ValueError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class PrefixNotFoundError(UserInputError):
+    """A request names a kept prefix that there is not."""
 
 
 class ModelNotFoundError(UserInputError):

@@ -11,6 +11,8 @@ from tests.e2e.server_process import ServerProcess
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 USER: Any = [{"role": "user", "content": "hi"}]
+# Its schema is none, which shows when a call is forced.
+TOOL: Any = [{"type": "function", "function": {"name": "f", "parameters": {"properties": [1]}}}]
 
 # path, body, status, param
 BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
@@ -78,6 +80,9 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (CHAT, {"messages": USER, "tools": []}, 400, "tools"),
     (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, 400, "tools"),
     (CHAT, {"messages": USER, "tool_choice": "auto"}, 400, "tool_choice"),
+    (CHAT, {"messages": USER, "tools": TOOL, "tool_choice": {"type": "x"}}, 400, "tool_choice"),
+    (CHAT, {"messages": USER, "tools": TOOL, "tool_choice": "required"}, 400, "structured_outputs"),
+    (CHAT, {"messages": [*USER, {"role": "assistant", "tool_calls": [{}]}]}, 400, "messages"),
     (CHAT, {"messages": USER, "response_format": {"type": "xml"}}, 400, "response_format"),
     (CHAT, {"messages": USER, "response_format": {"type": "json_schema"}}, 400, "response_format"),
     (CHAT, {"messages": USER, "structured_outputs": {"regex": "("}}, 400, "structured_outputs"),

@@ -85,7 +85,7 @@ def test_an_agents_turns(family: str, tmp_path: Path) -> None:
     ):
         messages: list[Any] = [{"role": "user", "content": "How is the weather?"}]
         num_known = 0
-        for turn in range(4):
+        for turn in range(3):
             answer = client.chat.completions.create(
                 model="tiny", messages=messages, tools=TOOLS, temperature=0.0
             )

@@ -138,6 +138,19 @@ def test_prompt_logprobs_cover_the_prompt(llm):
     assert output.outputs[0].cumulative_logprob < 0
 
 
+def test_a_chat_with_tools_and_a_template_of_its_own(llm):
+    chat = [{"role": "user", "content": "Weather in Oslo?"}]
+    function = {"name": "get_weather", "description": "Tells the weather.", "parameters": {}}
+    tools = [{"type": "function", "function": function}]
+    (plain,) = llm.chat(chat, GREEDY, use_tqdm=False)
+    (with_tools,) = llm.chat(chat, GREEDY, use_tqdm=False, tools=tools)
+    assert "get_weather" in with_tools.prompt
+    assert "get_weather" not in plain.prompt
+    template = "{{ messages[0].content }}!"
+    (own,) = llm.chat(chat, GREEDY, use_tqdm=False, chat_template=template)
+    assert own.prompt == "Weather in Oslo?!"
+
+
 def test_defaults_and_metrics(llm):
     assert isinstance(llm.get_default_sampling_params(), SamplingParams)
     before = values_of(llm.get_metrics())["vllm:generation_tokens"]

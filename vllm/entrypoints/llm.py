@@ -15,6 +15,7 @@ from vllm.logger import setup_logging
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import ChatOptions, Tokenizer, make_chat_encoder
+from vllm.tokenizers.chat_tools import parse_tools
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.reader import Metric
@@ -124,6 +125,8 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         reasoning_effort: str | None = None,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one chat or several, in the model's own chat format.
@@ -133,6 +136,8 @@ class LLM:
             add_generation_prompt: Whether to open the assistant's turn.
             continue_final_message: Whether to go on with the last (assistant) message instead.
             reasoning_effort: "none" turns thinking off.
+            chat_template: As the constructor's, for this call.
+            tools: Functions the model may call, as OpenAI's API takes them; calls come as text.
             chat_template_kwargs: Further variables of the template.
 
         Raises:
@@ -142,7 +147,7 @@ class LLM:
         encoder = make_chat_encoder(
             self.llm_engine.vllm_config.model_config.hf_config,
             tokenizer,
-            self._chat_template,
+            chat_template or self._chat_template,
             allows_special_tokens=self._allows_special_tokens,
         )
         options = ChatOptions(
@@ -150,6 +155,7 @@ class LLM:
             continue_final_message=continue_final_message,
             reasoning_effort=reasoning_effort,
             template_kwargs=chat_template_kwargs or {},
+            tools=parse_tools(tools) if tools else (),
         )
         prompts: list[PromptType] = []
         for chat in _as_chats(messages):

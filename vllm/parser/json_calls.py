@@ -17,6 +17,7 @@ _ARGUMENTS = ("arguments", "parameters")
 _PYTHON_TAG = "<|python_tag|>"
 # A call's object begins with one of these keys; another first key makes it an answer in JSON.
 _FIRST_KEY = re.compile(r'\{\s*"((?:[^"\\]|\\.)*)"')
+_HEAD_CHARS = 256
 _CALL_KEYS = ("name", "type", "function", *_ARGUMENTS)
 _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
@@ -126,11 +127,13 @@ class LlamaDialect:
 class _LlamaReader:
     """Reads calls one after another, up to the end of the answer.
 
-    Owns: the object that is being read, and what it was found to be.
+    Owns: the object that is being read, its head that shows the first key, and whether it may
+        turn out to be text.
     """
 
     def __init__(self, begun: str) -> None:
-        self._body = ""
+        self._body: list[str] = []
+        self._head = ""
         self._pending = begun
         self._json = JsonEnd()
         # Behind a python tag, or a call, nothing is text.
@@ -148,28 +151,29 @@ class _LlamaReader:
                     return news
                 text = text[at:]
             end = self._json.find_end(text)
-            self._body += text if end is None else text[:end]
+            self._body.append(text if end is None else text[:end])
+            self._head += self._body[-1][: _HEAD_CHARS - len(self._head)]
             text = "" if end is None else text[end:]
             if end is not None:
-                call = call_of_json(self._body)
+                call = call_of_json("".join(self._body))
                 if call is None and self._may_be_text:
                     return self._as_text(text)
                 news.calls += [call] if call is not None else []
                 self._may_be_text = False
-                self._body, self._json = "", JsonEnd()
+                self._body, self._head, self._json = [], "", JsonEnd()
             elif self._may_be_text and self._is_answer():
                 return self._as_text("")
         return news
 
     def close(self, finish_reason: str | None) -> BlockNews:
         """Tell no call: an object that is not closed is none, and no text once it has a key."""
-        body = self._body + self._pending
+        body = "".join(self._body) + self._pending
         is_text = self._may_be_text and '"' not in body
         return BlockNews([], text=body if is_text else "", ended=True)
 
     def _is_answer(self) -> bool:
-        key = _FIRST_KEY.match(self._body)
+        key = _FIRST_KEY.match(self._head)
         return key is not None and key[1] not in _CALL_KEYS
 
     def _as_text(self, rest: str) -> BlockNews:
-        return BlockNews([], text=self._body, ended=True, rest=rest)
+        return BlockNews([], text="".join(self._body), ended=True, rest=rest)

@@ -18,11 +18,13 @@ from vllm.tokenizers.chat_messages import (
     ChatOptions,
     ChatPrompt,
     check_options,
+    find_part_ends,
     parse_messages,
 )
 from vllm.tokenizers.chat_tools import ToolSpec
 from vllm.tokenizers.guarded_messages import guard_messages
 from vllm.tokenizers.literal_text import LiteralText
+from vllm.tokenizers.part_openers import find_openers
 from vllm.tokenizers.tokenizer import Tokenizer
 
 _OWN_ARGUMENTS = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools")
@@ -57,6 +59,8 @@ class JinjaChatEncoder:
         self._template = compile_template(template)
         self._tokenizer = tokenizer
         self._literal_text = literal_text
+        # Tokens that begin a message; None: not known yet.
+        self._openers: frozenset[int] | None = None
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
@@ -69,7 +73,24 @@ class JinjaChatEncoder:
         if options.continue_final_message:
             text = _cut_after_last_content(text, guarded.messages[-1])
         text, token_ids = guarded.encode(self._tokenizer, text, options.add_special_tokens)
-        return ChatPrompt(text, token_ids, in_reasoning=text.rstrip().endswith("<think>"))
+        return ChatPrompt(
+            text,
+            token_ids,
+            in_reasoning=text.rstrip().endswith("<think>"),
+            part_ends=self._find_part_ends(token_ids),
+        )
+
+    def _find_part_ends(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return where messages end, as far as the template marks their beginnings."""
+        if self._openers is None:
+            # Encoding the probe leads here again.
+            self._openers = frozenset()
+            options = ChatOptions(add_generation_prompt=False)
+            self._openers = find_openers(
+                lambda messages: self.encode_chat(messages, options).token_ids,
+                self._tokenizer.all_special_ids,
+            )
+        return find_part_ends(token_ids, self._openers)
 
     def _render(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], options: ChatOptions

@@ -9,7 +9,7 @@ from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.output_queue import OutputSink
-from vllm.v1.messages import PrefillStats
+from vllm.v1.messages import HeldPrefix, PrefillStats
 
 # A step takes longer than a response needs to send a token: else tokens would be merged.
 _TURNS_PER_TOKEN = 10
@@ -45,6 +45,8 @@ class FakeEngine:
         self.errored = False
         self.resets: list[tuple[bool, bool]] = []
         self.boundaries: list[list[int]] = []
+        self.held: list[HeldPrefix] = []
+        self.keeps = True
         self.can_reset = True
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -61,6 +63,11 @@ class FakeEngine:
         """Put the scripted answer into the sink."""
         token_ids = prompt["prompt_token_ids"]
         self.boundaries.append(prompt.get("cache_boundaries", []))
+        for offset, seconds in prompt.get("cache_ttls", {}).items():
+            expires_in = None if seconds in (0.0, float("inf")) else seconds
+            name = f"{request_id}-00000001"
+            held = HeldPrefix(name, offset, 3, seconds > 0, expires_in, 0)
+            self.held += [held] * self.keeps
         self.jobs.append((token_ids, sampling_params, request_id, priority, cache_salt))
         if self.refuse is not None and len(self.jobs) > self.refuse_from:
             raise self.refuse
@@ -93,6 +100,12 @@ class FakeEngine:
         """Note the call."""
         self.resets.append((reset_running_requests, reset_connector))
         return self.can_reset
+
+    async def get_held_prefixes(self, forget: str = "") -> tuple[list[HeldPrefix], bool]:
+        """Keep every prefix that a request asked for, until it is forgotten."""
+        known = {held.id for held in self.held}
+        self.held = [held for held in self.held if held.id != forget]
+        return list(self.held), forget in known
 
     async def _answer(
         self, prompt_ids: list[int], params: SamplingParams, request_id: str

@@ -108,3 +108,23 @@ async def test_a_job_refused_after_another_began_leaves_that(engine: FakeEngine)
     with pytest.raises(QueueFullError):
         await EngineStream(engine, _jobs(2), ServerState()).start()
     assert engine.num_left == 1
+
+
+async def test_a_response_may_begin_before_the_first_output(engine: FakeEngine) -> None:
+    engine.hold.clear()
+    stream = EngineStream(engine, _jobs(1), ServerState(), patience_s=0.001)
+    await asyncio.wait_for(stream.start(), 30)
+    engine.hold.set()
+    assert len([item async for item in stream.outputs()]) == 3
+    await stream.close()
+
+
+async def test_an_error_after_the_beginning_is_told_by_the_stream(engine: FakeEngine) -> None:
+    engine.hold.clear()
+    engine.fail_at = 0
+    stream = EngineStream(engine, _jobs(1), ServerState(), patience_s=0.001)
+    await asyncio.wait_for(stream.start(), 30)
+    engine.hold.set()
+    with pytest.raises(EngineError):
+        await anext(stream.outputs())
+    await stream.close()

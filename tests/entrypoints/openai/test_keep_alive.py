@@ -1,6 +1,7 @@
 """Comments on silent streams."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from vllm.entrypoints.openai.keep_alive import KeepAliveMiddleware
+from vllm.entrypoints.openai.operations_args import OperationsArgs
 
 COMMENT = b": keep-alive\n\n"
 EVENT = b"data: 1\n\n"
@@ -71,3 +73,40 @@ async def test_an_error_of_the_application_passes_and_ends_the_watch() -> None:
         await _run(b"text/event-stream", fail)
     others = asyncio.all_tasks() - {asyncio.current_task()}
     assert not others
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+async def test_a_long_prompt_is_no_silence(serve: Any, path: str, body: dict[str, Any]) -> None:
+    """The engine's first token comes only once a comment has gone out."""
+    served = serve(operations=OperationsArgs(keep_alive_s=0.001))
+    served.engine.hold.clear()
+    content = json.dumps({**body, "stream": True, "max_tokens": 2}).encode()
+    requests = [{"type": "http.request", "body": content}]
+    messages: list[Message] = []
+
+    async def receive() -> Message:
+        if requests:
+            return requests.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+        if message.get("body") == COMMENT:
+            served.engine.hold.set()
+
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
+    scope |= {"query_string": b"", "headers": [(b"content-type", b"application/json")]}
+    await asyncio.wait_for(served.app(scope, receive, send), 30)
+    assert messages[0]["status"] == 200
+    bodies = [message["body"] for message in messages[1:]]
+    assert bodies[0] == COMMENT
+    events = [one for one in bodies if one not in (COMMENT, b"")]
+    assert events[-1] == b"data: [DONE]\n\n"
+    assert len(events) >= 3

@@ -107,6 +107,7 @@ class Crowd:
                 for output in batch.outputs:
                     self.tokens[output.request_id] += output.new_token_ids
                     self.num_preemptions += output.num_preemptions
+        self.core.shutdown()
 
 
 class PartlyRight:

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, WithJsonSchema
 
-from vllm.entrypoints.openai.protocol.requests import SamplingRequest, Text, Whole
+from vllm.entrypoints.openai.protocol.requests import Many, SamplingRequest, Text, Whole
 
 SystemField = Annotated[
     Any,
@@ -38,6 +38,6 @@ class MessagesRequest(CountTokensRequest):
     """``POST /v1/messages``; sampling fields beyond Anthropic's are those of the other routes."""
 
     max_tokens: Whole
-    stop_sequences: list[Text] | None = None
+    stop_sequences: Many[Text] | None = None
     metadata: dict[str, Any] | None = None
     stream: StrictBool | None = None

@@ -61,7 +61,5 @@ REFUSED_SERVE_FLAGS = (
     _switch("--return-tokens-as-token-ids", advice="set the field in requests"),
     _value("--response-role", harmless=("assistant",)),
     _value("--tool-server"),
-    _value("--tool-parser-plugin", advice="no code of a user's is run"),
-    _value("--reasoning-parser-plugin", advice="no code of a user's is run"),
     _value("--middleware", advice="put a proxy in front"),
 )

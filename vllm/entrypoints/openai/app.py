@@ -16,6 +16,7 @@ from vllm.entrypoints.openai.cache_routes import cache_router
 from vllm.entrypoints.openai.dev_routes import dev_router
 from vllm.entrypoints.openai.disconnect import ClientGoneError
 from vllm.entrypoints.openai.errors import describe_exception
+from vllm.entrypoints.openai.explain_routes import explain_router
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
 from vllm.entrypoints.openai.keep_alive import KeepAliveMiddleware
 from vllm.entrypoints.openai.middleware import EdgeMiddleware, route_path
@@ -72,12 +73,12 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
             envs.VLLM_RESPONSES_STORE_MAX_AGE,
         )
     )
-    for routes in (router, responses_router, messages_router):
+    for routes in (router, responses_router, messages_router, cache_router):
         app.include_router(routes)
     if envs.VLLM_SERVER_DEV_MODE:
         logger.warning("VLLM_SERVER_DEV_MODE=1: routes for development are open to every client.")
         app.include_router(dev_router)
-        app.include_router(cache_router)
+        app.include_router(explain_router)
     for kind in (VllmError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _handle_error)
     app.add_exception_handler(ClientGoneError, _handle_client_gone)

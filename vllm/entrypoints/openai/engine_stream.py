@@ -1,6 +1,7 @@
 """The engine's side of one HTTP request: several prompts, one stream of outputs."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,6 +12,7 @@ from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.output_queue import OutputSink
+from vllm.v1.messages import HeldPrefix
 
 
 class EngineClient(Protocol):
@@ -31,6 +33,9 @@ class EngineClient(Protocol):
         cache_salt: str | None = None,
     ) -> Callable[[], None]:
         """Run a request whose outputs go to ``sink``; return what aborts it."""
+
+    async def get_held_prefixes(self, forget: str = "") -> tuple[list[HeldPrefix], bool]:
+        """Let go of one kept prefix, if asked to; return the others, and whether it was there."""
 
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
@@ -66,12 +71,25 @@ class EngineStream:
 
     Owns: at most one output per job that nobody has read yet, and the error that ends the stream.
     ``close`` must be called; it aborts what still runs.
+
+    Args:
+        engine: What answers.
+        jobs: What to answer.
+        state: Can end the stream.
+        patience_s: How long ``start`` waits for the first output; None: as long as it takes.
     """
 
-    def __init__(self, engine: EngineClient, jobs: Sequence[Job], state: ServerState) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        jobs: Sequence[Job],
+        state: ServerState,
+        patience_s: float | None = None,
+    ) -> None:
         self._engine = engine
         self._jobs = jobs
         self._state = state
+        self._patience_s = patience_s
         self._waiting: dict[int, RequestOutput] = {}
         self._error: Exception | None = None
         self._ready = asyncio.Event()
@@ -83,7 +101,8 @@ class EngineStream:
     async def start(self) -> None:
         """Hand the jobs to the engine and wait for the first output.
 
-        Errors that come before it can still be told by an HTTP status.
+        Errors that come before it can still be told by an HTTP status. When patience ends first,
+        the response may begin: a proxy would cut a connection that stays silent for a long prompt.
 
         Raises:
             VllmError: The engine refuses a job, or fails.
@@ -92,7 +111,9 @@ class EngineStream:
         try:
             for index in range(len(self._jobs)):
                 await self._submit(index)
-            self._first = await self._next()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience_s):
+                    self._first = await self._next()
         except BaseException:
             await self.close()
             raise
@@ -154,6 +175,8 @@ class EngineStream:
             VllmError: The engine failed, or the server ended the stream.
         """
         item, self._first = self._first, None
+        if item is None:
+            item = await self._next()
         while item is not None:
             _raise_engine_error(item)
             yield item

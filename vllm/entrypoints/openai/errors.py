@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException
 from vllm.exceptions import (
     EngineDeadError,
     ModelNotFoundError,
+    PrefixNotFoundError,
     QueueFullError,
     ResponseNotFoundError,
     ShuttingDownError,
@@ -43,6 +44,7 @@ _TYPE_OF_STATUS = {
 _STATUS_OF_EXCEPTION: tuple[tuple[type[Exception], int], ...] = (
     (ModelNotFoundError, 404),
     (ResponseNotFoundError, 404),
+    (PrefixNotFoundError, 404),
     (UserInputError, 400),
     (QueueFullError, 503),
     (ShuttingDownError, 503),

@@ -114,7 +114,9 @@ def make_stream(
     if context.args.enable_log_requests:
         for job, prompt in zip(jobs, prompts, strict=True):
             _log_request(job, prompt, context)
-    return EngineStream(context.engine, jobs, context.state)
+    # An error before the first output is told by a status, unless that would keep a stream silent.
+    patience_s = context.args.operations.keep_alive_s or None
+    return EngineStream(context.engine, jobs, context.state, patience_s if body.stream else None)
 
 
 def _log_request(job: Job, prompt: TokenizedPrompt, context: ServingContext) -> None:

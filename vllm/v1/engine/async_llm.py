@@ -23,9 +23,11 @@ from vllm.v1.engine.queue_limit import QueueLimit
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.engine.wire import (
     FromCore,
+    HeldPrefixes,
     PrefixCacheReset,
     StepOutputs,
 )
+from vllm.v1.messages import HeldPrefix
 from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import LoggingStatLogger, StatLogger
 from vllm.v1.metrics.tracing import current_trace_headers
@@ -71,7 +73,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         self._queue_limit = QueueLimit.from_config(vllm_config.scheduler_config)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._log_timer: asyncio.TimerHandle | None = None
-        self._calls: dict[int, asyncio.Future[bool]] = {}
+        self._calls: dict[int, asyncio.Future[PrefixCacheReset | HeldPrefixes]] = {}
         self._idle = asyncio.Event()
         self._draining = False
 
@@ -245,10 +247,10 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         self._queue_limit.observe(message.outputs.scheduler_stats)
         return super()._on_step(message)
 
-    def _on_reset(self, message: PrefixCacheReset) -> None:
+    def _on_answer(self, message: PrefixCacheReset | HeldPrefixes) -> None:
         call = self._calls.pop(message.call_id, None)
         if call is not None and not call.done():
-            call.set_result(message.success)
+            call.set_result(message)
 
     def _on_dead(self, error: EngineDeadError) -> None:
         super()._on_dead(error)
@@ -308,10 +310,30 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             EngineDeadError: The core is dead.
         """
         await self.check_health()
+        answer = await self._answer_to(self._send_reset(reset_running_requests, reset_connector))
+        assert isinstance(answer, PrefixCacheReset)
+        return answer.success
+
+    async def get_held_prefixes(self, forget: str = "") -> tuple[list[HeldPrefix], bool]:
+        """Let go of one held prefix, if asked to.
+
+        Returns:
+            Those that are held now, and whether the one to let go of was.
+
+        Raises:
+            EngineDeadError: The core is dead.
+        """
+        await self.check_health()
+        answer = await self._answer_to(self._ask_held(forget))
+        assert isinstance(answer, HeldPrefixes)
+        return answer.prefixes, answer.forgotten
+
+    async def _answer_to(self, call_id: int) -> PrefixCacheReset | HeldPrefixes:
+        """Wait for the core's answer to a call that was just sent."""
         self._bind_loop()
-        call: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         # The answer is taken in by this loop, so not before this call waits.
-        self._calls[self._send_reset(reset_running_requests, reset_connector)] = call
+        call: asyncio.Future[PrefixCacheReset | HeldPrefixes]
+        call = self._calls[call_id] = asyncio.get_running_loop().create_future()
         return await call
 
     def _schedule_log(self) -> None:

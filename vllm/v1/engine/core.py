@@ -1,7 +1,7 @@
 """The engine core: scheduler and executor, stepped together."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm import envs
@@ -17,7 +17,7 @@ from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_k
 from vllm.v1.engine.startup_report import report_model, report_start
 from vllm.v1.engine.wire import KVCacheInfo
 from vllm.v1.executor.abstract import Executor
-from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -168,6 +168,13 @@ class EngineCore:
         self.scheduler.publish_kv_events()
         self.check_invariants()
         return done
+
+    def get_held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
+        """Let go of one prefix, if asked to; return those that are held, and whether it was."""
+        manager = self.scheduler.kv_cache_manager
+        forgotten = bool(forget) and manager.forget_prefix(forget)
+        self.scheduler.publish_kv_events()
+        return manager.held_prefixes(), forgotten
 
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Return the size and geometry of the KV cache."""

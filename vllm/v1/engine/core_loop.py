@@ -1,7 +1,7 @@
 """The engine core's loop: take messages, step, send outputs. The same in a process or a thread."""
 
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from vllm.exceptions import EngineError, UserInputError, VllmError
@@ -9,8 +9,10 @@ from vllm.logger import init_logger
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
+    AskHeldPrefixes,
     ErrorInfo,
     FromCore,
+    HeldPrefixes,
     KVCacheInfo,
     PrefixCacheReset,
     RequestRejected,
@@ -19,7 +21,7 @@ from vllm.v1.engine.wire import (
     StepOutputs,
     ToCore,
 )
-from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix
 
 logger = init_logger(__name__)
 
@@ -61,6 +63,9 @@ class SteppedCore(Protocol):
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
         """Forget cached prefixes; return whether that was possible."""
+
+    def get_held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
+        """Let go of one prefix, if asked to; return those that are held, and whether it was."""
 
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Describe the KV cache."""
@@ -112,6 +117,7 @@ class CoreLoop:
         self._handlers: dict[type, Callable[[Any], None]] = {
             AbortRequests: self._abort,
             ResetPrefixCache: self._reset,
+            AskHeldPrefixes: self._tell_held,
             Shutdown: self._stop,
         }
 
@@ -200,6 +206,10 @@ class CoreLoop:
             message.reset_running_requests, message.reset_connector
         )
         self._emit(PrefixCacheReset(message.call_id, success))
+
+    def _tell_held(self, message: AskHeldPrefixes) -> None:
+        prefixes, forgotten = self._core.get_held_prefixes(message.forget)
+        self._emit(HeldPrefixes(message.call_id, list(prefixes), forgotten))
 
     def _stop(self, _: Shutdown) -> None:
         self._stopped = True

@@ -15,7 +15,7 @@ from prometheus_client import (
     ProcessCollector,
 )
 
-from vllm.v1.messages import MISS_REASONS, FinishReason
+from vllm.v1.messages import MISS_REASONS, WINDOW_REBUILT, FinishReason
 from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
 from vllm.v1.metrics.prometheus_sink import ENGINE_LABELS, PrometheusSink
 from vllm.v1.metrics.stats import CachePolicyStats, PrefixCacheStats, SchedulerStats
@@ -79,6 +79,14 @@ class PrometheusStatLogger(PrometheusSink):
             for name, text in (
                 ("prefix_cache_queries", "Tokens of admitted prompts: hits plus all misses."),
                 ("prefix_cache_hits", "Tokens of admitted prompts found in the prefix cache."),
+                (
+                    "prefix_cache_rebuilt_tokens",
+                    "Tokens computed again for window rows above a hit on dense rows alone.",
+                ),
+                (
+                    "prefix_cache_rebuild_saved_tokens",
+                    "Tokens hit beyond the deepest checkpoint because window rows were rebuilt.",
+                ),
                 ("prompt_tokens", "Tokens of prompts whose prefill ended."),
                 ("prompt_tokens_cached", "Of those, tokens read from the prefix cache."),
                 ("generation_tokens", "Tokens generated."),
@@ -217,6 +225,9 @@ class PrometheusStatLogger(PrometheusSink):
             # From the same record, so that queries are hits plus misses at any time.
             for reason, num_tokens in cache.miss_tokens.items():
                 self._misses.labels(*self._labels, reason).inc(num_tokens)
+            num_rebuilt = cache.miss_tokens.get(WINDOW_REBUILT, 0)
+            self._counters["prefix_cache_rebuilt_tokens"].inc(num_rebuilt)
+            self._counters["prefix_cache_rebuild_saved_tokens"].inc(cache.rebuild_saved_tokens)
         drafted = stats.spec_decoding_stats
         if drafted is not None:
             self._counters["spec_decode_num_drafts"].inc(drafted.num_drafts)

@@ -115,8 +115,8 @@ class SamplingRequest(_Body):
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
     logit_bias: dict[str, Number] | None = Field(None, description="Added to logits, by token id.")
-    allowed_token_ids: list[Whole] | None = None
-    bad_words: list[Text] | None = None
+    allowed_token_ids: Many[Whole] | None = None
+    bad_words: Many[Text] | None = None
     seed: Whole | None = None
     stop: Text | Many[Text] | None = None
     stop_token_ids: Many[Whole] | None = None
@@ -139,7 +139,7 @@ class SamplingRequest(_Body):
     )
     guided_json: Annotated[Any, WithJsonSchema(_DEPRECATED)] = None
     guided_regex: Text | None = Field(None, json_schema_extra=_DEPRECATED)
-    guided_choice: list[Text] | None = Field(None, json_schema_extra=_DEPRECATED)
+    guided_choice: Many[Text] | None = Field(None, json_schema_extra=_DEPRECATED)
     guided_grammar: Text | None = Field(None, json_schema_extra=_DEPRECATED)
     guided_whitespace_pattern: Text | None = Field(None, json_schema_extra=_DEPRECATED)
     skip_special_tokens: StrictBool | None = None
@@ -185,6 +185,19 @@ class ChatCompletionRequest(SamplingRequest):
     include_reasoning: StrictBool | None = None
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CachePrefixRequest(_Body):
+    """``POST /v1/cache/prefixes``: one of ``messages``, ``prompt`` and ``tokens``."""
+
+    model: Text | None = None
+    messages: list[dict[str, Any]] | None = None
+    prompt: PromptField | None = None
+    tokens: list[Whole] | None = None
+    pin: StrictBool | None = Field(None, description="Reuse its memory last; true unless false.")
+    ttl: Number | None = Field(None, description="Seconds after which the pin goes.")
+    cache_salt: Text | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -250,6 +250,7 @@ class Scheduler(SchedulerInterface):
             kv_cache_block_copies=work.copies,
             window_tables=work.window_tables,
             drafter_rebuilds=work.drafter_rebuilds,
+            row_bounds=work.row_bounds,
         )
         if self.connector is not None:
             output.kv_connector_metadata = self.connector.build_connector_meta(output)
