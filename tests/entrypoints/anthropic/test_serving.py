@@ -127,14 +127,25 @@ async def test_what_was_said_is_a_prefix_of_the_next_prompt(served: Served) -> N
 
 
 async def test_thinking_is_off_unless_asked_for(served: Served) -> None:
-    for thinking, end in (
+    cases: list[tuple[dict[str, Any] | None, str]] = [
         (None, "</think>"),
         ({"type": "disabled"}, "</think>"),
         (ADAPTIVE, "<think>"),
         ({"type": "enabled", "budget_tokens": 1024}, "<think>"),
-    ):
+    ]
+    for thinking, end in cases:
         await create(served, thinking=thinking)
         assert prompt_of(served).endswith("<｜Assistant｜>" + end)
+        budget = (thinking or {}).get("budget_tokens")
+        assert served.engine.jobs[-1][1].thinking_token_budget == budget
+
+
+async def test_a_schema_reaches_the_engine(served: Served) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    await create(served, output_config={"format": {"type": "json_schema", "schema": schema}})
+    asked = served.engine.jobs[-1][1].structured_outputs
+    assert asked is not None
+    assert asked.json == schema
 
 
 async def test_a_message_may_be_begun(served: Served) -> None:

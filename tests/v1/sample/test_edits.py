@@ -153,3 +153,32 @@ def test_log_probabilities_are_those_of_the_untouched_model() -> None:
     assert output.logprobs is not None
     assert output.logprobs.logprobs[0, 0] == pytest.approx(float(expected[0, 9]))
     assert output.logprobs.logprob_token_ids[0, 1] == int(logits.argmax())
+
+
+def test_edited_rows_are_drawn_from_the_edited_distribution() -> None:
+    params = SamplingParams(
+        temperature=0.7,
+        logit_bias={3: 1.5, 9: -2.0},
+        presence_penalty=0.8,
+        repetition_penalty=1.3,
+        allowed_token_ids=list(range(12)),
+    )
+    prompt, answer, num_draws = [1, 2, 2], [3, 4, 4], 20_000
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(4))
+    history = make_history(params, len(prompt))
+    assert history is not None
+    (row,) = history.make_rows(np.array(prompt + answer, dtype=np.int64), [])
+    sampling = [RowSampling(params, 17, len(prompt))] * num_draws
+    drawn = sample(
+        logits.repeat(num_draws, 1),
+        SamplingMetadata.build(sampling, VOCAB, CPU),
+        np.arange(num_draws),
+        StepEdits.build([(i, row, params) for i in range(num_draws)], None, CPU),
+    ).token_ids
+    edited = oracle(logits[0].numpy(), params, prompt, answer)[:12] / params.temperature
+    expected = np.exp(edited - edited.max())
+    expected *= num_draws / expected.sum()
+    counts = np.bincount(drawn, minlength=12)
+    assert len(counts) == 12
+    # 31.3 is the 99.9% quantile of chi-square with 11 degrees of freedom.
+    assert ((counts - expected) ** 2 / expected).sum() < 31.3

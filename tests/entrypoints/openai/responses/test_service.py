@@ -90,6 +90,20 @@ async def test_a_response(served: Served) -> None:
     assert params.max_tokens == 200
 
 
+async def test_a_text_format_reaches_the_engine(served: Served) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wanted = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
+    response = await create(served, text=wanted)
+    assert response.text is not None
+    asked = served.engine.jobs[-1][1].structured_outputs
+    assert asked is not None
+    assert asked.json == schema
+    await create(served, text={"format": {"type": "json_object"}})
+    asked = served.engine.jobs[-1][1].structured_outputs
+    assert asked is not None
+    assert asked.json_object is True
+
+
 async def test_a_stream_tells_what_a_response_says(served: Served) -> None:
     say(served, f"I call.</think>Let me see.{CALL}")
     body = {"input": "hi", "tools": [WEATHER], "stream": True}

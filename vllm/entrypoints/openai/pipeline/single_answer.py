@@ -194,7 +194,8 @@ def check_single(body: SamplingRequest) -> None:
     if body.n not in (None, 1):
         raise UserInputError(f"n={body.n}: this route gives one answer.", "n")
     for name in _OF_OTHER_ROUTES:
-        if getattr(body, name) not in (None, False):
+        value = getattr(body, name)
+        if value is not None and value is not False:  # 0 asks for something
             raise UnsupportedFeatureError(
                 f"{name} is not supported by this route: leave it out.", name
             )
@@ -241,9 +242,8 @@ def check_encodable(value: Any, param: str) -> int:
     """
     try:
         return len(msgspec.json.encode(value))
-    except (UnicodeEncodeError, OverflowError, RecursionError, TypeError, ValueError) as error:
+    except (UnicodeEncodeError, RecursionError, TypeError, ValueError) as error:
         raise UserInputError(
-            f"{param} holds what cannot be written as JSON: a lone surrogate, an integer above 64 "
-            "bits, or too many levels.",
+            f"{param} holds what cannot be written as JSON: a lone surrogate, or too many levels.",
             param,
         ) from error
