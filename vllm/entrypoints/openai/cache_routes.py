@@ -1,5 +1,6 @@
 """``/v1/cache/prefixes``: prompts' beginnings that an operator computes ahead and keeps."""
 
+import asyncio
 import math
 import uuid
 from typing import Annotated, Any
@@ -15,7 +16,6 @@ from vllm.entrypoints.openai.prompts import tokenize_prompts
 from vllm.entrypoints.openai.protocol.fields import check_extra_fields
 from vllm.entrypoints.openai.protocol.requests import CachePrefixRequest
 from vllm.entrypoints.openai.routes import Context
-from vllm.entrypoints.openai.serving_chat import encode_chat
 from vllm.exceptions import PrefixNotFoundError, UserInputError
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import ChatOptions
@@ -132,7 +132,8 @@ async def _tokenize(body: CachePrefixRequest, context: ServingContext) -> list[i
         return prompts[0].token_ids
     kwargs = {**context.args.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
     options = ChatOptions(add_generation_prompt=False, template_kwargs=kwargs)
-    return (await encode_chat(body.messages, options, context)).token_ids
+    prompt = await asyncio.to_thread(context.chat_encoder.encode_chat, body.messages, options)
+    return prompt.token_ids
 
 
 async def _compute(job: Job, context: ServingContext) -> None:
