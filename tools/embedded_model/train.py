@@ -180,8 +180,6 @@ STAGES = {
             (2, Recipe(1024, repeats=0.0, chatter=0.25, unknown=0.3, document=0.7)),
             (2, Recipe(1024, repeats=0.0, tools=1.0)),
             (2, Recipe(1024, repeats=0.0, tools=1.0)),
-            (2, Recipe(1024, repeats=0.0, chatter=0.7, about_text=1.0, without_c4=True)),
-            (1, Recipe(2048, repeats=0.0, unknown=0.35, document=0.75, select=True)),
         ),
         window=128,
         muon_lr=0.012,
@@ -401,7 +399,7 @@ def main() -> None:
             window, start = [], now
             if arguments.partner and trainer.meet(own, other):
                 print("met", flush=True)
-        if trainer.step % 100 == 0:
+        if trainer.step % 50 == 0:
             trainer.save(file)
     trainer.save(file)
 
