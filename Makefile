@@ -7,7 +7,7 @@ ARGS ?= --block-size 32
 
 NPU_VENV ?= .venv-npu
 
-.PHONY: serve test check format wheel clean ascend-conformance
+.PHONY: serve test check format native sanitize wheel clean ascend-conformance
 
 serve: $(VENV)/.serve
 	$(BIN)/vllm serve $(MODEL) $(ARGS)
@@ -45,7 +45,18 @@ $(NPU_VENV)/.ready: requirements/ascend.txt tests/ascend/conformance/stub_cann.p
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.serve: $(BIN)/python requirements/common.txt requirements/cpu.txt setup.py pyproject.toml
+# The kernels of csrc/ into the checkout; the install above builds them too, once.
+native: $(VENV)/.serve
+	$(BIN)/python csrc/compile.py --strict
+
+# The kernels' tests with every memory access and every integer step checked.
+sanitize: $(VENV)/.dev
+	$(BIN)/python csrc/compile.py --strict --sanitise build/sanitize
+	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
+		VLLM_NATIVE_LIBRARY=$(CURDIR)/build/sanitize/libvllm_native.so \
+		$(BIN)/python -m pytest -q tests/native $(PYTEST_ARGS)
+
+$(VENV)/.serve: $(BIN)/python $(wildcard csrc/*) requirements/common.txt requirements/cpu.txt setup.py pyproject.toml
 	@echo "Installing pinned dependencies into $(VENV), once (a minute or two) ..."
 	$(BIN)/python -m pip install -q -r requirements/cpu.txt
 	$(BIN)/python -m pip install -q --no-deps -e .

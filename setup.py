@@ -1,11 +1,48 @@
 """Packaging: the version, and the requirement files as dependencies and extras."""
 
 import re
+import sys
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT / "csrc"))
+
+from compile import LIBRARY_NAME, CompileError, build  # noqa: E402
+
+_NATIVE = "vllm.native.libvllm_native"
+
+
+class BuildNative(build_ext):
+    """Compiles ``csrc/``; where that fails the package is whole without it and runs on torch."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Return the library's path: it is loaded by ctypes and bound to no Python version."""
+        return str(Path(*fullname.split(".")[:-1]) / LIBRARY_NAME)
+
+    def build_extension(self, ext: Extension) -> None:
+        """Build the one library."""
+        target = Path(self.get_ext_fullpath(ext.name))
+        try:
+            build(target.parent)
+        except CompileError as error:
+            self.warn(f"native kernels not built, serving will run on torch alone: {error}")
+
+    def copy_extensions_to_source(self) -> None:
+        """Copy the library for an editable install, if it was built."""
+        if Path(self.get_ext_fullpath(_NATIVE)).exists():
+            super().copy_extensions_to_source()
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for this platform and any Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return the tag."""
+        return ("py3", "none", super().get_tag()[2])
 
 
 def read_requirements(name: str) -> list[str]:
@@ -38,6 +75,8 @@ setup(
         "vllm.assets": ["deepseek-v4/*.json", "deepseek-v4/*.safetensors"],
         "vllm_ascend": ["py.typed"],
     },
+    ext_modules=[Extension(_NATIVE, sources=[], optional=True)],
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
     install_requires=read_requirements("common"),
     extras_require={
         "cpu": read_requirements("cpu"),

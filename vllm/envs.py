@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     VLLM_CHECK_INVARIANTS: bool
     VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES: bool
     VLLM_CPU_KVCACHE_SPACE: float | None
+    VLLM_NATIVE: bool
+    VLLM_NATIVE_LIBRARY: str | None
     VLLM_ENGINE_HEARTBEAT_TIMEOUT: float
     VLLM_API_KEY: str | None
     VLLM_SERVER_DEV_MODE: bool
@@ -125,6 +127,10 @@ _READERS: dict[str, Callable[[], Any]] = {
     ),
     # GiB of host memory for KV blocks on the CPU platform; unset: derived from free memory.
     "VLLM_CPU_KVCACHE_SPACE": lambda: _number("VLLM_CPU_KVCACHE_SPACE", None, float, 0.001),
+    # Whether a CPU runs a model by the kernels of csrc/, where they are built and have one for it.
+    "VLLM_NATIVE": lambda: _flag("VLLM_NATIVE", True),
+    # Another build of them, such as `make sanitize`'s.
+    "VLLM_NATIVE_LIBRARY": lambda: os.environ.get("VLLM_NATIVE_LIBRARY") or None,
     "VLLM_ENGINE_HEARTBEAT_TIMEOUT": lambda: _number(
         "VLLM_ENGINE_HEARTBEAT_TIMEOUT", 30.0, float, 0.5
     ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from vllm import envs
 from vllm.logger import init_logger
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     import torch
 
     from vllm.config import VllmConfig
+    from vllm.v1.attention.metadata import CacheLayout
+    from vllm.v1.attention.step_model import StepModel
 
 logger = init_logger(__name__)
 
@@ -81,6 +84,21 @@ class CpuPlatform(Platform):
     def default_num_threads(self) -> int | None:
         """Return the cores this process may use; None when the user set OMP_NUM_THREADS."""
         return None if envs.OMP_NUM_THREADS else count_usable_cores()
+
+    def make_step_model(
+        self,
+        model: Any,
+        layout: CacheLayout,
+        kv_caches: Mapping[str, torch.Tensor],
+        device: torch.device,
+    ) -> StepModel:
+        """Return the native kernels' model where they have one for it, else torch's."""
+        import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
+
+        from vllm.native.models import make_native_model  # noqa: PLC0415  (loads torch)
+
+        native = make_native_model(model, layout, kv_caches, torch.get_num_threads())
+        return native or super().make_step_model(model, layout, kv_caches, device)
 
     def allocate_kv_pool(
         self, num_blocks: int, stride_bytes: int, device: torch.device

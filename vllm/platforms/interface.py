@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from vllm.config import VllmConfig
     from vllm.model_executor.layers.quantization import WeightQuantization
+    from vllm.v1.attention.metadata import CacheLayout
+    from vllm.v1.attention.step_model import StepModel
 
 
 class Platform(ABC):
@@ -144,6 +146,26 @@ class Platform(ABC):
     def default_num_threads(self) -> int | None:
         """Return the host threads torch should use, or None to leave its own choice."""
         return None
+
+    def make_step_model(
+        self,
+        model: Any,
+        layout: CacheLayout,
+        kv_caches: Mapping[str, torch.Tensor],
+        device: torch.device,
+    ) -> StepModel:
+        """Return what runs a loaded model's steps on this device: torch, unless a platform knows.
+
+        Args:
+            model: The loaded model.
+            layout: Its KV groups.
+            kv_caches: Cache name -> view; the same in every step.
+            device: Where they are.
+        """
+        del layout, kv_caches
+        from vllm.v1.attention.step_model import make_torch_step_model  # noqa: PLC0415  (loads torch)
+
+        return make_torch_step_model(model, device)
 
     # --- KV cache ----------------------------------------------------------------------------
 

@@ -14,9 +14,11 @@ import torch
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache_specs
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
+from vllm.native.models import make_native_model
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
-from vllm.v1.attention.metadata import BlockTableView, RequestSlice, build_step_metadata
+from vllm.v1.attention.metadata import BlockTableView, RequestSlice
 from vllm.v1.attention.ops.registry import get_reference_op
+from vllm.v1.attention.step_model import make_torch_step_model
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
 SpecFunction = Callable[[Any, int, torch.dtype, torch.dtype], dict[str, KVCacheSpec]]
@@ -83,6 +85,7 @@ class PagedHarness:
         cache_dtype: Type of window and entry caches.
         packed: Make the caches strided views over one pool, as the packed pool does.
         find_specs: The model's cache specs.
+        native: Run the steps by the native kernels with so many threads; 0: by torch.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class PagedHarness:
         cache_dtype: torch.dtype = torch.float32,
         packed: bool = False,
         find_specs: SpecFunction = deepseek_v4_kv_cache_specs,
+        native: int = 0,
     ) -> None:
         self.model = model
         specs = find_specs(model.config, block_size, cache_dtype, torch.float32)
@@ -102,6 +106,11 @@ class PagedHarness:
             name: self._make_pages(name, spec, num_blocks, packed) for name, spec in specs.items()
         }
         self._free = [list(range(num_blocks - 1, 0, -1)) for _ in self.layout.groups]
+        self.steps = make_torch_step_model(model, torch.device("cpu"))
+        if native:
+            found = make_native_model(model, self.layout, self.kv_caches, native)
+            assert found is not None, "the library is not built or the model has no kernels"
+            self.steps = found
 
     def _make_pages(
         self, name: str, spec: KVCacheSpec, num_blocks: int, packed: bool
@@ -140,7 +149,7 @@ class PagedHarness:
             self.find_slice(sequence, count, num_wrong)
             for (sequence, count), num_wrong in zip(work, rejected, strict=True)
         ]
-        meta = build_step_metadata(slices, self.layout, "cpu")
+        meta = self.steps.build_metadata(slices, self.layout)
         token_ids: list[int] = []
         positions: list[int] = []
         for (sequence, count), num_wrong in zip(work, rejected, strict=True):
@@ -150,18 +159,17 @@ class PagedHarness:
             wrong = sequence.token_ids[end - num_wrong : end]
             token_ids += [(token_id + 1) % self.model.config.vocab_size for token_id in wrong]
             positions += range(start, end)
-        assert len(token_ids) == meta.num_tokens
         with torch.inference_mode():
-            streams = self.model(
+            streams = self.steps.model(
                 torch.tensor(token_ids, dtype=torch.long),
                 torch.tensor(positions, dtype=torch.long),
                 meta,
                 self.kv_caches,
             )
-            logits = self.model.compute_logits(streams)
+            logits = self.steps.model.compute_logits(streams)
         for (sequence, count), num_wrong in zip(work, rejected, strict=True):
             sequence.num_computed += count - num_wrong
-        self.last_streams, self.last_meta = streams, meta
+        self.last_streams, self.last_meta, self.last_slices = streams, meta, slices
         assert all(pages[0].isnan().all() for pages in self.kv_caches.values())
         return list(torch.split(logits, [count for _, count in work]))
 

@@ -12,8 +12,8 @@ from vllm.utils.hashing import sha256, sha256_cbor
 from vllm.v1.core.kv_cache_utils import (
     BlockHashListWithBlockSize,
     KVCacheBlock,
+    event_extra_keys,
     generate_block_hash_extra_keys,
-    generate_event_extra_keys,
     get_block_hash,
     get_group_id,
     get_request_block_hasher,
@@ -160,11 +160,9 @@ class TestExtraKeys:
         (name, *items, salt), mm_idx = generate_block_hash_extra_keys(request, 0, 4, 0)
         assert salt == "salt"
         digest = "salt-sha256:63479ad69a090b258277ec8fba6f9941"
-        public = generate_event_extra_keys(request, 0, 4, 0)
-        assert public == ((name, *items, digest), mm_idx)
-        assert generate_event_extra_keys(request, 4, 8, 0) == generate_block_hash_extra_keys(
-            request, 4, 8, 0
-        )
+        second, _ = generate_block_hash_extra_keys(request, 4, 8, mm_idx)
+        assert event_extra_keys(request, [0, 4], 4) == [(name, *items, digest), second]
+        assert event_extra_keys(request, [4], 4) == [second]
 
     def test_order(self, monkeypatch):
         monkeypatch.setattr(utils, "tensor_data", lambda part: bytes(part))

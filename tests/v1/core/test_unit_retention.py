@@ -7,10 +7,12 @@ import pytest
 
 from tests.v1.core.unit_cache_driver import Driver, coordinator_of, make_manager
 from tests.v1.core.v4_geometry import v4_config
+from tests.v1.core.window_geometry import GPT_OSS_LIKE, window_config
 from vllm.exceptions import ConfigError
 from vllm.v1.core.block_pool import Tier
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import AUTO, RetentionPolicy, parse_retention
+from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.request import Request
 
 
@@ -147,6 +149,28 @@ def test_an_interval_keeps_a_grid_and_none_keeps_the_common_multiple() -> None:
         assert 4992 in positions
         for p in expected:
             assert serve(driver, [*tokens_of(1, 5000)[:p], *tokens_of(p, 20)]) == p
+
+
+@pytest.mark.parametrize("value", ["none", "64"])
+def test_a_pool_too_small_for_the_interval_serves_what_it_admits(value: str) -> None:
+    """A checkpoint at every unit: more blocks than the gate counts, if windows have such blocks."""
+    geometry = CacheGeometry.from_config(window_config(32, 10, 128, GPT_OSS_LIKE))
+    config = window_config(32, max_request_blocks(geometry, 1024) + 1, 128, GPT_OSS_LIKE)
+    driver = Driver(config, 1024, seed=0, policy=parse_retention(value, geometry))
+    prompt = tokens_of(1, 1000)
+    assert serve(driver, prompt) == 0
+    assert serve(driver, prompt) == 992
+
+
+def test_where_a_chunk_ended_stays_hittable_while_memory_lasts() -> None:
+    """Under a policy that fills memory; else the next chunk's end replaces it."""
+    prompt = tokens_of(1, 1536)
+    geometry = CacheGeometry.from_config(v4_config(32, 200))
+    for policy, expected in ((AUTO, 640), (parse_retention(0, geometry), 0)):
+        driver = make_driver(policy=policy)
+        driver.add(prompt, 1)
+        driver.run_all(budget=640)
+        assert serve(driver, [*prompt[:700], *tokens_of(2, 50)]) == expected
 
 
 def test_interval_zero_keeps_ends_but_ages_them_equally() -> None:

@@ -16,6 +16,7 @@ from tests.model_executor.models.mtp_reference import MtpReference
 from tests.v1.spec_decode.tiny_engine import NOISE, Session, get_runner, make_core, mtp
 from vllm.sampling_params import SamplingParams
 from vllm.v1.attention.metadata import StepMetadata
+from vllm.v1.attention.step_model import StepModel
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.spec_decode.mtp import MTPModel, MTPProposer
 from vllm.v1.worker.step_input import StepInput
@@ -90,7 +91,8 @@ class RecordingProposer:
 
     def __init__(self, inner: MTPProposer) -> None:
         self.model = RecordingModel(inner._model)
-        self._inner = MTPProposer(self.model, inner._num_drafts, inner._cache, inner._device)
+        steps = StepModel(self.model, inner._build_metadata)
+        self._inner = MTPProposer(steps, inner._num_drafts, inner._cache, inner._device)
         self.drafted: list[Drafted] = []
 
     def propose(

@@ -6,6 +6,7 @@ import torch
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
+from vllm.v1.attention.step_model import make_torch_step_model
 from vllm.v1.attention.step_tables import StepMetadata
 from vllm.v1.core.sched.output import RowBounds, WindowTable
 from vllm.v1.spec_decode.mtp import BlockCache, MTPProposer
@@ -45,7 +46,9 @@ def test_fed_back_drafts_read_no_row_below_the_steps_first() -> None:
     state.append_tokens([1])
     layout = CacheLayout((GroupLayout("window", 32, 32, window=128),), {"w": 0})
     model = WindowReader()
-    proposer = MTPProposer(model, 3, BlockCache(0, layout, {}), torch.device("cpu"))
+    device = torch.device("cpu")
+    steps = make_torch_step_model(model, device)
+    proposer = MTPProposer(steps, 3, BlockCache(0, layout, {}), device)
     assert proposer.propose(step, torch.zeros(86, 1, 4), {}) == [[0, 0, 0]]
     # The chunk has all its rows by itself; of 127 rows before 150 and 151, those from 64 on exist.
     assert model.num_read == [0, 150 - 64, 151 - 64]

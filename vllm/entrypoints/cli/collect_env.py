@@ -5,8 +5,10 @@ import importlib.metadata
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import Any
 
+from vllm import envs
 from vllm.version import BANNER
 
 _PACKAGES = (
@@ -36,6 +38,7 @@ def make_report() -> str:
         f"Python   {sys.version.split()[0]} at {sys.executable}",
         f"OS       {platform.platform()}",
         f"CPU      {_cpu_name()}, {os.cpu_count()} logical cores",
+        f"Native   {_native_state()}",
         "",
         *(f"{name:<18} {_version_of(name)}" for name in _PACKAGES),
         "",
@@ -46,6 +49,15 @@ def make_report() -> str:
         ),
     ]
     return "\n".join(lines).rstrip()
+
+
+def _native_state() -> str:
+    """Return whether the CPU kernels are built and wanted."""
+    if not envs.VLLM_NATIVE:
+        return "off (VLLM_NATIVE=0)"
+    folder = Path(__file__).parents[2] / "native"
+    built = envs.VLLM_NATIVE_LIBRARY or any(folder.glob("*.so"))
+    return "built" if built else "not built: models run on torch"
 
 
 def _version_of(package: str) -> str:

@@ -9,11 +9,11 @@ from vllm.distributed.kv_events import AnyKVCacheEvent
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
-    BlockHashList,
     FreeKVCacheBlockQueue,
     KVCacheBlock,
+    make_block_hash_with_group_id,
 )
-from vllm.v1.core.prefix.block_index import BlockIndex
+from vllm.v1.core.prefix.block_index import BlockIndex, TieredIndex
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.hash_index import BlockHashToBlockMap, HashIndex
 from vllm.v1.core.prefix.pins import Pins
@@ -36,8 +36,8 @@ class BlockPool:
 
     A free block stands in one tier, and allocation takes the lowest tier that has one. A freed
     block keeps what is cached in it, and serves hits, until it is handed out again. Its index says
-    what is cached in a block and so where it belongs; an index without scratch has one queue for
-    all tiers but the pinned one, whose front is the scratch.
+    what is cached in a block and so where it belongs. With hits at whole blocks one queue stands
+    for all tiers but the pinned one; its front is the scratch.
 
     Block 0 is the null block, the placeholder for rows nobody needs: it is never cached, in no
     tier, and its ref count is not kept.
@@ -50,7 +50,7 @@ class BlockPool:
         hash_block_size: Tokens under one hash of ``Request.block_hashes``.
         enable_kv_cache_events: Whether stored and removed prefixes are recorded.
         metrics_collector: Samples block lifetimes, if given.
-        index: Which prefixes blocks hold, which writes its own events; None: by whole blocks.
+        index: Which prefixes blocks hold, with hits at one unit; None: by whole blocks.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class BlockPool:
         hash_block_size: int,
         enable_kv_cache_events: bool = False,
         metrics_collector: KVCacheMetricsCollector | None = None,
-        index: BlockIndex | None = None,
+        index: TieredIndex | None = None,
     ) -> None:
         assert num_gpu_blocks > 0, f"A pool of {num_gpu_blocks} blocks has no null block."
         self.num_gpu_blocks = num_gpu_blocks
@@ -72,20 +72,23 @@ class BlockPool:
         # Blocks that belong to the model rather than to a request; never given back.
         self.num_reserved_blocks = 0
         self.metrics_collector = metrics_collector
-        self._hashes: HashIndex | None = None
-        if index is None:
-            index = self._hashes = HashIndex(hash_block_size, KVEventWriter(enable_kv_cache_events))
-        self.index = index
-        self.enable_kv_cache_events = index.events.is_on
-        self.kv_event_queue = index.events.queue
+        self._tiered = index
+        # Empty with hits at one unit.
+        self.hash_index = HashIndex(hash_block_size, KVEventWriter(enable_kv_cache_events))
+        self.index: BlockIndex = self.hash_index if index is None else index
+        self.enable_kv_cache_events = self.index.events.is_on
+        self.kv_event_queue = self.index.events.queue
         self.pins: Pins | None = None
-        self._lowest = first = FreeKVCacheBlockQueue(self.blocks[1:])
+        # The lowest tier; with hits at whole blocks all but the pinned ones.
+        self.free_block_queue = first = FreeKVCacheBlockQueue(self.blocks[1:])
         self.pinned_queue = pinned = FreeKVCacheBlockQueue([])
         # Given up by the rule in force; None: in the order of use.
-        self.ranked = RegularTier(num_gpu_blocks, index.standings) if index.ranks_blocks else None
+        self.ranked: RegularTier | None = None
         self._queues: tuple[FreeKVCacheBlockQueue | RegularTier, ...] = (first, pinned)
         self.tiers: tuple[FreeKVCacheBlockQueue | RegularTier, ...] = (*[first] * _PINNED, pinned)
-        if index.has_scratch:
+        if index is not None:
+            if index.ranks_blocks:
+                self.ranked = RegularTier(num_gpu_blocks, index.standings)
             low = [FreeKVCacheBlockQueue([]) for _ in range(_FILLER, _REGULAR)]
             live = [FreeKVCacheBlockQueue([]) for _ in range(_REGULAR + 1, _PINNED)]
             regular = self.ranked or FreeKVCacheBlockQueue([])
@@ -95,7 +98,7 @@ class BlockPool:
         self._num_free = num_gpu_blocks - 1
         # Where a free block stands; of no meaning while it is held. Written only where it matters:
         # with one queue for all tiers, that is for pinned blocks.
-        self._tier_of: list[Tier] = [_SCRATCH if index.has_scratch else _REGULAR] * num_gpu_blocks
+        self._tier_of: list[Tier] = [_REGULAR if index is None else _SCRATCH] * num_gpu_blocks
 
     # ---- counts ------------------------------------------------------------------------------
 
@@ -106,7 +109,7 @@ class BlockPool:
     @property
     def num_scratch_blocks(self) -> int:
         """Free blocks that cache nothing, where they stand apart."""
-        return self._lowest.num_free_blocks
+        return self.free_block_queue.num_free_blocks
 
     @property
     def num_spare_blocks(self) -> int:
@@ -142,13 +145,13 @@ class BlockPool:
             # Every way to a block leads through here, so pins give way to any admission.
             self.pins.make_room(num_blocks)
         self._num_free -= num_blocks
-        lowest = self._lowest
+        lowest, collector = self.free_block_queue, self.metrics_collector
         taken = lowest.popleft_n(min(num_blocks, lowest.num_free_blocks))
         for block in taken:
             block.ref_cnt = 1
             # The field, not the property: a prompt takes thousands of blocks. Scratch that stands
             # apart caches nothing (I3).
-            if block._block_hash is not None or self.metrics_collector is not None:
+            if block._block_hash is not None or collector is not None:
                 self._forget(block)
         while len(taken) < num_blocks:
             # One at a time: a checkpoint that loses a block gives its others to scratch.
@@ -156,9 +159,9 @@ class BlockPool:
             block.ref_cnt = 1
             self._forget(block)
             taken.append(block)
-        if self.metrics_collector is not None:
+        if collector is not None:
             for block in taken:
-                self.metrics_collector.on_block_allocated(block)
+                collector.on_block_allocated(block)
         return taken
 
     def reserve_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
@@ -182,7 +185,8 @@ class BlockPool:
                 self._num_free -= 1
                 if tier is _PINNED:
                     self._tier_of[block.block_id] = _REGULAR
-            self.index.on_touch(block)
+            if self._tiered is not None:
+                self._tiered.on_touch(block)
             block.ref_cnt += 1
             if self.metrics_collector is not None:
                 self.metrics_collector.on_block_accessed(block)
@@ -195,16 +199,17 @@ class BlockPool:
             prepend: Reuse them before anything else; where scratch stands apart, that holds for
                 blocks that cache nothing.
         """
-        freed = self._release(ordered_blocks)
+        freed = _release(ordered_blocks)
         if not freed:
             return
-        has_scratch = self.index.has_scratch
-        if prepend or self.pins is not None or has_scratch:
+        tier = _SCRATCH if prepend else _REGULAR
+        if self._tiered is not None:
             # What can be hit joins no scratch that stands apart (I3): taking it forgets nothing.
-            to_front = prepend and not has_scratch
-            self._enqueue(freed, [_SCRATCH] * len(freed) if to_front else self.index.tiers(freed))
+            self._enqueue(freed, self._tiered.tiers(freed))
+        elif self.pins is not None:
+            self._enqueue(freed, [tier] * len(freed))
         else:
-            self._join(freed, _REGULAR)
+            self._join(freed, tier)
 
     def free_unhashed_first(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """Give blocks back: those no hit can find to the queue's front, the hashed to its back.
@@ -223,18 +228,6 @@ class BlockPool:
         if hashed:
             self._enqueue(hashed, [_REGULAR] * len(hashed))
 
-    @staticmethod
-    def _release(blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
-        """Count one holder less; returns the blocks nobody holds any more."""
-        freed = []
-        for block in blocks:
-            # No check that the count is positive: managers may be handed blocks of no pool, whose
-            # counts then fall below zero and which join no queue.
-            block.ref_cnt = ref_cnt = block.ref_cnt - 1
-            if ref_cnt == 0 and not block.is_null:
-                freed.append(block)
-        return freed
-
     def _enqueue(self, freed: Sequence[KVCacheBlock], tiers: Sequence[Tier]) -> None:
         """Let blocks that stand in no tier join theirs, each tier's in one piece."""
         pins = self.pins
@@ -246,7 +239,7 @@ class BlockPool:
                 members = by_tier[tier] = []
             members.append(block)
         for tier, members in by_tier.items():
-            if tier is _SCRATCH and self.index.has_scratch:
+            if tier is _SCRATCH and self._tiered is not None:
                 # Last in, first out: on a CPU the pool's memory is committed on first touch, so a
                 # small working set of scratch blocks keeps the process small and its cache warm.
                 members.reverse()
@@ -254,7 +247,7 @@ class BlockPool:
 
     def _join(self, blocks: Sequence[KVCacheBlock], tier: Tier) -> None:
         """Put blocks that stand in no tier into one: scratch and filler at the front, as given."""
-        if tier is _PINNED or self.index.has_scratch:
+        if tier is _PINNED or self._tiered is not None:
             tier_of = self._tier_of
             for block in blocks:
                 tier_of[block.block_id] = tier
@@ -275,10 +268,9 @@ class BlockPool:
         pins, tiers, tier_of = self.pins, self.tiers, self._tier_of
         moved: list[KVCacheBlock] = []
         for block in blocks:
-            current = self.tier_of(block)
-            if current is None:
+            if block.ref_cnt or block.is_null:
                 continue
-            tier = self.index.tier(block)
+            current, tier = tier_of[block.block_id], self.index.tier(block)
             if pins is not None and pins.holds(block):
                 tier = _PINNED
             if even_if_unchanged or tiers[tier] is not tiers[current]:
@@ -290,19 +282,20 @@ class BlockPool:
             self._num_free -= len(moved)
             self._enqueue(moved, [tier_of[block.block_id] for block in moved])
 
-    def _move(self, block: KVCacheBlock, tier: Tier) -> None:
-        self.tiers[self._tier_of[block.block_id]].remove(block)
-        self._num_free -= 1
-        self._tier_of[block.block_id] = tier
-        self._join((block,), tier)
-
     # ---- what is cached ----------------------------------------------------------------------
 
     def get_cached_block(
         self, block_hash: BlockHash, kv_cache_group_ids: Sequence[int]
     ) -> list[KVCacheBlock] | None:
         """Return one cached block per group, or None unless every group has one."""
-        return self.index.get_cached_block(block_hash, kv_cache_group_ids)
+        get_one_block = self.hash_index.map.get_one_block
+        cached_blocks = []
+        for group_id in kv_cache_group_ids:
+            block = get_one_block(make_block_hash_with_group_id(block_hash, group_id))
+            if block is None:
+                return None
+            cached_blocks.append(block)
+        return cached_blocks
 
     def cache_full_blocks(
         self,
@@ -329,9 +322,9 @@ class BlockPool:
             kv_cache_group_id: The group.
             block_mask: Entry i is for block ``num_cached_blocks + i``; None caches all.
         """
-        assert self._hashes is not None, "hits at one unit have keys of units"
+        assert self._tiered is None, "hits at one unit have keys of units"
         run = range(num_cached_blocks, num_full_blocks)
-        self._hashes.cache_run(request, blocks, run, block_size, kv_cache_group_id, block_mask)
+        self.hash_index.cache_run(request, blocks, run, block_size, kv_cache_group_id, block_mask)
 
     def _forget(self, block: KVCacheBlock) -> None:
         """Drop what a block caches, and everything that was of use only together with it."""
@@ -346,14 +339,8 @@ class BlockPool:
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         """Drop what a block caches, wherever it is; False if that is nothing."""
         was_cached = self.index.is_cached(block)
-        was_pinned = self.pins is not None and self.pins.holds(block)
         self._forget(block)
-        if self.tier_of(block) is not None:
-            if was_pinned:
-                # Of no use any more: the next to be reused.
-                self._move(block, _SCRATCH)
-            else:
-                self.replace((block,))
+        self.replace((block,))
         return was_cached
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
@@ -410,21 +397,23 @@ class BlockPool:
     # ---- names of the interface --------------------------------------------------------------
 
     @property
-    def free_block_queue(self) -> FreeKVCacheBlockQueue:
-        """The free blocks that are not pinned, with hits at whole blocks."""
-        return self._lowest
-
-    @property
     def cached_block_hash_to_block(self) -> BlockHashToBlockMap:
         """The keys of full blocks, with hits at whole blocks."""
-        assert self._hashes is not None, "hits at one unit have keys of units"
-        return self._hashes.map
-
-    def hashes_at(self, block_hashes: list[BlockHash], block_size: int) -> BlockHashList:
-        """Return a request's hashes, one for each block of ``block_size`` tokens."""
-        assert self._hashes is not None, "hits at one unit have keys of units"
-        return self._hashes.hashes_at(block_hashes, block_size)
+        assert self._tiered is None, "hits at one unit have keys of units"
+        return self.hash_index.map
 
     def take_events(self) -> list[AnyKVCacheEvent]:
         """Drain the events; none when they are off."""
         return self.index.events.take()
+
+
+def _release(blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
+    """Count one holder less; returns the blocks nobody holds any more."""
+    freed = []
+    for block in blocks:
+        # No check that the count is positive: managers may be handed blocks of no pool, whose
+        # counts then fall below zero and which join no queue.
+        block.ref_cnt = ref_cnt = block.ref_cnt - 1
+        if ref_cnt == 0 and not block.is_null:
+            freed.append(block)
+    return freed

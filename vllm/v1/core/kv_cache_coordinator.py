@@ -12,9 +12,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from vllm.exceptions import ConfigError
-from vllm.logger import init_logger
-from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.cache_step import (
     NO_WORK,
@@ -25,21 +22,13 @@ from vllm.v1.core.cache_step import (
     StepRequest,
     StepWork,
 )
+from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.policy.adaptation import Adaptation
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.retention import resolve_policy
-from vllm.v1.core.policy.sizes import (
-    check_room_for_one,
-    max_checkpoint_blocks,
-    max_request_blocks,
-)
-from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
+from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
-from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.lookup import find_prefix
-from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.prefix.publication import Publisher
 from vllm.v1.core.prefix.records import explain_misses
 from vllm.v1.core.prefix.waiting import DonorWaits
@@ -57,8 +46,8 @@ from vllm.v1.messages import BYPASSED, PrefillStats
 from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
-    from vllm.v1.core.coordinator_interface import Coordinator
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+    from vllm.v1.core.policy.retention import RetentionPolicy
     from vllm.v1.request import Request
 
 __all__ = [
@@ -68,17 +57,13 @@ __all__ = [
     "KVCacheCoordinatorNoPrefixCache",
     "UnitaryKVCacheCoordinator",
     "get_kv_cache_coordinator",
-    "make_coordinator",
 ]
 
-logger = init_logger(__name__)
 
+class CheckpointCoordinator(Coordinator):
+    """The groups of one model over one pool.
 
-class CheckpointCoordinator:
-    """The groups of one model over one pool; a ``Coordinator``.
-
-    Owns: the pool, its index and checkpoints, every request's ``RequestCache``, what was
-    learnt of the traffic.
+    Owns: what is cached (``prefixes``), every request's ``RequestCache``.
 
     Args:
         settings: Groups, sizes and switches; ``hit_unit`` is set.
@@ -88,64 +73,17 @@ class CheckpointCoordinator:
     """
 
     def __init__(self, settings: CacheSettings) -> None:
-        config = settings.kv_cache_config
-        if settings.num_context_ranks != 1:
-            raise ConfigError(
-                f"Context parallelism over {settings.num_context_ranks} ranks is not supported "
-                "with a hybrid cache that hits at one unit: set both context parallel sizes to 1."
-            )
-        if settings.hash_block_size != config.hit_unit:
-            # Different numbers would write keys at one granularity and look them up at another.
-            raise ConfigError(
-                f"hash_block_size={settings.hash_block_size} and the hit unit {config.hit_unit} "
-                "must be the same number: leave hash_block_size out."
-            )
         self.settings = settings
-        self.geometry = CacheGeometry.from_config(config)
-        self._max_lookahead = settings.num_lookahead_tokens
-        check_room_for_one(
-            self.geometry, config.num_blocks, settings.max_model_len, self._max_lookahead
-        )
-        self.policy = settings.policy or resolve_policy(
-            config, self.geometry, enable_caching=settings.enable_caching
-        )
-        self.index = PrefixIndex(
-            config.num_blocks,
-            [group.group_id for group in self.geometry.dense],
-            [group.group_id for group in self.geometry.windows],
-            KVEventWriter(settings.enable_kv_cache_events),
-            ranks_blocks=self.policy.adapts,
-        )
-        self.block_pool = BlockPool(
-            config.num_blocks,
-            settings.enable_caching,
-            settings.hash_block_size,
-            metrics_collector=settings.metrics_collector,
-            index=self.index,
-        )
-        if self.policy.pinned_share is not None:
-            max_pinned = int((config.num_blocks - 1) * self.policy.pinned_share)
-            self.block_pool.enable_pinning(max_pinned, max_checkpoint_blocks(self.geometry))
-        self.store = CheckpointStore(
-            self.block_pool,
-            self.index,
-            supersedes=self.policy.supersedes,
-            spares_live=self.policy.adapts,
-        )
-        self.adaptation: Adaptation | None = None
-        if self.policy.adapts and settings.enable_caching:
-            self.adaptation = Adaptation(self.geometry, config.num_blocks - 1)
-        self._publisher = Publisher(
-            self.geometry, self.policy, self.index, self.store, self.block_pool, self.adaptation
-        )
-        self._planner = StepPlanner(
-            self.geometry, self.policy, self.index, settings, self.block_pool, self.adaptation
-        )
+        self.prefixes = prefixes = PrefixCache(settings)
+        self.geometry, self.policy = prefixes.geometry, prefixes.policy
+        self.block_pool, self.index, self.store = prefixes.pool, prefixes.index, prefixes.store
+        self._publisher = Publisher(prefixes)
+        self._planner = StepPlanner(prefixes, settings)
         self.requests: dict[str, RequestCache] = {}
         # Requests that this schedule() changed, in the order of their first change.
         self._changed: dict[str, RequestCache] = {}
         self._ends_in_flight: list[KVCacheBlock] = []
-        self._waiting = DonorWaits(self.geometry, self.block_pool, self.requests, self._changed)
+        self._waiting = DonorWaits(prefixes, self.requests, self._changed)
         self._num_steps = 0
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
 
@@ -174,20 +112,8 @@ class CheckpointCoordinator:
             unused = hit.position - num_cached_tokens
             misses[BYPASSED] = misses.get(BYPASSED, 0) + unused
         if request.num_preemptions == 0:
-            self._observe(request)
+            self.prefixes.observe(request)
         return PrefillStats(request.num_tokens, num_cached_tokens, hit.dense_match, misses)
-
-    def _observe(self, request: Request) -> None:
-        """Learn from an admitted prompt."""
-        if self.adaptation is not None:
-            dense_share = self.index.dense_share(self.block_pool.num_spare_blocks)
-            num_tokens = request.num_prompt_tokens
-            self.adaptation.observe(request.block_hashes, num_tokens, dense_share)
-            self._follow_rule()
-
-    def _follow_rule(self) -> None:
-        if self.adaptation is not None and self.block_pool.ranked is not None:
-            self.block_pool.ranked.rule = self.adaptation.rule
 
     def should_wait(self, request: Request, found: Lookup) -> bool:
         """Whether a running prefill is about to publish more of a waiting request's prefix."""
@@ -198,7 +124,7 @@ class CheckpointCoordinator:
     def num_blocks_in_full(self, step: StepRequest) -> int:
         """Return the free blocks a request would use until its prompt is computed."""
         length = min(step.request.num_tokens, self.settings.max_model_len)
-        needed = max_request_blocks(self.geometry, length, self._max_lookahead)
+        needed = max_request_blocks(self.geometry, length, self.settings.num_lookahead_tokens)
         if step.lookup is not None and step.lookup.hit is not None:
             full = step.lookup.hit.full_blocks
             needed -= sum(block.ref_cnt > 0 for blocks in full for block in blocks)
@@ -373,9 +299,6 @@ class CheckpointCoordinator:
         start = request.num_computed_tokens
         return self.geometry.chunk_end(start, start + num_new_tokens, request.num_tokens) - start
 
-    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Do nothing: prefixes are published when ``schedule()`` ends."""
-
     def free(self, request_id: str) -> None:
         """Give back everything a request holds; what it published stays cached."""
         cache = self.requests.pop(request_id, None)
@@ -389,10 +312,11 @@ class CheckpointCoordinator:
         for copy in cache.copies:
             pool.free_blocks((copy.source, copy.destination))
         made = [*cache.published.kept, *cache.published.trailing]
-        tables = [table.blocks for table in cache.dense]
+        held: list[KVCacheBlock] = []
         # A sequence's tail is reused before its head.
-        for blocks in (*tables, *(window.blocks for window in cache.windows)):
-            pool.free_blocks(reversed(blocks))
+        for table in cache.tables():
+            held += reversed(table.blocks)
+        pool.free_blocks(held)
         self.store.leave(made, cache.origins, again=cache.is_resumed)
 
     def get_blocks(self, request_id: str) -> tuple[Sequence[KVCacheBlock], ...]:
@@ -403,40 +327,18 @@ class CheckpointCoordinator:
             blocks[table.geometry.group_id] = table.blocks
         return tuple(blocks)
 
-    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Return zeros: attention here does not share work between requests."""
-        return [0] * len(self.geometry.groups)
-
     def max_blocks_of(self, num_tokens: int) -> int:
         """Return the most blocks one request of a length can hold."""
-        return max_request_blocks(self.geometry, num_tokens, self._max_lookahead)
+        return max_request_blocks(self.geometry, num_tokens, self.settings.num_lookahead_tokens)
 
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached and what was learnt of it; False while blocks are held."""
         self.new_step_starts()
-        done = self.block_pool.reset_prefix_cache()
-        if done and self.adaptation is not None:
-            self.adaptation.reset()
-            self._follow_rule()
-        return done
+        return self.prefixes.reset()
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""
-        pool = self.block_pool
-        if self.adaptation is None or pool.ranked is None:
-            return None
-        spare_share = pool.num_spare_blocks / max(1, pool.num_gpu_blocks - 1)
-        return self.adaptation.stats(spare_share, pool.ranked.proven_share)
-
-    def take_new_block_ids(self) -> list[int]:
-        """Return no ids: no group here needs its new blocks zeroed."""
-        return []
-
-    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
-        """Free the window blocks that going on at a position does not need."""
-        cache = self.requests.get(request_id)
-        for window in cache.windows if cache is not None else ():
-            self.block_pool.free_blocks(window.drop_below(total_computed_tokens))
+        return self.prefixes.policy_stats()
 
     def find_faults(self, num_computed: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         """Say which checkpoints are too short, or pinned and gone (I4), which rows missing (I5)."""
@@ -453,21 +355,6 @@ class CheckpointCoordinator:
             yield from cache.held_blocks()
 
 
-def make_coordinator(settings: CacheSettings) -> Coordinator:
-    """Build the coordinator for a configuration: ``hit_unit``, caching and groups choose, once.
-
-    Raises:
-        ConfigError: (a ValueError) Blocks, pool or retention interval do not fit the model.
-    """
-    if settings.kv_cache_config.hit_unit is not None:
-        return CheckpointCoordinator(settings)
-    if not settings.enable_caching:
-        return KVCacheCoordinatorNoPrefixCache(settings)
-    if len(settings.kv_cache_config.kv_cache_groups) == 1:
-        return UnitaryKVCacheCoordinator(settings)
-    return HybridKVCacheCoordinator(settings)
-
-
 def get_kv_cache_coordinator(
     kv_cache_config: KVCacheConfig,
     max_model_len: int,
@@ -480,20 +367,37 @@ def get_kv_cache_coordinator(
     scheduler_block_size: int,
     hash_block_size: int,
     metrics_collector: KVCacheMetricsCollector | None = None,
+    num_lookahead_tokens: int = 0,
+    stale_row: StaleRow = StaleRow.REBUILD,
+    policy: RetentionPolicy | None = None,
 ) -> Coordinator:
-    """Build the coordinator for a configuration; see ``CacheSettings`` and ``make_coordinator``."""
-    return make_coordinator(
-        CacheSettings(
-            kv_cache_config=kv_cache_config,
-            max_model_len=max_model_len,
-            max_num_batched_tokens=max_num_batched_tokens,
-            use_eagle=use_eagle,
-            enable_caching=enable_caching,
-            enable_kv_cache_events=enable_kv_cache_events,
-            dcp_world_size=dcp_world_size,
-            pcp_world_size=pcp_world_size,
-            scheduler_block_size=scheduler_block_size,
-            hash_block_size=hash_block_size,
-            metrics_collector=metrics_collector,
-        )
+    """Build the coordinator for a configuration: ``hit_unit``, caching and groups choose, once.
+
+    The arguments are the fields of ``CacheSettings``.
+
+    Raises:
+        ConfigError: (a ValueError) Blocks, pool or retention interval do not fit the model.
+    """
+    settings = CacheSettings(
+        kv_cache_config=kv_cache_config,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        use_eagle=use_eagle,
+        enable_caching=enable_caching,
+        enable_kv_cache_events=enable_kv_cache_events,
+        dcp_world_size=dcp_world_size,
+        pcp_world_size=pcp_world_size,
+        scheduler_block_size=scheduler_block_size,
+        hash_block_size=hash_block_size,
+        metrics_collector=metrics_collector,
+        num_lookahead_tokens=num_lookahead_tokens,
+        stale_row=stale_row,
+        policy=policy,
     )
+    if kv_cache_config.hit_unit is not None:
+        return CheckpointCoordinator(settings)
+    if not enable_caching:
+        return KVCacheCoordinatorNoPrefixCache(settings)
+    if len(kv_cache_config.kv_cache_groups) == 1:
+        return UnitaryKVCacheCoordinator(settings)
+    return HybridKVCacheCoordinator(settings)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import AnyKVCacheEvent, BlockStored
 from vllm.logger import init_logger
-from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.cache_step import Lookup, StepRequest, StepWork
 from vllm.v1.core.invariants import check_cache
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
-from vllm.v1.core.kv_cache_coordinator import make_coordinator
+from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.prefix.drafter_rows import StaleRow
 from vllm.v1.kv_cache_interface import (
@@ -147,23 +146,21 @@ class KVCacheManager(CacheQueries):
     ) -> None:
         self.enable_caching = enable_caching
         self.kv_cache_config = kv_cache_config
-        coordinator = make_coordinator(
-            CacheSettings(
-                kv_cache_config=kv_cache_config,
-                max_model_len=max_model_len,
-                max_num_batched_tokens=max_num_batched_tokens or max_model_len,
-                scheduler_block_size=scheduler_block_size,
-                hash_block_size=hash_block_size,
-                enable_caching=enable_caching,
-                use_eagle=use_eagle,
-                enable_kv_cache_events=enable_kv_cache_events,
-                dcp_world_size=dcp_world_size,
-                pcp_world_size=pcp_world_size,
-                metrics_collector=metrics_collector,
-                num_lookahead_tokens=num_lookahead_tokens,
-                stale_row=stale_row,
-                policy=policy,
-            )
+        coordinator = get_kv_cache_coordinator(
+            kv_cache_config=kv_cache_config,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens or max_model_len,
+            scheduler_block_size=scheduler_block_size,
+            hash_block_size=hash_block_size,
+            enable_caching=enable_caching,
+            use_eagle=use_eagle,
+            enable_kv_cache_events=enable_kv_cache_events,
+            dcp_world_size=dcp_world_size,
+            pcp_world_size=pcp_world_size,
+            metrics_collector=metrics_collector,
+            num_lookahead_tokens=num_lookahead_tokens,
+            stale_row=stale_row,
+            policy=policy,
         )
         groups = kv_cache_config.kv_cache_groups
         super().__init__(coordinator, len(groups), max_model_len)
@@ -195,7 +192,8 @@ class KVCacheManager(CacheQueries):
     def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]:
         """Return the blocks and the tokens of ``look_up``'s hit."""
         found = self._find_prefix(request)
-        return self.create_kv_cache_blocks(found.blocks.blocks), found.num_tokens
+        blocks = found.blocks if found.num_tokens else self.empty_kv_cache_blocks
+        return blocks, found.num_tokens
 
     def _find_prefix(self, request: Request) -> Lookup:
         """Ask the coordinator, unless nothing may be reused; count the query."""

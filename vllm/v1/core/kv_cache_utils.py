@@ -187,16 +187,26 @@ def generate_block_hash_extra_keys(
     return _extra_keys(request, start_token_idx, end_token_idx, start_mm_idx, request.cache_salt)
 
 
-def generate_event_extra_keys(
-    request: Request, start_token_idx: int, end_token_idx: int, start_mm_idx: int
-) -> tuple[tuple[Any, ...] | None, int]:
-    """Return what ``generate_block_hash_extra_keys`` does, the salt replaced by its digest.
+def event_extra_keys(
+    request: Request, starts: Sequence[int], num_tokens: int
+) -> list[tuple[Any, ...] | None]:
+    """Return ``generate_block_hash_extra_keys`` of blocks, the salt replaced by its digest.
 
     Whoever knows a salt can share its owner's prefixes: it must not leave the process.
+
+    Args:
+        request: The request.
+        starts: First tokens of the blocks, ascending.
+        num_tokens: Tokens of each.
     """
     salt = request.cache_salt
-    public_salt = salt_digest(salt) if salt and start_token_idx == 0 else None
-    return _extra_keys(request, start_token_idx, end_token_idx, start_mm_idx, public_salt)
+    public_salt = salt_digest(salt) if salt and starts and starts[0] == 0 else None
+    extra_keys = []
+    mm_idx = 0
+    for start in starts:
+        keys, mm_idx = _extra_keys(request, start, start + num_tokens, mm_idx, public_salt)
+        extra_keys.append(keys)
+    return extra_keys
 
 
 def salt_digest(salt: str) -> str:

@@ -92,9 +92,10 @@ class RequestCache:
     def set_ready(self, alloc_end: int) -> None:
         """Remember up to where the tables need no change; ``alloc_end`` if there is no table."""
         if alloc_end > self.ready_until:
-            self.ready_until = min((t.capacity() for t in self._tables()), default=alloc_end)
+            self.ready_until = min((t.capacity() for t in self.tables()), default=alloc_end)
 
-    def _tables(self) -> tuple[DenseTable | LiveWindow, ...]:
+    def tables(self) -> tuple[DenseTable | LiveWindow, ...]:
+        """Return the tables of all groups, the dense ones first."""
         return (*self.dense, *self.windows)
 
     def take_spared(self) -> list[KVCacheBlock]:
@@ -115,7 +116,7 @@ class RequestCache:
 
     def held_blocks(self) -> Iterator[KVCacheBlock]:
         """Iterate over the blocks of its tables and copies, once per hold."""
-        for table in self._tables():
+        for table in self.tables():
             yield from table.blocks
         for copy in self.copies:
             yield from (copy.source, copy.destination)

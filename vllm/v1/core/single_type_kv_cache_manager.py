@@ -128,8 +128,9 @@ class LiveWindow:
         if end <= 0 or not self.blocks:
             return []
         end = min(end, len(self.blocks))
-        dropped = self.blocks[:end]
-        dropped.reverse()
+        # Between checkpoints far from each other most of a table is null.
+        null_block = self._null_block
+        dropped = [block for block in self.blocks[end - 1 :: -1] if block is not null_block]
         del self.blocks[:end]
         self.base += end
         # The worker need not hear of it: it reads nothing below first_needed.

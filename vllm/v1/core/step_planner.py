@@ -6,22 +6,19 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_step import FirstStep, StepPlan, StepRequest
-from vllm.v1.core.policy.adaptation import Adaptation, interval_in_force
-from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry
+from vllm.v1.core.policy.geometry import GroupGeometry
 from vllm.v1.core.policy.retention import (
-    RetentionPolicy,
     needed_window_blocks,
     replay_boundaries,
     step_boundaries,
 )
-from vllm.v1.core.policy.spare import NO_SPARES, Spares, lean_checkpoint_blocks, spare_boundaries
+from vllm.v1.core.policy.spare import NO_SPARES, Spares, spare_boundaries
 from vllm.v1.core.prefix.drafter_rows import StaleRow, stale_groups
 from vllm.v1.core.prefix.lookup import PrefixHit, find_junction, plan_partials
-from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
 
 if TYPE_CHECKING:
-    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.cache_settings import CacheSettings
     from vllm.v1.request import Request
 
@@ -32,34 +29,19 @@ class StepPlanner:
     Owns: nothing.
 
     Args:
-        geometry: The model's groups.
-        policy: Which checkpoints are kept.
-        index: What is cached.
+        prefixes: What is cached, and the rules for it.
         settings: Sizes and switches.
-        pool: Where blocks stand.
-        adaptation: What was learnt of the traffic, if the policy learns.
     """
 
-    def __init__(
-        self,
-        geometry: CacheGeometry,
-        policy: RetentionPolicy,
-        index: PrefixIndex,
-        settings: CacheSettings,
-        pool: BlockPool,
-        adaptation: Adaptation | None,
-    ) -> None:
-        self._geometry = geometry
-        self._policy = policy
-        self._index = index
+    def __init__(self, prefixes: PrefixCache, settings: CacheSettings) -> None:
+        self._prefixes = prefixes
+        self._geometry = prefixes.geometry
+        self._policy = prefixes.policy
+        self._index = prefixes.index
         self._settings = settings
-        self._pool = pool
-        self._adaptation = adaptation
-        # Per window group the blocks of a lean checkpoint far into a prompt.
-        self._lean_blocks = lean_checkpoint_blocks(geometry)
         # Decode steps take blocks for so many tokens at a time. State blocks hold as few as a
         # sixteenth of a unit; going to the pool for each would be most of a decode step's cost.
-        self._stride = max(1, geometry.unit // 4)
+        self._stride = max(1, prefixes.geometry.unit // 4)
 
     def publishes(self, step: StepRequest) -> bool:
         """Whether a step completes a unit that later requests may hit."""
@@ -87,8 +69,8 @@ class StepPlanner:
                 if short is not None and short.num_blocks <= num_available:
                     return short
             plan = self._plan_next(step, cache, publishes)
-        if publishes and self._adaptation is not None:
-            self._fit_learnt(plan, cache, num_available)
+        if publishes:
+            self._fit_checkpoints(plan, cache, num_available)
         return plan
 
     def _plan_next(self, step: StepRequest, cache: RequestCache, publishes: bool) -> StepPlan:
@@ -125,30 +107,37 @@ class StepPlanner:
                 indices.append([i for i in needed if i not in adopted])
         return indices
 
-    def _fit_learnt(self, plan: StepPlan, cache: RequestCache | None, num_available: int) -> None:
-        """Add spare checkpoints to a plan if there is room; leave learnt ones out if there is not.
+    def _fit_checkpoints(
+        self, plan: StepPlan, cache: RequestCache | None, num_available: int
+    ) -> None:
+        """Leave those of the interval out if there is no room; add spare ones if there is.
 
         The admission gate counts neither, so a request must be able to go on without them.
         """
         step = plan.step
-        hit = plan.first.hit if plan.first is not None else None
-        boundaries, spares = plan.boundaries, NO_SPARES
         if plan.num_blocks > num_available:
-            wanted = cache.published.wanted if plan.first is None and cache else set()
+            hit = plan.first.hit if plan.first is not None else None
+            wanted = cache.published.wanted if cache is not None else set()
             wanted = plan.first.wanted if plan.first is not None else wanted
             boundaries = step_boundaries(self._geometry, step.start, step.end, wanted)
-        else:
-            spares = self._find_spares(step, plan)
-        if spares == NO_SPARES and boundaries == plan.boundaries:
-            return
-        if spares == NO_SPARES:
             indices = self._window_indices(step, boundaries, cache, hit)
-        else:
-            indices = self._with_spares(plan, spares, cache)
-        more = sum(map(len, indices)) - sum(map(len, plan.window_indices))
-        if plan.num_blocks + more > num_available and spares != NO_SPARES:
-            return
-        plan.window_indices, plan.boundaries, plan.spares = indices, boundaries, spares
+            self._revise(plan, indices, boundaries)
+        elif self._prefixes.adaptation is not None:
+            spares = self._find_spares(step, plan)
+            if spares != NO_SPARES:
+                indices = self._with_spares(plan, spares, cache)
+                more = sum(map(len, indices)) - sum(map(len, plan.window_indices))
+                if plan.num_blocks + more <= num_available:
+                    self._revise(plan, indices, plan.boundaries)
+                    plan.spares = spares
+
+    @staticmethod
+    def _revise(
+        plan: StepPlan, window_indices: list[Sequence[int]], boundaries: tuple[int, ...]
+    ) -> None:
+        """Let a plan fill other window blocks, for other boundaries."""
+        more = sum(map(len, window_indices)) - sum(map(len, plan.window_indices))
+        plan.window_indices, plan.boundaries = window_indices, boundaries
         plan.num_blocks += more
         plan.num_new_blocks += more
 
@@ -161,7 +150,7 @@ class StepPlanner:
         """
         indices: list[Sequence[int]] = []
         for number, group in enumerate(self._geometry.windows):
-            num_blocks, size = self._lean_blocks[number], group.block_size
+            num_blocks, size = self._geometry.lean_blocks[number], group.block_size
             if not num_blocks:
                 indices.append(plan.window_indices[number])
                 continue
@@ -177,7 +166,7 @@ class StepPlanner:
 
     def _find_spares(self, step: StepRequest, plan: StepPlan) -> Spares:
         """Return where a prefill step leaves checkpoints that nobody asked for."""
-        pool, request = self._pool, step.request
+        pool, request = self._prefixes.pool, step.request
         spares = spare_boundaries(
             self._geometry,
             step.start,
@@ -213,7 +202,7 @@ class StepPlanner:
         return StepPlan(step, num_new, num_new, True, num_dense, indices)
 
     def _boundaries(self, step: StepRequest, wanted: Iterable[int]) -> tuple[int, ...]:
-        interval = interval_in_force(self._policy, self._adaptation)
+        interval = self._prefixes.interval
         return step_boundaries(self._geometry, step.start, step.end, wanted, interval)
 
     def _needed_blocks(

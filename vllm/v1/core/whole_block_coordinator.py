@@ -6,14 +6,15 @@ Hybrid models hit at one unit: ``vllm.v1.core.kv_cache_coordinator.CheckpointCoo
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vllm import envs
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.cache_settings import CacheSettings
-from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, StepWork
+from vllm.v1.core.cache_step import Lookup, StepPlan, StepRequest
+from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.policy.masks import num_window_tail_blocks, resolve_retention_interval
@@ -25,7 +26,6 @@ from vllm.v1.core.single_type_kv_cache_manager import (
     get_manager_for_kv_cache_spec,
 )
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
-from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
     from vllm.v1.messages import PrefillStats
@@ -62,6 +62,11 @@ class GroupManagers:
         self._dropping_managers = tuple(
             manager for manager in self.single_type_managers if manager.drops_skipped_blocks
         )
+        self._stepping_managers = tuple(m for m in self.single_type_managers if m.minds_steps)
+        # Of all groups: cleared in every step.
+        self._taken_blocks: list[KVCacheBlock] = []
+        for manager in self.single_type_managers:
+            manager.taken_blocks = self._taken_blocks
         self.retention_interval: int | None = None
 
     def get_num_blocks_to_allocate(
@@ -171,12 +176,13 @@ class GroupManagers:
 
     def new_step_starts(self) -> None:
         """Begin a scheduling step."""
-        for manager in self.single_type_managers:
+        self._taken_blocks.clear()
+        for manager in self._stepping_managers:
             manager.new_step_starts()
 
 
-class KVCacheCoordinator(GroupManagers, ABC):
-    """A ``Coordinator`` of hits at whole blocks.
+class KVCacheCoordinator(GroupManagers, Coordinator):
+    """The groups of one model, with hits at whole blocks.
 
     Owns: the pool; and the managers, as its base.
 
@@ -272,7 +278,8 @@ class KVCacheCoordinator(GroupManagers, ABC):
 
     def advance(self, step: StepRequest) -> bool:
         """Free the blocks no later token of the request attends to, even if the step won't fit."""
-        self.remove_skipped_blocks(step.request.request_id, step.start)
+        for manager in self._dropping_managers:
+            manager.remove_skipped_blocks(step.request.request_id, step.start)
         return False
 
     def plan(self, step: StepRequest, num_available: int) -> StepPlan:
@@ -280,7 +287,7 @@ class KVCacheCoordinator(GroupManagers, ABC):
         num_blocks = self.get_num_blocks_to_allocate(
             step.request.request_id,
             step.alloc_end,
-            self._hits(step),
+            self._no_hits if step.lookup is None else step.lookup.blocks.blocks,
             step.num_encoder_tokens,
             step.start,
             step.main_end,
@@ -317,40 +324,11 @@ class KVCacheCoordinator(GroupManagers, ABC):
             for manager in self.single_type_managers
         )
 
-    # ---- what only hits at one unit have -----------------------------------------------------
-
-    def should_wait(self, request: Request, found: Lookup) -> bool:
-        """Return False: blocks are cached as they are allocated, nothing is worth waiting for."""
-        return False
-
-    def chunk_end(self, request: Request, num_new_tokens: int) -> int:
-        """Return ``num_new_tokens``: chunks may end anywhere."""
-        return num_new_tokens
-
-    def commit_step(self) -> None:
-        """Do nothing: blocks are cached as they are allocated."""
-        return
-
-    def take_step_work(self) -> StepWork:
-        """Return nothing: no copies, and tables only grow."""
-        return NO_WORK
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget everything cached; False while blocks are held."""
-        return self.block_pool.reset_prefix_cache()
-
-    def policy_stats(self) -> CachePolicyStats | None:
-        """Return None: nothing is learnt."""
-        return None
-
     def take_new_block_ids(self) -> list[int]:
         """Drain the ids of blocks taken in this step."""
-        managers = self.single_type_managers
-        return [block_id for manager in managers for block_id in manager.take_new_block_ids()]
-
-    def find_faults(self, num_computed: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-        """Say nothing: tables of whole blocks are checked against the pool only."""
-        yield from ()
+        block_ids = [block.block_id for block in self._taken_blocks]
+        self._taken_blocks.clear()
+        return block_ids
 
     def held_blocks(self) -> Iterator[KVCacheBlock]:
         """Iterate over the blocks of all tables, once per hold."""
@@ -441,6 +419,11 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         # needs: they share one mask.
         for manager in self._lookup.eagle_managers:
             manager.use_eagle = True
+        # No group is cached less far than one that keeps all its blocks, unless a drafter's is.
+        self._last_cached = None
+        if not self._lookup.eagle_managers:
+            managers = (m for m in self.single_type_managers if m.is_downward_closed)
+            self._last_cached = next(managers, None)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Cache up to the last scheduler block's end; nothing beyond can be hit.
@@ -450,6 +433,12 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         num_aligned = num_computed_tokens // self.scheduler_block_size * self.scheduler_block_size
         if num_aligned == 0:
             return
+        last = self._last_cached
+        if last is not None:
+            num_cached_blocks = last.num_cached_block.get(request.request_id, 0)
+            if num_cached_blocks * last.block_size >= num_aligned:
+                # Most steps end no scheduler block.
+                return
         for manager in self.single_type_managers:
             num_tokens = num_aligned
             if manager.use_eagle:

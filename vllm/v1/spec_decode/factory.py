@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from vllm.config import SpeculativeConfig
 from vllm.exceptions import ConfigError
 from vllm.v1.attention.metadata import CacheLayout
+from vllm.v1.attention.step_model import StepModel
 from vllm.v1.spec_decode.interface import Proposer
 from vllm.v1.spec_decode.mtp import BlockCache, MTPProposer
 from vllm.v1.spec_decode.ngram import NgramProposer
@@ -18,7 +18,7 @@ _MTP_CACHE = "mtp.0.attn.window"
 
 def make_proposer(
     config: SpeculativeConfig | None,
-    model: Any,
+    steps: StepModel,
     layout: CacheLayout,
     layers: Mapping[str, torch.Tensor],
     device: torch.device,
@@ -27,7 +27,7 @@ def make_proposer(
 
     Args:
         config: What was asked for.
-        model: The target, loaded.
+        steps: The target, and what it reads a step's tables from.
         layout: Its KV groups.
         layers: Its cache views by name.
         device: Where it runs.
@@ -48,5 +48,5 @@ def make_proposer(
     group_id = layout.group_of[_MTP_CACHE]
     own = replace(layout, groups=(layout.groups[group_id],), group_of={_MTP_CACHE: 0})
     return MTPProposer(
-        model, config.num_speculative_tokens, BlockCache(group_id, own, layers), device
+        steps, config.num_speculative_tokens, BlockCache(group_id, own, layers), device
     )

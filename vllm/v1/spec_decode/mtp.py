@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,9 +11,8 @@ from vllm.v1.attention.metadata import (
     BlockTableView,
     CacheLayout,
     RequestSlice,
-    StepMetadata,
-    build_step_metadata,
 )
+from vllm.v1.attention.step_model import StepModel
 from vllm.v1.spec_decode.boundary_streams import BoundaryStreams
 from vllm.v1.worker.request_state import RequestState
 from vllm.v1.worker.step_input import StepInput
@@ -27,7 +26,7 @@ class MTPModel(Protocol):
         streams: torch.Tensor,
         next_token_ids: torch.Tensor,
         positions: torch.Tensor,
-        meta: StepMetadata,
+        meta: Any,
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
         """Return the block's streams ``[T, n, D]`` at ``positions``; writes its window rows."""
@@ -61,7 +60,7 @@ class MTPProposer:
     again then, from the main model's streams there, which are kept for the last row of every block.
 
     Args:
-        model: The target, which holds the block.
+        steps: The target, which holds the block.
         num_drafts: Tokens of a draft; from the second on the block's own streams are fed back.
         cache: Where its rows lie.
         device: Where the model is.
@@ -69,12 +68,13 @@ class MTPProposer:
 
     def __init__(
         self,
-        model: MTPModel,
+        steps: StepModel,
         num_drafts: int,
         cache: BlockCache,
         device: torch.device,
     ) -> None:
-        self._model = model
+        self._model: MTPModel = steps.model
+        self._build_metadata = steps.build_metadata
         self._num_drafts = num_drafts
         self._cache = cache
         self._device = device
@@ -185,7 +185,7 @@ class MTPProposer:
             streams,
             self._to_device(next_ids),
             self._to_device(positions),
-            build_step_metadata(own, self._cache.layout, self._device),
+            self._build_metadata(own, self._cache.layout),
             self._cache.layers,
         )
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from vllm.v1.attention.metadata import RequestSlice, StepMetadata
+from vllm.v1.attention.metadata import RequestSlice
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
@@ -19,7 +19,8 @@ from vllm.v1.worker.request_states import RequestStates
 from vllm.v1.worker.step_input import StepInput, StepInputBuilder
 from vllm.v1.worker.step_output import accept_tokens
 
-MetadataBuilder = Callable[[Sequence[RequestSlice]], StepMetadata]
+# Makes what the model reads a step's block tables from.
+MetadataBuilder = Callable[[Sequence[RequestSlice]], Any]
 
 
 class CausalLM(Protocol):
@@ -29,7 +30,7 @@ class CausalLM(Protocol):
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        meta: StepMetadata,
+        meta: Any,
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
         """Return the residual streams ``[T, n, D]`` of every row; reads and writes the caches."""

@@ -16,7 +16,7 @@ from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.model_loader.stored_weights import StoredWeights
 from vllm.model_executor.models.registry import ModelEntry, resolve_model
 from vllm.platforms.interface import Platform
-from vllm.v1.attention.metadata import CacheLayout, build_step_metadata
+from vllm.v1.attention.metadata import CacheLayout
 from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -183,10 +183,11 @@ class Worker:
             kv_cache_config, self.get_kv_cache_specs(), self._platform, self._device
         )
         layout = CacheLayout.from_kv_cache_config(kv_cache_config)
+        steps = self._platform.make_step_model(self._model, layout, pool.layers, self._device)
         self._runner = ModelRunner(
-            self._model,
+            steps.model,
             pool,
-            partial(build_step_metadata, layout=layout, device=self._device),
+            partial(steps.build_metadata, layout=layout),
             RunnerLimits(
                 num_groups=len(layout.groups),
                 max_num_tokens=self._config.scheduler_config.max_num_batched_tokens,
@@ -196,7 +197,7 @@ class Worker:
             ),
             make_connector_steps(self._config, kv_cache_config, pool.layers),
             make_proposer(
-                self._config.speculative_config, self._model, layout, pool.layers, self._device
+                self._config.speculative_config, steps, layout, pool.layers, self._device
             ),
         )
 

@@ -6,13 +6,13 @@ import pytest
 
 from benchmarks.v4_cache import UNITS, flash_config
 from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.spare import NO_SPARES, lean_checkpoint_blocks, spare_boundaries
+from vllm.v1.core.policy.spare import NO_SPARES, spare_boundaries
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_places_fit_the_step_and_the_room(unit: int) -> None:
     geometry = CacheGeometry.from_config(flash_config(unit, 1000))
-    cost = sum(lean_checkpoint_blocks(geometry))
+    cost = sum(geometry.lean_blocks)
     rng = random.Random(unit)
     num_places = 0
     for _ in range(500):
@@ -57,7 +57,7 @@ def test_much_room_gives_a_fine_grid_and_little_a_coarse_one() -> None:
 
 def test_marks_come_first_and_only_inside_the_step() -> None:
     geometry = CacheGeometry.from_config(flash_config(32, 1000))
-    cost = sum(lean_checkpoint_blocks(geometry))
+    cost = sum(geometry.lean_blocks)
     found = spare_boundaries(
         geometry, 2048, 8192, 9000, (), 62 + 2 * cost, 0, 1000, (3000, 100, 5000)
     )

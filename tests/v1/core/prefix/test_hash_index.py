@@ -169,36 +169,26 @@ def test_stored_event_with_a_null_parent() -> None:
     assert event.extra_keys == [None, None]
 
 
-def test_stored_events_of_a_masked_range() -> None:
+def test_one_stored_event_of_a_masked_range() -> None:
     pool = event_pool(12)
     lora = LoRARequest(lora_name="fr", lora_int_id=7, lora_path="/fr")
     request = make_request("0", range(24), 4, cache_salt="salt", lora_request=lora)
     mask = [True, False, True, True, False, False]
     cache(pool, request, pool.get_new_blocks(6), 0, 6, block_mask=mask, kv_cache_group_id=2)
     hashes = [maybe_convert_block_hash(h) for h in request.block_hashes]
-    common: dict[str, Any] = {
-        "block_size": 4,
-        "lora_id": 7,
-        "medium": "GPU",
-        "lora_name": "fr",
-        "group_idx": 2,
-    }
-    # Each run has its own tokens, and for a parent the prompt's block before it, stored or not.
+    # The blocks entered, and the tokens of the whole range.
     assert pool.take_events() == [
         BlockStored(
-            block_hashes=hashes[:1],
+            block_hashes=[hashes[0], *hashes[2:4]],
             parent_block_hash=None,
-            token_ids=list(range(4)),
+            token_ids=list(range(24)),
+            block_size=4,
+            lora_id=7,
+            medium="GPU",
+            lora_name="fr",
             # The salt is a secret.
-            extra_keys=[("fr", salt_digest("salt"))],
-            **common,
-        ),
-        BlockStored(
-            block_hashes=hashes[2:4],
-            parent_block_hash=hashes[1],
-            token_ids=list(range(8, 16)),
-            extra_keys=[("fr",), ("fr",)],
-            **common,
+            extra_keys=[("fr", salt_digest("salt")), ("fr",), ("fr",)],
+            group_idx=2,
         ),
     ]
     cache(pool, request, pool.get_new_blocks(3), 0, 3, block_mask=[False] * 3)
@@ -212,8 +202,9 @@ def test_stored_event_of_a_range_that_begins_masked() -> None:
     cache(pool, request, blocks, 1, 4, block_mask=[False, True, True])
     (event,) = pool.take_events()
     assert isinstance(event, BlockStored)
-    assert event.parent_block_hash == maybe_convert_block_hash(request.block_hashes[1])
-    assert event.token_ids == list(range(8, 16))
+    assert event.parent_block_hash == maybe_convert_block_hash(request.block_hashes[0])
+    assert event.block_hashes == [maybe_convert_block_hash(h) for h in request.block_hashes[2:]]
+    assert event.token_ids == list(range(4, 16))
 
 
 @pytest.mark.parametrize("mask", [None, [True] * 4])
@@ -248,15 +239,15 @@ def test_removed_before_stored() -> None:
 def test_views_follow_the_request_they_were_asked_for() -> None:
     pool = BlockPool(4, True, 2)
     first, second = make_request("0", range(16), 2), make_request("1", range(50, 66), 2)
-    view = pool.hashes_at(first.block_hashes, 4)
-    assert pool.hashes_at(first.block_hashes, 4) is view
-    assert pool.hashes_at(first.block_hashes, 2) is first.block_hashes
+    view = pool.hash_index.hashes_at(first.block_hashes, 4)
+    assert pool.hash_index.hashes_at(first.block_hashes, 4) is view
+    assert pool.hash_index.hashes_at(first.block_hashes, 2) is first.block_hashes
     assert list(view) == list(BlockHashListWithBlockSize(first.block_hashes, 2, 4))
-    assert pool.hashes_at(first.block_hashes, 8)[0] == b"".join(first.block_hashes[:4])
-    assert list(pool.hashes_at(second.block_hashes, 4)) == list(
+    assert pool.hash_index.hashes_at(first.block_hashes, 8)[0] == b"".join(first.block_hashes[:4])
+    assert list(pool.hash_index.hashes_at(second.block_hashes, 4)) == list(
         BlockHashListWithBlockSize(second.block_hashes, 2, 4)
     )
     # A view grows with its request.
     first.append_output_token_ids([1, 2, 3, 4])
-    assert len(pool.hashes_at(first.block_hashes, 4)) == 5
-    assert pool.hashes_at(first.block_hashes, 4)[4] == b"".join(first.block_hashes[8:10])
+    assert len(pool.hash_index.hashes_at(first.block_hashes, 4)) == 5
+    assert pool.hash_index.hashes_at(first.block_hashes, 4)[4] == b"".join(first.block_hashes[8:10])

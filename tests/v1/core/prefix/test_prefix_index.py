@@ -22,7 +22,6 @@ def test_a_touched_block_leaves_its_tier_and_keeps_its_keys() -> None:
     assert list(index.keys_of(a)) == [h("x"), h("y")]
     assert cache.get(h("y"), 1) is a
     assert cache.get(h("y"), 0) is None
-    assert index.get_cached_block(h("y"), [1, 0]) is None
     assert index.holds_any(h("y"))
     assert not index.holds_any(h("z"))
 
@@ -91,15 +90,15 @@ def test_continuations_count_while_they_are_cached() -> None:
     cache.add_key(left, 0, h("left"), h("root"))
     # Another group's keys say nothing about continuations.
     cache.add_key(right, 1, h("right"), h("root"))
-    assert index.parent_of(h("left")) == h("root")
-    assert index.parent_of(h("root")) is None
-    assert index.has_other_continuation(h("root"), h("right"))
-    assert index.has_other_continuation(h("root"), None)
-    assert not index.has_other_continuation(h("root"), h("left"))
-    assert not index.has_other_continuation(h("left"), None)
+    assert index.lineage.parent_of(h("left")) == h("root")
+    assert index.lineage.parent_of(h("root")) is None
+    assert index.lineage.has_other_continuation(h("root"), h("right"))
+    assert index.lineage.has_other_continuation(h("root"), None)
+    assert not index.lineage.has_other_continuation(h("root"), h("left"))
+    assert not index.lineage.has_other_continuation(h("left"), None)
     pool.free_blocks([left])
     assert pool.get_new_blocks(1) == [left]
-    assert not index.has_other_continuation(h("root"), None)
+    assert not index.lineage.has_other_continuation(h("root"), None)
 
 
 def test_a_block_stands_as_high_as_what_is_known_of_it() -> None:

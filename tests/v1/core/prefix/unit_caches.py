@@ -32,8 +32,7 @@ class UnitCache(NamedTuple):
 
     def get(self, prefix_hash: BlockHash, group_id: int) -> KVCacheBlock | None:
         """Return the block of a group that holds a prefix's last rows."""
-        found = self.pool.get_cached_block(prefix_hash, [group_id])
-        return None if found is None else found[0]
+        return self.index.keys[group_id].get(prefix_hash)
 
     def add_record(self, name: str, *blocks: KVCacheBlock, **fields: bool) -> Checkpoint:
         """Publish a checkpoint of two window groups: the first block, and the others."""

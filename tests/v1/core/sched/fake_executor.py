@@ -128,6 +128,11 @@ class FakeExecutor:
         )
 
     def _take_messages(self, output: SchedulerOutput) -> None:
+        for req_id in output.preempted_req_ids or ():
+            if req_id in self.requests:
+                self.requests[req_id].preempted = True
+                if self.rows is not None:
+                    self.rows.forget(req_id)
         for data in output.scheduled_new_reqs:
             assert data.prompt_token_ids is not None
             assert data.req_id not in self.requests, f"{data.req_id} is new twice"
@@ -154,11 +159,6 @@ class FakeExecutor:
                     state.tables, blocks or [[]] * len(state.tables), strict=True
                 ):
                     table.extend(new)
-        for req_id in output.preempted_req_ids or ():
-            if req_id in self.requests:
-                self.requests[req_id].preempted = True
-                if self.rows is not None:
-                    self.rows.forget(req_id)
 
     def _span(self, req_id: str, output: SchedulerOutput) -> tuple[int, int, list[int]]:
         """Return a request's first and last computed position, and its drafts."""

@@ -379,7 +379,10 @@ def test_reset_prefix_cache() -> None:
     assert not scheduler.running
     assert names(scheduler.waiting) == ["0", "1", "2"]
     assert scheduler.reset_connector_cache()
-    assert scheduler.schedule().num_scheduled_tokens == {"0": 21, "1": 21, "2": 21}
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {"0": 21, "1": 21, "2": 21}
+    assert output.preempted_req_ids == {"0", "1", "2"}
+    assert scheduler.schedule().preempted_req_ids == set()
 
 
 # ---------------------------------------------------------------- room

@@ -159,7 +159,6 @@ class Traffic(RuleBasedStateMachine):
             request = self.requests[request_id]
             if not request.is_finished():
                 del state.tokens[request.num_tokens :]
-                state.preempted = True
 
     def check(self) -> None:
         scheduler = self.scheduler

@@ -77,7 +77,7 @@ class ClampedExperts(nn.Module):
     def __init__(self, plan: ClampedExpertsPlan, parts: ModelParts) -> None:
         super().__init__()
         make, hidden, inner = parts.make, parts.config.hidden_size, plan.inner_size
-        self._plan = plan
+        self.plan = plan
         self.router = make.parameter(plan.num_experts, hidden, dtype=torch.float32)
         self.router_bias = make.parameter(plan.num_experts, dtype=torch.float32)
         stack = MxFp4Stack if plan.is_mxfp4 else PlainStack
@@ -92,13 +92,13 @@ class ClampedExperts(nn.Module):
         """Maps the normed input [T, D] to [T, D]."""
         logits = nn.functional.linear(x.float(), self.router, self.router_bias)
         # A softmax over the chosen logits is the softmax over all, scaled to a sum of one.
-        ids, weights = self._choose(logits, self._plan.num_chosen, True)
+        ids, weights = self._choose(logits, self.plan.num_chosen, True)
         output: torch.Tensor = self._run(x, ids, weights, self._run_expert)
         return output
 
     def _run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
         gate_up = self.gate_up(rows, expert) + self.gate_up_bias[expert]
-        inner = self._activate(gate_up, self._plan.alpha, self._plan.limit)
+        inner = self._activate(gate_up, self.plan.alpha, self.plan.limit)
         output: torch.Tensor = self.down(inner, expert) + self.down_bias[expert]
         return output
 

@@ -73,7 +73,7 @@ class Experts(nn.Module):
     def __init__(self, plan: ExpertsPlan, parts: ModelParts) -> None:
         super().__init__()
         make, hidden = parts.make, parts.config.hidden_size
-        self._plan = plan
+        self.plan = plan
         self.router = make.parameter(plan.num_experts, hidden, dtype=torch.float32)
         self.gate_up = make.parameter(plan.num_experts, 2 * plan.inner_size, hidden)
         self.down = make.parameter(plan.num_experts, hidden, plan.inner_size)
@@ -85,7 +85,7 @@ class Experts(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps the normed input [T, D] to [T, D]."""
         logits = nn.functional.linear(x.float(), self.router)
-        ids, weights = self._choose(logits, self._plan.num_chosen, self._plan.normalises)
+        ids, weights = self._choose(logits, self.plan.num_chosen, self.plan.normalises)
         output: torch.Tensor = self._run(x, ids, weights, self._run_expert)
         return output
 
@@ -96,7 +96,7 @@ class Experts(nn.Module):
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination; experts are slices of the stacks."""
         slots = {f"{prefix}.gate.weight": self.router.data}
-        for expert in range(self._plan.num_experts):
+        for expert in range(self.plan.num_experts):
             gate, up = self.gate_up.data[expert].chunk(2)
             name = f"{prefix}.experts.{expert}"
             slots[f"{name}.gate_proj.weight"], slots[f"{name}.up_proj.weight"] = gate, up

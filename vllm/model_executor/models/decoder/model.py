@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from vllm.distributed.parallel_state import SingleProcessGroup, TensorParallelGroup
-from vllm.model_executor.layers.linear import TensorFactory
-from vllm.model_executor.layers.quantization import WeightQuantization
 from vllm.model_executor.layers.vocab import VocabParallelEmbedding
 from vllm.model_executor.model_loader.weight_names import TensorPart
+from vllm.model_executor.models.causal_lm import CausalLM
 from vllm.model_executor.models.decoder.attention import DecoderAttention
 from vllm.model_executor.models.decoder.config import DecoderConfig, ExpertsPlan, LayerPlan
 from vllm.model_executor.models.decoder.feed_forward import build_feed_forward
 from vllm.model_executor.models.decoder.step import ModelParts, Step, StepFactory
-from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.attention.step_tables import StepMetadata
 
 _STACKED_EXPERTS = re.compile(r"(.+\.mlp\.experts\.)(gate_up_proj|down_proj)")
@@ -69,37 +66,11 @@ class DecoderBlock(nn.Module):
         }
 
 
-class DecoderForCausalLM(nn.Module):
-    """A decoder for generation.
+class DecoderForCausalLM(CausalLM[DecoderConfig]):
+    """A decoder for generation; routers and sinks stay fp32."""
 
-    Weights are allocated uninitialised; a loader fills ``weight_slots``. Call it under
-    ``torch.inference_mode``.
-
-    Args:
-        config: The architecture.
-        ops: Resolves op names; a platform's ``get_op``.
-        dtype: Type of weights and activations. Routers and sinks stay fp32.
-        device: Where the weights live.
-        group: The processes that share the model.
-        quantization: Which matrices the checkpoint stores in another way; None: none.
-    """
-
-    def __init__(
-        self,
-        config: DecoderConfig,
-        *,
-        ops: OpResolver,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        group: TensorParallelGroup | None = None,
-        quantization: WeightQuantization | None = None,
-    ) -> None:
-        super().__init__()
-        make = TensorFactory(
-            dtype, torch.device(device), group or SingleProcessGroup(), ops, quantization
-        )
-        parts = ModelParts(config, ops, make)
-        self.config = config
+    def _build(self, parts: ModelParts) -> None:
+        config, make, ops = parts.config, parts.make, parts.ops
         self.embed = VocabParallelEmbedding(config.vocab_size, config.hidden_size, make)
         self.layers = nn.ModuleList(
             DecoderBlock(index, plan, parts) for index, plan in enumerate(config.layers)
@@ -111,7 +82,7 @@ class DecoderForCausalLM(nn.Module):
             else self.embed.weight
         )
         # Rounded as the published models round it.
-        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
+        self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=make.dtype))
         self._unstacks_experts = any(
             isinstance(plan.feed_forward, ExpertsPlan) for plan in config.layers
         )
@@ -127,23 +98,10 @@ class DecoderForCausalLM(nn.Module):
         meta: StepMetadata,
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """Runs one step of a flattened batch.
-
-        Args:
-            token_ids: int64 [T]; T may be 0.
-            positions: int64 [T].
-            meta: Index tables of the step.
-            kv_caches: Cache name -> [num_blocks, rows_per_block, width], the last axis contiguous.
-
-        Returns:
-            The residual stream [T, D] after the last layer, before the last norm.
-
-        Mutates:
-            kv_caches.
-        """
+        """Returns the residual stream [T, D] after the last layer, before the last norm."""
         x: torch.Tensor = self.embed(token_ids)
-        if self._embedding_scale != 1.0:
-            x = x * self._embedding_scale
+        if self.embedding_scale != 1.0:
+            x = x * self.embedding_scale
         if not meta.num_tokens:
             return x
         step = self._make_step(positions, meta, kv_caches)

@@ -1,24 +1,24 @@
 """What the layers of one forward pass share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from vllm.model_executor.layers.linear import TensorFactory
 from vllm.model_executor.layers.rotary import (
     compute_half_turns,
     llama3_frequencies,
     plain_frequencies,
     yarn_frequencies,
 )
+from vllm.model_executor.models.causal_lm import PartsOf
 from vllm.model_executor.models.decoder.config import DecoderConfig
 from vllm.model_executor.models.decoder.rope_config import RopeConfig
-from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.attention.step_tables import StepMetadata
 
 HalfTurns = tuple[torch.Tensor, torch.Tensor]
+ModelParts = PartsOf[DecoderConfig]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +34,6 @@ class Step:
     meta: StepMetadata
     kv_caches: Mapping[str, torch.Tensor]
     turns: Mapping[RopeConfig, HalfTurns]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelParts:
-    """What every module of the model is built from."""
-
-    config: DecoderConfig
-    ops: OpResolver
-    make: TensorFactory
-
-    def within(self, prefix: str) -> "ModelParts":
-        """Returns the parts for modules whose tensor names begin with ``prefix``."""
-        return replace(self, make=self.make.within(prefix))
 
 
 class StepFactory(nn.Module):

@@ -5,54 +5,27 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from vllm.distributed.parallel_state import SingleProcessGroup, TensorParallelGroup
 from vllm.model_executor.layers.hyper_connections import HyperHead
-from vllm.model_executor.layers.linear import TensorFactory
-from vllm.model_executor.layers.quantization import WeightQuantization
 from vllm.model_executor.layers.vocab import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.weight_names import TensorPart, published_parts
+from vllm.model_executor.models.causal_lm import CausalLM
 from vllm.model_executor.models.deepseek_v4.block import DeepseekV4Block
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.mtp import DeepseekV4MTP
 from vllm.model_executor.models.deepseek_v4.step import ModelParts, StepFactory
-from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.attention.step_tables import StepMetadata
 
 _MTP = "mtp."
 
 
-class DeepseekV4ForCausalLM(nn.Module):
+class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
     """The main model, and the MTP block's weights if the checkpoint has one.
 
-    Weights are allocated uninitialised; a loader fills ``weight_slots``. Call it under
-    ``torch.inference_mode``.
-
-    Args:
-        config: The architecture.
-        ops: Resolves op names; a platform's ``get_op``.
-        dtype: Type of weights and activations. Hyper-connections, router, sinks, compressor
-            state and the output head stay fp32.
-        device: Where the weights live.
-        group: The processes that share the model.
-        quantization: Which matrices the checkpoint stores in another way; None: none.
+    Hyper-connections, router, sinks, compressor state and the output head stay fp32.
     """
 
-    def __init__(
-        self,
-        config: DeepseekV4Config,
-        *,
-        ops: OpResolver,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        group: TensorParallelGroup | None = None,
-        quantization: WeightQuantization | None = None,
-    ) -> None:
-        super().__init__()
-        make = TensorFactory(
-            dtype, torch.device(device), group or SingleProcessGroup(), ops, quantization
-        )
-        parts = ModelParts(config, ops, make)
-        self.config = config
+    def _build(self, parts: ModelParts) -> None:
+        config, make, ops = parts.config, parts.make, parts.ops
         self.embed = VocabParallelEmbedding(config.vocab_size, config.hidden_size, make)
         self.layers = nn.ModuleList(
             DeepseekV4Block(f"layers.{index}", plan, parts)
@@ -70,10 +43,10 @@ class DeepseekV4ForCausalLM(nn.Module):
         )
         # Of a block that the checkpoint lacks, a release's size, nothing is allocated.
         has_mtp = config.num_nextn_predict_layers and (
-            quantization is None or quantization.has_part(_MTP)
+            make.quantization is None or make.quantization.has_part(_MTP)
         )
         self.mtp = DeepseekV4MTP(parts) if has_mtp else None
-        self._make_step = StepFactory(parts)
+        self.frequencies = StepFactory(parts)
         self._rms_norm = ops("rms_norm")
 
     def forward(
@@ -83,25 +56,12 @@ class DeepseekV4ForCausalLM(nn.Module):
         meta: StepMetadata,
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """Runs one step of a flattened batch.
-
-        Args:
-            token_ids: int64 [T]; T may be 0.
-            positions: int64 [T].
-            meta: Index tables of the step.
-            kv_caches: Cache name -> [num_blocks, rows_per_block, width], the last axis contiguous.
-
-        Returns:
-            Residual streams [T, n, D] after the last layer, before the collapse.
-
-        Mutates:
-            kv_caches.
-        """
+        """Returns residual streams [T, n, D] after the last layer, before the collapse."""
         embedded: torch.Tensor = self.embed(token_ids)
         streams = embedded.unsqueeze(1).expand(-1, self.config.hc_mult, -1)
         if not meta.num_tokens:
             return streams
-        step = self._make_step(token_ids, positions, meta, kv_caches)
+        step = self.frequencies(token_ids, positions, meta, kv_caches)
         for layer in self.layers:
             streams = layer(streams, step)
         return streams
@@ -133,7 +93,7 @@ class DeepseekV4ForCausalLM(nn.Module):
             The block's streams [T, n, D]; ``compute_mtp_logits`` predicts t + 2 from them.
         """
         assert self.mtp is not None, "the checkpoint has no MTP block"
-        step = self._make_step(next_token_ids, positions, meta, kv_caches)
+        step = self.frequencies(next_token_ids, positions, meta, kv_caches)
         drafted: torch.Tensor = self.mtp(streams, self.embed(next_token_ids), step)
         return drafted
 

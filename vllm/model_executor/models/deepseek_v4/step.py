@@ -1,22 +1,23 @@
 """What the layers of one forward pass share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from vllm.model_executor.layers.linear import TensorFactory
 from vllm.model_executor.layers.rotary import (
     Turns,
     compute_turns,
     plain_frequencies,
     yarn_frequencies,
 )
+from vllm.model_executor.models.causal_lm import PartsOf
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.config_rope import RopeConfig
-from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.attention.step_tables import StepMetadata
+
+ModelParts = PartsOf[DeepseekV4Config]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +41,15 @@ class Step:
     entry_turns: Mapping[int, Turns]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelParts:
-    """What every module of the model is built from."""
-
-    config: DeepseekV4Config
-    ops: OpResolver
-    make: TensorFactory
-
-    def within(self, prefix: str) -> "ModelParts":
-        """Returns the parts for modules whose published names begin with ``prefix``."""
-        return replace(self, make=self.make.within(prefix))
-
-
 class StepFactory(nn.Module):
     """Computes a step's rotary turns once for all layers."""
 
     def __init__(self, parts: ModelParts) -> None:
         super().__init__()
         config, device = parts.config, parts.make.device
-        self._main = _frequencies(config.main_rope, config.qk_rope_head_dim, device)
-        self._compress = _frequencies(config.compress_rope, config.qk_rope_head_dim, device)
+        # fp32 [qk_rope_head_dim / 2] of window-only layers, and of those with a compressor.
+        self.main = _frequencies(config.main_rope, config.qk_rope_head_dim, device)
+        self.compress = _frequencies(config.compress_rope, config.qk_rope_head_dim, device)
 
     def forward(
         self,
@@ -74,10 +63,10 @@ class StepFactory(nn.Module):
             token_ids=token_ids,
             meta=meta,
             kv_caches=kv_caches,
-            main_turns=compute_turns(positions, self._main),
-            compress_turns=compute_turns(positions, self._compress),
+            main_turns=compute_turns(positions, self.main),
+            compress_turns=compute_turns(positions, self.compress),
             entry_turns={
-                group_id: compute_turns(state.entry_positions, self._compress)
+                group_id: compute_turns(state.entry_positions, self.compress)
                 for group_id, state in meta.states.items()
                 if state.num_completed
             },

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HitQuery:
     """A lookup in groups of one spec; see ``find_longest_cache_hit``."""
 
@@ -103,6 +103,8 @@ class SingleTypeKVCacheManager(ABC):
     drops_eagle_block: ClassVar[bool] = True
     # Whether blocks below a request's last tokens are given back while it runs.
     drops_skipped_blocks: ClassVar[bool] = True
+    # Whether it matters to a group where one step ends and the next begins.
+    minds_steps: ClassVar[bool] = False
     # Whether a hit of n tokens implies one at every aligned length below n.
     is_downward_closed: ClassVar[bool] = False
 
@@ -129,7 +131,8 @@ class SingleTypeKVCacheManager(ABC):
         # Blocks from the table's start that caching is done with, masked ones included. A request
         # in it has been admitted: it will adopt no more hits.
         self.num_cached_block: dict[str, int] = {}
-        self._new_blocks: list[Sequence[KVCacheBlock]] = []
+        # Blocks taken since the step began; groups of one model may share the list.
+        self.taken_blocks: list[KVCacheBlock] = []
         self._null_block = block_pool.null_block
         self._configure(kv_cache_spec)
 
@@ -235,7 +238,7 @@ class SingleTypeKVCacheManager(ABC):
     def _extend_table(self, table: list[KVCacheBlock], num_new: int) -> list[KVCacheBlock]:
         new_blocks = self.block_pool.get_new_blocks(num_new)
         table.extend(new_blocks)
-        self._new_blocks.append(new_blocks)
+        self.taken_blocks += new_blocks
         return new_blocks
 
     # ---- caching -----------------------------------------------------------------------------
@@ -357,12 +360,12 @@ class SingleTypeKVCacheManager(ABC):
         New blocks nobody asked for belong to the step that ended; dropping them here bounds the
         list for models that need no zeroing.
         """
-        self._new_blocks.clear()
+        self.taken_blocks.clear()
 
     def take_new_block_ids(self) -> list[int]:
         """Return the ids of blocks taken since the last call or the step's start."""
-        block_ids = [block.block_id for blocks in self._new_blocks for block in blocks]
-        self._new_blocks.clear()
+        block_ids = [block.block_id for block in self.taken_blocks]
+        self.taken_blocks.clear()
         return block_ids
 
     @classmethod

@@ -32,6 +32,7 @@ class MambaManager(SingleTypeKVCacheManager):
     """
 
     drops_eagle_block: ClassVar[bool] = False
+    minds_steps: ClassVar[bool] = True
 
     def _configure(self, spec: MambaSpec) -> None:
         self.num_speculative_blocks = spec.num_speculative_blocks

@@ -8,9 +8,7 @@ from vllm.v1.core.policy.duel import Duel
 from vllm.v1.core.policy.eviction import Rule
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.interval import IntervalLearner
-from vllm.v1.core.policy.retention import RetentionPolicy
 from vllm.v1.core.policy.spans import SpanSampler
-from vllm.v1.core.policy.spare import lean_checkpoint_blocks
 from vllm.v1.metrics.stats import CachePolicyStats
 
 logger = init_logger(__name__)
@@ -29,7 +27,7 @@ class Adaptation:
     def __init__(self, geometry: CacheGeometry, num_blocks: int) -> None:
         blocks_per_token = sum(1 / group.block_size for group in geometry.dense)
         self._capacity_tokens = int(num_blocks / blocks_per_token) if blocks_per_token else 0
-        self._weight = sum(lean_checkpoint_blocks(geometry)) / (blocks_per_token or 1.0)
+        self._weight = sum(geometry.lean_blocks) / (blocks_per_token or 1.0)
         self._geometry = geometry
         self.reset()
 
@@ -72,13 +70,3 @@ class Adaptation:
             logger.debug("Prefix cache: eviction rule is now %s.", self.rule.value)
         if self._learner.serve(spans):
             logger.debug("Prefix cache: interval of checkpoints is now %d tokens.", self.interval)
-
-
-def interval_in_force(policy: RetentionPolicy, adaptation: Adaptation | None) -> int:
-    """Return the tokens between two checkpoints that prompts leave; 0: none.
-
-    Args:
-        policy: Which checkpoints are kept.
-        adaptation: What was learnt of the traffic, if the policy learns.
-    """
-    return policy.interval if adaptation is None else adaptation.interval

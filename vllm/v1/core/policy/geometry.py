@@ -14,6 +14,7 @@ where a request can resume. *Dense* groups keep every row; *window* groups need 
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import lcm
 
 from vllm.exceptions import ConfigError
@@ -123,7 +124,7 @@ def group_geometry(group_id: int, spec: KVCacheSpec, unit: int) -> GroupGeometry
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CacheGeometry:
     """All groups of a model, and the numbers derived from them.
 
@@ -166,20 +167,27 @@ class CacheGeometry:
                     )
         return cls(unit, groups, lean)
 
-    @property
+    @cached_property
     def dense(self) -> tuple[GroupGeometry, ...]:
         """The groups that keep everything."""
         return tuple(group for group in self.groups if not group.is_window)
 
-    @property
+    @cached_property
     def windows(self) -> tuple[GroupGeometry, ...]:
         """The groups that need only the tail."""
         return tuple(group for group in self.groups if group.is_window)
 
-    @property
+    @cached_property
     def coarse(self) -> int:
         """Tokens between coarse boundaries; each is a lean boundary too."""
         return lcm(COARSE_TOKENS, self.lean)
+
+    @cached_property
+    def lean_blocks(self) -> tuple[int, ...]:
+        """Per window group the blocks of a lean checkpoint, far into a prompt."""
+        keep = max((group.keep for group in self.windows), default=0)
+        position = (keep // self.coarse + 2) * self.coarse
+        return tuple(len(group.rows_below(position)) for group in self.windows)
 
     def floor_unit(self, position: int) -> int:
         """Return the largest boundary at or below ``position``."""

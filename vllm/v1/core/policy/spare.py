@@ -1,7 +1,6 @@
 """Checkpoints in memory that nothing else needs now."""
 
-from collections.abc import Container, Sequence
-from functools import lru_cache
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
 from vllm.v1.core.policy.geometry import CacheGeometry
@@ -61,36 +60,34 @@ def spare_boundaries(
         Lean boundaries in ``(start, end]``.
     """
     room = num_blocks - int(pool_size * _RESERVED_SHARE)
-    cost = sum(lean_checkpoint_blocks(geometry))
+    cost = sum(geometry.lean_blocks)
     if not cost:
         return NO_SPARES
     ends: list[int] = []
-    for mark in marks:
-        place = geometry.floor_lean(mark)
-        if (len(ends) + 1) * cost > room + num_older:
+    num_most = (room + num_older) // cost
+    for position in (*marks, *_positions_below(geometry, num_tokens)):
+        if len(ends) >= num_most:
             break
+        place = geometry.floor_lean(position)
         if start < place <= end and place not in taken and place not in ends:
             ends.append(place)
-    distance = max(geometry.lean, geometry.coarse // 2)
-    while distance < num_tokens and (len(ends) + 1) * cost <= room + num_older:
-        place = geometry.floor_lean(num_tokens - distance)
-        if start < place <= end and place not in taken and place not in ends:
-            ends.append(place)
-        distance *= 4
-    for_grid = int(room * _GRID_SHARE)
-    if for_grid < cost:
-        return Spares(tuple(sorted(ends)))
-    step = _FINEST_GRID * geometry.coarse
-    while step <= end and (end // step - start // step) * cost > for_grid:
-        step *= 2
-    grid = range((start // step + 1) * step, end + 1, step)
+    grid = _grid(_FINEST_GRID * geometry.coarse, start, end, int(room * _GRID_SHARE) // cost)
     fillers = tuple(place for place in grid if place not in taken and place not in ends)
     return Spares(tuple(sorted(ends)), fillers)
 
 
-@lru_cache(maxsize=16)
-def lean_checkpoint_blocks(geometry: CacheGeometry) -> tuple[int, ...]:
-    """Return per window group the blocks of a lean checkpoint, far into a prompt."""
-    keep = max((group.keep for group in geometry.windows), default=0)
-    position = (keep // geometry.coarse + 2) * geometry.coarse
-    return tuple(len(group.rows_below(position)) for group in geometry.windows)
+def _positions_below(geometry: CacheGeometry, num_tokens: int) -> Iterator[int]:
+    """Iterate over positions whose distances from a prompt's end grow fourfold."""
+    distance = max(geometry.lean, geometry.coarse // 2)
+    while distance < num_tokens:
+        yield num_tokens - distance
+        distance *= 4
+
+
+def _grid(step: int, start: int, end: int, num_most: int) -> range:
+    """Return the multiples in ``(start, end]`` of ``step``, doubled until they are few enough."""
+    if num_most <= 0:
+        return range(0)
+    while step <= end and end // step - start // step > num_most:
+        step *= 2
+    return range((start // step + 1) * step, end + 1, step)

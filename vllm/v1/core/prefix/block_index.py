@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.policy.eviction import Standing
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.tiers import Tier
@@ -21,11 +21,6 @@ class BlockIndex(Protocol):
     @property
     def events(self) -> KVEventWriter:
         """Hears of prefixes that become reusable and of those that are not any more."""
-        ...
-
-    @property
-    def has_scratch(self) -> bool:
-        """Whether blocks that cache nothing stand apart from those that do."""
         ...
 
     def forget(self, block: KVCacheBlock) -> Sequence[KVCacheBlock]:
@@ -44,13 +39,25 @@ class BlockIndex(Protocol):
         """Return where a block belongs that nobody holds, pins left out."""
         ...
 
-    def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
-        """Return the same for many blocks at once."""
+    def clear(self) -> None:
+        """Forget everything."""
         ...
+
+    def find_faults(self, blocks: Sequence[KVCacheBlock]) -> Iterator[str]:
+        """Say where index and blocks disagree (I4). Cost: O(pool)."""
+        ...
+
+
+class TieredIndex(BlockIndex, Protocol):
+    """An index whose blocks stand in tiers of their own: those that cache nothing stand apart."""
 
     @property
     def ranks_blocks(self) -> bool:
         """Whether blocks of the regular tier stand in queues by what is known of them."""
+        ...
+
+    def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
+        """Return where many blocks belong that nobody holds."""
         ...
 
     def standings(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Standing]:
@@ -59,18 +66,4 @@ class BlockIndex(Protocol):
 
     def on_touch(self, block: KVCacheBlock) -> None:
         """Take note that a block was hit."""
-        ...
-
-    def get_cached_block(
-        self, block_hash: BlockHash, group_ids: Sequence[int]
-    ) -> list[KVCacheBlock] | None:
-        """Return one block per group that holds a prefix's last rows, or None unless all do."""
-        ...
-
-    def clear(self) -> None:
-        """Forget everything."""
-        ...
-
-    def find_faults(self, blocks: Sequence[KVCacheBlock]) -> Iterator[str]:
-        """Say where index and blocks disagree (I4). Cost: O(pool)."""
         ...

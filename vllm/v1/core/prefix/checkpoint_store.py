@@ -136,6 +136,11 @@ class CheckpointStore:
             record.is_cold = False
             self._pool.replace(record.all_blocks())
 
+    def spare(self, record: Checkpoint) -> None:
+        """Keep a checkpoint only as long as nothing else needs its blocks."""
+        record.is_spare = record.is_filler = True
+        self._pool.replace(record.all_blocks())
+
     def dissolve(self, record: Checkpoint) -> None:
         """Withdraw a checkpoint; free blocks that serve nothing else fall to SCRATCH."""
         if self._index.holds_checkpoint(record):

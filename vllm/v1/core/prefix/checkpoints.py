@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix.tiers import Tier
@@ -48,8 +49,7 @@ class Checkpoint:
 
     def all_blocks(self) -> Iterable[KVCacheBlock]:
         """Iterate over the blocks of all groups."""
-        for group_blocks in self.blocks:
-            yield from group_blocks
+        return chain.from_iterable(self.blocks)
 
 
 def checkpoint_tier(record: Checkpoint) -> Tier:

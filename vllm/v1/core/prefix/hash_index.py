@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import compress, groupby
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import (
@@ -12,12 +12,11 @@ from vllm.v1.core.kv_cache_utils import (
     BlockHashListWithBlockSize,
     BlockHashWithGroupId,
     KVCacheBlock,
-    generate_event_extra_keys,
+    event_extra_keys,
     get_block_hash,
     get_group_id,
     make_block_hash_with_group_id,
 )
-from vllm.v1.core.policy.eviction import Standing
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.tiers import Tier
 
@@ -93,9 +92,6 @@ class HashIndex:
         events: Hears of blocks that are cached and of those that are not any more.
     """
 
-    has_scratch = False
-    ranks_blocks = False
-
     def __init__(self, hash_block_size: int, events: KVEventWriter) -> None:
         self.hash_block_size = hash_block_size
         self.map = BlockHashToBlockMap()
@@ -120,32 +116,8 @@ class HashIndex:
         return key is not None and self.map.holds(key, block)
 
     def tier(self, block: KVCacheBlock) -> Tier:
-        """Return the one tier there is."""
-        return Tier.REGULAR
-
-    def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
-        """Return the one tier there is, as often as there are blocks."""
-        return [Tier.REGULAR] * len(blocks)
-
-    def standings(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Standing]:
-        """Return the same for all blocks: one queue has them, in the order of their use."""
-        return [Standing.NEW] * len(blocks)
-
-    def on_touch(self, block: KVCacheBlock) -> None:
-        """Do nothing: the order of free blocks is all that is known of their use."""
-
-    def get_cached_block(
-        self, block_hash: BlockHash, group_ids: Sequence[int]
-    ) -> list[KVCacheBlock] | None:
-        """Return one cached block per group, or None unless every group has one."""
-        get_one_block = self.map.get_one_block
-        cached_blocks = []
-        for group_id in group_ids:
-            block = get_one_block(make_block_hash_with_group_id(block_hash, group_id))
-            if block is None:
-                return None
-            cached_blocks.append(block)
-        return cached_blocks
+        """Return the back of the one queue for cached blocks, its front for others."""
+        return Tier.SCRATCH if block._block_hash is None else Tier.REGULAR
 
     def clear(self) -> None:
         """Forget all keys; blocks lose their hashes one by one, as the pool resets them."""
@@ -202,12 +174,7 @@ class HashIndex:
             insert(key, block)
         if not self.events.is_on:
             return
-        runs = [(run.start, run.stop, stored)]
-        if mask is not None and not all(mask):
-            # What the mask left out is not in the cache: each run gets its own parent and tokens.
-            runs = [(part[0], part[-1] + 1, part) for part in _contiguous_runs(stored)]
-        for first, end, indices in runs:
-            self._record_stored(request, block_hashes, indices, (first, end), group_id)
+        self._record_stored(request, block_hashes, stored, run, group_id)
 
     def hashes_at(self, block_hashes: list[BlockHash], block_size: int) -> BlockHashList:
         """Return a request's hashes, one for each block of ``block_size`` tokens.
@@ -230,40 +197,20 @@ class HashIndex:
         request: Request,
         block_hashes: BlockHashList,
         stored: Sequence[int],
-        block_range: tuple[int, int],
+        run: range,
         group_id: int,
     ) -> None:
         """Write the event of a run of blocks of which ``stored`` were entered."""
-        first, end = block_range
         block_size = self.hash_block_size
         if isinstance(block_hashes, BlockHashListWithBlockSize):
             block_size *= block_hashes.scale_factor
-        extra_keys = []
-        mm_index = 0
-        for index in stored:
-            keys, mm_index = generate_event_extra_keys(
-                request, index * block_size, (index + 1) * block_size, mm_index
-            )
-            extra_keys.append(keys)
         self.events.stored(
             [block_hashes[index] for index in stored],
             # The parent is logical: the physical block before may be the null block by now.
-            block_hashes[first - 1] if first > 0 else None,
-            request.all_token_ids[first * block_size : end * block_size],
+            block_hashes[run.start - 1] if run.start > 0 else None,
+            request.all_token_ids[run.start * block_size : run.stop * block_size],
             block_size,
             group_id,
             lora=request.lora_request,
-            extra_keys=extra_keys,
+            extra_keys=event_extra_keys(request, [i * block_size for i in stored], block_size),
         )
-
-
-def _contiguous_runs(indices: Sequence[int]) -> list[list[int]]:
-    """Split ascending indices where one is left out.
-
-    3 4 7 8 9 -> [3 4] [7 8 9]
-    """
-    return [
-        [index for _, index in run]
-        # Index minus place is constant along a run.
-        for _, run in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0])
-    ]

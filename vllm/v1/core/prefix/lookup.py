@@ -159,7 +159,7 @@ def find_junction(
     if num_units == 0:
         return 0
     following = block_hashes[num_units] if num_units < len(block_hashes) else None
-    parts = index.has_other_continuation(block_hashes[num_units - 1], following)
+    parts = index.lineage.has_other_continuation(block_hashes[num_units - 1], following)
     return hit.dense_match if parts else 0
 
 

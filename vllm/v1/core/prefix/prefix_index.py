@@ -10,19 +10,20 @@ from vllm.v1.core.policy.eviction import Standing
 from vllm.v1.core.prefix.checkpoints import Checkpoint, checkpoint_tier
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.ghosts import GhostList
+from vllm.v1.core.prefix.lineage import Lineage
 from vllm.v1.core.prefix.tiers import Tier
 
 _SCRATCH, _REGULAR = Tier.SCRATCH, Tier.REGULAR
 
 
 class PrefixIndex:
-    """The ``BlockIndex`` of hits at one unit.
+    """The ``TieredIndex`` of hits at one unit.
 
     A *dense* block carries one key for every unit whose rows it holds; a *window* block belongs to
     the checkpoints that need it. A checkpoint is atomic: losing one block dissolves it.
 
-    Owns: the keys, which prefixes continue which, membership of checkpoints, the memory of what was
-    evicted. The fields of a checkpoint belong to the ``CheckpointStore``.
+    Owns: the keys, their lineage, membership of checkpoints, the memory of what was evicted. The
+    fields of a checkpoint belong to the ``CheckpointStore``.
 
     Args:
         num_blocks: Blocks of the pool, which bound the memory of what was evicted.
@@ -32,8 +33,6 @@ class PrefixIndex:
         ranks_blocks: Whether what is known of blocks decides which go first; then a free block also
             gives up a key that a held one has computed again.
     """
-
-    has_scratch = True
 
     def __init__(
         self,
@@ -59,11 +58,9 @@ class PrefixIndex:
         }
         # Keys of a dense block in ascending order of position, and its group.
         self._keys_of: dict[int, tuple[int, list[BlockHash]]] = {}
-        # Which prefix a cached unit continues, and how many cached units continue a prefix; of the
-        # first dense group, which has a key at every unit.
+        # Of the first dense group, which has a key at every unit.
         self._lineage_group = dense_group_ids[0] if dense_group_ids else -1
-        self._parents: dict[BlockHash, BlockHash | None] = {}
-        self._num_children: dict[BlockHash | None, int] = {}
+        self.lineage = Lineage()
         self.checkpoints: dict[BlockHash, Checkpoint] = {}
         self._checkpoints_of: dict[int, list[Checkpoint]] = {}
         # A quarter of a million hashes of 32 bytes: a bound on memory, not on usefulness. Else for
@@ -103,7 +100,11 @@ class PrefixIndex:
         if block_id in self._keys_of:
             return _REGULAR
         records = self._checkpoints_of.get(block_id)
-        return max(map(checkpoint_tier, records)) if records else _SCRATCH
+        if not records:
+            return _SCRATCH
+        if len(records) == 1:
+            return checkpoint_tier(records[0])
+        return max(map(checkpoint_tier, records))
 
     def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
         """Return the tiers of many blocks: nearly all carry keys, or nothing at all."""
@@ -154,14 +155,6 @@ class PrefixIndex:
         num_dense = len(self._keys_of)
         return num_dense / max(1, num_dense + len(self._checkpoints_of) - num_spare)
 
-    def get_cached_block(
-        self, block_hash: BlockHash, group_ids: Sequence[int]
-    ) -> list[KVCacheBlock] | None:
-        """Return per dense group a block that holds a prefix's last rows; None unless all do."""
-        found = [self.keys[group_id].get(block_hash) for group_id in group_ids]
-        blocks = [block for block in found if block is not None]
-        return blocks if len(blocks) == len(found) else None
-
     def clear(self) -> None:
         """Forget everything, what was evicted included."""
         for group_id in self.keys:
@@ -169,8 +162,7 @@ class PrefixIndex:
             self._duplicates[group_id].clear()
         self._keys_of.clear()
         self._standings = [Standing.NEW] * self._num_blocks
-        self._parents.clear()
-        self._num_children.clear()
+        self.lineage.clear()
         self.checkpoints.clear()
         self._checkpoints_of.clear()
         self.ghosts.clear()
@@ -227,11 +219,7 @@ class PrefixIndex:
                     emptied += self._give_up(old, group_id, prefix_hash)
         self.ghosts.discard(prefix_hashes)
         if group_id == self._lineage_group:
-            known, num_children = self._parents, self._num_children
-            for prefix_hash, parent in zip(prefix_hashes, parents, strict=True):
-                if prefix_hash not in known:
-                    known[prefix_hash] = parent
-                    num_children[parent] = num_children.get(parent, 0) + 1
+            self.lineage.add(prefix_hashes, parents)
         return emptied
 
     def _first_standing(self, group_id: int, prefix_hash: BlockHash) -> Standing:
@@ -262,7 +250,7 @@ class PrefixIndex:
         if others is None:
             del index[prefix_hash]
             if group_id == self._lineage_group:
-                self._forget_lineage(prefix_hash)
+                self.lineage.remove(prefix_hash)
             return
         if index[prefix_hash] is block:
             index[prefix_hash] = others.pop()
@@ -270,21 +258,6 @@ class PrefixIndex:
             others.remove(block)
         if not others:
             del duplicates[prefix_hash]
-
-    def _forget_lineage(self, prefix_hash: BlockHash) -> None:
-        parent = self._parents.pop(prefix_hash)
-        self._num_children[parent] -= 1
-        if not self._num_children[parent]:
-            del self._num_children[parent]
-
-    def has_other_continuation(self, prefix_hash: BlockHash, next_hash: BlockHash | None) -> bool:
-        """Whether a cached prefix goes on with other tokens than those of ``next_hash``."""
-        others = self._num_children.get(prefix_hash, 0)
-        return others > (1 if next_hash is not None and next_hash in self._parents else 0)
-
-    def parent_of(self, prefix_hash: BlockHash) -> BlockHash | None:
-        """Return the prefix one unit shorter of a cached one; None for a first unit."""
-        return self._parents.get(prefix_hash)
 
     def holds_any(self, prefix_hash: BlockHash) -> bool:
         """Whether any dense group has a prefix's last rows."""

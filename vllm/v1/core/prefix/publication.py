@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from vllm.v1.core.kv_cache_utils import salt_digest
-from vllm.v1.core.policy.adaptation import Adaptation, interval_in_force
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.kv_cache_utils import event_extra_keys
 from vllm.v1.core.policy.retention import (
-    RetentionPolicy,
     num_dropped_blocks,
     step_boundaries,
     trailing_boundaries,
 )
-from vllm.v1.core.policy.spare import NO_SPARES, Spares, lean_checkpoint_blocks
-from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
+from vllm.v1.core.policy.spare import NO_SPARES, Spares
 from vllm.v1.core.prefix.checkpoints import Checkpoint
-from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
-
-if TYPE_CHECKING:
-    from vllm.v1.core.block_pool import BlockPool
 
 
 class Publisher:
@@ -30,35 +22,15 @@ class Publisher:
     Owns: nothing. Keys are the index's, checkpoints the store's.
 
     Args:
-        geometry: The model's groups.
-        policy: Which checkpoints are kept.
-        index: Where keys go.
-        store: Where checkpoints go.
-        pool: Where blocks stand.
-        adaptation: What was learnt of the traffic, if the policy learns.
+        prefixes: What is cached, and the rules for it.
     """
 
-    def __init__(
-        self,
-        geometry: CacheGeometry,
-        policy: RetentionPolicy,
-        index: PrefixIndex,
-        store: CheckpointStore,
-        pool: BlockPool,
-        adaptation: Adaptation | None,
-    ) -> None:
-        self._geometry = geometry
-        self._policy = policy
-        self._index = index
-        self._store = store
-        self._pool = pool
-        self._adaptation = adaptation
-        self._lean_blocks = lean_checkpoint_blocks(geometry)
-
-    @property
-    def interval(self) -> int:
-        """Tokens between two checkpoints that prompts leave; 0: none."""
-        return interval_in_force(self._policy, self._adaptation)
+    def __init__(self, prefixes: PrefixCache) -> None:
+        self._prefixes = prefixes
+        self._geometry = prefixes.geometry
+        self._policy = prefixes.policy
+        self._index = prefixes.index
+        self._store = prefixes.store
 
     def publish(
         self,
@@ -96,7 +68,7 @@ class Publisher:
         end = min(cache.num_accepted, cache.request.num_tokens)
         if end < first + unit:
             return
-        wanted, interval = published.wanted, self.interval
+        wanted, interval = published.wanted, self._prefixes.interval
         self.publish(cache, end, step_boundaries(self._geometry, first, end, wanted, interval))
 
     def _publish_keys(self, cache: RequestCache, end: int) -> None:
@@ -118,21 +90,23 @@ class Publisher:
             ]
             emptied = self._index.add_keys(table.blocks_below(ends), group_id, keys, parents)
             if emptied:
-                self._pool.replace(emptied)
+                self._prefixes.pool.replace(emptied)
             if self._index.events.is_on:
+                extra_keys = event_extra_keys(request, range(first, ends[-1], step), step)
                 self._index.events.stored(
                     keys,
                     block_hashes[first // unit - 1] if first else None,
                     request.all_token_ids[first : ends[-1]],
                     step,
                     group_id,
-                    extra_keys=_salt_keys(None if first else request.cache_salt, len(keys)),
+                    lora=request.lora_request,
+                    extra_keys=extra_keys if any(extra_keys) else None,
                 )
         published.num_units = max(published.num_units, end // unit)
 
     def _publish_checkpoint(self, cache: RequestCache, position: int) -> None:
         policy, published, request = self._policy, cache.published, cache.request
-        interval = self.interval
+        interval = self._prefixes.interval
         token_ids = request.all_token_ids
         next_token = token_ids[position] if position < len(token_ids) else None
         is_junction = position in published.junctions
@@ -159,7 +133,7 @@ class Publisher:
         num_tokens = len(token_ids)
         windows = [
             (window.blocks, window.base, window.geometry.block_size, num_blocks)
-            for window, num_blocks in zip(cache.windows, self._lean_blocks, strict=True)
+            for window, num_blocks in zip(cache.windows, self._geometry.lean_blocks, strict=True)
         ]
         for is_filler, places in ((False, spares.ends), (True, spares.fillers)):
             for position in places:
@@ -179,14 +153,18 @@ class Publisher:
                 self._store.publish(record)
 
     def _drop_passed(self, cache: RequestCache, end: int) -> None:
-        """Withdraw trailing checkpoints that newer ones replace, unless somebody resumed there."""
+        """Give up trailing checkpoints that newer ones replace, unless somebody resumed there."""
         current = trailing_boundaries(self._geometry, end)
         remaining = []
         for record in cache.published.trailing:
             if record.position in current:
                 remaining.append(record)
             elif record.num_hits == 0 and not record.is_kept:
-                self._store.dissolve(record)
+                if self._policy.adapts and record.position <= cache.request.num_prompt_tokens:
+                    # Where a chunk of the prompt ended: as good a place as others to fill memory.
+                    self._store.spare(record)
+                else:
+                    self._store.dissolve(record)
         cache.published.trailing = remaining
 
     def publish_copies(self, cache: RequestCache) -> None:
@@ -194,11 +172,11 @@ class Publisher:
         index = self._index
         for copy in cache.copies:
             for prefix_hash in copy.keys:
-                parent = index.parent_of(prefix_hash)
+                parent = index.lineage.parent_of(prefix_hash)
                 keys, parents = (prefix_hash,), (parent,)
                 emptied = index.add_keys((copy.destination,), copy.group_id, keys, parents)
                 if emptied:
-                    self._pool.replace(emptied)
+                    self._prefixes.pool.replace(emptied)
                 # Its tokens were told when the source was stored.
                 unit = self._geometry.unit
                 index.events.stored((prefix_hash,), parent, (), unit, copy.group_id)
@@ -232,10 +210,3 @@ class Publisher:
         if record in published.trailing:
             published.trailing.remove(record)
             published.kept.append(record)
-
-
-def _salt_keys(cache_salt: str | None, num_hashes: int) -> list[tuple[str, ...] | None] | None:
-    """Return what an event tells of a salt: its digest, beside the first hash."""
-    if not cache_salt:
-        return None
-    return [(salt_digest(cache_salt),), *[None] * (num_hashes - 1)]

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_step import Lookup
 from vllm.v1.core.policy.donors import MIN_GAIN_TOKENS, Donor, find_donor, max_wait_steps
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
 
 if TYPE_CHECKING:
-    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
 
 
@@ -21,21 +20,19 @@ class DonorWaits:
     Owns: the deadlines in the ``RequestCache`` of waiting requests.
 
     Args:
-        geometry: The model's groups.
-        pool: Where checkpoints for others take their blocks.
+        prefixes: Their geometry, and the pool where checkpoints for others take their blocks.
         requests: What the cache knows of every request; the coordinator's.
         changed: Requests that this ``schedule()`` changed; likewise.
     """
 
     def __init__(
         self,
-        geometry: CacheGeometry,
-        pool: BlockPool,
+        prefixes: PrefixCache,
         requests: dict[str, RequestCache],
         changed: dict[str, RequestCache],
     ) -> None:
-        self._geometry = geometry
-        self._pool = pool
+        self._geometry = prefixes.geometry
+        self._pool = prefixes.pool
         self._requests = requests
         self._changed = changed
 

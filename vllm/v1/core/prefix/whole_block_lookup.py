@@ -110,7 +110,7 @@ class HybridLookup:
                 if accepted[i] is not None and groups.manager_class.is_downward_closed:
                     accepted[i] = length
                     continue
-                view = self._block_pool.hashes_at(block_hashes, groups.block_size)
+                view = self._block_pool.hash_index.hashes_at(block_hashes, groups.block_size)
                 found = self._find_in_spec(groups, view, length, max_length)
                 for group_id, blocks in zip(groups.group_ids, found, strict=True):
                     hit_blocks[group_id] = blocks

@@ -1,7 +1,6 @@
 """What the scheduler tells the workers for one step: ints, ids and tables, no tensors."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -116,14 +115,6 @@ class CachedRequestData:
     def num_reqs(self) -> int:
         """How many requests are listed."""
         return len(self.req_ids)
-
-    @cached_property
-    def _index(self) -> dict[str, int]:
-        return {req_id: i for i, req_id in enumerate(self.req_ids)}
-
-    def get_index(self, req_id: str) -> int:
-        """Return the position of a request in the lists."""
-        return self._index[req_id]
 
     @classmethod
     def make_empty(cls) -> "CachedRequestData":

@@ -36,6 +36,7 @@ class Requests:
         prefilling: Admitted requests whose tokens are not all scheduled yet, loading ones included.
         loaded_ids: Requests whose KV has arrived from the connector.
         failed_load_ids: Requests of which some KV did not arrive.
+        preempted_ids: Requests that lost their blocks since the last step, for the workers.
         finished_ids: Requests that ended since the last step, for the workers.
         finished_ids_by_client: The same by client; None unless clients want to know.
         refused: Ended with an error that the client is told at the next update.
@@ -61,6 +62,7 @@ class Requests:
         self.prefilling: set[Request] = set()
         self.loaded_ids: set[str] = set()
         self.failed_load_ids: set[str] = set()
+        self.preempted_ids: set[str] = set()
         self.finished_ids: set[str] = set()
         self.finished_ids_by_client: dict[int, set[str]] | None = (
             defaultdict(set) if tells_clients else None
@@ -155,6 +157,7 @@ class Requests:
         """Send a request that left ``running`` back to the front of its queue."""
         assert request.status is RequestStatus.RUNNING
         self.prefilling.discard(request)
+        self.preempted_ids.add(request.request_id)
         request.preempt()
         self._note(request, EngineCoreEventType.PREEMPTED, timestamp)
         self.waiting.prepend_request(request)
@@ -181,6 +184,7 @@ class Requests:
         self.prefilling.discard(request)
         self.loaded_ids.discard(request.request_id)
         self.failed_load_ids.discard(request.request_id)
+        self.preempted_ids.discard(request.request_id)
         self.finished_ids.add(request.request_id)
         if self.finished_ids_by_client is not None:
             self.finished_ids_by_client[request.client_index].add(request.request_id)
@@ -189,6 +193,11 @@ class Requests:
         """Forget an ended request: its blocks are free."""
         assert request.is_finished()
         del self.by_id[request.request_id]
+
+    def take_preempted_ids(self) -> set[str]:
+        """Drain the requests that lost their blocks since the last step, to a reset or in it."""
+        ids, self.preempted_ids = self.preempted_ids, set()
+        return ids
 
     def take_finished_ids(self) -> set[str]:
         """Drain the requests that ended since the last step."""

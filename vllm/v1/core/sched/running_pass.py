@@ -123,7 +123,8 @@ class RunningPass:
             self._index -= 1
         self.step.withdraw(victim)
         self.held.preempt(victim, self.step.timestamp)
-        self.step.preempted.append(victim)
+        # Room that preemption makes belongs to those who run: admitting now would thrash.
+        self.step.holds_admission = True
 
     def _take_drafts(self, request: Request, num_new_tokens: int) -> None:
         """Note the drafts that fit into the step."""

@@ -209,8 +209,7 @@ class Scheduler(SchedulerInterface):
         held = self._get_holdings()
         step = StepBuilder(self.limits.max_num_tokens, self.max_num_encoder_input_tokens)
         RunningPass(held, self.limits, step).run()
-        # Room that preemption made belongs to those who run: admitting now would thrash.
-        if not step.preempted and not step.holds_admission:
+        if not step.holds_admission:
             admission = AdmissionPass(
                 held, self.limits, step, self._stats, self._update_waiting_for_remote_kv
             )
@@ -245,7 +244,7 @@ class Scheduler(SchedulerInterface):
             num_common_prefix_blocks=self._count_common_prefix_blocks(step),
             finished_req_ids=self._requests.take_finished_ids(),
             free_encoder_mm_hashes=self.encoder_cache_manager.get_freed_mm_hashes(),
-            preempted_req_ids={request.request_id for request in step.preempted},
+            preempted_req_ids=self._requests.take_preempted_ids(),
             new_block_ids_to_zero=work.new_block_ids,
             kv_cache_block_copies=work.copies,
             window_tables=work.window_tables,
@@ -391,10 +390,6 @@ class Scheduler(SchedulerInterface):
             return True
         # None means that the connector keeps nothing to forget.
         return self.connector.reset_cache() is not False
-
-    def reset_encoder_cache(self) -> None:
-        """Forget all encoder outputs."""
-        self.encoder_cache_manager.reset()
 
     def make_stats(
         self, spec_decoding_stats: SpecDecodingStats | None = None

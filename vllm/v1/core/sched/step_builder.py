@@ -26,12 +26,12 @@ class StepBuilder:
         new: Requests the workers see for the first time.
         resumed: Preempted requests that begin again.
         running: Requests that go on.
-        preempted: Requests that lost their blocks in this step.
         num_scheduled_tokens: Tokens to compute, by request.
         new_blocks: Blocks the workers do not know yet, by request.
         spec_tokens: Draft tokens to verify, by request; only those with any.
         encoder_inputs: Multimodal items to encode, by request.
-        holds_admission: A running prefill waits for more budget, so nobody may enter before it.
+        holds_admission: Nobody may enter: a running request was preempted, or its prefill waits
+            for more budget.
     """
 
     token_budget: int
@@ -40,7 +40,6 @@ class StepBuilder:
     new: list[Request] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     new_blocks: dict[str, KVCacheBlocks] = field(default_factory=dict)
     spec_tokens: dict[str, list[int]] = field(default_factory=dict)

@@ -1,0 +1,67 @@
+// A few threads that share loops. Chunks are claimed one by one, so a thread that the system has
+// put aside delays nobody but the chunk it holds.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace vn {
+
+class ThreadPool {
+ public:
+  // num_threads counts the caller of run().
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Calls body(i) for 0 <= i < count and returns when all are done. One caller at a time.
+  template <typename Body>
+  void run(int64_t count, Body&& body) {
+    if (count <= 1 || workers_.empty()) {
+      for (int64_t i = 0; i < count; ++i) body(i);
+      return;
+    }
+    // The ticket has room for so many; beyond it neighbours share a chunk.
+    const int64_t share = (count + kMaxChunks - 1) / kMaxChunks;
+    auto chunk = [&](int64_t index) {
+      const int64_t end = (index + 1) * share < count ? (index + 1) * share : count;
+      for (int64_t i = index * share; i < end; ++i) body(i);
+    };
+    using Chunk = decltype(chunk);
+    run_chunks((count + share - 1) / share,
+               [](void* self, int64_t index) { (*static_cast<Chunk*>(self))(index); }, &chunk);
+  }
+
+ private:
+  using Call = void (*)(void*, int64_t);
+  // A ticket is | generation 24 | chunks 20 | next chunk 20 |: one atomic word, so that a thread
+  // that comes late can never take a chunk of another loop.
+  static constexpr int kBits = 20;
+  static constexpr int64_t kMaxChunks = (int64_t{1} << kBits) - 1;
+
+  void run_chunks(int64_t count, Call call, void* body);
+  bool take_and_run();
+  void work();
+
+  std::atomic<uint64_t> ticket_{0};
+  std::atomic<int64_t> num_done_{0};
+  Call call_ = nullptr;
+  void* body_ = nullptr;
+  uint64_t generation_ = 0;
+
+  std::atomic<bool> stops_{false};
+  std::atomic<int> num_asleep_{0};
+  std::mutex mutex_;
+  std::condition_variable wakes_;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace vn

@@ -1,0 +1,215 @@
+// Sixteen floats at once, in the widest registers of the build. All kernels are written over this
+// type; the AVX-512 and AVX2 builds give the same bits, lane by lane.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace vn {
+namespace VN_BUILD {
+
+constexpr int kLanes = 16;
+
+#if defined(__AVX512F__)
+
+// Rows and columns of a register tile: 24 sums, four rows of weights and one of inputs.
+constexpr int kTileRows = 6, kTileColumns = 4;
+
+struct Vec {
+  __m512 v;
+};
+inline Vec zero() { return {_mm512_setzero_ps()}; }
+inline Vec fill(float x) { return {_mm512_set1_ps(x)}; }
+inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline Vec load_some(const float* p, int count) {
+  return {_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p)};
+}
+inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+inline void store_some(float* p, Vec a, int count) {
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), a.v);
+}
+inline Vec load_bf16(const uint16_t* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec round(Vec a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+// 2^a for whole a within the exponent's range.
+inline Vec power_of_two(Vec a) {
+  const __m512i n = _mm512_add_epi32(_mm512_cvtps_epi32(a.v), _mm512_set1_epi32(127));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(n, 23))};
+}
+inline float sum(Vec a) {
+  const __m256 low = _mm512_castps512_ps256(a.v);
+  const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
+  const __m256 eight = _mm256_add_ps(low, high);
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+// out[i] = sum of vector i, in the order of sum().
+inline void sum_four(Vec a, Vec b, Vec c, Vec d, float* out) {
+  const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a.v, b.v, 0x44),
+                                  _mm512_shuffle_f32x4(a.v, b.v, 0xEE));
+  const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c.v, d.v, 0x44),
+                                  _mm512_shuffle_f32x4(c.v, d.v, 0xEE));
+  __m512 four = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88),
+                              _mm512_shuffle_f32x4(ab, cd, 0xDD));
+  four = _mm512_add_ps(four, _mm512_permute_ps(four, 0x4E));
+  four = _mm512_add_ps(four, _mm512_movehdup_ps(four));
+  _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, four)));
+}
+
+#elif defined(__AVX2__)
+
+constexpr int kTileRows = 2, kTileColumns = 2;
+
+struct Vec {
+  __m256 a, b;
+};
+inline Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline Vec fill(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline Vec load_some(const float* p, int count) {
+  alignas(32) float lanes[kLanes] = {};
+  std::memcpy(lanes, p, sizeof(float) * count);
+  return load(lanes);
+}
+inline void store(float* p, Vec x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
+inline void store_some(float* p, Vec x, int count) {
+  alignas(32) float lanes[kLanes];
+  store(lanes, x);
+  std::memcpy(p, lanes, sizeof(float) * count);
+}
+inline Vec load_bf16(const uint16_t* p) {
+  const __m128i* halves = reinterpret_cast<const __m128i*>(p);
+  const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128(halves));
+  const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128(halves + 1));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+}
+inline Vec add(Vec x, Vec y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline Vec sub(Vec x, Vec y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline Vec mul(Vec x, Vec y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline Vec div(Vec x, Vec y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline Vec max(Vec x, Vec y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline Vec min(Vec x, Vec y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline Vec fma(Vec x, Vec y, Vec z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+inline __m256 round_half(__m256 x) {
+  return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline Vec round(Vec x) { return {round_half(x.a), round_half(x.b)}; }
+inline __m256 power_of_two_half(__m256 x) {
+  const __m256i n = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
+}
+inline Vec power_of_two(Vec x) { return {power_of_two_half(x.a), power_of_two_half(x.b)}; }
+inline float sum(Vec x) {
+  const __m256 eight = _mm256_add_ps(x.a, x.b);
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+
+#else
+
+constexpr int kTileRows = 1, kTileColumns = 2;
+
+struct Vec {
+  float v[kLanes];
+};
+#define VN_EACH_LANE(expression)                     \
+  Vec result;                                        \
+  for (int i = 0; i < kLanes; ++i) result.v[i] = (expression); \
+  return result
+inline Vec fill(float x) { VN_EACH_LANE(x); }
+inline Vec zero() { return fill(0.0f); }
+inline Vec load(const float* p) { VN_EACH_LANE(p[i]); }
+inline Vec load_some(const float* p, int count) { VN_EACH_LANE(i < count ? p[i] : 0.0f); }
+inline void store(float* p, const Vec& a) { std::memcpy(p, a.v, sizeof(a.v)); }
+inline void store_some(float* p, const Vec& a, int count) {
+  std::memcpy(p, a.v, sizeof(float) * count);
+}
+inline float widen(uint16_t half) {
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+inline Vec load_bf16(const uint16_t* p) { VN_EACH_LANE(widen(p[i])); }
+inline Vec add(const Vec& a, const Vec& b) { VN_EACH_LANE(a.v[i] + b.v[i]); }
+inline Vec sub(const Vec& a, const Vec& b) { VN_EACH_LANE(a.v[i] - b.v[i]); }
+inline Vec mul(const Vec& a, const Vec& b) { VN_EACH_LANE(a.v[i] * b.v[i]); }
+inline Vec div(const Vec& a, const Vec& b) { VN_EACH_LANE(a.v[i] / b.v[i]); }
+inline Vec max(const Vec& a, const Vec& b) { VN_EACH_LANE(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+inline Vec min(const Vec& a, const Vec& b) { VN_EACH_LANE(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+// Without a fused instruction the product is rounded: a call per lane would cost far more.
+inline Vec fma(const Vec& a, const Vec& b, const Vec& c) {
+  VN_EACH_LANE(a.v[i] * b.v[i] + c.v[i]);
+}
+inline Vec round(const Vec& a) { VN_EACH_LANE(std::nearbyint(a.v[i])); }
+inline Vec power_of_two(const Vec& a) { VN_EACH_LANE(std::ldexp(1.0f, static_cast<int>(a.v[i]))); }
+#undef VN_EACH_LANE
+inline float sum(const Vec& a) {
+  float part[kLanes];
+  store(part, a);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) part[i] += part[i + width];
+  }
+  return part[0];
+}
+
+#endif
+
+#if !defined(__AVX512F__)
+// out[i] = sum of vector i.
+inline void sum_four(const Vec& a, const Vec& b, const Vec& c, const Vec& d, float* out) {
+  out[0] = sum(a);
+  out[1] = sum(b);
+  out[2] = sum(c);
+  out[3] = sum(d);
+}
+#endif
+
+// e^x to about one unit in the last place: 2^n times a polynomial over [-ln2 / 2, ln2 / 2].
+inline Vec exp(Vec x) {
+  // Below, the result is not normal; softmax has nothing to lose there.
+  x = max(min(x, fill(88.0f)), fill(-87.0f));
+  const Vec n = round(mul(x, fill(1.44269504088896341f)));
+  // ln 2 in two parts, the first exact in few bits.
+  x = fma(n, fill(-0.693359375f), x);
+  x = fma(n, fill(2.12194440e-4f), x);
+  // Taylor's series to the seventh power: the rest is below 2^-27 of the value.
+  Vec p = fill(1.0f / 5040);
+  p = fma(p, x, fill(1.0f / 720));
+  p = fma(p, x, fill(1.0f / 120));
+  p = fma(p, x, fill(1.0f / 24));
+  p = fma(p, x, fill(1.0f / 6));
+  p = fma(p, x, fill(0.5f));
+  p = fma(p, x, fill(1.0f));
+  p = fma(p, x, fill(1.0f));
+  return mul(p, power_of_two(n));
+}
+
+inline Vec sigmoid(Vec x) { return div(fill(1.0f), add(fill(1.0f), exp(sub(zero(), x)))); }
+
+}  // namespace VN_BUILD
+}  // namespace vn

@@ -1,0 +1,209 @@
+// The C interface of the native CPU kernels: plain structs and functions, no torch, no Python.
+//
+// A step of a model is one call. Everything a call needs stands in the structs below; the library
+// keeps no model, only a context: its threads, its scratch memory and its last error message.
+//
+//   vn_create ----> vn_context
+//                     |  vn_v4_forward(context, model, step, streams)   embeds, runs all layers
+//                     |  vn_v4_logits(context, model, streams, ...)     any rows -> logits
+//                     v
+//   vn_destroy
+//
+// Shapes are row-major, strides in elements. T: tokens of the step, R: requests, n: residual
+// streams, D: hidden size, H: heads, d: width of a head. Every output element has one order of
+// accumulation, whatever T, the number of threads or what else is in the step.
+#ifndef VLLM_NATIVE_H
+#define VLLM_NATIVE_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Raised whenever a struct or a function below changes; the loader compares it.
+#define VN_ABI_VERSION 2
+
+#define VN_API __attribute__((visibility("default")))
+
+enum vn_status { VN_OK = 0, VN_INVALID = 1, VN_NO_MEMORY = 2 };
+
+// How the values of a matrix or a cache are stored.
+//   VN_MXFP4: e2m1 codes, two to a byte, the even column in the low nibble, [rows, cols / 2]; each
+//   `group` of them under one e8m0 scale, [rows, cols / group].
+enum vn_kind { VN_F32 = 0, VN_BF16 = 1, VN_MXFP4 = 2 };
+
+// A matrix [rows, cols] that maps cols inputs to rows outputs.
+typedef struct {
+  const void* data;
+  const uint8_t* scales;  // null unless the kind has some
+  int64_t rows, cols, row_stride;
+  int32_t kind;  // vn_kind
+  int32_t group;
+} vn_matrix;
+
+// One named KV cache: [num_blocks, rows_per_block, width], the last axis contiguous.
+typedef struct {
+  void* data;
+  int64_t num_blocks, block_stride;
+  int32_t rows_per_block, width;
+  int32_t block_size;  // tokens of a block
+  int32_t group;       // whose block tables address it
+  int32_t kind;        // vn_kind
+  int32_t unused;
+} vn_cache;
+
+// One step of a flattened batch. Tables of group g and request r stand at [g * R + r].
+typedef struct {
+  int64_t num_tokens, num_requests, num_groups;
+  const int64_t* token_ids;      // [T]
+  const int64_t* positions;      // [T]
+  const int64_t* row_starts;     // [R] first flat row
+  const int64_t* starts;         // [R] first position
+  const int64_t* counts;         // [R] tokens of the step, positive
+  const int64_t* read_from;      // [R] first position whose window rows are stored
+  const int64_t* write_from;     // [G, R] first position to write
+  const int64_t* table_offsets;  // [G, R] where the table begins in block_ids
+  const int64_t* table_lengths;  // [G, R]
+  const int64_t* table_bases;    // [G, R] index of the first listed block
+  const int64_t* block_ids;      // all tables end to end; 0: not stored
+} vn_step;
+
+// ---- DeepSeek-V4 ----------------------------------------------------------------------------
+
+enum vn_v4_layer_kind { VN_WINDOW = 0, VN_ALL_ENTRIES = 1, VN_CHOSEN_ENTRIES = 2 };
+
+// Hyper-connections around one sublayer, all fp32; m = (2 + n) * n.
+typedef struct {
+  const float* fn;     // [m, n * D]
+  const float* base;   // [m]
+  const float* scale;  // [3]: reading, writing, mixing
+} vn_hyper;
+
+// A compressor: `ratio` rows of c | s (twice as wide with overlap) become one entry.
+typedef struct {
+  const float* ape;   // [ratio, row_width]
+  const float* norm;  // [width]
+  vn_cache state, entries;
+  int32_t row_width, width;
+} vn_compressor;
+
+typedef struct {
+  int32_t kind;   // vn_v4_layer_kind
+  int32_t ratio;  // tokens of an entry
+  int32_t overlap, unused;
+  vn_hyper attn_hyper, ffn_hyper;
+  const float* attn_norm;  // [D]
+  const float* ffn_norm;   // [D]
+  // Outputs in order: q latent, kv, then (with entries) the compressor's rows, then (with an
+  // indexer) its compressor's rows and its head weights.
+  vn_matrix in_proj;
+  const float* q_norm;   // [q_lora_rank]
+  const float* kv_norm;  // [d]
+  vn_matrix wq_b, wo_a, wo_b;
+  const float* sinks;  // [H]
+  vn_cache window;
+  vn_compressor compressor, index_compressor;
+  vn_matrix index_wq_b;
+  vn_matrix router;                // [E, D]
+  const float* router_bias;        // [E], or null: hash-routed
+  const int64_t* expert_of_token;  // [vocab, chosen], or null
+  vn_matrix gate_up;               // [E + 1, 2 * M, D] as one matrix; the shared expert last
+  vn_matrix down;                  // [E + 1, D, M] likewise
+} vn_v4_layer;
+
+typedef struct {
+  vn_matrix embed;  // [vocab, D]
+  vn_matrix head;   // [vocab, D]
+  vn_hyper head_hyper;  // fn [n, n * D], base [n], scale [1]
+  const float* norm;    // [D]
+  const vn_v4_layer* layers;
+  // The MTP block; its layer's caches are addressed by group 0 of its own steps.
+  const vn_v4_layer* mtp;  // or null
+  vn_matrix mtp_e_proj, mtp_h_proj;
+  const float *mtp_enorm, *mtp_hnorm, *mtp_norm;  // [D]
+  vn_hyper mtp_head_hyper;
+  const float* main_frequencies;      // [rope / 2]
+  const float* compress_frequencies;  // [rope / 2]
+  int32_t num_layers, vocab_size, hidden_size, num_streams;
+  int32_t num_heads, head_dim, rope_dim, q_lora_rank;
+  int32_t o_groups, o_lora_rank, window, index_heads;
+  int32_t index_dim, index_topk, num_experts, num_chosen;
+  int32_t expert_width, sinkhorn_iterations;
+  float routed_scale, swiglu_limit, hyper_eps, norm_eps;
+} vn_v4_model;
+
+// ---- decoders of grouped-query attention ----------------------------------------------------
+
+enum vn_feed_forward { VN_MLP = 0, VN_EXPERTS = 1 };
+// gate | up halves under silu or gelu (by tanh), or gate, up alternating: (up + 1) * gate *
+// sigmoid(alpha * gate), clamped.
+enum vn_activation { VN_SILU = 0, VN_GELU_TANH = 1, VN_CLAMPED = 2 };
+
+// Every vector may be null where the family has none; norms' weights are factors.
+typedef struct {
+  // Before attention, after it, before feed-forward, after it; the 2nd and 4th null if the family
+  // does not norm on the way out.
+  const float* norms[4];
+  vn_matrix qkv, output;  // rows: query heads, key heads, value heads
+  const float *qkv_bias, *output_bias;
+  const float *q_norm, *k_norm;  // [d]
+  const float* sinks;            // [H]
+  const float* frequencies;      // [d / 2], or null: nothing is turned
+  vn_cache cache;                // a row: keys of K heads, then values
+  float magnitude;               // of turned rows
+  int32_t window;                // 0: all
+  int32_t feed_forward, activation;
+  int32_t num_experts, num_chosen;
+  int32_t inner, normalises;
+  float alpha, limit;
+  vn_matrix router;
+  const float* router_bias;
+  vn_matrix gate_up, down;  // [2 * M, D] and [D, M], or stacked by expert
+  const float *gate_up_bias, *down_bias;
+} vn_decoder_layer;
+
+typedef struct {
+  vn_matrix embed, head;
+  const float* norm;
+  const vn_decoder_layer* layers;
+  int32_t num_layers, vocab_size, hidden_size;
+  int32_t num_heads, num_kv_heads, head_dim;
+  float scale, soft_cap, embedding_scale, final_soft_cap, norm_eps;
+} vn_decoder_model;
+
+// ---- functions ------------------------------------------------------------------------------
+
+typedef struct vn_context vn_context;
+
+VN_API int32_t vn_abi_version(void);
+// Name of the vector build in use: "avx512", "avx2" or "portable".
+VN_API const char* vn_vector_build(const vn_context* context);
+// num_threads counts the caller. build: a name as above, or null for the best that runs here.
+// Returns null when the build does not run here or memory is short.
+VN_API vn_context* vn_create(int32_t num_threads, const char* build);
+VN_API void vn_destroy(vn_context* context);
+// What went wrong in the last call that did not return VN_OK.
+VN_API const char* vn_error(const vn_context* context);
+
+// Embeds the step's tokens and runs all layers; writes the caches. streams: [T, n, D].
+VN_API int32_t vn_v4_forward(vn_context*, const vn_v4_model*, const vn_step*, float* streams);
+// Runs the MTP block over `streams` [T, n, D] at the step's positions, token_ids being the next
+// tokens; writes its cache. output: [T, n, D].
+VN_API int32_t vn_v4_forward_mtp(vn_context*, const vn_v4_model*, const vn_step*, const float* streams,
+                          float* output);
+// Logits [M, vocab] of any M rows of streams [M, n, D]; of the MTP block's if is_mtp.
+VN_API int32_t vn_v4_logits(vn_context*, const vn_v4_model*, const float* streams, int64_t num_rows,
+                     int32_t is_mtp, float* logits);
+// The same two for a decoder; its stream is [T, D].
+VN_API int32_t vn_decoder_forward(vn_context*, const vn_decoder_model*, const vn_step*,
+                                  float* stream);
+VN_API int32_t vn_decoder_logits(vn_context*, const vn_decoder_model*, const float* stream,
+                                 int64_t num_rows, float* logits);
+// output [T, rows] = x [T, cols] * matrix^T, for tests and measurements.
+VN_API int32_t vn_matmul(vn_context*, const vn_matrix*, const float* x, int64_t num_rows, float* output);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,91 @@
+"""What models for generation have in common: what they are built from."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import torch
+from torch import nn
+
+from vllm.distributed.parallel_state import SingleProcessGroup, TensorParallelGroup
+from vllm.model_executor.layers.linear import TensorFactory
+from vllm.model_executor.layers.quantization import WeightQuantization
+from vllm.v1.attention.ops.registry import OpResolver
+from vllm.v1.attention.step_tables import StepMetadata
+
+ConfigT = TypeVar("ConfigT")
+
+
+@dataclass(frozen=True, slots=True)
+class PartsOf(Generic[ConfigT]):
+    """What every module of a model is built from."""
+
+    config: ConfigT
+    ops: OpResolver
+    make: TensorFactory
+
+    def within(self, prefix: str) -> "PartsOf[ConfigT]":
+        """Returns the parts for modules whose published names begin with ``prefix``."""
+        return replace(self, make=self.make.within(prefix))
+
+
+class CausalLM(nn.Module, Generic[ConfigT]):
+    """A model for generation.
+
+    Weights are allocated uninitialised; a loader fills ``weight_slots``. Call it under
+    ``torch.inference_mode``.
+
+    Args:
+        config: The architecture.
+        ops: Resolves op names; a platform's ``get_op``.
+        dtype: Type of weights and activations, but for those that the model keeps in fp32.
+        device: Where the weights live.
+        group: The processes that share the model.
+        quantization: Which matrices the checkpoint stores in another way; None: none.
+    """
+
+    def __init__(
+        self,
+        config: ConfigT,
+        *,
+        ops: OpResolver,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        group: TensorParallelGroup | None = None,
+        quantization: WeightQuantization | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.is_quantised = quantization is not None
+        make = TensorFactory(
+            dtype, torch.device(device), group or SingleProcessGroup(), ops, quantization
+        )
+        self._build(PartsOf(config, ops, make))
+
+    @abstractmethod
+    def _build(self, parts: PartsOf[ConfigT]) -> None:
+        """Makes the model's modules."""
+
+    @abstractmethod
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: StepMetadata,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """Runs one step of a flattened batch.
+
+        Args:
+            token_ids: int64 [T]; T may be 0.
+            positions: int64 [T].
+            meta: Index tables of the step.
+            kv_caches: Cache name -> [num_blocks, rows_per_block, width], the last axis contiguous.
+
+        Returns:
+            The streams after the last layer, of which ``compute_logits`` takes any rows.
+
+        Mutates:
+            kv_caches.
+        """

@@ -1,0 +1,172 @@
+"""Decoders of grouped-query attention on the native kernels."""
+
+from collections.abc import Mapping
+from ctypes import c_void_p
+
+import torch
+
+from vllm.model_executor.models.decoder.attention import DecoderAttention
+from vllm.model_executor.models.decoder.clamped_experts import (
+    ClampedExperts,
+    MxFp4Stack,
+    PlainStack,
+)
+from vllm.model_executor.models.decoder.config import LayerPlan, MlpPlan
+from vllm.model_executor.models.decoder.feed_forward import Experts, GatedMlp
+from vllm.model_executor.models.decoder.kv_cache import cache_name
+from vllm.model_executor.models.decoder.model import DecoderBlock, DecoderForCausalLM
+from vllm.model_executor.models.decoder.step import find_frequencies
+from vllm.native import structs
+from vllm.native.library import NativeContext
+from vllm.native.step_tables import NativeTables
+from vllm.native.tensors import TensorBinder, can_read
+from vllm.v1.attention.metadata import CacheLayout
+
+_ACTIVATIONS = {"silu": structs.SILU, "gelu_tanh": structs.GELU_TANH}
+
+
+class NativeDecoder:
+    """Runs a loaded decoder's steps by ``csrc/``; numbers are fp32 whatever the weights' type.
+
+    Args:
+        model: The loaded model, which keeps the weights.
+        layout: The KV groups.
+        kv_caches: Cache name -> view; the same in every step.
+        context: Threads and scratch.
+    """
+
+    def __init__(
+        self,
+        model: DecoderForCausalLM,
+        layout: CacheLayout,
+        kv_caches: Mapping[str, torch.Tensor],
+        context: NativeContext,
+    ) -> None:
+        self._model, self._context = model, context
+        self._binder = TensorBinder(layout, kv_caches)
+        config, bind = model.config, self._binder
+        self._layers = (structs.DecoderLayer * len(model.layers))(
+            *(
+                self._bind_layer(index, plan, block)
+                for index, (plan, block) in enumerate(zip(config.layers, model.layers, strict=True))
+                if isinstance(block, DecoderBlock)
+            )
+        )
+        self._struct = structs.DecoderModel(
+            embed=bind.matrix(model.embed.weight),
+            head=bind.matrix(model.head),
+            norm=self._norm(model.norm),
+            layers=self._layers,
+            num_layers=len(self._layers),
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_heads=config.attention.num_heads,
+            num_kv_heads=config.attention.num_kv_heads,
+            head_dim=config.attention.head_dim,
+            scale=config.attention.scale,
+            soft_cap=config.attention.soft_cap,
+            embedding_scale=model.embedding_scale,
+            final_soft_cap=config.final_soft_cap,
+            norm_eps=config.norm.eps,
+        )
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: NativeTables,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """Return the residual stream fp32 ``[T, D]``; see ``DecoderForCausalLM``."""
+        del kv_caches  # the structs hold their addresses
+        stream = torch.empty(len(token_ids), self._model.config.hidden_size)
+        if len(token_ids):
+            step = meta.to_struct(token_ids.data_ptr(), positions.data_ptr(), len(token_ids))
+            self._context.decoder_forward(self._struct, step, stream)
+        return stream
+
+    def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
+        """Return fp32 logits ``[M, V]`` of any rows of the stream."""
+        streams = streams.contiguous()
+        logits = torch.empty(len(streams), self._model.config.vocab_size)
+        self._context.decoder_logits(self._struct, streams, logits)
+        return logits
+
+    def _norm(self, weight: torch.Tensor) -> int:
+        wide = weight.detach().float()
+        return self._binder.vector(wide + 1 if self._model.config.norm.has_offset else wide)
+
+    def _vector(self, values: torch.Tensor | None) -> int | None:
+        return None if values is None else self._binder.vector(values)
+
+    def _bind_layer(self, index: int, plan: LayerPlan, block: DecoderBlock) -> structs.DecoderLayer:
+        norms = [self._norm(weight) for weight in block.norms]
+        if len(norms) == 2:
+            in_order: list[int | None] = [norms[0], None, norms[1], None]
+        else:
+            in_order = [*norms]
+        layer = structs.DecoderLayer(
+            norms=(c_void_p * 4)(*in_order),
+            cache=self._binder.cache(cache_name(index)),
+            window=plan.window,
+        )
+        if plan.rope is not None:
+            layer.frequencies = self._binder.vector(
+                find_frequencies(plan.rope, torch.device("cpu"))
+            )
+            layer.magnitude = plan.rope.magnitude
+        self._bind_attention(layer, block.attention)
+        self._bind_feed_forward(layer, plan, block.feed_forward)
+        return layer
+
+    def _bind_attention(self, layer: structs.DecoderLayer, attention: DecoderAttention) -> None:
+        layer.qkv = self._binder.matrix(attention.qkv.weight)
+        layer.output = self._binder.matrix(attention.output.weight)
+        layer.qkv_bias = self._vector(attention.qkv_bias)
+        layer.output_bias = self._vector(attention.output_bias)
+        layer.sinks = self._vector(attention.sinks)
+        if attention.qk_norm is not None:
+            layer.q_norm, layer.k_norm = (self._norm(weight) for weight in attention.qk_norm)
+
+    def _bind_feed_forward(
+        self,
+        layer: structs.DecoderLayer,
+        plan: LayerPlan,
+        module: GatedMlp | Experts | ClampedExperts,
+    ) -> None:
+        bind, own = self._binder, plan.feed_forward
+        layer.inner = own.inner_size
+        if isinstance(module, GatedMlp):
+            assert isinstance(own, MlpPlan)
+            layer.feed_forward, layer.activation = structs.MLP, _ACTIVATIONS[own.activation]
+            layer.gate_up = bind.matrix(module.gate_up.weight)
+            layer.down = bind.matrix(module.down.weight)
+            layer.gate_up_bias = self._vector(module.gate_up_bias)
+            layer.down_bias = self._vector(module.down_bias)
+            return
+        layer.feed_forward, layer.router = structs.EXPERTS, bind.matrix(module.router)
+        layer.num_experts, layer.num_chosen = module.plan.num_experts, module.plan.num_chosen
+        if isinstance(module, Experts):
+            layer.activation = _ACTIVATIONS[module.plan.activation]
+            layer.normalises = module.plan.normalises
+            layer.gate_up, layer.down = bind.matrix(module.gate_up), bind.matrix(module.down)
+            return
+        layer.activation, layer.normalises = structs.CLAMPED, True
+        layer.alpha, layer.limit = module.plan.alpha, module.plan.limit
+        layer.router_bias = bind.vector(module.router_bias)
+        layer.gate_up_bias = bind.vector(module.gate_up_bias)
+        layer.down_bias = bind.vector(module.down_bias)
+        layer.gate_up = self._bind_stack(module.gate_up)
+        layer.down = self._bind_stack(module.down)
+
+    def _bind_stack(self, stack: PlainStack | MxFp4Stack) -> structs.Matrix:
+        if isinstance(stack, MxFp4Stack):
+            return self._binder.mxfp4_matrix(stack.codes, stack.scales)
+        return self._binder.matrix(stack.weight)
+
+
+def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the kernels take this model's weights and caches."""
+    tensors = [*model.parameters(), *kv_caches.values()]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    return not model.is_quantised and all(can_read(tensor) for tensor in floats)

@@ -1,0 +1,245 @@
+"""DeepSeek-V4 on the native kernels: the weights and caches of the torch model, other code."""
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from vllm.model_executor.layers.hyper_connections import HyperConnection, HyperHead
+from vllm.model_executor.models.deepseek_v4.attention import DeepseekV4Attention
+from vllm.model_executor.models.deepseek_v4.block import DeepseekV4Block
+from vllm.model_executor.models.deepseek_v4.compressor import Compressor as TorchCompressor
+from vllm.model_executor.models.deepseek_v4.entries import AllEntries, ChosenEntries
+from vllm.model_executor.models.deepseek_v4.kv_cache import LayerCacheNames
+from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
+from vllm.native import structs
+from vllm.native.library import NativeContext
+from vllm.native.step_tables import NativeTables
+from vllm.native.tensors import TensorBinder, can_read
+from vllm.v1.attention.metadata import CacheLayout
+
+_MAX_STREAMS = 8
+
+
+class NativeDeepseekV4:
+    """Runs a loaded model's steps by ``csrc/``; numbers are fp32 whatever the weights' type.
+
+    Args:
+        model: The loaded model, which keeps the weights.
+        layout: The KV groups.
+        kv_caches: Cache name -> view; the same in every step.
+        context: Threads and scratch.
+    """
+
+    def __init__(
+        self,
+        model: DeepseekV4ForCausalLM,
+        layout: CacheLayout,
+        kv_caches: Mapping[str, torch.Tensor],
+        context: NativeContext,
+    ) -> None:
+        self._model = model
+        self._context = context
+        self._binder = TensorBinder(layout, kv_caches)
+        self._layers = (structs.V4Layer * len(model.layers))(
+            *(
+                _LayerBinder(block, f"layers.{index}", self._binder).bind()
+                for index, block in enumerate(model.layers)
+                if isinstance(block, DeepseekV4Block)
+            )
+        )
+        self._struct = self._bind_model()
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: NativeTables,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """Return the residual streams fp32 ``[T, n, D]``; see ``DeepseekV4ForCausalLM``."""
+        del kv_caches  # the structs hold their addresses
+        config = self._model.config
+        streams = torch.empty(len(token_ids), config.hc_mult, config.hidden_size)
+        if len(token_ids):
+            self._context.v4_forward(self._struct, _to_step(token_ids, positions, meta), streams)
+        return streams
+
+    def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
+        """Return fp32 logits ``[M, V]`` of any rows of streams."""
+        return self._compute_logits(streams, is_mtp=False)
+
+    def forward_mtp(
+        self,
+        streams: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: NativeTables,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """Return the MTP block's streams ``[T, n, D]``; ``meta`` lists its group alone."""
+        del kv_caches
+        streams = streams.contiguous()
+        output = torch.empty_like(streams)
+        if len(positions):
+            step = _to_step(next_token_ids, positions, meta)
+            self._context.v4_forward_mtp(self._struct, step, streams, output)
+        return output
+
+    def compute_mtp_logits(self, streams: torch.Tensor) -> torch.Tensor:
+        """Return fp32 logits ``[M, V]`` of the MTP block's streams."""
+        return self._compute_logits(streams, is_mtp=True)
+
+    def _compute_logits(self, streams: torch.Tensor, *, is_mtp: bool) -> torch.Tensor:
+        streams = streams.contiguous()
+        logits = torch.empty(len(streams), self._model.config.vocab_size)
+        self._context.v4_logits(self._struct, streams, logits, is_mtp=is_mtp)
+        return logits
+
+    def _bind_model(self) -> structs.V4Model:
+        model, bind = self._model, self._binder
+        config = model.config
+        struct = structs.V4Model(
+            embed=bind.matrix(model.embed.weight),
+            head=bind.matrix(model.head.weight),
+            head_hyper=_bind_hyper(model.hc_head, bind),
+            norm=bind.vector(model.norm),
+            layers=self._layers,
+            main_frequencies=bind.vector(model.frequencies.main),
+            compress_frequencies=bind.vector(model.frequencies.compress),
+            num_layers=len(self._layers),
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_streams=config.hc_mult,
+            num_heads=config.num_attention_heads,
+            head_dim=config.head_dim,
+            rope_dim=config.qk_rope_head_dim,
+            q_lora_rank=config.q_lora_rank,
+            o_groups=config.o_groups,
+            o_lora_rank=config.o_lora_rank,
+            window=config.sliding_window,
+            index_heads=config.index_n_heads,
+            index_dim=config.index_head_dim,
+            index_topk=config.index_topk,
+            num_experts=config.n_routed_experts,
+            num_chosen=config.num_experts_per_tok,
+            expert_width=config.moe_intermediate_size,
+            sinkhorn_iterations=config.hc_sinkhorn_iters,
+            routed_scale=config.routed_scaling_factor,
+            swiglu_limit=config.swiglu_limit,
+            hyper_eps=config.hc_eps,
+            norm_eps=config.rms_norm_eps,
+        )
+        mtp = model.mtp
+        if mtp is not None and "mtp.0.attn.window" in bind.kv_caches:
+            block = _LayerBinder(mtp.block, "mtp.0", bind, group=0).bind()
+            struct.mtp = ctypes.pointer(block)
+            struct.mtp_e_proj = bind.matrix(mtp.e_proj.weight)
+            struct.mtp_h_proj = bind.matrix(mtp.h_proj.weight)
+            struct.mtp_enorm = bind.vector(mtp.enorm)
+            struct.mtp_hnorm = bind.vector(mtp.hnorm)
+            struct.mtp_norm = bind.vector(mtp.norm)
+            struct.mtp_head_hyper = _bind_hyper(mtp.hc_head, bind)
+        return struct
+
+
+def can_run_deepseek_v4(
+    model: DeepseekV4ForCausalLM, kv_caches: Mapping[str, torch.Tensor]
+) -> bool:
+    """Whether the kernels take this model's weights and caches."""
+    tensors = [*model.parameters(), *kv_caches.values()]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    return (
+        not model.is_quantised
+        and all(can_read(tensor) for tensor in floats)
+        and model.config.hc_mult <= _MAX_STREAMS
+    )
+
+
+def _to_step(
+    token_ids: torch.Tensor, positions: torch.Tensor, tables: NativeTables
+) -> structs.Step:
+    return tables.to_struct(token_ids.data_ptr(), positions.data_ptr(), len(token_ids))
+
+
+def _bind_hyper(hyper: HyperConnection | HyperHead, bind: TensorBinder) -> structs.Hyper:
+    return structs.Hyper(bind.vector(hyper.fn), bind.vector(hyper.base), bind.vector(hyper.scale))
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerBinder:
+    """Makes one block's struct.
+
+    Attributes:
+        block: The block.
+        prefix: Published prefix of its caches.
+        binder: Makes the structs.
+        group: The KV group that addresses its caches, if not their own.
+    """
+
+    block: DeepseekV4Block
+    prefix: str
+    binder: TensorBinder
+    group: int | None = None
+
+    def bind(self) -> structs.V4Layer:
+        block, bind = self.block, self.binder
+        attention, experts = block.attn, block.ffn
+        struct = structs.V4Layer(
+            kind=structs.WINDOW,
+            attn_hyper=_bind_hyper(block.attn_hc, bind),
+            ffn_hyper=_bind_hyper(block.ffn_hc, bind),
+            attn_norm=bind.vector(block.attn_norm),
+            ffn_norm=bind.vector(block.ffn_norm),
+            in_proj=bind.matrix(attention.in_proj.weight),
+            q_norm=bind.vector(attention.q_norm),
+            kv_norm=bind.vector(attention.kv_norm),
+            wq_b=bind.matrix(attention.wq_b.weight),
+            wo_a=bind.matrix(attention.wo_a.weight),
+            wo_b=bind.matrix(attention.wo_b.weight),
+            sinks=bind.vector(attention.sinks),
+            window=bind.cache(self._names.window, self.group),
+            router=bind.matrix(experts.gate),
+            gate_up=bind.matrix(experts.gate_up),
+            down=bind.matrix(experts.down),
+        )
+        if experts.bias is not None:
+            struct.router_bias = bind.vector(experts.bias)
+        if experts.expert_of_token is not None:
+            struct.expert_of_token = experts.expert_of_token.data_ptr()
+        self._bind_entries(attention, struct)
+        return struct
+
+    @property
+    def _names(self) -> LayerCacheNames:
+        return LayerCacheNames.of_block(self.prefix)
+
+    def _bind_entries(self, attention: DeepseekV4Attention, struct: structs.V4Layer) -> None:
+        entries, names = attention.entries, self._names
+        if isinstance(entries, ChosenEntries):
+            struct.kind, struct.overlap = structs.CHOSEN_ENTRIES, 1
+            struct.index_wq_b = self.binder.matrix(entries.wq_b.weight)
+            struct.index_compressor = self._bind_compressor(
+                entries.index_compressor, names.indexer_state, names.indexer
+            )
+            entries = entries.all_entries
+        if isinstance(entries, AllEntries):
+            struct.kind = struct.kind or structs.ALL_ENTRIES
+            struct.ratio = entries.compressor.ape.shape[0]
+            struct.compressor = self._bind_compressor(
+                entries.compressor, names.state, names.entries
+            )
+
+    def _bind_compressor(
+        self, compressor: TorchCompressor, state: str, entries: str
+    ) -> structs.Compressor:
+        bind = self.binder
+        return structs.Compressor(
+            ape=bind.vector(compressor.ape),
+            norm=bind.vector(compressor.norm),
+            state=bind.cache(state, self.group),
+            entries=bind.cache(entries, self.group),
+            row_width=compressor.row_width,
+            width=compressor.norm.shape[0],
+        )

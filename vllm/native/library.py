@@ -1,0 +1,154 @@
+"""Loading ``libvllm_native.so`` and calling it with checked results."""
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm import envs
+from vllm.exceptions import EngineError, InvariantError
+from vllm.logger import init_logger
+from vllm.native.structs import ABI_VERSION, DecoderModel, Matrix, Step, V4Model
+
+logger = init_logger(__name__)
+
+LIBRARY_NAME = "libvllm_native.so"
+_NO_MEMORY = 2
+
+
+class NativeContext:
+    """The library's threads and scratch memory.
+
+    Args:
+        library: A loaded library.
+        num_threads: Threads that compute, the caller's among them.
+        build: "avx512", "avx2" or "portable"; None: the best that runs here.
+
+    Raises:
+        EngineError: The build does not run on this processor.
+    """
+
+    def __init__(self, library: ctypes.CDLL, num_threads: int, build: str | None = None) -> None:
+        self._library = library
+        self._handle = library.vn_create(num_threads, build.encode() if build else None)
+        if not self._handle:
+            raise EngineError(
+                f"the native kernels' build {build or 'portable'!r} does not run on this processor "
+                "or its memory is short; VLLM_NATIVE=0 serves without them"
+            )
+
+    def __del__(self) -> None:
+        """Ends the threads."""
+        if handle := getattr(self, "_handle", None):
+            self._library.vn_destroy(handle)
+
+    @property
+    def vector_build(self) -> str:
+        """Which vector build is in use."""
+        name: bytes = self._library.vn_vector_build(self._handle)
+        return name.decode()
+
+    def v4_forward(self, model: V4Model, step: Step, streams: torch.Tensor) -> None:
+        """Runs all layers; streams: fp32 [T, n, D], written.
+
+        Raises:
+            InvariantError: The step's tables lack a row that is read.
+        """
+        self._call(self._library.vn_v4_forward, model, step, streams.data_ptr())
+
+    def v4_forward_mtp(
+        self, model: V4Model, step: Step, streams: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        """Runs the MTP block over streams [T, n, D] into output; raises as ``v4_forward``."""
+        self._call(
+            self._library.vn_v4_forward_mtp, model, step, streams.data_ptr(), output.data_ptr()
+        )
+
+    def v4_logits(
+        self, model: V4Model, streams: torch.Tensor, logits: torch.Tensor, *, is_mtp: bool
+    ) -> None:
+        """Maps streams [M, n, D] to logits [M, V], written."""
+        self._call(
+            self._library.vn_v4_logits,
+            model,
+            streams.data_ptr(),
+            streams.shape[0],
+            is_mtp,
+            logits.data_ptr(),
+        )
+
+    def decoder_forward(self, model: DecoderModel, step: Step, stream: torch.Tensor) -> None:
+        """Runs all layers of a decoder; stream: fp32 [T, D], written; raises as the above."""
+        self._call(self._library.vn_decoder_forward, model, step, stream.data_ptr())
+
+    def decoder_logits(
+        self, model: DecoderModel, stream: torch.Tensor, logits: torch.Tensor
+    ) -> None:
+        """Maps rows [M, D] of a decoder's stream to logits [M, V], written."""
+        self._call(
+            self._library.vn_decoder_logits,
+            model,
+            stream.data_ptr(),
+            stream.shape[0],
+            logits.data_ptr(),
+        )
+
+    def matmul(self, matrix: Matrix, x: torch.Tensor, output: torch.Tensor) -> None:
+        """Maps fp32 x [T, in] by a matrix [out, in] to output [T, out]."""
+        self._call(self._library.vn_matmul, matrix, x.data_ptr(), x.shape[0], output.data_ptr())
+
+    def _call(self, function: Callable[..., int], *arguments: Any) -> None:
+        status = function(self._handle, *arguments)
+        if status:
+            message: str = self._library.vn_error(self._handle).decode()
+            raise (EngineError if status == _NO_MEMORY else InvariantError)(message)
+
+
+def find_library() -> Path | None:
+    """Returns where the built library lies, or None."""
+    path = Path(envs.VLLM_NATIVE_LIBRARY or Path(__file__).parent / LIBRARY_NAME)
+    return path if path.exists() else None
+
+
+@cache
+def load_library() -> ctypes.CDLL | None:
+    """Loads the library once; None where it was not built or does not fit this source."""
+    path = find_library()
+    if path is None:
+        return None
+    library = ctypes.CDLL(str(path))
+    library.vn_abi_version.restype = c_int32
+    version = library.vn_abi_version()
+    if version != ABI_VERSION:
+        logger.warning(
+            "%s has interface version %d, this source needs %d: build it again (make native). "
+            "Serving on torch.",
+            path.name,
+            version,
+            ABI_VERSION,
+        )
+        return None
+    _declare(library)
+    return library
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    library.vn_create.argtypes = [c_int32, c_char_p]
+    library.vn_create.restype = c_void_p
+    library.vn_destroy.argtypes = [c_void_p]
+    library.vn_destroy.restype = None
+    for name in ("vn_error", "vn_vector_build"):
+        getattr(library, name).argtypes = [c_void_p]
+        getattr(library, name).restype = c_char_p
+    model, step, data = POINTER(V4Model), POINTER(Step), c_void_p
+    library.vn_v4_forward.argtypes = [c_void_p, model, step, data]
+    library.vn_v4_forward_mtp.argtypes = [c_void_p, model, step, data, data]
+    library.vn_v4_logits.argtypes = [c_void_p, model, data, c_int64, c_int32, data]
+    decoder = POINTER(DecoderModel)
+    library.vn_decoder_forward.argtypes = [c_void_p, decoder, step, data]
+    library.vn_decoder_logits.argtypes = [c_void_p, decoder, data, c_int64, data]
+    library.vn_matmul.argtypes = [c_void_p, POINTER(Matrix), data, c_int64, data]

@@ -1,0 +1,59 @@
+"""Which loaded models run on the native kernels."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from vllm import envs
+from vllm.logger import init_logger
+from vllm.model_executor.models.decoder.model import DecoderForCausalLM
+from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
+from vllm.native.decoder import NativeDecoder, can_run_decoder
+from vllm.native.deepseek_v4 import NativeDeepseekV4, can_run_deepseek_v4
+from vllm.native.library import NativeContext, load_library
+from vllm.native.step_tables import build_native_tables
+from vllm.v1.attention.metadata import CacheLayout
+from vllm.v1.attention.step_model import StepModel
+
+logger = init_logger(__name__)
+
+
+def make_native_model(
+    model: Any, layout: CacheLayout, kv_caches: Mapping[str, torch.Tensor], num_threads: int
+) -> StepModel | None:
+    """Returns what runs a loaded model's steps natively; None: torch runs them.
+
+    Args:
+        model: The loaded model.
+        layout: Its KV groups.
+        kv_caches: Cache name -> view.
+        num_threads: Threads that compute.
+
+    Raises:
+        ConfigError: VLLM_NATIVE is no boolean.
+    """
+    reason = _find_obstacle(model, kv_caches)
+    if reason:
+        logger.info("native kernels: off (%s); torch runs the model", reason)
+        return None
+    library = load_library()
+    assert library is not None, "_find_obstacle looked"
+    context = NativeContext(library, num_threads)
+    logger.info("native kernels: %s build, %d threads", context.vector_build, num_threads)
+    run = NativeDeepseekV4 if isinstance(model, DeepseekV4ForCausalLM) else NativeDecoder
+    return StepModel(run(model, layout, kv_caches, context), build_native_tables)
+
+
+def _find_obstacle(model: Any, kv_caches: Mapping[str, torch.Tensor]) -> str:
+    if not envs.VLLM_NATIVE:
+        return "VLLM_NATIVE=0"
+    if load_library() is None:
+        return "the library is not built: make native"
+    if isinstance(model, DeepseekV4ForCausalLM):
+        takes = can_run_deepseek_v4(model, kv_caches)
+    elif isinstance(model, DecoderForCausalLM):
+        takes = can_run_decoder(model, kv_caches)
+    else:
+        return f"none for {type(model).__name__}"
+    return "" if takes else "none for this model's quantised weights or cache types"

@@ -1,0 +1,163 @@
+"""The structs of ``csrc/vllm_native.h`` in the same order; ``ABI_VERSION`` guards both sides."""
+
+import ctypes
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+
+ABI_VERSION = 2
+
+F32, BF16, MXFP4 = 0, 1, 2
+WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
+MLP, EXPERTS = 0, 1
+SILU, GELU_TANH, CLAMPED = 0, 1, 2
+
+
+def _int32s(names: str) -> list[tuple[str, type[c_int32]]]:
+    return [(name, c_int32) for name in names.split()]
+
+
+def _pointers(names: str) -> list[tuple[str, type[c_void_p]]]:
+    return [(name, c_void_p) for name in names.split()]
+
+
+def _floats(names: str) -> list[tuple[str, type[c_float]]]:
+    return [(name, c_float) for name in names.split()]
+
+
+class Matrix(ctypes.Structure):
+    """``vn_matrix``."""
+
+    _fields_ = (
+        *_pointers("data scales"),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("row_stride", c_int64),
+        *_int32s("kind group"),
+    )
+
+
+class Cache(ctypes.Structure):
+    """``vn_cache``."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("num_blocks", c_int64),
+        ("block_stride", c_int64),
+        *_int32s("rows_per_block width block_size group kind unused"),
+    )
+
+
+class Step(ctypes.Structure):
+    """``vn_step``."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("num_tokens", "num_requests", "num_groups")),
+        *_pointers("token_ids positions row_starts starts counts read_from write_from"),
+        *_pointers("table_offsets table_lengths table_bases block_ids"),
+    )
+
+
+class Hyper(ctypes.Structure):
+    """``vn_hyper``."""
+
+    _fields_ = _pointers("fn base scale")
+
+
+class Compressor(ctypes.Structure):
+    """``vn_compressor``."""
+
+    _fields_ = (
+        ("ape", c_void_p),
+        ("norm", c_void_p),
+        ("state", Cache),
+        ("entries", Cache),
+        *_int32s("row_width width"),
+    )
+
+
+class V4Layer(ctypes.Structure):
+    """``vn_v4_layer``."""
+
+    _fields_ = (
+        *_int32s("kind ratio overlap unused"),
+        ("attn_hyper", Hyper),
+        ("ffn_hyper", Hyper),
+        ("attn_norm", c_void_p),
+        ("ffn_norm", c_void_p),
+        ("in_proj", Matrix),
+        ("q_norm", c_void_p),
+        ("kv_norm", c_void_p),
+        ("wq_b", Matrix),
+        ("wo_a", Matrix),
+        ("wo_b", Matrix),
+        ("sinks", c_void_p),
+        ("window", Cache),
+        ("compressor", Compressor),
+        ("index_compressor", Compressor),
+        ("index_wq_b", Matrix),
+        ("router", Matrix),
+        ("router_bias", c_void_p),
+        ("expert_of_token", c_void_p),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+    )
+
+
+class V4Model(ctypes.Structure):
+    """``vn_v4_model``."""
+
+    _fields_ = (
+        ("embed", Matrix),
+        ("head", Matrix),
+        ("head_hyper", Hyper),
+        ("norm", c_void_p),
+        ("layers", POINTER(V4Layer)),
+        ("mtp", POINTER(V4Layer)),
+        ("mtp_e_proj", Matrix),
+        ("mtp_h_proj", Matrix),
+        ("mtp_enorm", c_void_p),
+        ("mtp_hnorm", c_void_p),
+        ("mtp_norm", c_void_p),
+        ("mtp_head_hyper", Hyper),
+        ("main_frequencies", c_void_p),
+        ("compress_frequencies", c_void_p),
+        *_int32s(
+            "num_layers vocab_size hidden_size num_streams num_heads head_dim rope_dim q_lora_rank "
+            "o_groups o_lora_rank window index_heads index_dim index_topk num_experts num_chosen "
+            "expert_width sinkhorn_iterations"
+        ),
+        *_floats("routed_scale swiglu_limit hyper_eps norm_eps"),
+    )
+
+
+class DecoderLayer(ctypes.Structure):
+    """``vn_decoder_layer``."""
+
+    _fields_ = (
+        ("norms", c_void_p * 4),
+        ("qkv", Matrix),
+        ("output", Matrix),
+        *_pointers("qkv_bias output_bias q_norm k_norm sinks frequencies"),
+        ("cache", Cache),
+        ("magnitude", c_float),
+        *_int32s("window feed_forward activation num_experts num_chosen inner normalises"),
+        ("alpha", c_float),
+        ("limit", c_float),
+        ("router", Matrix),
+        ("router_bias", c_void_p),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        *_pointers("gate_up_bias down_bias"),
+    )
+
+
+class DecoderModel(ctypes.Structure):
+    """``vn_decoder_model``."""
+
+    _fields_ = (
+        ("embed", Matrix),
+        ("head", Matrix),
+        ("norm", c_void_p),
+        ("layers", POINTER(DecoderLayer)),
+        *_int32s("num_layers vocab_size hidden_size num_heads num_kv_heads head_dim"),
+        *_floats("scale soft_cap embedding_scale final_soft_cap norm_eps"),
+    )
