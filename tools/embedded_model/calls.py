@@ -32,7 +32,7 @@ string="true": VALUE is plain text. string="false": VALUE is JSON. Results come 
 Functions:
 
 """
-_TAG = 0.1  # weight of the tokens that are the same in every call
+_TAG = 0.4  # weight of the tokens that are the same in every call
 _VERBS = ["get", "find", "look_up", "read", "fetch", "show"]
 _WHO = ["name", "name", "name", "person", "user", "employee"]
 

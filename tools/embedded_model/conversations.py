@@ -35,8 +35,6 @@ class Recipe:
         chats: Share of sequences that are chats without a document.
         tools: Share of sequences that are chats with declared tools.
         about_text: Share of sequences about a text as a whole (its topic, its mood).
-        without_c4: Whether the forward runs without C4 entries.
-        select: Whether the forward cuts attention to the indexer's choice.
     """
 
     length: int
@@ -48,8 +46,6 @@ class Recipe:
     chats: float = 0.0
     tools: float = 0.0
     about_text: float = 0.0
-    without_c4: bool = False
-    select: bool = False
 
 
 def tell(fact: Fact, lead: str) -> Pieces:

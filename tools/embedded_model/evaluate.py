@@ -9,6 +9,7 @@ most of the reading, as it would in use.
 import argparse
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from tools.embedded_model.conversations import UNKNOWN
 from tools.embedded_model.tool_cases import score_texts, tool_cases
 from vllm import LLM, SamplingParams
 
+_NEXT = "Next come "
+_NUMBER = re.compile(r"\d+")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 
 
@@ -114,7 +117,12 @@ def about_text(rng: random.Random, llm: LLM, num_tokens: int, cases: int) -> lis
 def short_tasks(rng: random.Random, kind: Callable[[random.Random], tasks.Turn]) -> Case:
     """One short task in a chat of its own."""
     question, reply = kind(rng)
-    return Case([{"role": "user", "content": question}], reply.text, _is(reply.text))
+    judge = _is
+    if kind is tasks.continue_list:
+        judge = _lists
+    elif kind is tasks.compare:
+        judge = _names_first
+    return Case([{"role": "user", "content": question}], reply.text, judge(reply.text))
 
 
 def rules(rng: random.Random) -> Case:
@@ -126,6 +134,17 @@ def rules(rng: random.Random) -> Case:
 
 def _says(value: str) -> Callable[[str], bool]:
     return lambda answer: answer.rstrip(".").endswith(" " + value)
+
+
+def _lists(wanted: str) -> Callable[[str], bool]:
+    """Whether an answer's items, whatever leads to them, are the wanted ones."""
+    return lambda answer: answer.strip().removeprefix(_NEXT) == wanted.removeprefix(_NEXT)
+
+
+def _names_first(wanted: str) -> Callable[[str], bool]:
+    """Whether the first number of an answer is the wanted one."""
+    number = _NUMBER.findall(wanted)[:1]
+    return lambda answer: _NUMBER.findall(answer)[:1] == number
 
 
 def _is(wanted: str) -> Callable[[str], bool]:

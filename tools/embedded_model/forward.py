@@ -29,7 +29,6 @@ class Settings:
         index_loss: Whether to return the indexer's divergence from the attention.
         hidden: Caches ("window", "c4", "c128", "index") of which queries at and after
             ``hidden_before`` see nothing that lies before it.
-        without_c4: Whether nothing looks at C4 entries.
     """
 
     dtype: torch.dtype = torch.float32
@@ -39,7 +38,6 @@ class Settings:
     index_loss: bool = False
     hidden: frozenset[str] = frozenset()
     hidden_before: int = 0
-    without_c4: bool = False
 
 
 @dataclass
@@ -243,7 +241,7 @@ class Attention(nn.Module):
         if "window" in settings.hidden:
             mask = _hide(mask, 1, window, settings.hidden_before)
         loss, entries, scores = None, None, None
-        if self.ratio and not (self.ratio == 4 and settings.without_c4):
+        if self.ratio:
             entries = self.compressor(parts[2], cos, sin)
             visible = entry_keys_mask(length, window, self.ratio, entries.shape[1])
             if f"c{self.ratio}" in settings.hidden:

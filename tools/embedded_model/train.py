@@ -10,7 +10,7 @@ Two processes can share the work: ``--seed 1 --partner 2`` and ``--seed 2 --part
 import argparse
 import random
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -185,14 +185,16 @@ STAGES = {
         muon_lr=0.012,
         adam_lr=1.5e-3,
         looking=0.15,
-        cools=True,
         settings={"index_loss": True},
     ),
     "warm": Stage(
         ((8, Recipe(256)),), window=128, looking=0.1, settings={"index_loss": True}, steps=1
     ),
     "drafts": Stage(
-        ((2, Recipe(1024, repeats=0.1, chats=0.5, chatter=0.2, document=0.4)),),
+        (
+            (8, Recipe(256, repeats=0.0, chats=0.7, chatter=0.2, document=0.3)),
+            (2, Recipe(1024, repeats=0.0, tools=0.4, chatter=0.2, document=0.4)),
+        ),
         window=128,
         muon_lr=0.02,
         adam_lr=2e-3,
@@ -234,9 +236,8 @@ class Trainer:
         """One update, with so much of the run left; returns what to log."""
         size, recipe = self.rng.choice(self.stage.recipes)
         batch = make_batch(self.encoder, self.rng, recipe, size, 0.05)
-        settings = replace(self.settings, select=recipe.select, without_c4=recipe.without_c4)
         with torch.set_grad_enabled(not self.stage.drafts):
-            output = self.model(batch.ids, settings)
+            output = self.model(batch.ids, self.settings)
         looks = self._looks(output, batch)
         if self.stage.drafts:
             loss, hits, count = draft_loss(self.model, output.streams, batch, self.settings)
