@@ -7,7 +7,7 @@ ARGS ?= --block-size 32
 
 NPU_VENV ?= .venv-npu
 
-.PHONY: serve test check format native sanitize wheel clean ascend-conformance
+.PHONY: serve test fast check format native sanitize wheel clean ascend-conformance
 
 serve: $(VENV)/.serve
 	$(BIN)/vllm serve $(MODEL) $(ARGS)
@@ -15,12 +15,15 @@ serve: $(VENV)/.serve
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# The tests that take no server and at most a quarter of a second each.
+fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m "not slow and not e2e" $(PYTEST_ARGS)
+
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -m "not slow and not e2e" $(PYTEST_ARGS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -1,4 +1,4 @@
-"""Packaging: the version, and the requirement files as dependencies and extras."""
+"""Packaging: the version and what goes into the wheel; pyproject.toml has the rest."""
 
 import re
 import sys
@@ -45,18 +45,6 @@ class PlatformWheel(bdist_wheel):
         return ("py3", "none", super().get_tag()[2])
 
 
-def read_requirements(name: str) -> list[str]:
-    """Return the requirements of requirements/NAME.txt, included files' among them."""
-    requirements: list[str] = []
-    for line in (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines():
-        text = line.split("#")[0].strip()
-        if text.startswith("-r "):
-            requirements += read_requirements(Path(text[3:]).stem)
-        elif text:
-            requirements.append(text)
-    return requirements
-
-
 def read_version() -> str:
     """Return the version without importing the package."""
     text = (ROOT / "vllm" / "version.py").read_text(encoding="utf-8")
@@ -77,11 +65,4 @@ setup(
     },
     ext_modules=[Extension(_NATIVE, sources=[], optional=True)],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
-    install_requires=read_requirements("common"),
-    extras_require={
-        "cpu": read_requirements("cpu"),
-        "cuda": read_requirements("cuda"),
-        "ascend": read_requirements("ascend"),
-        "dev": read_requirements("dev"),
-    },
 )

@@ -7,20 +7,18 @@ keys it leaves behind matter there.
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from vllm.benchmarks.sim.requests import Hasher
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.cache_step import Lookup
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import AUTO, RetentionPolicy
 from vllm.v1.core.prefix.drafter_rows import StaleRow
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
-
-Hasher = Callable[[Request], list[BlockHash]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,40 +38,6 @@ class Outcome:
     hit_tokens: int
     dense_match: int
     miss_tokens: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixUnits:
-    """A prompt known only by ids of equal prefixes, as in published traces.
-
-    Two prompts share the tokens of a span iff they have the same id there, so a unit's hash is the
-    span's id with the unit's place in it; the answer's units are hashed by request and hit nothing.
-
-    Attributes:
-        number: Of the request, unique.
-        span_ids: One id per ``span`` tokens of the prompt.
-        unit: Tokens of a unit; divides ``span``.
-        span: Tokens under one id.
-    """
-
-    number: int
-    span_ids: Sequence[int]
-    unit: int
-    span: int = 512
-
-    def __call__(self, request: Request) -> list[BlockHash]:
-        """Return the hashes of full units that have none yet."""
-        first = len(request.block_hashes)
-        last = request.num_tokens // self.unit
-        in_prompt = min(last, request.num_prompt_tokens // self.unit)
-        per_span = self.span // self.unit
-        hashes = []
-        for i in range(first, in_prompt):
-            key = self.span_ids[i // per_span] * per_span + i % per_span
-            hashes.append(BlockHash(key.to_bytes(8, "little")))
-        for i in range(max(first, in_prompt), last):
-            hashes.append(BlockHash(b"a" + (self.number << 32 | i).to_bytes(8, "little")))
-        return hashes
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.prefix_driver import DriverStats, PrefixDriver, PrefixUnits
+from benchmarks.prefix_driver import DriverStats, PrefixDriver
 from benchmarks.result import print_result
 from benchmarks.v4_cache import (
     UNITS,
@@ -50,6 +50,7 @@ from benchmarks.v4_cache import (
     flash_config,
     vllm_config,
 )
+from vllm.benchmarks.sim.requests import PrefixUnits
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import RetentionPolicy, parse_retention
 from vllm.v1.kv_cache_interface import KVCacheConfig

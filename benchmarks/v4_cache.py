@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from vllm.benchmarks.sim.geometries import GEOMETRIES
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache_specs
 from vllm.v1.core.layout.packing import group_hybrid_mla_specs, packed_block_stride
@@ -43,28 +44,7 @@ _U8 = cast("torch.dtype", _FakeDtype(1))
 
 def flash_architecture() -> DeepseekV4Config:
     """Return the published architecture of DeepSeek-V4-Flash, one MTP block included."""
-    return DeepseekV4Config.from_dict(
-        {
-            "model_type": "deepseek_v4",
-            "vocab_size": 129_280,
-            "hidden_size": 4096,
-            "num_hidden_layers": 43,
-            "num_attention_heads": 64,
-            "head_dim": 512,
-            "qk_rope_head_dim": 64,
-            "q_lora_rank": 1024,
-            "o_groups": 8,
-            "o_lora_rank": 1024,
-            "sliding_window": 128,
-            "compress_ratios": [0, 0] + [4, 128] * 20 + [4],
-            "index_head_dim": 128,
-            "n_routed_experts": 256,
-            "num_experts_per_tok": 6,
-            "moe_intermediate_size": 2048,
-            "max_position_embeddings": 1_048_576,
-            "num_nextn_predict_layers": 1,
-        }
-    )
+    return DeepseekV4Config.from_dict(GEOMETRIES["v4-flash"])
 
 
 def flash_groups(unit: int) -> list[KVCacheGroupSpec]:

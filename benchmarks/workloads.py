@@ -13,6 +13,9 @@ given by path and left out otherwise; the other workloads are made up by rule (`
     phases                     conversation, synthetic, a loop of prompts, and the first two again
     agents                     coding agents' sessions at several pool sizes; nothing was tuned on
                                them, or on a trace given by --trace, served at 8k to 32k pages
+    tool_loops, user_suffixes, shuffled_documents, bursts
+                               other made-up applications (``agent_shapes``); nothing was tuned on
+                               them either
     published                  32 prompts of 8,192 tokens, 90% of which comes back each round, side
                                by side, answers of 1,024 tokens; the first round is not counted
     published_serial           the same, one after the other
@@ -34,12 +37,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.prefix_driver import Outcome, PrefixDriver, PrefixUnits
+from benchmarks.agent_shapes import SHAPES
+from benchmarks.prefix_driver import Outcome, PrefixDriver
 from benchmarks.replay import SPAN, TraceRequest, make_config, make_policy, read_trace
 from benchmarks.result import print_result
 from benchmarks.rotation import GIB, blocks_per_prompt
 from benchmarks.shapes import AgentTraffic, Prompt, prefix_repetition, returning, rotation
 from benchmarks.v4_cache import flash_block_bytes, flash_config
+from vllm.benchmarks.sim.requests import PrefixUnits, at_unit
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -49,6 +54,7 @@ POLICIES = ("auto", *FIXED, "today")
 _UNIT = 128
 _ROTATED_TOKENS = 40_000
 _NUM_AGENT_PROMPTS = 1_200
+_NUM_SHAPED_PROMPTS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,9 @@ def make_traffic(workload: Workload) -> Traffic:
         agents = AgentTraffic(workload.number, workload.number, longest)
         count = _NUM_AGENT_PROMPTS // workload.every
         return Traffic(list(islice(agents.prompts(), count)), 128)
+    if workload.source in SHAPES:
+        prompts = SHAPES[workload.source](workload.number, _NUM_SHAPED_PROMPTS // workload.every)
+        return Traffic(list(prompts), 128)
     if workload.source == "published":
         outputs = 1024 if workload.outputs else 1
         return Traffic(returning(32, 8192, 0.9, 4, 32, outputs), 32, num_warm=32)
@@ -148,7 +157,7 @@ def make_traffic(workload: Workload) -> Traffic:
 
 def make_cache(workload: Workload, policy: str) -> KVCacheConfig:
     """Return the cache a workload is served with."""
-    if workload.source in ("trace", "phases", "agents"):
+    if workload.source in ("trace", "phases", "agents", *SHAPES):
         return make_config(policy, "vllm", _UNIT, workload.size)
     unit = 128 if workload.source == "rotation" else 32
     num_blocks = workload.size * GIB // flash_block_bytes(unit)
@@ -183,7 +192,7 @@ def measure(workload: Workload, policy_name: str) -> float:
     tokens = [0] * longest
     outcomes: list[Outcome] = []
     for number, prompt in enumerate(prompts):
-        ids = PrefixUnits(number, *_at_unit(prompt.span_ids, span, unit))
+        ids = PrefixUnits(number, *at_unit(prompt.span_ids, span, unit))
         driver.add(str(number), tokens[: prompt.num_tokens], ids, prompt.num_output_tokens)
         while len(driver.waiting) + len(driver.running) >= workload.concurrency:
             driver.step()
@@ -198,14 +207,6 @@ def measure(workload: Workload, policy_name: str) -> float:
         can_hit = min(fitting, workload.number) * geometry.floor_unit(_ROTATED_TOKENS - 1)
         return hits / can_hit
     return hits / (sum(outcome.num_tokens for outcome in counted) + traffic.num_dropped)
-
-
-def _at_unit(span_ids: Sequence[int], span: int, unit: int) -> tuple[Sequence[int], int, int]:
-    """Return ids, unit and tokens of an id; of several spans in a unit the last counts."""
-    if span >= unit:
-        return span_ids, unit, span
-    per_unit = unit // span
-    return span_ids[per_unit - 1 :: per_unit], unit, unit
 
 
 def make_workloads(args: argparse.Namespace) -> list[Workload]:
@@ -260,6 +261,20 @@ def make_workloads(args: argparse.Namespace) -> list[Workload]:
                 every=4 if args.quick else 1,
             )
             for k in sizes
+        ]
+    for name in SHAPES:
+        made += [
+            Workload(
+                f"{name}{suffix} {k}k pages",
+                name,
+                k * kilo,
+                number=1,
+                concurrency=concurrency,
+                every=4 if args.quick else 1,
+                is_coarse=concurrency > 1,
+            )
+            for suffix, concurrency in (("", 1), ("_8", 8))
+            for k in ((4,) if args.quick or concurrency > 1 else (2, 4, 8))
         ]
     for gib in (12, 4):
         made.append(

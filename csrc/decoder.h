@@ -315,11 +315,15 @@ class DecoderLayers {
               int64_t kv_head, const float* qkv, RowList& keys, RowList& values) {
     const int64_t d = m_.head_dim, kv_heads = m_.num_kv_heads, heads = m_.num_heads;
     const int64_t start = step_.starts[request];
+    // Rows that the step does not write are taken as they are stored: its own may lack what they
+    // depend on.
+    const int64_t written =
+        std::max(start, step_.write_from[layer.cache.group * step_.num_requests + request]);
     keys.clear();
     values.clear();
     keys.reserve_decoded(end - from, d);
     values.reserve_decoded(end - from, d);
-    pages_.each_row(layer.cache, request, from, std::min(start, end),
+    pages_.each_row(layer.cache, request, from, std::min(written, end),
                     [&](int64_t position, int64_t offset) {
                       if (offset < 0) {
                         missing_request_.store(request);
@@ -329,7 +333,7 @@ class DecoderLayers {
                       keys.add_stored(layer.cache, offset + kv_head * d, d);
                       values.add_stored(layer.cache, offset + (kv_heads + kv_head) * d, d);
                     });
-    for (int64_t p = std::max(from, start); p < end; ++p) {
+    for (int64_t p = std::max(from, written); p < end; ++p) {
       const float* row = qkv + (step_.row_starts[request] + p - start) * (heads + 2 * kv_heads) * d;
       keys.add(row + (heads + kv_head) * d);
       values.add(row + (heads + kv_heads + kv_head) * d);

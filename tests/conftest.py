@@ -3,9 +3,12 @@
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.building import build
 
 # Torch reads it when it is loaded; servers that tests start inherit it. The models here are so
 # small that a second thread costs more than it brings, and very much more where other work shares
@@ -18,7 +21,7 @@ settings.load_profile("any_machine")
 
 
 def _reset_loggers() -> None:
-    for name in ("vllm", "vllm_ascend"):
+    for name in ("vllm", "vllm_ascend", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], True
         logger.setLevel(logging.NOTSET)
@@ -35,3 +38,9 @@ def keep_plain_logging() -> Iterator[None]:
     """Undo ``setup_logging``: a logger that does not propagate hides its lines from caplog."""
     yield
     _reset_loggers()
+
+
+@pytest.fixture(scope="session")
+def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the sdist and the wheel, built once for all who look into them."""
+    return build(tmp_path_factory.mktemp("tree"))

@@ -6,10 +6,11 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from vllm.config import VllmConfig
+from vllm.config.observability import ObservabilityConfig
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
 from vllm.entrypoints.openai.http_server import cache_facts
 from vllm.v1.engine.wire import KVCacheInfo
-from vllm.v1.metrics.prometheus import PrometheusStatLogger
+from vllm.v1.metrics.sinks import make_sinks
 
 DOC = (Path(__file__).resolve().parent.parent / "docs" / "metrics.md").read_text("utf-8")
 INFO = KVCacheInfo(9, 9, 9, 1.0, 9, 32, 32, 32, 32, 32, "words", ())
@@ -17,7 +18,9 @@ INFO = KVCacheInfo(9, 9, 9, 1.0, 9, 32, 32, 32, 32, 32, "words", ())
 
 def test_every_metric_is_described_and_no_other() -> None:
     registry = CollectorRegistry()
-    PrometheusStatLogger(registry, "m", 1000).set_cache_config(cache_facts(VllmConfig(), INFO))
+    everything = ObservabilityConfig(kv_cache_metrics=True, show_hidden_metrics=True)
+    default, _ = make_sinks(registry, "m", 1000, everything)
+    default.set_cache_config(cache_facts(VllmConfig(), INFO))
     HttpMetrics(registry)
     rows = dict(re.findall(r"^\| `([a-z_:0-9]+)` \| (\w+)", DOC, flags=re.MULTILINE))
     assert rows == {metric.name: metric.type for metric in registry.collect()}

@@ -1,19 +1,15 @@
 """One sdist, and one wheel made from it: nothing is missing, nothing is too much."""
 
-import shutil
-import subprocess
-import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[1]
-SOURCES = (
-    *("CHANGELOG.md", "MANIFEST.in", "Makefile", "README.md", "pyproject.toml", "setup.py"),
-    *("requirements", "vllm", "vllm_ascend"),
-)
+from tests.building import ROOT, read_pins
+
 CHECKPOINT = {
     f"vllm/assets/deepseek-v4/{name}"
     for name in (
@@ -25,20 +21,10 @@ CORPUS = "vllm/assets/deepseek-v4/corpus.txt"
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str], str]:
+def built(distribution: Path) -> tuple[set[str], set[str], str]:
     """Names in the sdist, names in the wheel, the wheel's entry points."""
-    tree = tmp_path_factory.mktemp("tree")
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, tree / name, ignore=ignored)
-        else:
-            shutil.copy(ROOT / name, tree / name)
-    command = [sys.executable, "-m", "build", "--no-isolation", str(tree)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    (sdist,) = (tree / "dist").glob("*.tar.gz")
-    (wheel,) = (tree / "dist").glob("*.whl")
+    (sdist,) = distribution.glob("*.tar.gz")
+    (wheel,) = distribution.glob("*.whl")
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     with zipfile.ZipFile(wheel) as zipped:
@@ -69,3 +55,21 @@ def test_the_wheel_holds_both_packages_and_the_checkpoint(
     tops = {name.partition("/")[0] for name in in_wheel}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"vllm", "vllm_ascend"}
     assert "vllm = vllm.entrypoints.cli.main:main" in entry_points
+
+
+def _read_dependencies() -> dict[str, Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = [*project["dependencies"], *project["optional-dependencies"]["otel"]]
+    return {(one := Requirement(line)).name.lower(): one for line in lines}
+
+
+def test_every_pin_lies_in_the_range_that_the_package_promises() -> None:
+    ranges, pins = _read_dependencies(), read_pins()
+    assert set(ranges) == set(pins)
+    outside = {name: pins[name] for name, one in ranges.items() if pins[name] not in one.specifier}
+    assert outside == {}
+
+
+def test_every_range_has_two_ends() -> None:
+    for one in _read_dependencies().values():
+        assert {specifier.operator for specifier in one.specifier} == {">=", "<"}, one

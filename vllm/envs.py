@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     VLLM_API_KEY: str | None
     VLLM_SERVER_DEV_MODE: bool
     VLLM_MAX_STOP_STRINGS: int
+    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: str
+    VLLM_RESPONSES_STORE_MAX_RESPONSES: int
+    VLLM_RESPONSES_STORE_MAX_BYTES: int
+    VLLM_RESPONSES_STORE_MAX_AGE: float
     OMP_NUM_THREADS: str | None
 
 
@@ -58,6 +62,13 @@ def _number(
     if minimum is not None and value < minimum:
         raise ConfigError(f"{name}={raw!r} is too small: at least {minimum:g}.")
     return value
+
+
+def _choice(name: str, allowed: tuple[str, ...]) -> str:
+    raw = os.environ.get(name) or allowed[0]
+    if raw not in allowed:
+        raise ConfigError(f"{name}={raw!r} is unknown: use one of {', '.join(allowed)}.")
+    return raw
 
 
 def _share(name: str, default: float) -> float:
@@ -138,6 +149,20 @@ _READERS: dict[str, Callable[[], Any]] = {
     # Whether routes exist that an open server must not have (reset_prefix_cache, server_info).
     "VLLM_SERVER_DEV_MODE": lambda: _flag("VLLM_SERVER_DEV_MODE", False),
     "VLLM_MAX_STOP_STRINGS": lambda: _number("VLLM_MAX_STOP_STRINGS", 4, int, 1),
+    # OpenTelemetry's own, and its names: how spans are sent to an http:// endpoint.
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": lambda: _choice(
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", ("http/protobuf", "grpc")
+    ),
+    # Bounds of what /v1/responses keeps: number, bytes, seconds. Zero responses: nothing is kept.
+    "VLLM_RESPONSES_STORE_MAX_RESPONSES": lambda: _number(
+        "VLLM_RESPONSES_STORE_MAX_RESPONSES", 10_000, int, 0
+    ),
+    "VLLM_RESPONSES_STORE_MAX_BYTES": lambda: _number(
+        "VLLM_RESPONSES_STORE_MAX_BYTES", 256 * 1024 * 1024, int, 0
+    ),
+    "VLLM_RESPONSES_STORE_MAX_AGE": lambda: _number(
+        "VLLM_RESPONSES_STORE_MAX_AGE", 24 * 3600.0, float, 0
+    ),
     # OpenMP's own, which may be a list ("4,2"): we only ask whether the user chose.
     "OMP_NUM_THREADS": lambda: os.environ.get("OMP_NUM_THREADS") or None,
 }

@@ -3,6 +3,8 @@
     VllmError
     ├── UserInputError            the request is wrong           HTTP 400
     │   ├── ModelNotFoundError    unknown model name             HTTP 404
+    │   ├── ResponseNotFoundError no such stored response        HTTP 404
+    │   ├── PrefixNotFoundError   no such kept prefix            HTTP 404
     │   └── UnsupportedFeatureError  known, but not served yet   HTTP 400
     ├── ConfigError               a flag or a file is wrong; raised before weights load
     │   └── UnsupportedModelError an architecture we do not serve
@@ -34,8 +36,16 @@ class UserInputError(VllmError, ValueError):
         self.param = param
 
 
+class PrefixNotFoundError(UserInputError):
+    """A request names a kept prefix that there is not."""
+
+
 class ModelNotFoundError(UserInputError):
     """A request names a model that is not served here."""
+
+
+class ResponseNotFoundError(UserInputError):
+    """A request names a response or an item that is not stored."""
 
 
 class UnsupportedFeatureError(UserInputError):

@@ -1,5 +1,7 @@
 """What a request asks of the sampler and of the stop rules."""
 
+import math
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -10,6 +12,9 @@ from vllm.exceptions import UserInputError
 _SAMPLING_EPS = 1e-5
 _MIN_TEMPERATURE = 1e-2
 MAX_N = 16384
+_MAX_LOGIT_BIAS = 100.0
+# The ways to say what an answer must look like.
+STRUCTURED_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 class RequestOutputKind(IntEnum):
@@ -21,7 +26,27 @@ class RequestOutputKind(IntEnum):
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
-    """A grammar the output must follow; exactly one field is set."""
+    """A grammar the answer must follow; exactly one of the first six fields is set.
+
+    With ``SamplingParams.reasoning`` the grammar begins behind the end of the reasoning.
+
+    Attributes:
+        json: A JSON schema, as an object or as its text.
+        regex: A regular expression that the whole answer matches (Rust's syntax, no look-around).
+        choice: The answers to choose from.
+        grammar: A Lark grammar with a rule ``start``, or a GBNF one with ``root``. In Lark,
+            ``<[128]>`` is a special token by its id, and ``%json {...}`` a schema inline.
+        json_object: True: any JSON object.
+        structural_tag: Free text with grammars between tags, as JSON; docs/structured_output.md
+            lists both forms. Special tokens are written as their text.
+        disable_any_whitespace: Whether JSON is written without optional whitespace.
+        disable_additional_properties: Whether objects hold nothing that their schema does not name,
+            unless it says so.
+        whitespace_pattern: A regular expression of the whitespace between JSON tokens.
+
+    Raises:
+        UserInputError: None or several of the six are set.
+    """
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -29,6 +54,50 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        chosen = [name for name in STRUCTURED_KINDS if getattr(self, name) not in (None, False)]
+        if len(chosen) != 1:
+            found = ", ".join(chosen) or "none"
+            raise UserInputError(
+                f"structured_outputs must set exactly one of {', '.join(STRUCTURED_KINDS)}, "
+                f"got {found}.",
+                "structured_outputs",
+            )
+        if self.choice is not None and not self.choice:
+            raise UserInputError(
+                "structured_outputs.choice is empty: give at least one answer.",
+                "structured_outputs",
+            )
+
+    @property
+    def kind(self) -> str:
+        """Which of the six is set."""
+        return next(n for n in STRUCTURED_KINDS if getattr(self, n) not in (None, False))
+
+
+class ReasoningSpan(msgspec.Struct, omit_defaults=True):
+    """Where the reasoning of an answer ends that begins with it.
+
+    Attributes:
+        end_token_ids: Tokens that end it, in a row (``</think>``).
+        forced_token_ids: What ``thinking_token_budget`` puts behind the last token of reasoning
+            that it allows; they end with ``end_token_ids``. None: just these.
+        start_token_ids: Tokens that the answer may begin with and that are not counted
+            (``<think>``, where the model writes it).
+    """
+
+    end_token_ids: list[int]
+    forced_token_ids: list[int] | None = None
+    start_token_ids: list[int] = []
+
+    @property
+    def forced(self) -> list[int]:
+        """The tokens that end it by force."""
+        return self.end_token_ids if self.forced_token_ids is None else self.forced_token_ids
 
 
 class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True):
@@ -43,14 +112,52 @@ class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True):
     min_count: int = 0
 
 
+def _between(value: float, low: float, high: float) -> tuple[bool, str]:
+    return low <= value <= high, f"between {low} and {high}"
+
+
+def _clean_bias(logit_bias: Mapping[Any, float]) -> dict[int, float]:
+    """Return a bias with whole keys (they are texts in JSON), and values within their limits."""
+    clean: dict[int, float] = {}
+    for key, bias in logit_bias.items():
+        try:
+            token_id = int(key)
+        except (TypeError, ValueError):
+            raise UserInputError(
+                f"logit_bias holds the key {str(key)[:40]!r}: keys are token ids.", "logit_bias"
+            ) from None
+        if math.isnan(bias):
+            raise UserInputError(f"logit_bias of token {token_id} is no number.", "logit_bias")
+        clean[token_id] = max(-_MAX_LOGIT_BIAS, min(_MAX_LOGIT_BIAS, float(bias)))
+    return clean
+
+
 class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     """Sampling and stop rules of one request, checked when built.
+
+    Attributes:
+        presence_penalty: Taken from the logits of tokens that stand in the answer.
+        frequency_penalty: The same for each time that they do.
+        repetition_penalty: Divides positive logits, and multiplies negative ones, of tokens that
+            stand in the prompt or the answer.
+        logit_bias: Added to the logits of tokens by id, cut to -100 and 100.
+        allowed_token_ids: Only these may be sampled.
+        bad_words: Texts that the answer must not hold.
+        min_tokens: Tokens before which nothing may end the answer.
+        truncate_prompt_tokens: Keep only the prompt's last tokens, this many; -1: as many as leave
+            room for ``max_tokens``.
+        thinking_token_budget: Tokens of reasoning after which it is ended by force.
+        reasoning: Set for an answer that begins inside the model's reasoning; None: it does not.
+        bad_words_token_ids: ``bad_words`` as tokens; the engine sets them.
 
     Raises:
         UserInputError: A value is outside its range; ``param`` names the field.
     """
 
     n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1: off
@@ -72,6 +179,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     repetition_detection: RepetitionDetectionParams | None = None
     extra_args: dict[str, Any] | None = None
     skip_reading_prefix_cache: bool | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    truncate_prompt_tokens: int | None = None
+    thinking_token_budget: int | None = None
+    reasoning: ReasoningSpan | None = None
+    bad_words_token_ids: list[list[int]] | None = None
     # Set by update_from_generation_config, not by users.
     eos_token_id: int | None = None
 
@@ -87,6 +201,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             self.stop_token_ids = []
         if self.seed == -1:
             self.seed = None
+        self._check_word_lists()
+        if self.logit_bias:
+            self.logit_bias = _clean_bias(self.logit_bias)
         if self.skip_reading_prefix_cache is None:
             # Prompt logprobs need every prompt position's logits, so nothing may be skipped.
             self.skip_reading_prefix_cache = self.prompt_logprobs is not None
@@ -94,6 +211,17 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             self._make_greedy()
         elif self.temperature < _MIN_TEMPERATURE:
             self.temperature = _MIN_TEMPERATURE
+
+    def _check_word_lists(self) -> None:
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise UserInputError(
+                "allowed_token_ids is empty: give at least one token id, or leave it out.",
+                "allowed_token_ids",
+            )
+        if any(not word for word in self.bad_words or ()):
+            raise UserInputError(
+                "bad_words holds an empty text: give at least one character.", "bad_words"
+            )
 
     def _make_greedy(self) -> None:
         if self.n > 1:
@@ -107,6 +235,14 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     def _check_ranges(self) -> None:
         checks: list[tuple[str, object, bool, str]] = [
             ("n", self.n, 1 <= self.n <= MAX_N, f"between 1 and {MAX_N}"),
+            ("presence_penalty", self.presence_penalty, *_between(self.presence_penalty, -2, 2)),
+            ("frequency_penalty", self.frequency_penalty, *_between(self.frequency_penalty, -2, 2)),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                0.0 < self.repetition_penalty < math.inf,
+                "above 0",
+            ),
             ("temperature", self.temperature, 0.0 <= self.temperature <= 2.0, "between 0 and 2"),
             ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
             ("top_k", self.top_k, self.top_k >= -1, "-1 or 0 (off) or positive"),
@@ -119,6 +255,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             checks.append(
                 ("min_tokens", self.min_tokens, enough, f"at most max_tokens={self.max_tokens}")
             )
+        for name in ("thinking_token_budget", "truncate_prompt_tokens"):
+            value, least = getattr(self, name), 0 if name == "thinking_token_budget" else -1
+            if value is not None:
+                checks.append((name, value, value >= least, f"at least {least}"))
+        if self.truncate_prompt_tokens == 0:
+            checks.append(("truncate_prompt_tokens", 0, False, "-1 or at least 1"))
         if self.seed is not None:
             fits = -(2**63) <= self.seed < 2**63
             checks.append(("seed", self.seed, fits, "a signed 64-bit integer"))

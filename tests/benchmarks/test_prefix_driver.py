@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from benchmarks.prefix_driver import PrefixDriver, PrefixUnits
+from benchmarks.prefix_driver import PrefixDriver
 from benchmarks.v4_cache import flash_config
+from vllm.benchmarks.sim.requests import PrefixUnits
 from vllm.v1.request import Request
 
 

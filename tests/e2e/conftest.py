@@ -5,8 +5,30 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from tests.e2e.scripted_checkpoint import write_scripted_v4
 from tests.e2e.server_process import ServerProcess
 
+_D = "｜DSML｜"
+# Every piece stands once, and none looks like a tag: grammars take <...> for special. Without
+# thinking the prompt ends with </think>: the script goes on there.
+AGENT_SCRIPT = {
+    "<think>": [
+        "I look it up.",
+        "</think>",
+        "One mo",
+        "ment.",
+        f"\n\n<{_D}tool_calls>\n<{_D}invoke",
+        ' name="look_up">\n<',
+        f'{_D}parameter name="key" string="true">',
+        "Bérg",
+        "en 🏔",
+        f'</{_D}parameter>\n<{_D}parameter name="days" string="false">3',
+        f"</{_D}parameter>\n</",
+        f"{_D}invoke>\n</{_D}tool_calls",
+        ">",
+        "<｜end▁of▁sentence｜>",
+    ]
+}
 # The Ascend tree on CPU tensors; fp32 pages and float index keys, so the same tokens are said.
 PLATFORMS = {"cpu": {"VLLM_ASCEND_REFERENCE": "0"}, "ascend": {"VLLM_ASCEND_REFERENCE": "1"}}
 
@@ -53,6 +75,26 @@ def server(
     except AssertionError:
         print(session_server.log[-20_000:])
         raise
+
+
+@pytest.fixture(scope="session")
+def session_scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The shared server of a model called "agent", which says what AGENT_SCRIPT says."""
+    folder = tmp_path_factory.mktemp("scripted")
+    write_scripted_v4(folder / "checkpoint", AGENT_SCRIPT)
+    environment = {"VLLM_ASCEND_REFERENCE": "0"}
+    flags = ("--served-model-name", "agent", "--max-model-len", "8192")
+    model = str(folder / "checkpoint")
+    with ServerProcess(folder / "log.txt", *flags, environment=environment, model=model) as server:
+        yield server
+
+
+@pytest.fixture
+def scripted(session_scripted: ServerProcess) -> Iterator[ServerProcess]:
+    """The same; alive and idle after every test."""
+    yield session_scripted
+    assert session_scripted.process.poll() is None, session_scripted.log
+    session_scripted.wait_idle(30.0)
 
 
 @pytest.fixture

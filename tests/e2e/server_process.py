@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ _ENVIRONMENT = {
     "VLLM_CHECK_INVARIANTS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "0.03",
 }
+ENVIRONMENT = {**os.environ, **_ENVIRONMENT}
 _READY_LINE = re.compile(r"Engine core ready \(process (\d+)\)")
 
 
@@ -38,11 +40,12 @@ class ServerProcess:
         *flags: str,
         environment: dict[str, str] | None = None,
         model: str = "deepseek-v4",
+        program: Sequence[str] = (sys.executable, "-m", "vllm"),
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_path
-        command = [sys.executable, "-m", "vllm", "serve", model, "--block-size", "32"]
+        command = [*program, "serve", model, "--block-size", "32"]
         command += ["--port", str(self.port), *flags]
         with log_path.open("w") as log:
             self.process = subprocess.Popen(
@@ -50,7 +53,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a group of its own: tests signal all of it
-                env={**os.environ, **_ENVIRONMENT, **(environment or {})},
+                env={**ENVIRONMENT, **(environment or {})},
             )
 
     def __enter__(self) -> "ServerProcess":

@@ -11,6 +11,8 @@ from tests.e2e.server_process import ServerProcess
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 USER: Any = [{"role": "user", "content": "hi"}]
+# Its schema is none, which shows when a call is forced.
+TOOL: Any = [{"type": "function", "function": {"name": "f", "parameters": {"properties": [1]}}}]
 
 # path, body, status, param
 BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
@@ -54,9 +56,15 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (COMPLETIONS, {"prompt": "x", "logprobs": 21}, 400, "logprobs"),
     (COMPLETIONS, {"prompt": "x", "min_tokens": 40}, 400, "min_tokens"),
     (COMPLETIONS, {"prompt": "x", "stream_options": {}}, 400, "stream_options"),
-    (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 1}}, 400, "logit_bias"),
-    (COMPLETIONS, {"prompt": "x", "presence_penalty": 0.5}, 400, "presence_penalty"),
-    (COMPLETIONS, {"prompt": "x", "repetition_penalty": 1.1}, 400, "repetition_penalty"),
+    (COMPLETIONS, {"prompt": "x", "logit_bias": {"2048": 1}}, 400, "logit_bias"),
+    (COMPLETIONS, {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),
+    (COMPLETIONS, {"prompt": "x", "allowed_token_ids": []}, 400, "allowed_token_ids"),
+    (COMPLETIONS, {"prompt": "x", "allowed_token_ids": [-1]}, 400, "allowed_token_ids"),
+    (COMPLETIONS, {"prompt": "x", "bad_words": [""]}, 400, "bad_words"),
+    (COMPLETIONS, {"prompt": "x", "thinking_token_budget": -1}, 400, "thinking_token_budget"),
+    (COMPLETIONS, {"prompt": "x", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens"),
+    (COMPLETIONS, {"prompt": "x", "presence_penalty": 2.5}, 400, "presence_penalty"),
+    (COMPLETIONS, {"prompt": "x", "repetition_penalty": 0}, 400, "repetition_penalty"),
     (COMPLETIONS, {"prompt": "x", "best_of": 3}, 400, "best_of"),
     (COMPLETIONS, {"prompt": "x", "suffix": "y"}, 400, "suffix"),
     (COMPLETIONS, {"prompt": "x", "use_beam_search": True}, 400, "use_beam_search"),
@@ -72,8 +80,15 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (CHAT, {"messages": USER, "tools": []}, 400, "tools"),
     (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, 400, "tools"),
     (CHAT, {"messages": USER, "tool_choice": "auto"}, 400, "tool_choice"),
-    (CHAT, {"messages": USER, "response_format": {"type": "json_object"}}, 400, "response_format"),
-    (CHAT, {"messages": USER, "structured_outputs": {"regex": "a"}}, 400, "structured_outputs"),
+    (CHAT, {"messages": USER, "tools": TOOL, "tool_choice": {"type": "x"}}, 400, "tool_choice"),
+    (CHAT, {"messages": USER, "tools": TOOL, "tool_choice": "required"}, 400, "structured_outputs"),
+    (CHAT, {"messages": [*USER, {"role": "assistant", "tool_calls": [{}]}]}, 400, "messages"),
+    (CHAT, {"messages": USER, "response_format": {"type": "xml"}}, 400, "response_format"),
+    (CHAT, {"messages": USER, "response_format": {"type": "json_schema"}}, 400, "response_format"),
+    (CHAT, {"messages": USER, "structured_outputs": {"regex": "("}}, 400, "structured_outputs"),
+    (CHAT, {"messages": USER, "structured_outputs": {"regex": 1}}, 400, "structured_outputs"),
+    (CHAT, {"messages": USER, "structured_outputs": {}}, 400, "structured_outputs"),
+    (CHAT, {"messages": USER, "guided_json": {"type": "thing"}}, 400, "structured_outputs"),
     (CHAT, {"messages": USER, "top_logprobs": 3}, 400, "top_logprobs"),
     (CHAT, {"messages": USER, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
     (CHAT, {"messages": USER, "reasoning_effort": "huge"}, 400, "reasoning_effort"),

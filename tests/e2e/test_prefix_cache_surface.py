@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -258,3 +259,36 @@ def test_without_caching_every_token_is_bypassed(tmp_path: Path) -> None:
         page = server.get("/metrics").text
         assert 'smallest_reusable_prefix_tokens="None"' in page
         assert 'retention="prefix caching is off"' in page
+
+
+def test_a_second_conversation_hits_the_system_prompt_at_once(dev_server: ServerProcess) -> None:
+    """The chat's format tells where the system prompt ends: nobody must miss there first."""
+    system = " ".join(f"rule{i}" for i in range(150))
+    hits = []
+    for question in ("What is asked first, by one?", "Another thing, by somebody else"):
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        body = {"messages": messages, "max_tokens": 2, "temperature": 0}
+        usage = dev_server.post(CHAT, body).json()["usage"]
+        check_sum(usage)
+        hits.append(usage["prompt_tokens_details"]["cached_tokens"])
+    num_system = dev_server.post("/tokenize", {"prompt": system}).json()["count"]
+    assert hits[0] == 0
+    # Down to the last multiple of 128 in it, where a checkpoint is cheap.
+    assert hits[1] >= num_system // 128 * 128 > 0
+
+
+def test_a_kept_prefix_is_hit_and_forgotten(dev_server: ServerProcess) -> None:
+    prefix = prompt_of(77, 500)
+    kept = dev_server.post("/v1/cache/prefixes", {"tokens": prefix, "ttl": 600}).json()
+    assert (kept["pinned"], kept["num_hits"]) == (True, 0)
+    assert kept["num_tokens"] >= 480
+    body = {"prompt": [*prefix, *prompt_of(78, 40)], "max_tokens": 2}
+    usage = dev_server.post(COMPLETIONS, body).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 480
+    (listed,) = dev_server.get("/v1/cache/prefixes").json()["data"]
+    assert (listed["id"], listed["num_hits"]) == (kept["id"], 1)
+    assert dev_server.post("/v1/cache/prefixes", {"tokens": [1, 2, 3]}).status_code == 400
+    url = f"{dev_server.url}/v1/cache/prefixes/{kept['id']}"
+    assert httpx.delete(url, timeout=60).json()["deleted"]
+    assert httpx.delete(url, timeout=60).status_code == 404
+    assert dev_server.get("/v1/cache/prefixes").json()["data"] == []

@@ -1,8 +1,10 @@
 import pytest
 
+from tests.v1.metrics.values import values_of
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.entrypoints.llm import _as_chats, _as_prompts
 from vllm.exceptions import ConfigError, UserInputError
+from vllm.v1.metrics.reader import Histogram
 
 
 @pytest.mark.parametrize(
@@ -136,11 +138,29 @@ def test_prompt_logprobs_cover_the_prompt(llm):
     assert output.outputs[0].cumulative_logprob < 0
 
 
+def test_a_chat_with_tools_and_a_template_of_its_own(llm):
+    chat = [{"role": "user", "content": "Weather in Oslo?"}]
+    function = {"name": "get_weather", "description": "Tells the weather.", "parameters": {}}
+    tools = [{"type": "function", "function": function}]
+    (plain,) = llm.chat(chat, GREEDY, use_tqdm=False)
+    (with_tools,) = llm.chat(chat, GREEDY, use_tqdm=False, tools=tools)
+    assert "get_weather" in with_tools.prompt
+    assert "get_weather" not in plain.prompt
+    template = "{{ messages[0].content }}!"
+    (own,) = llm.chat(chat, GREEDY, use_tqdm=False, chat_template=template)
+    assert own.prompt == "Weather in Oslo?!"
+
+
 def test_defaults_and_metrics(llm):
     assert isinstance(llm.get_default_sampling_params(), SamplingParams)
-    before = llm.get_metrics().get("vllm:generation_tokens", 0)
+    before = values_of(llm.get_metrics())["vllm:generation_tokens"]
     llm.generate("x", GREEDY, use_tqdm=False)
-    assert llm.get_metrics()["vllm:generation_tokens"] == before + 6
+    after = llm.get_metrics()
+    assert values_of(after)["vllm:generation_tokens"] == before + 6
+    (tokens,) = [m for m in after if m.name == "vllm:request_generation_tokens"]
+    assert isinstance(tokens, Histogram)
+    assert tokens.count >= 1
+    assert tokens.buckets["+Inf"] == tokens.count
 
 
 def test_a_pool_that_is_too_small_is_told_with_a_way_out():

@@ -14,6 +14,7 @@ from tests.model_executor.models.decoder.checkpoints import (
 )
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM, SamplingParams
+from vllm.v1.messages import PrefillStats
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +29,13 @@ class Served:
         self._llm = llm
         self._reference = reference
         self._expected: dict[tuple[int, ...], list[int]] = {}
+        self.last_stats = PrefillStats(0, 0)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers attend windows, and others everything."""
+        config = self._reference.config
+        return len(set(getattr(config, "layer_types", None) or [0])) > 1
 
     def ask(self, prompt: list[int]) -> tuple[list[int], int]:
         """Returns the answer, which must be the reference's, and the hit's tokens."""
@@ -38,6 +46,8 @@ class Served:
         answer = list(output.outputs[0].token_ids)
         assert answer == self._find_expected(prompt)
         assert output.num_cached_tokens is not None
+        assert output.prefill_stats is not None
+        self.last_stats = output.prefill_stats
         return answer, output.num_cached_tokens
 
     def _find_expected(self, prompt: list[int]) -> list[int]:
@@ -93,6 +103,20 @@ def test_a_junction_hits_to_the_unit(served: Served) -> None:
     served.ask(second)
     _, hit = served.ask(third)
     assert hit == 90 // UNIT * UNIT
+
+
+def test_windows_are_computed_again_where_dense_rows_are_left(served: Served) -> None:
+    shared = random_tokens(480, 13, VOCAB_SIZE)
+    served.ask(shared)
+    rebuilt = []
+    # Between the first prompt's checkpoints; steps of 128 tokens.
+    for cut in (460, 440, 420):
+        _, hit = served.ask([*shared[:cut], *random_tokens(25, cut, VOCAB_SIZE)])
+        stats = served.last_stats
+        rebuilt.append(stats.miss_tokens.get("window_rebuilt", 0))
+        assert (rebuilt[-1] > 0) == (stats.rebuild_saved_tokens > 0)
+        assert hit + rebuilt[-1] <= cut // UNIT * UNIT
+    assert any(rebuilt) == served.has_windows
 
 
 def test_a_full_pool_changes_no_answer(served: Served) -> None:

@@ -5,7 +5,7 @@ import pytest
 import tokenizers
 from tokenizers import models
 
-from vllm.exceptions import ConfigError, UnsupportedFeatureError, UserInputError
+from vllm.exceptions import ConfigError, UserInputError
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 from vllm.tokenizers import ChatOptions, Tokenizer
 from vllm.tokenizers.chat_messages import ChatMessage
@@ -111,14 +111,15 @@ def test_thinking_switches(encoder, options, thinking):
 
 
 @pytest.mark.parametrize("effort", ["high", "xhigh", "max"])
-def test_efforts_whose_text_is_unknown(encoder, effort):
-    for options in (
-        {"reasoning_effort": effort},
-        {"template_kwargs": {"reasoning_effort": effort}},
-    ):
-        with pytest.raises(UnsupportedFeatureError, match=effort) as caught:
-            text(encoder, [HI], **options)
-        assert caught.value.param == "reasoning_effort"
+def test_more_effort_is_asked_for_before_the_first_message(encoder, effort):
+    shown = {text(encoder, [SYSTEM, HI], reasoning_effort=effort)}
+    shown.add(text(encoder, [SYSTEM, HI], template_kwargs={"reasoning_effort": effort}))
+    (prompt,) = shown
+    prefix = {"max": "Reasoning effort: maximum."}.get(effort, "Reasoning effort: high.")
+    assert prompt.startswith(B + prefix)
+    assert prompt.endswith(f"Be brief.{U}Hi{A}<think>")
+    chat = text(encoder, [SYSTEM, HI], reasoning_effort=effort, template_kwargs=CHAT)
+    assert chat == f"{B}Be brief.{U}Hi{A}</think>"  # without thinking there is nothing to deepen
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,18 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 import msgspec
-import tqdm
 
+from vllm.entrypoints.progress import PromptProgress, UseTqdm
 from vllm.exceptions import UserInputError
 from vllm.inputs import PromptType, TokensPrompt
 from vllm.logger import setup_logging
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import ChatOptions, Tokenizer, make_chat_encoder
+from vllm.tokenizers.chat_tools import parse_tools
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.metrics.reader import Metric
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -78,7 +80,7 @@ class LLM:
         self,
         prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Answer every prompt; the engine batches them.
@@ -86,7 +88,7 @@ class LLM:
         Args:
             prompts: One prompt or several: texts, lists of token ids, TextPrompt, TokensPrompt.
             sampling_params: For all, or one each; None: the checkpoint's defaults.
-            use_tqdm: Whether to show a progress bar.
+            use_tqdm: Whether to show a progress bar, or what makes it, called as ``tqdm.tqdm`` is.
             priority: One value each, with ``scheduling_policy="priority"``.
 
         Returns:
@@ -118,11 +120,13 @@ class LLM:
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         reasoning_effort: str | None = None,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one chat or several, in the model's own chat format.
@@ -132,6 +136,8 @@ class LLM:
             add_generation_prompt: Whether to open the assistant's turn.
             continue_final_message: Whether to go on with the last (assistant) message instead.
             reasoning_effort: "none" turns thinking off.
+            chat_template: As the constructor's, for this call.
+            tools: Functions the model may call, as OpenAI's API takes them; calls come as text.
             chat_template_kwargs: Further variables of the template.
 
         Raises:
@@ -141,7 +147,7 @@ class LLM:
         encoder = make_chat_encoder(
             self.llm_engine.vllm_config.model_config.hf_config,
             tokenizer,
-            self._chat_template,
+            chat_template or self._chat_template,
             allows_special_tokens=self._allows_special_tokens,
         )
         options = ChatOptions(
@@ -149,6 +155,7 @@ class LLM:
             continue_final_message=continue_final_message,
             reasoning_effort=reasoning_effort,
             template_kwargs=chat_template_kwargs or {},
+            tools=parse_tools(tools) if tools else (),
         )
         prompts: list[PromptType] = []
         for chat in _as_chats(messages):
@@ -173,14 +180,14 @@ class LLM:
             )
         return [_final_only(params) for params in given]
 
-    def _run(self, ids: list[str], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(self, ids: list[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
-        with tqdm.tqdm(total=len(ids), desc="Prompts", disable=not use_tqdm, unit="req") as bar:
+        with PromptProgress(len(ids), use_tqdm) as progress:
             while len(done) < len(ids):
                 for output in self.llm_engine.step():
                     if output.finished:
                         done[output.request_id] = output
-                        bar.update()
+                        progress.add(output)
         return [done[request_id] for request_id in ids]
 
     def _abandon(self, ids: list[str]) -> None:
@@ -206,8 +213,11 @@ class LLM:
         """Return the sampling parameters that the checkpoint recommends."""
         return SamplingParams(**self.llm_engine.input_processor.get_default_sampling_params())
 
-    def get_metrics(self) -> dict[str, float]:
-        """Return counters since the start and current gauges, under the names of ``/metrics``."""
+    def get_metrics(self) -> list[Metric]:
+        """Return every metric as it stands: counters, gauges, histograms and vectors.
+
+        Names are those of ``/metrics``, without the ``_total`` of counters.
+        """
         return self.llm_engine.get_metrics()
 
     def reset_prefix_cache(self) -> bool:

@@ -5,14 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.tokenizers.chat_tools import ToolSpec
+from vllm.tokenizers.tool_calls import MessageCall, parse_calls
 
-Role = Literal["system", "user", "assistant"]
-_ROLES: tuple[str, ...] = get_args(Role)
-_UNSUPPORTED_ROLES = ("developer", "tool", "function", "latest_reminder")
+Role = Literal["system", "user", "assistant", "tool"]
+# What clients call "developer" is what models know as the system prompt.
+_ROLES: tuple[str, ...] = (*get_args(Role), "developer")
+_UNSUPPORTED_ROLES = ("function", "latest_reminder")
 # Known fields of a message whose meaning would be lost if we rendered the message without them.
 _UNSUPPORTED_MESSAGE_FIELDS = (
-    "tool_calls",
-    "tool_call_id",
     "function_call",
     "tools",
     "response_format",
@@ -34,7 +35,7 @@ class ChatOptions:
         continue_final_message: Whether to leave the last (assistant) message open, to be continued.
         reasoning_effort: One of REASONING_EFFORTS; "none" turns thinking off.
         template_kwargs: The request's ``chat_template_kwargs``.
-        tools: The request's tool list; not supported yet when not empty.
+        tools: What the prompt tells the model it may call.
         response_format: The request's response format; only "text" is supported yet.
         add_special_tokens: Whether the tokenizer adds bos although the rendered text carries it.
     """
@@ -43,7 +44,7 @@ class ChatOptions:
     continue_final_message: bool = False
     reasoning_effort: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    tools: Sequence[Any] | None = None
+    tools: Sequence[ToolSpec] = ()
     response_format: Mapping[str, Any] | None = None
     add_special_tokens: bool = False
 
@@ -96,11 +97,17 @@ class ChatEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One checked message: plain text, and an assistant's reasoning where it is known."""
+    """One checked message: plain text, and an assistant's reasoning and calls where it has any.
+
+    Attributes:
+        tool_call_id: Of the call whose result a message of role "tool" brings.
+    """
 
     role: Role
     content: str
     reasoning: str = ""
+    tool_calls: tuple[MessageCall, ...] = ()
+    tool_call_id: str | None = None
 
 
 def parse_messages(messages: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
@@ -120,10 +127,8 @@ def check_options(options: ChatOptions, messages: Sequence[ChatMessage]) -> None
 
     Raises:
         UserInputError: The options contradict each other or the messages.
-        UnsupportedFeatureError: Tools or a response format are asked for.
+        UnsupportedFeatureError: A response format is asked for.
     """
-    if options.tools:
-        raise UnsupportedFeatureError("tools is not supported yet: leave it out.", "tools")
     format_type = (options.response_format or {}).get("type", "text")
     if format_type != "text":
         raise UnsupportedFeatureError(
@@ -143,6 +148,11 @@ def check_options(options: ChatOptions, messages: Sequence[ChatMessage]) -> None
         raise UserInputError(
             "continue_final_message needs a last message of role 'assistant', not "
             f"{messages[-1].role!r}.",
+            "continue_final_message",
+        )
+    if messages[-1].tool_calls:
+        raise UserInputError(
+            "continue_final_message cannot continue a message with tool_calls: these end it.",
             "continue_final_message",
         )
 
@@ -176,17 +186,31 @@ def _parse_message(index: int, message: Mapping[str, Any]) -> ChatMessage:
     content = message.get("content")
     if content is None and role != "assistant":
         raise UserInputError(f"{where}.content is missing: give a text.", "messages")
-    reasoning = ""
+    text = _parse_content(f"{where}.content", content)
     if role == "assistant":
-        given = message.get("reasoning")
-        reasoning = given if given is not None else message.get("reasoning_content") or ""
-        if not isinstance(reasoning, str):
-            raise UserInputError(f"{where}.reasoning must be a string.", "messages")
-    return ChatMessage(role, _parse_content(f"{where}.content", content), reasoning)
+        calls = parse_calls(f"{where}.tool_calls", message.get("tool_calls"))
+        return ChatMessage(role, text, _parse_reasoning(where, message), calls)
+    if message.get("tool_calls"):
+        raise UserInputError(f"{where}.tool_calls belongs to role 'assistant'.", "messages")
+    call_id = message.get("tool_call_id")
+    if call_id is not None and not isinstance(call_id, str):
+        raise UserInputError(f"{where}.tool_call_id must be a string.", "messages")
+    return ChatMessage(role, text, tool_call_id=call_id if role == "tool" else None)
+
+
+def _parse_reasoning(where: str, message: Mapping[str, Any]) -> str:
+    # Clients send back what they were given, under either name.
+    given = message.get("reasoning")
+    reasoning = given if given is not None else message.get("reasoning_content") or ""
+    if not isinstance(reasoning, str):
+        raise UserInputError(f"{where}.reasoning must be a string.", "messages")
+    return reasoning
 
 
 def _parse_role(where: str, role: Any) -> Role:
-    if role == "system" or role == "user" or role == "assistant":
+    if role == "developer":
+        return "system"
+    if role == "system" or role == "user" or role == "assistant" or role == "tool":
         found: Role = role
         return found
     if role in _UNSUPPORTED_ROLES:

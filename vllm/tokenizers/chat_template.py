@@ -18,10 +18,13 @@ from vllm.tokenizers.chat_messages import (
     ChatOptions,
     ChatPrompt,
     check_options,
+    find_part_ends,
     parse_messages,
 )
+from vllm.tokenizers.chat_tools import ToolSpec
 from vllm.tokenizers.guarded_messages import guard_messages
 from vllm.tokenizers.literal_text import LiteralText
+from vllm.tokenizers.part_openers import find_openers
 from vllm.tokenizers.tokenizer import Tokenizer
 
 _OWN_ARGUMENTS = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools")
@@ -56,6 +59,8 @@ class JinjaChatEncoder:
         self._template = compile_template(template)
         self._tokenizer = tokenizer
         self._literal_text = literal_text
+        # Tokens that begin a message; None: not known yet.
+        self._openers: frozenset[int] | None = None
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
@@ -63,14 +68,33 @@ class JinjaChatEncoder:
         """Return the prompt of ``messages``; see ChatEncoder."""
         parsed = parse_messages(messages)
         check_options(options, parsed)
-        guarded = guard_messages(self._literal_text, parsed)
-        text = self._render(guarded.messages, options)
+        guarded = guard_messages(self._literal_text, parsed, options.tools)
+        text = self._render(guarded.messages, guarded.tools, options)
         if options.continue_final_message:
             text = _cut_after_last_content(text, guarded.messages[-1])
         text, token_ids = guarded.encode(self._tokenizer, text, options.add_special_tokens)
-        return ChatPrompt(text, token_ids, in_reasoning=text.rstrip().endswith("<think>"))
+        return ChatPrompt(
+            text,
+            token_ids,
+            in_reasoning=text.rstrip().endswith("<think>"),
+            part_ends=self._find_part_ends(token_ids),
+        )
 
-    def _render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
+    def _find_part_ends(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return where messages end, as far as the template marks their beginnings."""
+        if self._openers is None:
+            # Encoding the probe leads here again.
+            self._openers = frozenset()
+            options = ChatOptions(add_generation_prompt=False)
+            self._openers = find_openers(
+                lambda messages: self.encode_chat(messages, options).token_ids,
+                self._tokenizer.all_special_ids,
+            )
+        return find_part_ends(token_ids, self._openers)
+
+    def _render(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], options: ChatOptions
+    ) -> str:
         clash = sorted(set(options.template_kwargs) & set(_OWN_ARGUMENTS))
         if clash:
             raise UserInputError(
@@ -85,7 +109,7 @@ class JinjaChatEncoder:
             return self._template.render(
                 messages=[_as_template_message(message) for message in messages],
                 add_generation_prompt=options.add_generation_prompt,
-                tools=None,
+                tools=[{"type": "function", "function": t.function} for t in tools] or None,
                 documents=None,
                 **{**self._tokenizer.template_tokens, **arguments},
             )
@@ -129,11 +153,31 @@ def read_template(path_or_text: str) -> str:
         raise ConfigError(f"chat_template={path_or_text!r} cannot be read: {error}.") from error
 
 
-def _as_template_message(message: ChatMessage) -> dict[str, str]:
-    rendered: dict[str, str] = {"role": message.role, "content": message.content}
+class _Arguments(dict[str, Any]):
+    """A call's arguments, which ``tojson`` writes as the model did: its tokens must come back."""
+
+    def __init__(self, raw: str) -> None:
+        super().__init__(json.loads(raw))
+        self.raw = raw
+
+
+def _as_template_message(message: ChatMessage) -> dict[str, Any]:
+    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         # Templates disagree on the name.
-        rendered["reasoning"] = rendered["reasoning_content"] = message.reasoning
+        for name in ("reasoning", "reasoning_content", "thinking"):
+            rendered[name] = message.reasoning
+    if message.tool_calls:
+        rendered["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _Arguments(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        rendered["tool_call_id"] = message.tool_call_id
     return rendered
 
 
@@ -158,6 +202,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own ``tojson`` escapes HTML, which prompts must not have."""
+    if isinstance(value, _Arguments) and indent is None and separators is None and not sort_keys:
+        return value.raw
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -8,13 +8,15 @@ A prompt is one line of turns; nothing stands between them:
     <｜User｜> text  <｜Assistant｜><think>                                     generation prompt
 
 With thinking on, the reasoning of turns before the last user message is dropped, and those turns
-are opened with ``</think>`` like a chat's.
+are opened with ``</think>`` like a chat's. In a chat with tools nothing is dropped: an agent's
+next prompt goes on where the last answer ended. ``deepseek_v4_tools`` has the tools' spelling.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.exceptions import UserInputError
 from vllm.tokenizers.chat_messages import (
     ChatMessage,
     ChatOptions,
@@ -24,6 +26,8 @@ from vllm.tokenizers.chat_messages import (
     find_part_ends,
     parse_messages,
 )
+from vllm.tokenizers.chat_tools import ToolSpec
+from vllm.tokenizers.deepseek_v4_tools import calls_block, tools_section, user_turns
 from vllm.tokenizers.guarded_messages import guard_messages
 from vllm.tokenizers.literal_text import LiteralText
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -37,9 +41,18 @@ THINK_END = "</think>"
 
 _THINKING_SWITCHES = ("thinking", "enable_thinking")
 _EFFORT_KWARG = "reasoning_effort"
-# These put a text before the first message which we do not know word for word; answering without it
-# would pass less effort off as more.
-_EFFORTS_WITH_PREFIX = ("high", "xhigh", "max")
+# What stands before the first message when more thought is asked for; the releases' place, our
+# wording. Less than "high" is what the model does by itself.
+_HIGH_EFFORT = (
+    "Reasoning effort: high. Think the problem through step by step, look for what the first idea "
+    "misses, and check the result before you answer.\n\n"
+)
+_MAX_EFFORT = (
+    "Reasoning effort: maximum. Take the problem apart completely, follow every branch that could "
+    "matter, write the steps out, try to refute your own result, and answer only when nothing is "
+    "left open.\n\n"
+)
+_EFFORT_PREFIX = {"high": _HIGH_EFFORT, "xhigh": _HIGH_EFFORT, "max": _MAX_EFFORT}
 
 
 class DeepseekV4ChatEncoder:
@@ -67,10 +80,12 @@ class DeepseekV4ChatEncoder:
         parsed = parse_messages(messages)
         check_options(options, parsed)
         thinking = resolve_thinking(options)
-        guarded = guard_messages(self._literal_text, parsed)
+        guarded = guard_messages(self._literal_text, parsed, options.tools)
         text = render(
             guarded.messages,
             thinking=thinking,
+            tools=guarded.tools,
+            effort=resolve_effort(options),
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
         )
@@ -89,7 +104,6 @@ def resolve_thinking(options: ChatOptions) -> bool:
 
     Raises:
         UserInputError: An unknown template argument, or one of the wrong type.
-        UnsupportedFeatureError: An effort whose prompt text is unknown.
     """
     kwargs = options.template_kwargs
     unknown = sorted(set(kwargs) - {*_THINKING_SWITCHES, _EFFORT_KWARG})
@@ -108,22 +122,28 @@ def resolve_thinking(options: ChatOptions) -> bool:
                 "chat_template_kwargs",
             )
         thinking = thinking and value is not False
+    return thinking and resolve_effort(options) != "none"
+
+
+def resolve_effort(options: ChatOptions) -> str | None:
+    """Return the reasoning effort that a request asks for, wherever it says so.
+
+    Raises:
+        UserInputError: It is unknown.
+    """
     effort = options.reasoning_effort
     if effort is None:
-        effort = kwargs.get(_EFFORT_KWARG)
+        effort = options.template_kwargs.get(_EFFORT_KWARG)
         check_effort(effort)
-    if effort in _EFFORTS_WITH_PREFIX:
-        raise UnsupportedFeatureError(
-            f"reasoning_effort={effort!r} is not supported yet: use none, minimal, low or medium.",
-            "reasoning_effort",
-        )
-    return thinking and effort != "none"
+    return effort
 
 
 def render(
     messages: Sequence[ChatMessage],
     *,
     thinking: bool,
+    tools: Sequence[ToolSpec] = (),
+    effort: str | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> str:
@@ -132,28 +152,43 @@ def render(
     Args:
         messages: At least one.
         thinking: Whether the model reasons before it answers.
+        tools: What it may call.
+        effort: How much it should reason; None: as it does by itself.
         add_generation_prompt: Whether to open an assistant turn at the end.
         continue_final_message: Whether the last message, an assistant's, is left open.
     """
-    last_user = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1)
-    pieces = [BOS]
-    for i, message in enumerate(messages):
-        if message.role == "system":
-            pieces.append(message.content)
-        elif message.role == "user":
-            # Consecutive user messages are one turn.
-            merges = i > 0 and messages[i - 1].role == "user"
-            pieces.append(("\n\n" if merges else USER) + message.content)
+    keeps_reasoning = bool(tools) or any(m.tool_calls for m in messages)
+    turns = user_turns(_with_tools(messages, tools))
+    last_user = max((i for i, m in enumerate(turns) if m.role == "user"), default=-1)
+    pieces = [BOS, _EFFORT_PREFIX.get(effort or "", "") if thinking else ""]
+    for i, turn in enumerate(turns):
+        if turn.role == "system":
+            pieces.append(turn.content)
+        elif turn.role == "user":
+            pieces.append(USER + turn.content)
         else:
-            is_open = continue_final_message and i == len(messages) - 1
-            pieces.append(_assistant_turn(message, thinking and i > last_user, is_open))
+            is_open = continue_final_message and i == len(turns) - 1
+            with_reasoning = thinking and (keeps_reasoning or i > last_user)
+            pieces.append(_assistant_turn(turn, with_reasoning, is_open))
     if add_generation_prompt:
         pieces.append(ASSISTANT + (THINK_START if thinking else THINK_END))
     return "".join(pieces)
 
 
+def _with_tools(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> list[ChatMessage]:
+    """The messages with the tools behind the first system text, which there is then in any case."""
+    section = tools_section(tools)
+    at = next((i for i, m in enumerate(messages) if m.role == "system"), None)
+    if not section:
+        return list(messages)
+    if at is None:
+        return [ChatMessage("system", section), *messages]
+    system = replace(messages[at], content=messages[at].content + section)
+    return [*messages[:at], system, *messages[at + 1 :]]
+
+
 def _assistant_turn(message: ChatMessage, with_reasoning: bool, is_open: bool) -> str:
-    end = "" if is_open else EOS
+    end = calls_block(message.tool_calls) + ("" if is_open else EOS)
     if not with_reasoning:
         return ASSISTANT + THINK_END + message.content + end
     opening = ASSISTANT + THINK_START + message.reasoning

@@ -1,9 +1,12 @@
-"""Checked messages whose special tokens are marked, on their way through rendering."""
+"""Checked messages and tools whose special tokens are marked, on their way through rendering."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vllm.tokenizers.chat_messages import ChatMessage
+from vllm.tokenizers.chat_tools import ToolSpec
 from vllm.tokenizers.literal_text import LiteralText
 from vllm.tokenizers.tokenizer import Tokenizer
 
@@ -14,11 +17,13 @@ class GuardedMessages:
 
     Attributes:
         messages: Their special tokens marked.
+        tools: Likewise.
         mark: The mark; None where there is none.
         literal_text: What marked them; None: special tokens in messages become special.
     """
 
     messages: Sequence[ChatMessage]
+    tools: Sequence[ToolSpec]
     mark: str | None
     literal_text: LiteralText | None
 
@@ -37,21 +42,58 @@ class GuardedMessages:
 
 
 def guard_messages(
-    literal_text: LiteralText | None, messages: Sequence[ChatMessage]
+    literal_text: LiteralText | None,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[ToolSpec] = (),
 ) -> GuardedMessages:
     """Mark the special tokens in what clients wrote; without ``literal_text`` nothing is marked."""
     if literal_text is None:
-        return GuardedMessages(messages, None, None)
-    texts = [text for message in messages for text in (message.content, message.reasoning)]
-    mark = literal_text.find_mark(texts)
+        return GuardedMessages(messages, tools, None, None)
+    mark = literal_text.find_mark(_texts(messages, tools))
     if mark is None:
-        return GuardedMessages(messages, None, literal_text)
-    guarded = [
-        replace(
-            message,
-            content=literal_text.guard(message.content, mark),
-            reasoning=literal_text.guard(message.reasoning, mark),
-        )
-        for message in messages
+        return GuardedMessages(messages, tools, None, literal_text)
+    found: str = mark
+
+    def guard(text: str) -> str:
+        return literal_text.guard(text, found)
+
+    guarded = [_map_message(message, guard) for message in messages]
+    guarded_tools = [
+        ToolSpec(tool.name, _map_texts(tool.function, guard), tool.parameters) for tool in tools
     ]
-    return GuardedMessages(guarded, mark, literal_text)
+    return GuardedMessages(guarded, guarded_tools, mark, literal_text)
+
+
+def _texts(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Iterator[str]:
+    for message in messages:
+        yield message.content
+        yield message.reasoning
+        for call in message.tool_calls:
+            yield call.name
+            yield call.arguments
+    for tool in tools:
+        yield json.dumps(tool.function, ensure_ascii=False)
+
+
+def _map_message(message: ChatMessage, change: Callable[[str], str]) -> ChatMessage:
+    calls = tuple(
+        replace(call, name=change(call.name), arguments=change(call.arguments))
+        for call in message.tool_calls
+    )
+    return replace(
+        message,
+        content=change(message.content),
+        reasoning=change(message.reasoning),
+        tool_calls=calls,
+    )
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """The same JSON value with every text in it changed, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _map_texts(entry, change) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_map_texts(entry, change) for entry in value]
+    return value

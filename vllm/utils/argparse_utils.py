@@ -1,7 +1,9 @@
 """argparse with the habits of vLLM's command line.
 
-``--max_model_len`` is ``--max-model-len``; numbers may be written 1k or 2M; an unknown flag is
-refused with the nearest name; a flag that vLLM has and we do not yet is refused by name.
+``--max_model_len`` is ``--max-model-len``; numbers may be written 1k or 2M; ``--json-flag.key v``
+sets one key of a JSON flag; ``--config`` reads flags from a YAML file; ``--help=NAME`` explains one
+flag or group. An unknown flag is refused with the nearest name; a flag that vLLM has and we do not
+is refused by name, or accepted with one warning where ignoring it is harmless.
 """
 
 import argparse
@@ -12,6 +14,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
+
+from vllm.utils.argparse_help import FlagNote, print_help_about
+from vllm.utils.config_file import CONFIG_FLAG, expand_config
+from vllm.utils.dotted_flags import fold_dotted_flags
 
 _HUMAN_NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKmMgGtT]?)")
 # Small letters are decimal, capitals binary.
@@ -126,27 +132,81 @@ class _RefuseAction(argparse.Action):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class IgnoredFlag:
+    """A flag known from vLLM that may be given and has no effect.
+
+    Attributes:
+        names: Its spellings, the long one first.
+        why: Why that is harmless.
+        is_switch: Whether it takes no value; its ``--no-`` form is known too.
+    """
+
+    names: tuple[str, ...]
+    why: str
+    is_switch: bool = False
+
+
+class _IgnoreAction(argparse.Action):
+    """Notes in ``namespace.ignored_flags`` that a flag was given."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, flag: IgnoredFlag) -> None:
+        super().__init__(
+            option_strings,
+            "ignored_flags",
+            nargs=0 if flag.is_switch else "?",
+            default=(),
+            help=argparse.SUPPRESS,
+        )
+        self._flag = flag
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Note the flag, once."""
+        noted: tuple[IgnoredFlag, ...] = namespace.ignored_flags
+        if self._flag not in noted:
+            namespace.ignored_flags = (*noted, self._flag)
+
+
 class FlexibleArgumentParser(argparse.ArgumentParser):
     """An ArgumentParser with vLLM's spellings and errors that say what to do."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+        self._notes: list[FlagNote] = []
 
     def add_refused_flags(self, flags: Sequence[RefusedFlag]) -> None:
         """Know flags well enough to refuse them by name."""
         for flag in flags:
-            names = list(flag.names)
-            if flag.is_switch:
-                names += [f"--no-{name[2:]}" for name in names if name.startswith("--")]
-            self.add_argument(*names, action=_RefuseAction, flag=flag)
+            self._notes.append(FlagNote(flag.names, "refused, not supported yet", flag.advice))
+            self.add_argument(*_spellings(flag), action=_RefuseAction, flag=flag)
+
+    def add_ignored_flags(self, flags: Sequence[IgnoredFlag]) -> None:
+        """Accept flags without effect; those given are in ``ignored_flags`` of the namespace."""
+        for flag in flags:
+            self._notes.append(FlagNote(flag.names, "accepted, without effect", flag.why))
+            self.add_argument(*_spellings(flag), action=_IgnoreAction, flag=flag)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse; an argument nobody knows ends the program."""
         given = list(sys.argv[1:] if args is None else args)
-        known, unknown = super().parse_known_args([_normalize(arg) for arg in given], namespace)
+        given = [_normalize(arg) for arg in given]
+        # What stands behind a command's name is that command's.
+        own = given if self._subparsers is None else given[:1]
+        for topic in [arg.partition("=")[2] for arg in own if arg.startswith("--help=")]:
+            print_help_about(self, topic, self._notes)
+            self.exit()
+        if CONFIG_FLAG in self._option_string_actions:
+            given = expand_config(self, given)
+        known, unknown = super().parse_known_args(fold_dotted_flags(self, given), namespace)
         if unknown:
             self._refuse_unknown(unknown[0])
         return known, unknown
@@ -160,11 +220,17 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         self.error(f"unknown flag {name}: {hint}")
 
 
+def _spellings(flag: RefusedFlag | IgnoredFlag) -> list[str]:
+    names = list(flag.names)
+    if flag.is_switch:
+        names += [f"--no-{name[2:]}" for name in names if name.startswith("--")]
+    return names
+
+
 def _normalize(argument: str) -> str:
-    """Spell a long flag with dashes; its value stays as it is."""
+    """Spell a long flag with dashes; its value, and keys behind a dot, stay as they are."""
     if not argument.startswith("--") or argument == "--":
         return argument
     name, equals, value = argument.partition("=")
-    if name == "--help":
-        return name  # --help=all and --help=Group: there is one help
-    return name.replace("_", "-") + equals + value
+    flag, dot, keys = name.partition(".")
+    return flag.replace("_", "-") + dot + keys + equals + value

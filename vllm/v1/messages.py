@@ -14,6 +14,7 @@ FIRST_SEEN = "first_seen"
 EVICTED = "evicted"
 WINDOW_NOT_RETAINED = "window_not_retained"
 WINDOW_EVICTED = "window_evicted"
+WINDOW_REBUILT = "window_rebuilt"
 ABOVE_LAST_BOUNDARY = "above_last_boundary"
 DRAFTER = "drafter"
 BYPASSED = "bypassed"
@@ -22,6 +23,7 @@ MISS_REASONS = (
     EVICTED,
     WINDOW_NOT_RETAINED,
     WINDOW_EVICTED,
+    WINDOW_REBUILT,
     ABOVE_LAST_BOUNDARY,
     DRAFTER,
     BYPASSED,
@@ -74,6 +76,8 @@ class PrefillStats(msgspec.Struct, frozen=True, omit_defaults=True):
         dense_match_tokens: How far the dense groups alone matched.
         miss_tokens: Tokens by reason of their miss.
         num_external_tokens: Of ``num_cached_tokens``, loaded by a KV connector.
+        rebuild_saved_tokens: Of ``num_cached_tokens``, hit because window rows above them, counted
+            as missed, are computed again.
     """
 
     num_prompt_tokens: int
@@ -81,6 +85,27 @@ class PrefillStats(msgspec.Struct, frozen=True, omit_defaults=True):
     dense_match_tokens: int = 0
     miss_tokens: dict[str, int] = {}
     num_external_tokens: int = 0
+    rebuild_saved_tokens: int = 0
+
+
+class HeldPrefix(msgspec.Struct, frozen=True):
+    """A prefix that somebody asked to keep.
+
+    Attributes:
+        id: Of the request that asked for it.
+        num_tokens: Tokens that a prompt with it need not compute.
+        num_blocks: Blocks under its pin.
+        is_pinned: Whether its blocks are reused after all others.
+        expires_in: Seconds until it is as any other; None: it stays, or it is that now.
+        num_hits: Requests that resumed at its end.
+    """
+
+    id: str
+    num_tokens: int
+    num_blocks: int
+    is_pinned: bool
+    expires_in: float | None
+    num_hits: int
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -88,6 +113,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         cache_boundaries: Offsets in the prompt, in tokens, that are worth a checkpoint.
+        cache_ttls: For some of them, how many seconds their prefix shall be kept at least.
         is_extra_answer: Whether it is one of ``n`` answers to a prompt, and not the first: the
             prompt is counted once.
     """
@@ -102,6 +128,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     trace_headers: dict[str, str] | None = None
     is_extra_answer: bool = False
     cache_boundaries: list[int] = []
+    cache_ttls: dict[int, float] = {}
 
 
 class LogprobsRows(msgspec.Struct, frozen=True):

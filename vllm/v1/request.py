@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import UserInputError
 from vllm.v1.messages import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
 from vllm.v1.sequence import TokenSequence
+from vllm.v1.structured_output.reasoning import ReasoningTracker
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Request(TokenSequence):
         abort_immediately: bool = False,
         is_extra_answer: bool = False,
         cache_boundaries: Sequence[int] = (),
+        cache_ttls: Mapping[int, float] | None = None,
     ) -> None:
         super().__init__(request_id, prompt_token_ids, prompt_embeds, block_hasher)
         self.client_index = client_index
@@ -117,6 +119,8 @@ class Request(TokenSequence):
         self.is_extra_answer = is_extra_answer
         # Offsets in the prompt, in tokens, behind which others may go on otherwise.
         self.cache_boundaries = tuple(cache_boundaries)
+        # Of some of them, for how many seconds their prefix shall be kept.
+        self.cache_ttls = dict(cache_ttls or {})
 
         self.sampling_params = sampling_params
         self.pooling_params = pooling_params
@@ -173,6 +177,9 @@ class Request(TokenSequence):
                 reasoning_ended=reasoning_ended,
                 reasoning_parser_kwargs=reasoning_parser_kwargs,
             )
+            if params.reasoning is not None:
+                self.structured_output_request.reasoning = ReasoningTracker(params.reasoning)
+                self.structured_output_request.reasoning_ended = False
             self.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 
     def _skips_prefix_cache(self) -> bool:
@@ -204,6 +211,7 @@ class Request(TokenSequence):
             block_hasher=block_hasher,
             is_extra_answer=request.is_extra_answer,
             cache_boundaries=request.cache_boundaries,
+            cache_ttls=request.cache_ttls,
         )
 
     # ------------------------------------------------------------------- state

@@ -22,7 +22,10 @@ def test_help_of_serve(capsys: pytest.CaptureFixture[str], argument: str) -> Non
     text = capsys.readouterr().out
     for flag in ("--block-size", "--shutdown-timeout", "--api-key", "--max-model-len"):
         assert flag in text
-    assert "--tensor-parallel-size" not in text
+    # What is not served stands apart, and only where everything is asked for.
+    options, _, notes = text.partition("accepted, without effect")
+    assert "--tensor-parallel-size" not in options
+    assert ("--tensor-parallel-size" in notes) == (argument == "--help=all")
 
 
 def test_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:

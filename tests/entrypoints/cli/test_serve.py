@@ -16,7 +16,7 @@ from vllm.entrypoints.openai.server_args import ServerArgs
 @pytest.fixture(autouse=True)
 def _keep_loggers() -> Iterator[None]:
     """The command sets up logging for its process; put back what was there."""
-    loggers = [logging.getLogger(name) for name in ("vllm", "vllm_ascend")]
+    loggers = [logging.getLogger(name) for name in ("vllm", "vllm_ascend", "uvicorn")]
     before = [(list(one.handlers), one.level, one.propagate) for one in loggers]
     yield
     for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):

@@ -16,6 +16,7 @@ from vllm.entrypoints.openai.context import ModelFacts, ServingContext
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
+from vllm.parser.registry import choose_parsers
 from vllm.tokenizers import Tokenizer, make_chat_encoder
 
 FACTS = ModelFacts(
@@ -71,6 +72,9 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Served]]:
             state=state,
             engine=engine,
             config=config or VllmConfig(),
+            parsers=choose_parsers(
+                "deepseek_v4", None, server_args.tool_call_parser, server_args.reasoning_parser
+            ),
         )
         app.state.context = context
         if ready:

@@ -1,23 +1,27 @@
 """An engine without a model: it answers with the tokens it was told to."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from vllm.exceptions import EngineDeadError
 from vllm.inputs import TokensPrompt
 from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import Tokenizer
-from vllm.v1.messages import PrefillStats
+from vllm.v1.engine.output_queue import OutputSink
+from vllm.v1.messages import HeldPrefix, PrefillStats
+
+# A step takes longer than a response needs to send a token: else tokens would be merged.
+_TURNS_PER_TOKEN = 10
 
 
 class FakeEngine:
-    """Answers every prompt with ``answer``, one token a turn of the event loop.
+    """Answers every prompt with ``answer``, one token every few turns of the event loop.
 
     Attributes:
         jobs: What it was asked, in order.
-        num_left: Generators that were left before their end.
-        refuse: Raised when a request comes.
+        num_left: Answers that were left before their end.
+        refuse: Raised when a request comes, from the ``refuse_from``-th on.
         fail_at: Tokens after which ``failure`` is raised.
         hold: Cleared: tokens wait.
         prefill_stats: Where every prompt's tokens come from.
@@ -31,6 +35,7 @@ class FakeEngine:
         self.jobs: list[tuple[list[int], SamplingParams, str, int, str | None]] = []
         self.num_left = 0
         self.refuse: Exception | None = None
+        self.refuse_from = 0
         self.fail_at: int | None = None
         self.failure: Exception = EngineDeadError("it stopped")
         self.hold = asyncio.Event()
@@ -40,30 +45,54 @@ class FakeEngine:
         self.errored = False
         self.resets: list[tuple[bool, bool]] = []
         self.boundaries: list[list[int]] = []
+        self.held: list[HeldPrefix] = []
+        self.keeps = True
         self.can_reset = True
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def generate(
+    async def submit(
         self,
+        request_id: str,
         prompt: TokensPrompt,
         sampling_params: SamplingParams,
-        request_id: str,
+        sink: OutputSink,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
-        """Yield the scripted answer."""
+    ) -> Callable[[], None]:
+        """Put the scripted answer into the sink."""
         token_ids = prompt["prompt_token_ids"]
         self.boundaries.append(prompt.get("cache_boundaries", []))
+        for offset, seconds in prompt.get("cache_ttls", {}).items():
+            expires_in = None if seconds in (0.0, float("inf")) else seconds
+            name = f"{request_id}-00000001"
+            held = HeldPrefix(name, offset, 3, seconds > 0, expires_in, 0)
+            self.held += [held] * self.keeps
         self.jobs.append((token_ids, sampling_params, request_id, priority, cache_salt))
-        if self.refuse is not None:
+        if self.refuse is not None and len(self.jobs) > self.refuse_from:
             raise self.refuse
-        ended = False
-        try:
-            async for output in self._answer(token_ids, sampling_params, request_id):
-                ended = output.finished
-                yield output
-        finally:
-            self.num_left += not ended
+
+        async def answer() -> None:
+            try:
+                async for output in self._answer(token_ids, sampling_params, request_id):
+                    sink.put(output)
+            except Exception as error:  # as an engine tells of one
+                sink.fail(error)
+
+        task = asyncio.create_task(answer())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+        def leave() -> None:
+            self.num_left += not task.done()
+            task.cancel()
+
+        return leave
+
+    @property
+    def num_running(self) -> int:
+        """Answers that are being given."""
+        return len(self._tasks)
 
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
@@ -71,6 +100,12 @@ class FakeEngine:
         """Note the call."""
         self.resets.append((reset_running_requests, reset_connector))
         return self.can_reset
+
+    async def get_held_prefixes(self, forget: str = "") -> tuple[list[HeldPrefix], bool]:
+        """Keep every prefix that a request asked for, until it is forgotten."""
+        known = {held.id for held in self.held}
+        self.held = [held for held in self.held if held.id != forget]
+        return list(self.held), forget in known
 
     async def _answer(
         self, prompt_ids: list[int], params: SamplingParams, request_id: str
@@ -80,7 +115,8 @@ class FakeEngine:
         reason = "stop" if len(answer) == len(self.answer) else "length"
         stream = params.output_kind == RequestOutputKind.DELTA
         for i in range(len(answer)):
-            await asyncio.sleep(0)
+            for _ in range(_TURNS_PER_TOKEN):
+                await asyncio.sleep(0)
             await self.hold.wait()
             if self.fail_at == i:
                 raise self.failure

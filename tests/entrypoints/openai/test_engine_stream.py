@@ -71,3 +71,60 @@ async def test_death_in_a_request_is_a_failure_and_no_refusal(engine: FakeEngine
         [item async for item in stream.outputs()]
     assert not isinstance(caught.value, EngineDeadError)
     await stream.close()
+
+
+async def test_a_slow_reader_gets_merged_outputs(engine: FakeEngine) -> None:
+    stream = EngineStream(engine, _jobs(2), ServerState())
+    await stream.start()
+    while engine.num_running:
+        await asyncio.sleep(0)
+    items = [item async for item in stream.outputs()]
+    told: list[list[int]] = [[], []]
+    for item in items:
+        told[item.job_index] += item.output.outputs[0].token_ids
+    assert told == [list(engine.answer[:3])] * 2
+    assert len(items) <= 3  # the one that start waited for, and one per job
+    await stream.close()
+
+
+async def test_what_came_before_an_error_is_read_first(engine: FakeEngine) -> None:
+    engine.fail_at = 2
+    stream = EngineStream(engine, _jobs(1), ServerState())
+    await stream.start()
+    while engine.num_running:
+        await asyncio.sleep(0)
+    outputs = stream.outputs()
+    told = [*(await anext(outputs)).output.outputs[0].token_ids]
+    told += (await anext(outputs)).output.outputs[0].token_ids
+    assert told == list(engine.answer[:2])
+    with pytest.raises(EngineError):
+        await anext(outputs)
+    await stream.close()
+
+
+async def test_a_job_refused_after_another_began_leaves_that(engine: FakeEngine) -> None:
+    engine.refuse_from = 1
+    engine.refuse = QueueFullError("full")
+    with pytest.raises(QueueFullError):
+        await EngineStream(engine, _jobs(2), ServerState()).start()
+    assert engine.num_left == 1
+
+
+async def test_a_response_may_begin_before_the_first_output(engine: FakeEngine) -> None:
+    engine.hold.clear()
+    stream = EngineStream(engine, _jobs(1), ServerState(), patience_s=0.001)
+    await asyncio.wait_for(stream.start(), 30)
+    engine.hold.set()
+    assert len([item async for item in stream.outputs()]) == 3
+    await stream.close()
+
+
+async def test_an_error_after_the_beginning_is_told_by_the_stream(engine: FakeEngine) -> None:
+    engine.hold.clear()
+    engine.fail_at = 0
+    stream = EngineStream(engine, _jobs(1), ServerState(), patience_s=0.001)
+    await asyncio.wait_for(stream.start(), 30)
+    engine.hold.set()
+    with pytest.raises(EngineError):
+        await anext(stream.outputs())
+    await stream.close()

@@ -1,10 +1,13 @@
 """Taking the port."""
 
 import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from vllm.entrypoints.openai.listener import bind_socket, url_of
+from vllm.entrypoints.openai.listener import bind_socket, bind_unix_socket, url_of
 from vllm.exceptions import ConfigError
 
 
@@ -31,3 +34,34 @@ def test_urls() -> None:
         assert url_of(listener, None) == f"http://localhost:{port}"
         assert url_of(listener, "10.0.0.1") == f"http://10.0.0.1:{port}"
         assert url_of(listener, "::1") == f"http://[::1]:{port}"
+        assert url_of(listener, None, "https") == f"https://localhost:{port}"
+
+
+@pytest.fixture
+def socket_path() -> Iterator[str]:
+    """A path short enough for a Unix socket, wherever temporary folders are."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield str(Path(folder) / "s")
+
+
+def test_a_unix_socket(socket_path: str) -> None:
+    with bind_unix_socket(socket_path) as listener:
+        assert url_of(listener, None) == f"unix:{socket_path}:http://localhost"
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(socket_path)
+        with pytest.raises(ConfigError, match=socket_path):
+            bind_unix_socket(socket_path)
+
+
+def test_what_a_dead_server_left_is_replaced(socket_path: str) -> None:
+    bind_unix_socket(socket_path).close()
+    assert Path(socket_path).is_socket()
+    with bind_unix_socket(socket_path), socket.socket(socket.AF_UNIX) as client:
+        client.connect(socket_path)
+
+
+def test_a_file_that_is_no_socket_stays(socket_path: str) -> None:
+    Path(socket_path).write_text("precious")
+    with pytest.raises(ConfigError, match="another path"):
+        bind_unix_socket(socket_path)
+    assert Path(socket_path).read_text() == "precious"

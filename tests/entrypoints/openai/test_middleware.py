@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from vllm.entrypoints.openai import middleware
+from vllm.entrypoints.openai.operations_args import OperationsArgs
+from vllm.logger import setup_logging
 
 COMPLETIONS = "/v1/completions"
 BODY = {"prompt": "x", "max_tokens": 1}
@@ -109,3 +111,56 @@ async def test_no_request_stays_open(served: Any) -> None:
         await served.client.post(COMPLETIONS, json=body)
     assert served.state.num_open_requests == 0
     assert (await served.client.get("/load")).json() == {"server_load": 0}
+
+
+async def test_scrapes_need_a_key_where_that_was_asked_for(serve: Any) -> None:
+    served = serve(api_keys=("k1",), operations=OperationsArgs(guards_metrics=True))
+    assert (await served.client.get("/metrics")).status_code == 401
+    headers = {"Authorization": "Bearer k1"}
+    assert (await served.client.get("/metrics", headers=headers)).status_code == 200
+    assert (await served.client.get("/health")).status_code == 200
+
+
+async def test_a_root_path_may_be_there_or_stripped(serve: Any) -> None:
+    served = serve(api_keys=("k1",), operations=OperationsArgs(root_path="/llm"))
+    headers = {"Authorization": "Bearer k1"}
+    for path in ("/health", "/llm/health", "/llm/version"):
+        assert (await served.client.get(path)).status_code == 200, path
+    for path in ("/v1/models", "/llm/v1/models"):
+        assert (await served.client.get(path)).status_code == 401, path
+        assert (await served.client.get(path, headers=headers)).status_code == 200, path
+    for path in ("/llmhealth", "/other/health"):
+        assert (await served.client.get(path)).status_code == 401, path
+    document = (await served.client.get("/openapi.json", headers=headers)).json()
+    assert document["servers"] == [{"url": "/llm"}]
+
+
+async def test_sizes_of_bodies(served: Any) -> None:
+    response = await served.client.post(COMPLETIONS, json=BODY)
+    text = (await served.client.get("/metrics")).text
+    for name, size in (
+        ("request", len(response.request.content)),
+        ("response", len(response.content)),
+    ):
+        line = f'http_{name}_size_bytes_sum{{handler="{COMPLETIONS}"}} {float(size)}'
+        assert line in text.splitlines()
+
+
+async def test_a_request_id_is_echoed_or_made(served: Any) -> None:
+    mine = await served.client.get("/version", headers={"X-Request-Id": "mine-1"})
+    assert mine.headers["x-request-id"] == "mine-1"
+    made = [(await served.client.get("/version")).headers["x-request-id"] for _ in range(2)]
+    assert made[0] != made[1]
+    forged = await served.client.get("/version", headers={"X-Request-Id": b"caf\xe9\x07"})
+    assert forged.headers["x-request-id"].isalnum()
+
+
+async def test_lines_of_a_request_carry_its_id(
+    serve: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setup_logging()
+    served = serve(enable_log_requests=True)
+    await served.client.post(COMPLETIONS, json=BODY, headers={"X-Request-Id": "mine-2"})
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = [line for line in lines if "Received request" in line]
+    assert " [mine-2] Received request cmpl-mine-2" in line

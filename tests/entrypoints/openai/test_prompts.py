@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vllm.entrypoints.openai.prompts import split_prompts, tokenize_prompts
+from vllm.entrypoints.openai.prompts import TokenizedPrompt, split_prompts, tokenize_prompts
 from vllm.exceptions import UserInputError
 from vllm.tokenizers import Tokenizer
 
@@ -37,3 +37,11 @@ async def test_texts_and_ids_keep_their_order(tokenizer: Tokenizer) -> None:
 async def test_wrong_content(tokenizer: Tokenizer, prompt: Any) -> None:
     with pytest.raises(UserInputError):
         await tokenize_prompts(tokenizer, prompt, 2048, True)
+
+
+def test_marks_of_a_client_stand_before_those_of_the_format():
+    prompt = TokenizedPrompt([1] * 99, cache_boundaries=tuple(range(1, 17)))
+    marked = prompt.with_breakpoints({50: None, 3: 300.0})
+    assert marked.cache_boundaries[:4] == (50, 3, 1, 2)
+    assert len(marked.cache_boundaries) == 16
+    assert marked.cache_ttls == {3: 300.0}

@@ -8,12 +8,14 @@ from tests.entrypoints.openai.conftest import Served
 from tests.entrypoints.openai.test_serving_completion import events_of
 
 CHAT = "/v1/chat/completions"
+CHAT_ONLY = {"thinking": False}
 USER: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 
 
 async def test_an_answer(served: Served) -> None:
     served.engine.num_cached_tokens = 2
     body = {"messages": USER, "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4}
+    body["chat_template_kwargs"] = CHAT_ONLY
     answer = (await served.client.post(CHAT, json=body)).json()
     assert answer["id"].startswith("chatcmpl-")
     assert answer["object"] == "chat.completion"
@@ -38,6 +40,7 @@ async def test_the_answer_may_fill_the_context(served: Served) -> None:
 
 async def test_a_stream_begins_with_the_role_of_each_answer(served: Served) -> None:
     body = {"messages": USER, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
+    body["chat_template_kwargs"] = CHAT_ONLY
     events = events_of(await served.client.post(CHAT, json=body))
     *chunks, last = events
     by_index: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
@@ -63,13 +66,157 @@ async def test_thinking_follows_the_request_then_the_server(serve: Any) -> None:
     assert ends == ["</think>", "<think>"]
 
 
-async def test_reasoning_cannot_be_left_out_yet(served: Served) -> None:
-    body: dict[str, Any] = {"messages": USER, "include_reasoning": False}
+SAID = "so</think>Wait.\n\n<｜DSML｜tool_calls>\n" + "".join(
+    f"""<｜DSML｜invoke name="find">
+<｜DSML｜parameter name="text" string="true">{text}</｜DSML｜parameter>
+</｜DSML｜invoke>
+"""
+    for text in ("a", "b")
+)
+END = "</｜DSML｜tool_calls>"
+TOOLS = [{"type": "function", "function": {"name": "find"}}]
+
+
+def say(served: Served, text: str) -> None:
+    served.engine.answer = served.context.tokenizer.encode(text, add_special_tokens=False)
+
+
+async def ask(served: Served, **fields: Any) -> dict[str, Any]:
+    body = {"messages": USER, "max_tokens": 500, **fields}
     response = await served.client.post(CHAT, json=body)
+    assert response.status_code == 200, response.text
+    (choice,) = response.json()["choices"]
+    return dict(choice)
+
+
+async def stream(served: Served, **fields: Any) -> list[dict[str, Any]]:
+    body = {"messages": USER, "max_tokens": 500, "stream": True, **fields}
+    events = events_of(await served.client.post(CHAT, json=body))
+    return [dict(event["choices"][0]) for event in events]
+
+
+@pytest.fixture
+def roomy(serve: Any) -> Served:
+    return serve(facts={"max_model_len": 4096})  # type: ignore[no-any-return]
+
+
+async def test_reasoning_content_and_calls_are_told_apart(roomy: Served) -> None:
+    say(roomy, SAID + END)
+    choice = await ask(roomy, tools=TOOLS)
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert message["reasoning"] == message["reasoning_content"] == "so"
+    assert message["content"] == "Wait."
+    calls = message["tool_calls"]
+    assert [call["function"] for call in calls] == [
+        {"name": "find", "arguments": '{"text": "a"}'},
+        {"name": "find", "arguments": '{"text": "b"}'},
+    ]
+    assert {call["type"] for call in calls} == {"function"}
+    assert len({call["id"] for call in calls}) == 2
+
+
+async def test_a_stream_joins_to_the_whole_answer(roomy: Served) -> None:
+    say(roomy, SAID + END)
+    choices = await stream(roomy, tools=TOOLS)
+    deltas = [choice["delta"] for choice in choices]
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "so"
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "so"
+    assert "".join(delta.get("content", "") for delta in deltas) == "Wait."
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert [call["index"] for call in calls] == [0, 0, 1, 1]
+    assert [call.get("function", {}).get("name") for call in calls] == ["find", None] * 2
+    assert [call["function"]["arguments"] for call in calls][1::2] == [
+        '{"text": "a"}',
+        '{"text": "b"}',
+    ]
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    # Chunks go out while text is held back, too: clients measure time by them.
+    assert deltas.count({}) > len(roomy.engine.answer) // 2
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_cut_off_call_is_not_told(roomy: Served, streams: bool) -> None:
+    say(roomy, SAID + END)
+    cut = len(roomy.context.tokenizer.encode(SAID, add_special_tokens=False)) - 6
+    if streams:
+        choices = await stream(roomy, tools=TOOLS, max_tokens=cut)
+        names = [
+            call["function"].get("name")
+            for choice in choices
+            for call in choice["delta"].get("tool_calls", [])
+        ]
+        assert [name for name in names if name] == ["find"]
+        assert choices[-1]["finish_reason"] == "length"
+        return
+    choice = await ask(roomy, tools=TOOLS, max_tokens=cut)
+    assert choice["finish_reason"] == "length"
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert choice["message"]["content"] == "Wait."
+
+
+async def test_parallel_calls_can_be_refused(roomy: Served) -> None:
+    say(roomy, SAID + END)
+    choice = await ask(roomy, tools=TOOLS, parallel_tool_calls=False)
+    assert len(choice["message"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize("fields", [{"tools": TOOLS, "tool_choice": "none"}, {}])
+async def test_calls_that_nobody_asked_for_are_swallowed(
+    roomy: Served, fields: dict[str, Any]
+) -> None:
+    say(roomy, SAID + END)
+    choice = await ask(roomy, **fields)
+    assert choice["finish_reason"] == "stop"
+    assert "tool_calls" not in choice["message"]
+    assert choice["message"]["content"] == "Wait."
+    prompt = roomy.context.tokenizer.decode(roomy.engine.jobs[0][0])
+    assert "find" not in prompt  # the model is not even told
+
+
+async def test_reasoning_can_be_left_out(roomy: Served) -> None:
+    say(roomy, "so</think>Yes.")
+    choice = await ask(roomy, include_reasoning=False)
+    assert choice["message"] == {"role": "assistant", "content": "Yes.", "refusal": None}
+    choices = await stream(roomy, include_reasoning=False)
+    assert not any("reasoning" in choice["delta"] for choice in choices)
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "Yes."
+
+
+async def test_reasoning_that_never_ends_is_no_content(roomy: Served) -> None:
+    say(roomy, "so and")
+    message = (await ask(roomy))["message"]
+    assert (message["reasoning"], message["content"]) == ("so and", "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": []}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
+        ({"messages": [*USER, {"role": "tool", "content": "x", "tool_call_id": 3}]}, "messages"),
+    ],
+)
+async def test_wrong_tools(served: Served, fields: dict[str, Any], param: str) -> None:
+    response = await served.client.post(CHAT, json={"messages": USER, **fields})
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == "include_reasoning"
-    body["reasoning_effort"] = "none"
-    assert (await served.client.post(CHAT, json=body)).status_code == 200
+    assert response.json()["error"]["param"] == param
+
+
+async def test_without_a_known_format_tools_are_refused(serve: Any) -> None:
+    served = serve(tool_call_parser="none")
+    response = await served.client.post(CHAT, json={"messages": USER, "tools": TOOLS})
+    assert response.status_code == 400
+    assert "--tool-call-parser" in response.json()["error"]["message"]
+
+
+async def test_without_a_reasoning_parser_reasoning_is_content(serve: Any) -> None:
+    served = serve(reasoning_parser="none", facts={"max_model_len": 4096})
+    say(served, "so</think>Yes.")
+    assert (await ask(served))["message"]["content"] == "so</think>Yes."
 
 
 async def test_continue_final_message(served: Served) -> None:

@@ -204,7 +204,7 @@ class PagedHarness:
     def forget_windows(self, sequence: Request) -> None:
         """Loses all that is not dense, as when a prefix's checkpoint is evicted."""
         for group_id, group in enumerate(self.layout.groups):
-            if group.kind != "dense":
+            if not is_dense(group):
                 for index in list(sequence.blocks[group_id]):
                     self._free_block(sequence, group_id, index)
 
@@ -218,7 +218,11 @@ class PagedHarness:
 
     def _free_dead(self, sequence: Request) -> None:
         for group_id, group in enumerate(self.layout.groups):
-            kept = set(_blocks_kept(group, sequence.num_computed, sequence.num_computed))
+            end = sequence.num_computed
+            if is_dense(group):
+                # What is there beyond is not written again.
+                end = max(end, *sequence.write_from, 0)
+            kept = set(_blocks_kept(group, sequence.num_computed, end))
             for index in list(sequence.blocks[group_id]):
                 if index not in kept:
                     self._free_block(sequence, group_id, index)
@@ -261,6 +265,11 @@ def run_with_mtp(
             )
             drafted.append(model.compute_mtp_logits(streams))
     return torch.cat(main), torch.cat(drafted)
+
+
+def is_dense(group: GroupLayout) -> bool:
+    """Whether a group keeps every row."""
+    return group.kind == "dense" or (group.kind == "keys" and not group.window)
 
 
 def _blocks_kept(group: GroupLayout, accepted: int, end: int) -> range:

@@ -1,6 +1,6 @@
 """Random traffic over the control plane, seed by seed: does any request read a wrong row?
 
-    python -m tests.v1.core.many_seeds [--seeds 1000] [--first 0] [--geometry v4|gemma|gpt-oss]
+    python -m tests.v1.core.many_seeds [--seeds 1000] [--first 0] [--geometry v4|v4-short|gemma]
 
 Every stored row is tagged with the prefix it was computed from, and every row that a step reads is
 checked; so are I1..I7 after each step. A seed stands for a unit (32, 64, 128), FCFS or priority,
@@ -35,9 +35,13 @@ _POLICIES = ("auto", "0", "256", "none")
 MakeConfig = Callable[[int, int], KVCacheConfig]
 GEOMETRIES: Mapping[str, MakeConfig] = {
     "v4": v4_config,
+    "v4-short": partial(v4_config, length=16),
+    "gpt-oss-short": partial(window_config, window=32, kinds=GPT_OSS_LIKE),
     "gemma": partial(window_config, window=200, kinds=GEMMA_LIKE),
     "gpt-oss": partial(window_config, window=128, kinds=GPT_OSS_LIKE),
 }
+# Where computing windows again pays even in prompts as short as these: every policy tries.
+SHORT_WINDOWS = ("v4-short", "gpt-oss-short")
 _PINNED_SHARES = (None, 0.25, None, 1.0)
 
 
@@ -71,7 +75,12 @@ class Traffic:
             UNITS[unit],
             bool(is_priority),
             # Few blocks are enough to pin: with these short chunks 16 would be seldom.
-            replace(policy, pinned_share=share, pin_min_drop_blocks=8),
+            replace(
+                policy,
+                pinned_share=share,
+                pin_min_drop_blocks=8,
+                rebuilds=policy.rebuilds or geometry_name in SHORT_WINDOWS,
+            ),
             make_config,
         )
 
@@ -154,6 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         totals["rows_read"] += driver.memory.num_rows_read
         totals["requests_that_hit"] += sum(hit > 0 for hit in driver.hits.values())
         totals["hit_tokens"] += sum(driver.hits.values())
+        totals["requests_that_rebuilt"] += len(driver.rebuilt)
         totals["block_copies"] += driver.num_copies
         totals["preemptions"] += driver.num_preemptions
         totals["seeds_under_priority"] += driver.is_priority

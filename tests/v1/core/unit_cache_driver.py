@@ -24,14 +24,17 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.policy.eviction import Rule
 from vllm.v1.core.policy.retention import AUTO, RetentionPolicy
-from vllm.v1.core.sched.output import WindowTable
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.core.sched.output import RowBounds, WindowTable
+from vllm.v1.kv_cache_interface import CompressorStateSpec, KVCacheConfig, SlidingWindowSpec
 from vllm.v1.messages import PrefillStats
 from vllm.v1.request import Request
 
 init_none_hash(sha256)
 
 Tag = int
+# Of a row that was computed without all rows it depends on.
+_INEXACT: Tag = -1
+_ALL_ROWS = RowBounds(())
 
 
 def make_request(
@@ -61,6 +64,7 @@ class RowMemory:
         # What was published before this schedule(): block id -> position below which no row may
         # be written any more (I6).
         self._sealed: dict[int, list[tuple[object, int]]] = {}
+        self._spread = _find_spread(manager.kv_cache_config)
         self.num_rows_read = 0
 
     def seal(self, positions: dict[bytes, int]) -> None:
@@ -130,24 +134,38 @@ class RowMemory:
         return table.block_ids[index - table.base]
 
     def run(
-        self, request: Request, tags: list[Tag], start: int, end: int, dense: tuple[list[int], ...]
+        self,
+        request: Request,
+        tags: list[Tag],
+        start: int,
+        end: int,
+        dense: tuple[list[int], ...],
+        bounds: RowBounds = _ALL_ROWS,
     ) -> None:
-        """Compute tokens [start, end): write what has a slot, read what attention reads."""
+        """Compute tokens [start, end): write what has a slot, read what attention reads.
+
+        Rows that begin without any row below ``bounds.read_from`` are exact in the last layer only
+        from ``spread`` tokens further on.
+        """
         rid = request.request_id
+        exact_from = bounds.read_from + self._spread if bounds.write_from else 0
+        window_tags = [tag if row >= exact_from else _INEXACT for row, tag in enumerate(tags)]
         for group in self._geometry.windows:
-            for row in range(group.first_needed(start), start):
+            for row in range(max(group.first_needed(start), bounds.read_from), start):
                 block = self._window_block(rid, group.group_id, row // group.block_size)
                 what = f"{rid} window group {group.group_id} resuming at {start}, row {row}"
-                self._read(group.group_id, block, row % group.block_size, tags[row], what)
+                self._read(group.group_id, block, row % group.block_size, window_tags[row], what)
         for group in self._geometry.windows:
             for row in range(start, end):
                 block = self._window_block(rid, group.group_id, row // group.block_size)
                 if block:
-                    self._write(group.group_id, block, row % group.block_size, tags[row], row + 1)
+                    tag = window_tags[row]
+                    self._write(group.group_id, block, row % group.block_size, tag, row + 1)
         for group in self._geometry.dense:
             table = dense[group.group_id]
             rows_per_block = group.block_size // group.ratio
-            for k in range(start // group.ratio, end // group.ratio):
+            first = max(start, bounds.write_from[group.group_id] if bounds.write_from else 0)
+            for k in range(first // group.ratio, end // group.ratio):
                 block = table[k // rows_per_block]
                 tag = tags[(k + 1) * group.ratio - 1]
                 self._write(group.group_id, block, k % rows_per_block, tag, (k + 1) * group.ratio)
@@ -156,6 +174,19 @@ class RowMemory:
                 tag = tags[(k + 1) * group.ratio - 1]
                 what = f"{rid} dense group {group.group_id} at {end}, row {k}"
                 self._read(group.group_id, block, k % rows_per_block, tag, what)
+
+
+def _find_spread(config: KVCacheConfig) -> int:
+    """Return how many tokens behind its first a run without earlier window rows is exact.
+
+    That is in the last layer: each layer before it puts off by its window, less one.
+    """
+    exact_from = [0]
+    for group in config.kv_cache_groups:
+        for spec in group.layer_specs().values():
+            if isinstance(spec, SlidingWindowSpec) and not isinstance(spec, CompressorStateSpec):
+                exact_from.append(exact_from[-1] + spec.sliding_window - 1)
+    return exact_from[-2] if len(exact_from) > 1 else 0
 
 
 def make_manager(config: KVCacheConfig, max_model_len: int, **kw: Any) -> KVCacheManager:
@@ -203,6 +234,8 @@ class Driver:
         self.tags: dict[str, list[Tag]] = {}
         self.hits: dict[str, int] = {}
         self.records: dict[str, PrefillStats] = {}
+        # Requests that computed window rows again, and where those are exact.
+        self.rebuilt: dict[str, int] = {}
         self.finished: dict[str, list[int]] = {}
         self.num_preemptions = 0
         self.num_rebuilds = 0
@@ -254,6 +287,14 @@ class Driver:
         assert record.num_prompt_tokens == request.num_tokens
         assert record.num_cached_tokens == hit <= record.num_prompt_tokens - 1
         assert hit + sum(record.miss_tokens.values()) == record.num_prompt_tokens
+        rebuild = found.hit.rebuild if found is not None and found.hit is not None else None
+        assert record.miss_tokens.get("window_rebuilt", 0) == (
+            rebuild.end - rebuild.start if rebuild is not None else 0
+        )
+        assert (record.rebuild_saved_tokens > 0) == (rebuild is not None)
+        if rebuild is not None:
+            assert rebuild.start == hit
+            self.rebuilt[request.request_id] = rebuild.end
         self.records.setdefault(request.request_id, record)
 
     def finish(self, request: Request) -> None:
@@ -329,7 +370,7 @@ class Driver:
         self.memory.copy(copies)
         self.memory.update_windows(work.window_tables)
         self.num_rebuilds += len(work.drafter_rebuilds)
-        self._run(scheduled)
+        self._run(scheduled, work.row_bounds)
         self.check()
 
     def _chunk(self, request: Request, num_new: int) -> int:
@@ -340,7 +381,7 @@ class Driver:
             return self.rng.randint(1, num_new)
         return num_new
 
-    def _run(self, scheduled: dict[str, int]) -> None:
+    def _run(self, scheduled: dict[str, int], bounds: dict[str, RowBounds]) -> None:
         for request in list(self.running):
             num_new = scheduled.get(request.request_id)
             if num_new is None:
@@ -349,7 +390,9 @@ class Driver:
             end = start + num_new
             tags = self._tag_tokens(request)
             dense = self.manager.get_block_ids(request.request_id)
-            self.memory.run(request, tags, start, end, dense)
+            own = bounds.get(request.request_id, _ALL_ROWS)
+            assert not own.write_from or start < self.rebuilt[request.request_id]
+            self.memory.run(request, tags, start, end, dense, own)
             request.num_computed_tokens = end
             if end == request.num_tokens:
                 # The "model": a token that depends on the whole prefix, as greedy decoding does.

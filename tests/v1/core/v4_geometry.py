@@ -24,14 +24,24 @@ FP32 = FakeDtype(4)
 
 
 def v4_specs(
-    block_size: int, ratios: list[int], *, head: int = 512, index_head: int = 128, mtp: bool = True
+    block_size: int,
+    ratios: list[int],
+    *,
+    head: int = 512,
+    index_head: int = 128,
+    mtp: bool = True,
+    length: int = 128,
 ) -> dict[str, KVCacheSpec]:
     """Specs of a DeepSeek-V4 with the given compress ratio per layer (0: window only)."""
     specs: dict[str, KVCacheSpec] = {}
 
     def window(name: str) -> None:
         specs[name] = SlidingWindowMLASpec(
-            block_size=block_size, num_kv_heads=1, head_size=head, dtype=BF16, sliding_window=128
+            block_size=block_size,
+            num_kv_heads=1,
+            head_size=head,
+            dtype=BF16,
+            sliding_window=length,
         )
 
     def entries(name: str, ratio: int, width: int) -> None:
@@ -73,8 +83,10 @@ FLASH = [0, 0] + [4, 128] * 20 + [4]
 PRO = [128, 128] + [4, 128] * 29 + [4]
 
 
-def v4_config(block_size: int, num_blocks: int, ratios: list[int] = SMALL) -> KVCacheConfig:
-    """A KV cache config that hits at one unit."""
-    groups = group_hybrid_mla_specs(v4_specs(block_size, ratios))
+def v4_config(
+    block_size: int, num_blocks: int, ratios: list[int] = SMALL, length: int = 128
+) -> KVCacheConfig:
+    """A KV cache config that hits at one unit, windows of ``length`` tokens."""
+    groups = group_hybrid_mla_specs(v4_specs(block_size, ratios, length=length))
     blocks, tensors = build_packed_tensors(groups, 0, num_blocks)
     return KVCacheConfig(blocks, tensors, groups, hit_unit=block_size)

@@ -104,7 +104,6 @@ def test_derived_limits_fit_what_is_given(given: dict[str, Any], limits: tuple[i
         ({"tokenizer_mode": "mistral"}, "mistral"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
-        ({"trust_remote_code": True}, "trust_remote_code"),
         ({"model": ""}, "empty"),
         ({"model": "/no/such/folder"}, "/no/such/folder"),
         ({"tokenizer": "/no/such/folder"}, "/no/such/folder"),

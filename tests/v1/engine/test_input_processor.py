@@ -1,8 +1,8 @@
 import pytest
 
 from tests.v1.engine.fakes import make_tokenizer
-from vllm.exceptions import UnsupportedFeatureError, UserInputError
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.exceptions import UserInputError
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
 TOKENIZER = make_tokenizer()
@@ -89,12 +89,6 @@ def test_bad_parameters_name_their_field(processor, params, param, match):
     with pytest.raises(UserInputError, match=match) as error:
         process(processor, request_params=params)
     assert error.value.param == param
-
-
-def test_what_is_not_served_yet_is_refused_by_name(processor):
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
-    with pytest.raises(UnsupportedFeatureError, match="structured_outputs"):
-        process(processor, request_params=params)
 
 
 def test_all_logprobs_need_an_open_limit(config):

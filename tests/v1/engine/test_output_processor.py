@@ -41,6 +41,24 @@ def add(processor, request_id="r", sink=None, kind=RequestOutputKind.DELTA, **pa
     return [child.request_id for child in processor.add_request(request, "abc", sink)]
 
 
+def test_every_answer_carries_the_whole_request():
+    request = EngineCoreRequest(
+        "r",
+        [1, 2, 3],
+        SamplingParams(n=2, seed=7),
+        1.0,
+        priority=3,
+        cache_salt="s",
+        cache_boundaries=[2],
+        cache_ttls={2: 300.0},
+    )
+    first, second = OutputProcessor(TOKENIZER).add_request(request, "abc", None)
+    assert (first.is_extra_answer, second.is_extra_answer) == (False, True)
+    for child in (first, second):
+        assert (child.priority, child.cache_salt) == (3, "s")
+        assert (child.cache_boundaries, child.cache_ttls) == ([2], {2: 300.0})
+
+
 def step(processor, *outputs, stats=None):
     return processor.process_outputs(EngineCoreOutputs(list(outputs)), stats)
 

@@ -2,9 +2,8 @@ import logging
 
 import pytest
 
-from vllm.v1.engine import FinishReason
-from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
-from vllm.v1.metrics.loggers import LoggingStatLogger, TotalsStatLogger
+from vllm.v1.metrics.iteration_stats import IterationStats
+from vllm.v1.metrics.loggers import LoggingStatLogger
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats
 
 
@@ -69,35 +68,13 @@ def test_preemptions_show_when_there_are_any(log):
     assert "reqs, Preemptions: 2, KV cache usage" in log.records[-1].getMessage()
 
 
-def test_totals():
-    totals = TotalsStatLogger()
-    stats = IterationStats(num_prompt_tokens=5, num_cached_prompt_tokens=2, num_generation_tokens=1)
-    stats.finished_requests.append(FinishedRequestStats(FinishReason.STOP))
-    misses = {"first_seen": 2, "above_last_boundary": 1}
-    cache = PrefixCacheStats(requests=1, queries=5, hits=2, miss_tokens=misses)
-    for _ in range(2):
-        totals.record(SchedulerStats(1, 2, 3, 0.5, cache), stats)
-    totals.record(None, None)
-    totals.log()
-    metrics = totals.get_metrics()
-    assert metrics["vllm:prompt_tokens"] == 10
-    assert metrics["vllm:prompt_tokens_cached"] == 4
-    assert metrics["vllm:prefix_cache_hits"] == 4
-    assert metrics["vllm:prefix_cache_miss_tokens:first_seen"] == 4
-    assert metrics["vllm:prefix_cache_miss_tokens:above_last_boundary"] == 2
-    assert metrics["vllm:request_success:stop"] == 2
-    assert metrics["vllm:num_requests_waiting"] == 5
-    assert metrics["vllm:kv_cache_usage_perc"] == 0.5
-
-
 def test_drafts_have_a_line_of_their_own(log):
     clock = Clock()
-    sink, totals = LoggingStatLogger(clock=clock), TotalsStatLogger()
+    sink = LoggingStatLogger(clock=clock)
     drafted = SpecDecodingStats.new(3)
     for num_accepted in (0, 1, 3, 2):
         drafted.observe_draft(3, num_accepted)
-    for one in (sink, totals):
-        one.record(SchedulerStats(spec_decoding_stats=drafted), IterationStats())
+    sink.record(SchedulerStats(spec_decoding_stats=drafted), IterationStats())
     clock.now += 10
     sink.log()
     assert log.records[-1].getMessage() == (
@@ -107,7 +84,3 @@ def test_drafts_have_a_line_of_their_own(log):
     clock.now += 10
     sink.log()
     assert all("Drafted" not in record.getMessage() for record in log.records[num_lines:])
-    metrics = totals.get_metrics()
-    assert metrics["vllm:spec_decode_num_drafts"] == 4
-    assert metrics["vllm:spec_decode_num_draft_tokens"] == 12
-    assert metrics["vllm:spec_decode_num_accepted_tokens"] == 6

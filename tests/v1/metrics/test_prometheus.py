@@ -32,7 +32,11 @@ def _value(registry: CollectorRegistry, name: str, **labels: str) -> float | Non
 
 def test_scheduler_stats(registry: CollectorRegistry, stats: PrometheusStatLogger) -> None:
     cache = PrefixCacheStats(
-        requests=1, queries=100, hits=64, miss_tokens={"first_seen": 35, "evicted": 1}
+        requests=1,
+        queries=100,
+        hits=64,
+        miss_tokens={"first_seen": 33, "evicted": 1, "window_rebuilt": 2},
+        rebuild_saved_tokens=32,
     )
     for _ in range(2):
         stats.record(SchedulerStats(2, 3, 1, 0.25, cache), None)
@@ -42,9 +46,11 @@ def test_scheduler_stats(registry: CollectorRegistry, stats: PrometheusStatLogge
     assert _value(registry, "kv_cache_usage_perc") == 0.25
     assert _value(registry, "prefix_cache_queries_total") == 200
     assert _value(registry, "prefix_cache_hits_total") == 128
-    assert _value(registry, "prefix_cache_miss_tokens_total", reason="first_seen") == 70
+    assert _value(registry, "prefix_cache_miss_tokens_total", reason="first_seen") == 66
     assert _value(registry, "prefix_cache_miss_tokens_total", reason="evicted") == 2
     assert _value(registry, "prefix_cache_miss_tokens_total", reason="window_evicted") == 0
+    assert _value(registry, "prefix_cache_rebuilt_tokens_total") == 4
+    assert _value(registry, "prefix_cache_rebuild_saved_tokens_total") == 64
 
 
 def test_iteration_stats(registry: CollectorRegistry, stats: PrometheusStatLogger) -> None:

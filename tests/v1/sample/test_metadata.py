@@ -1,6 +1,7 @@
 """Layout of a batch's sampling parameters."""
 
 import numpy as np
+import torch
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.metadata import RowSampling, SamplingMetadata, count_logprobs
@@ -52,7 +53,10 @@ def test_min_tokens_forbids_eos_and_stop_ids() -> None:
     assert stops is not None
     entries = set(zip(stops.rows.tolist(), stops.token_ids.tolist(), stops.until, strict=True))
     assert entries == {(1, 2, 13), (1, 7, 13), (2, 9, 12)}  # 500 is outside the vocabulary
-    assert stops.last_position == 13
+    early, late = (stops.find(np.full(3, at), torch.device("cpu")) for at in (12, 13))
+    assert early is not None
+    assert list(zip(early.rows.tolist(), early.ids.tolist(), strict=True)) == [(1, 2), (1, 7)]
+    assert late is None
 
 
 def test_logprob_counts() -> None:

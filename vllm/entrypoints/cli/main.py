@@ -4,12 +4,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from vllm.entrypoints.cli import collect_env, serve
+from vllm.entrypoints.cli import (
+    bench,
+    cache,
+    chat,
+    collect_env,
+    complete,
+    run_batch,
+    serve,
+)
 from vllm.exceptions import VllmError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.version import BANNER
 
-_COMMANDS = (serve, collect_env)
+_COMMANDS = (serve, chat, complete, run_batch, bench, cache, collect_env)
 _EXIT_USAGE = 2
 
 

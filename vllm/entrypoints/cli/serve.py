@@ -5,6 +5,10 @@ import dataclasses
 from typing import Any
 
 from vllm import envs
+from vllm.config import VllmConfig
+from vllm.entrypoints.cli.ignored_flags import IGNORED_SERVE_FLAGS
+from vllm.entrypoints.cli.needed_packages import check_needed_packages
+from vllm.entrypoints.cli.operations_flags import add_operations_flags, make_operations_args
 from vllm.entrypoints.cli.refused_flags import REFUSED_SERVE_FLAGS
 from vllm.entrypoints.openai.server_args import GENERATION_CONFIGS, ServerArgs
 from vllm.exceptions import ConfigError
@@ -25,8 +29,16 @@ def add_parser(commands: Any) -> None:
         usage="vllm serve [model] [flags]",
         help="Serve a model over HTTP, as OpenAI's API.",
         description="Serve a model over HTTP, as OpenAI's API.",
-        epilog="Flags may be written with _ for -. Other flags of vLLM are refused by name.",
+        epilog="--help=FLAG or --help=GROUP explains one, --help=all lists every known flag. "
+        "Flags may be written with _ for -. Other flags of vLLM are accepted with a warning where "
+        "ignoring them is harmless, else refused by name.",
     )
+    add_serve_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def add_serve_flags(parser: Any) -> None:
+    """Add every flag that ``prepare`` reads."""
     parser.add_argument(
         "model_positional",
         metavar="model",
@@ -36,9 +48,10 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--model", help="The same, as a flag.")
     _add_server_args(parser.add_argument_group("server"))
+    add_operations_flags(parser)
     EngineArgs.add_cli_args(parser)
+    parser.add_ignored_flags(IGNORED_SERVE_FLAGS)
     parser.add_refused_flags(REFUSED_SERVE_FLAGS)
-    parser.set_defaults(run=run)
 
 
 def _add_server_args(group: argparse._ArgumentGroup) -> None:
@@ -59,6 +72,19 @@ def _add_server_args(group: argparse._ArgumentGroup) -> None:
         metavar="JSON",
         help="Used where a request does not set them: '{\"thinking\": false}'.",
     )
+    group.add_argument(
+        "--tool-call-parser",
+        metavar="NAME",
+        help="Format of tool calls in answers: deepseek_v4, hermes, qwen3, llama3_json, openai, "
+        "none. Default: the model's.",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        metavar="NAME",
+        help="Format of reasoning in answers: deepseek_v4, qwen3, openai_gptoss, none. Default: "
+        "the model's.",
+    )
+    _add_switch(group, "--enable-auto-tool-choice", "Accepted: tool_choice auto is always served.")
     _add_switch(
         group,
         "--allow-special-tokens-in-content",
@@ -88,7 +114,12 @@ def _add_server_args(group: argparse._ArgumentGroup) -> None:
         "Say in usage.prompt_tokens_details why prompt tokens had to be computed; cached_tokens is "
         "always there.",
     )
-    _add_switch(group, "--enable-request-id-headers", "Send X-Request-Id with every response.")
+    group.add_argument(
+        "--enable-request-id-headers",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="Send X-Request-Id with every response: the request's own, or a new one. Default: on.",
+    )
     _add_switch(group, "--enable-force-include-usage", "Send the usage in every chunk of a stream.")
     for name, default in (("origins", []), ("methods", ["*"]), ("headers", ["*"])):
         group.add_argument(
@@ -122,6 +153,8 @@ def make_server_args(args: argparse.Namespace) -> ServerArgs:
         chat_template=args.chat_template,
         allow_special_tokens_in_content=args.allow_special_tokens_in_content,
         default_chat_template_kwargs=args.default_chat_template_kwargs,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         generation_config=args.generation_config,
         enable_log_requests=args.enable_log_requests,
         max_log_len=args.max_log_len,
@@ -134,6 +167,7 @@ def make_server_args(args: argparse.Namespace) -> ServerArgs:
         allowed_headers=tuple(args.allowed_headers),
         allow_credentials=args.allow_credentials,
         uvicorn_log_level=args.uvicorn_log_level,
+        operations=make_operations_args(args),
     )
 
 
@@ -143,18 +177,34 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: A flag or the model is wrong.
     """
+    config, server_args = prepare(args)
+    from vllm.entrypoints.openai.api_server import run_server  # noqa: PLC0415
+
+    return run_server(config, server_args)
+
+
+def prepare(args: argparse.Namespace) -> tuple[VllmConfig, ServerArgs]:
+    """Set up logging, check everything and resolve what is derived.
+
+    Raises:
+        ConfigError: A flag or the model is wrong.
+    """
     envs.check_values()
-    setup_logging()
-    args.model = _choose_model(args.model_positional, args.model)
+    check_needed_packages()
+    setup_logging(log_format=args.log_format, config_file=args.logging_config)
+    args.model = _choose_model(args.model_positional, args.model, args.config_model)
     server_args = make_server_args(args)
     engine_args = EngineArgs.from_cli_args(args)
     logger.info(BANNER)
     _log_non_defaults(engine_args, server_args)
+    for flag in args.ignored_flags:
+        logger.warning("%s is accepted and has no effect: %s.", flag.names[0], flag.why)
     config = engine_args.create_vllm_config()
     derived = engine_args.describe_derived(config)
     if derived:
         logger.info("derived defaults: %s", _shown(derived))
     # Late, as --help must not wait for these; the server's imports also wait for the checks.
+    from vllm.parser.registry import check_parser_names  # noqa: PLC0415
     from vllm.tokenizers.chat_encoder import check_chat_flags  # noqa: PLC0415
 
     check_chat_flags(
@@ -162,28 +212,34 @@ def run(args: argparse.Namespace) -> int:
         server_args.chat_template,
         server_args.default_chat_template_kwargs,
     )
-    from vllm.entrypoints.openai.api_server import run_server  # noqa: PLC0415
+    check_parser_names(server_args.tool_call_parser, server_args.reasoning_parser)
+    return config, server_args
 
-    return run_server(config, server_args)
 
-
-def _choose_model(positional: str | None, flag: str | None) -> str:
+def _choose_model(positional: str | None, flag: str | None, from_file: str | None) -> str:
     if positional is not None and flag is not None and positional != flag:
         raise ConfigError(
             f"the model is given twice, as {positional!r} and as --model {flag!r}: give it once."
         )
-    return positional or flag or EngineArgs.model
+    return positional or flag or from_file or EngineArgs.model
 
 
 def _log_non_defaults(engine_args: EngineArgs, server_args: ServerArgs) -> None:
-    changed: dict[str, Any] = {}
-    for given in (engine_args, server_args):
-        default = type(given)()
-        for field in dataclasses.fields(given):
-            value = getattr(given, field.name)
-            if value != getattr(default, field.name):
-                changed[field.name] = "(hidden)" if field.name == "api_keys" else value
+    changed = {**_find_changed(engine_args), **_find_changed(server_args)}
     logger.info("non-default args: %s", _shown(changed) or "none")
+
+
+def _find_changed(given: Any) -> dict[str, Any]:
+    """Return the fields that are not as by default, those of nested settings among them."""
+    changed: dict[str, Any] = {}
+    default = type(given)()
+    for field in dataclasses.fields(given):
+        value = getattr(given, field.name)
+        if dataclasses.is_dataclass(value):
+            changed.update(_find_changed(value))
+        elif value != getattr(default, field.name):
+            changed[field.name] = "(hidden)" if field.name == "api_keys" else value
+    return changed
 
 
 def _shown(values: dict[str, Any]) -> str:

@@ -10,12 +10,21 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from vllm import envs
+from vllm.entrypoints.anthropic.errors import in_dialect_of
+from vllm.entrypoints.anthropic.routes import router as messages_router
+from vllm.entrypoints.openai.cache_routes import cache_router
 from vllm.entrypoints.openai.dev_routes import dev_router
 from vllm.entrypoints.openai.disconnect import ClientGoneError
 from vllm.entrypoints.openai.errors import describe_exception
+from vllm.entrypoints.openai.explain_routes import explain_router
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
-from vllm.entrypoints.openai.middleware import EdgeMiddleware
-from vllm.entrypoints.openai.routes import error_response, router
+from vllm.entrypoints.openai.keep_alive import KeepAliveMiddleware
+from vllm.entrypoints.openai.middleware import EdgeMiddleware, route_path
+from vllm.entrypoints.openai.request_scope import header_request_id
+from vllm.entrypoints.openai.responses.routes import router as responses_router
+from vllm.entrypoints.openai.responses.service import ResponsesService
+from vllm.entrypoints.openai.responses.store import ResponseStore
+from vllm.entrypoints.openai.routes import router
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import VllmError
@@ -50,13 +59,26 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
         args: The server's settings.
         registry: Of the metrics that ``/metrics`` shows.
     """
-    app = OpenAIServerApp(title="vllm", version=__version__, description=BANNER)
+    app = OpenAIServerApp(
+        title="vllm",
+        version=__version__,
+        description=BANNER,
+    )
     app.state.server = state
     app.state.registry = registry
-    app.include_router(router)
+    app.state.responses = ResponsesService(
+        ResponseStore(
+            envs.VLLM_RESPONSES_STORE_MAX_RESPONSES,
+            envs.VLLM_RESPONSES_STORE_MAX_BYTES,
+            envs.VLLM_RESPONSES_STORE_MAX_AGE,
+        )
+    )
+    for routes in (router, responses_router, messages_router, cache_router):
+        app.include_router(routes)
     if envs.VLLM_SERVER_DEV_MODE:
         logger.warning("VLLM_SERVER_DEV_MODE=1: routes for development are open to every client.")
         app.include_router(dev_router)
+        app.include_router(explain_router)
     for kind in (VllmError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _handle_error)
     app.add_exception_handler(ClientGoneError, _handle_client_gone)
@@ -66,7 +88,11 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
         metrics=HttpMetrics(registry),
         api_keys=args.api_keys,
         echo_request_id=args.enable_request_id_headers,
+        guards_metrics=args.operations.guards_metrics,
+        root_path=args.operations.root_path,
     )
+    if args.operations.keep_alive_s:
+        app.add_middleware(KeepAliveMiddleware, interval_s=args.operations.keep_alive_s)
     if args.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -83,7 +109,10 @@ async def _handle_error(request: Request, error: Exception) -> Response:
     if described.status == 500:
         # Unexpected ones are logged again, with their traceback, by the server above us.
         logger.error("%s %s failed: %r", request.method, request.url.path, error)
-    return error_response(described)
+    status, headers, body = in_dialect_of(
+        route_path(request.scope), described, error, header_request_id(request.scope)
+    )
+    return Response(body, status, headers, "application/json")
 
 
 async def _handle_client_gone(request: Request, _error: Exception) -> Response:

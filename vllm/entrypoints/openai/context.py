@@ -12,6 +12,7 @@ from vllm.entrypoints.openai.protocol.responses import ModelCard, unix_now
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import ModelNotFoundError
+from vllm.parser.registry import ParserChoice
 from vllm.tokenizers import ChatEncoder, Tokenizer
 from vllm.version import ENGINE_NAME, __version__
 
@@ -127,3 +128,4 @@ class ServingContext:
     state: ServerState
     engine: EngineClient
     config: VllmConfig
+    parsers: ParserChoice

@@ -1,15 +1,18 @@
 """The engine's side of one HTTP request: several prompts, one stream of outputs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineDeadError, EngineError
 from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.output_queue import OutputSink
+from vllm.v1.messages import HeldPrefix
 
 
 class EngineClient(Protocol):
@@ -19,16 +22,20 @@ class EngineClient(Protocol):
     def errored(self) -> bool:
         """Whether the engine is dead."""
 
-    def generate(
+    async def submit(
         self,
-        prompt: TokensPrompt,
-        sampling_params: SamplingParams,
         request_id: str,
+        prompt: TokensPrompt,
+        params: SamplingParams,
+        sink: OutputSink,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
-        """Run a request; leaving the iterator early aborts it."""
+    ) -> Callable[[], None]:
+        """Run a request whose outputs go to ``sink``; return what aborts it."""
+
+    async def get_held_prefixes(self, forget: str = "") -> tuple[list[HeldPrefix], bool]:
+        """Let go of one kept prefix, if asked to; return the others, and whether it was there."""
 
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
@@ -46,6 +53,7 @@ class Job:
     priority: int = 0
     cache_salt: str | None = None
     cache_boundaries: Sequence[int] = ()
+    cache_ttls: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,77 +64,109 @@ class JobOutput:
     output: RequestOutput
 
 
-_JOB_ENDED = object()
-
-
 class EngineStream:
     """The merged outputs of some jobs, in order of arrival.
 
-    Owns: one task per job that feeds the queue, and the queue. ``close`` must be called; it aborts
-    what still runs.
+    The engine puts outputs straight in; what a slow client has not fetched is merged, job by job.
+
+    Owns: at most one output per job that nobody has read yet, and the error that ends the stream.
+    ``close`` must be called; it aborts what still runs.
+
+    Args:
+        engine: What answers.
+        jobs: What to answer.
+        state: Can end the stream.
+        patience_s: How long ``start`` waits for the first output; None: as long as it takes.
     """
 
-    def __init__(self, engine: EngineClient, jobs: Sequence[Job], state: ServerState) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        jobs: Sequence[Job],
+        state: ServerState,
+        patience_s: float | None = None,
+    ) -> None:
         self._engine = engine
         self._jobs = jobs
         self._state = state
-        self._queue: asyncio.Queue[object] = asyncio.Queue()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._patience_s = patience_s
+        self._waiting: dict[int, RequestOutput] = {}
+        self._error: Exception | None = None
+        self._ready = asyncio.Event()
+        # What aborts a job, for those that have not finished.
+        self._leaves: dict[int, Callable[[], None]] = {}
         self._num_unfinished = len(jobs)
         self._first: JobOutput | None = None
 
     async def start(self) -> None:
         """Hand the jobs to the engine and wait for the first output.
 
-        Errors that come before it can still be told by an HTTP status.
+        Errors that come before it can still be told by an HTTP status. When patience ends first,
+        the response may begin: a proxy would cut a connection that stays silent for a long prompt.
 
         Raises:
             VllmError: The engine refuses a job, or fails.
         """
         self._state.add_running(self)
-        self._tasks = [asyncio.create_task(self._feed(i)) for i in range(len(self._jobs))]
         try:
-            self._first = await self._next()
+            for index in range(len(self._jobs)):
+                await self._submit(index)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience_s):
+                    self._first = await self._next()
         except BaseException:
             await self.close()
             raise
 
-    async def _feed(self, job_index: int) -> None:
-        job = self._jobs[job_index]
+    async def _submit(self, index: int) -> None:
+        job = self._jobs[index]
         prompt = TokensPrompt(prompt_token_ids=job.token_ids)
         if job.cache_boundaries:
             prompt["cache_boundaries"] = list(job.cache_boundaries)
-        outputs = self._engine.generate(
+        if job.cache_ttls:
+            prompt["cache_ttls"] = dict(job.cache_ttls)
+        self._leaves[index] = await self._engine.submit(
+            job.request_id,
             prompt,
             job.params,
-            job.request_id,
+            _JobSink(self, index),
             priority=job.priority,
             cache_salt=job.cache_salt,
         )
-        try:
-            async for output in outputs:
-                self._queue.put_nowait(JobOutput(job_index, output))
-        except EngineDeadError as error:
-            # It was alive when it took the request: this is a failure (500), not a refusal (503).
-            self.fail(EngineError(f"The engine died while it answered this request: {error}"))
-        except Exception as error:  # carried to the consumer, which raises it
-            self.fail(error)
+
+    def put(self, index: int, output: RequestOutput) -> None:
+        """Take in an output of a job."""
+        waiting = self._waiting.get(index)
+        if waiting is None:
+            self._waiting[index] = output
         else:
-            self._queue.put_nowait(_JOB_ENDED)
+            deltas = self._jobs[index].params.output_kind == RequestOutputKind.DELTA
+            waiting.merge(output, deltas=deltas)
+        self._ready.set()
 
     def fail(self, error: Exception) -> None:
-        """End the stream: the consumer gets ``error``."""
-        self._queue.put_nowait(error)
+        """End the stream: the consumer gets ``error`` after what has come before it."""
+        if isinstance(error, EngineDeadError):
+            # It was alive when it took the request: this is a failure (500), not a refusal (503).
+            error = EngineError(f"The engine died while it answered this request: {error}")
+        if self._error is None:
+            self._error = error
+        self._ready.set()
 
     async def _next(self) -> JobOutput | None:
-        while self._num_unfinished:
-            item = await self._queue.get()
-            if isinstance(item, JobOutput):
-                return item
-            if isinstance(item, Exception):
-                raise item
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if self._num_unfinished == 0:
+                return None
+            await self._ready.wait()
+            self._ready.clear()
+        index = next(iter(self._waiting))
+        output = self._waiting.pop(index)
+        if output.finished:
             self._num_unfinished -= 1
-        return None
+            self._leaves.pop(index, None)
+        return JobOutput(index, output)
 
     async def outputs(self) -> AsyncIterator[JobOutput]:
         """Yield every output, the one that ``start`` waited for included.
@@ -135,18 +175,33 @@ class EngineStream:
             VllmError: The engine failed, or the server ended the stream.
         """
         item, self._first = self._first, None
+        if item is None:
+            item = await self._next()
         while item is not None:
             _raise_engine_error(item)
             yield item
             item = await self._next()
 
     async def close(self) -> None:
-        """Abort what still runs and wait until that is done. May be called twice."""
+        """Abort what still runs. May be called twice."""
         self._state.discard_running(self)
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        leaves, self._leaves = self._leaves, {}
+        for leave in leaves.values():
+            leave()
+
+
+@dataclass(frozen=True, slots=True)
+class _JobSink:
+    """Where the engine puts the outputs of one job; see OutputSink."""
+
+    stream: EngineStream
+    index: int
+
+    def put(self, output: RequestOutput) -> None:
+        self.stream.put(self.index, output)
+
+    def fail(self, error: Exception) -> None:
+        self.stream.fail(error)
 
 
 def _raise_engine_error(item: JobOutput) -> None:

@@ -4,7 +4,8 @@ exception                                   status  type
 UserInputError, UnsupportedFeatureError      400    BadRequestError
 invalid body (pydantic, JSON, content type)  400    BadRequestError
 missing or wrong API key                     401    AuthenticationError
-ModelNotFoundError, unknown route            404    NotFoundError
+ModelNotFoundError, ResponseNotFoundError,   404    NotFoundError
+unknown route
 wrong method                                 405    MethodNotAllowedError
 body too large                               413    RequestTooLargeError
 QueueFullError, ShuttingDownError,           503    ServiceUnavailableError (Retry-After)
@@ -23,7 +24,9 @@ from starlette.exceptions import HTTPException
 from vllm.exceptions import (
     EngineDeadError,
     ModelNotFoundError,
+    PrefixNotFoundError,
     QueueFullError,
+    ResponseNotFoundError,
     ShuttingDownError,
     UserInputError,
 )
@@ -40,6 +43,8 @@ _TYPE_OF_STATUS = {
 # Most specific first.
 _STATUS_OF_EXCEPTION: tuple[tuple[type[Exception], int], ...] = (
     (ModelNotFoundError, 404),
+    (ResponseNotFoundError, 404),
+    (PrefixNotFoundError, 404),
     (UserInputError, 400),
     (QueueFullError, 503),
     (ShuttingDownError, 503),

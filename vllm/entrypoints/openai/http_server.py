@@ -12,7 +12,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 import uvicorn
@@ -25,13 +25,16 @@ from vllm.entrypoints.openai.context import ServingContext, make_model_facts
 from vllm.entrypoints.openai.listener import url_of
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
+from vllm.entrypoints.openai.web_server import load_config, make_uvicorn_config, start_tls_refresh
 from vllm.exceptions import ShuttingDownError
 from vllm.logger import init_logger
+from vllm.parser.registry import choose_parsers
 from vllm.tokenizers import Tokenizer, make_chat_encoder
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.client import AsyncEngineCoreHandle
 from vllm.v1.engine.wire import KVCacheInfo
-from vllm.v1.metrics.prometheus import PrometheusStatLogger, add_process_metrics
+from vllm.v1.metrics.prometheus import add_process_metrics
+from vllm.v1.metrics.sinks import make_sinks
 
 logger = init_logger(__name__)
 
@@ -66,6 +69,7 @@ class HttpServer:
         args: The server's.
         core: A launched engine core, ready or not.
         listener: A listening socket.
+        job: Run once the server is ready, which then stops; None: it serves until told to stop.
     """
 
     def __init__(
@@ -74,11 +78,13 @@ class HttpServer:
         args: ServerArgs,
         core: AsyncEngineCoreHandle,
         listener: socket.socket,
+        job: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._config = config
         self._args = args
         self._core = core
         self._listener = listener
+        self._job = job
         self._registry = CollectorRegistry()
         add_process_metrics(self._registry)
         self._stop = asyncio.Event()
@@ -90,12 +96,8 @@ class HttpServer:
         Raises:
             VllmError: The engine core or the tokenizer cannot start.
         """
-        uvicorn_config = uvicorn.Config(
-            app=_app_placeholder,
-            log_level=self._args.uvicorn_log_level,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        uvicorn_config = make_uvicorn_config(
+            _app_placeholder, self._args, close_timeout_s=_CLOSE_TIMEOUT_S
         )
         with asyncio.Runner(loop_factory=uvicorn_config.get_loop_factory()) as runner:
             return runner.run(self._main(uvicorn_config))
@@ -104,23 +106,50 @@ class HttpServer:
         state = ServerState()
         app = build_app(state, self._args, self._registry)
         uvicorn_config.app = app
+        load_config(uvicorn_config, self._args.operations.tls)
         server = _UvicornServer(uvicorn_config)
         self._install_signal_handlers()
         serving = asyncio.create_task(server.serve([self._listener]))
         # Should the web server fail by itself, there is nothing left to serve.
         serving.add_done_callback(lambda _: self._stop.set())
+        refreshing = start_tls_refresh(uvicorn_config, self._args.operations.tls)
         engine: AsyncLLM | None = None
         try:
             engine = await self._start(app, state)
             if engine is None:
                 return 0
-            return await self._serve(state, engine)
+            async with self._doing_job():
+                return await self._serve(state, engine)
         finally:
             if engine is not None:
                 engine.shutdown()
+            if refreshing is not None:
+                refreshing.cancel()
             server.should_exit = True
             server.force_exit = self._force.is_set()
             await serving
+
+    @contextlib.asynccontextmanager
+    async def _doing_job(self) -> AsyncIterator[None]:
+        """Do the job beside the block, if there is one; its end and that of the serving coincide.
+
+        Raises:
+            Exception: What the job raised.
+        """
+        if self._job is None:
+            yield
+            return
+        job = asyncio.ensure_future(self._job())
+        job.add_done_callback(lambda _: self._stop.set())
+        stopping = asyncio.create_task(self._stop.wait())
+        stopping.add_done_callback(lambda _: job.cancel())
+        try:
+            yield
+        finally:
+            job.cancel()
+            stopping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await job
 
     def _install_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()
@@ -138,9 +167,11 @@ class HttpServer:
 
     async def _start(self, app: FastAPI, state: ServerState) -> AsyncLLM | None:
         """Wait for the engine core and open the server; None when stopped before."""
-        url = url_of(self._listener, self._args.host)
-        _log_routes(app)
-        logger.info("Starting vLLM server on %s", url)
+        tls = self._args.operations.tls
+        url = url_of(self._listener, self._args.host, "https" if tls.is_on else "http")
+        if self._job is None:
+            _log_routes(app)
+            logger.info("Starting vLLM server on %s", url)
         model = self._config.model_config
         tokenizer = Tokenizer.from_folder(model.tokenizer or model.path or model.model)
         encoder = make_chat_encoder(
@@ -149,14 +180,23 @@ class HttpServer:
             self._args.chat_template,
             allows_special_tokens=self._args.allow_special_tokens_in_content,
         )
+        parsers = choose_parsers(
+            model.hf_config.get("model_type", ""),
+            self._args.chat_template or tokenizer.chat_template,
+            self._args.tool_call_parser,
+            self._args.reasoning_parser,
+        )
         ready = await _unless(self._stop, in_daemon_thread(self._core.wait_ready))
         if ready is None:
             return None
-        stats = PrometheusStatLogger(
-            self._registry, model.served_model_name, ready.kv_cache.max_model_len
+        stats, others = make_sinks(
+            self._registry,
+            model.served_model_name,
+            ready.kv_cache.max_model_len,
+            self._config.observability_config,
         )
         stats.set_cache_config(cache_facts(self._config, ready.kv_cache))
-        engine = AsyncLLM(self._config, self._core, stat_loggers=[stats])
+        engine = AsyncLLM(self._config, self._core, stat_loggers=[stats, *others])
         app.state.context = ServingContext(
             facts=make_model_facts(
                 self._config, ready.kv_cache.max_model_len, self._args.generation_config
@@ -167,10 +207,12 @@ class HttpServer:
             state=state,
             engine=engine,
             config=self._config,
+            parsers=parsers,
         )
         state.set_ready()
         logger.info("Application startup complete.")
-        logger.info("Try it: %s", curl_line(url, bool(self._args.api_keys)))
+        if self._job is None:
+            logger.info("Try it: %s", curl_line(url, bool(self._args.api_keys)))
         return engine
 
     async def _serve(self, state: ServerState, engine: AsyncLLM) -> int:

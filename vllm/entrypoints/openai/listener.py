@@ -1,6 +1,7 @@
 """The listening socket, taken before anything slow begins."""
 
 import socket
+from pathlib import Path
 
 from vllm.exceptions import ConfigError
 
@@ -32,6 +33,37 @@ def bind_socket(host: str | None, port: int) -> socket.socket:
         ) from error
 
 
+def bind_unix_socket(path: str) -> socket.socket:
+    """Return a Unix socket that listens already; a dead server's left-over file is replaced.
+
+    Raises:
+        ConfigError: Somebody listens there, or the path cannot be used.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_dead_socket(path)
+        listener.bind(path)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on --uds {path}: {error.strerror or error}. Choose another path, or "
+            "stop the program that uses it."
+        ) from error
+    return listener
+
+
+def _remove_dead_socket(path: str) -> None:
+    """Remove a socket's file that nobody listens on; a living one makes ``bind`` fail."""
+    if not Path(path).is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink()
+
+
 def _bind_all(port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(
@@ -40,8 +72,10 @@ def _bind_all(port: int) -> socket.socket:
     return socket.create_server(("0.0.0.0", port), backlog=_BACKLOG)
 
 
-def url_of(listener: socket.socket, host: str | None) -> str:
-    """Return the URL a client on this machine can use."""
+def url_of(listener: socket.socket, host: str | None, scheme: str = "http") -> str:
+    """Return the URL a client on this machine can use; of a Unix socket, its path in front."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}:{scheme}://localhost"
     port = listener.getsockname()[1]
     name = "localhost" if host in (None, "", "0.0.0.0", "::") else str(host)
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"

@@ -12,11 +12,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vllm.entrypoints.anthropic.errors import in_dialect_of
 from vllm.entrypoints.openai.errors import HttpError, describe_exception
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
 from vllm.entrypoints.openai.request_scope import header_request_id
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineError
+from vllm.logger import current_request_id
+from vllm.v1.metrics.tracing import TRACE_HEADERS, current_trace_headers
 
 # Probes and scrapes need no key and are answered in every phase.
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/metrics"})
@@ -33,6 +36,8 @@ class EdgeMiddleware:
         metrics: Gets every request.
         api_keys: Keys that open the guarded routes; none: all routes are open.
         echo_request_id: Whether responses carry ``X-Request-Id``.
+        guards_metrics: Whether ``/metrics`` needs a key too.
+        root_path: Where a proxy shows the server; paths may come with it or without.
     """
 
     def __init__(
@@ -43,69 +48,125 @@ class EdgeMiddleware:
         metrics: HttpMetrics,
         api_keys: Sequence[str],
         echo_request_id: bool,
+        guards_metrics: bool = False,
+        root_path: str = "",
     ) -> None:
         self._app = app
         self._state = state
         self._metrics = metrics
         self._api_keys = tuple(key.encode() for key in api_keys)
         self._echo_request_id = echo_request_id
+        self._guards_metrics = guards_metrics
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._root_path:
+            scope["root_path"] = self._root_path
         started = time.monotonic()
         status = 500
+        num_sent = 0
         request_id = header_request_id(scope)
 
         async def observed_send(message: Message) -> None:
-            nonlocal status
+            nonlocal status, num_sent
+            num_sent += len(message.get("body", b""))
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if self._echo_request_id:
                     MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 
+        in_log = current_request_id.set(request_id)
+        in_trace = current_trace_headers.set(_trace_headers(scope))
         try:
             await self._guard(scope, receive, observed_send)
         finally:
+            current_request_id.reset(in_log)
+            current_trace_headers.reset(in_trace)
             handler = getattr(scope.get("route"), "path", "none")
-            self._metrics.observe(handler, scope["method"], status, time.monotonic() - started)
+            self._metrics.observe(
+                handler,
+                scope["method"],
+                status,
+                time.monotonic() - started,
+                request_bytes=_content_length(Headers(scope=scope)),
+                response_bytes=num_sent,
+            )
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in OPEN_PATHS:
-            await self._app(scope, receive, send)
+        path = route_path(scope)
+        if path in OPEN_PATHS:
+            # A scrape is answered in every phase, with a key or without.
+            refusal = self._find_missing_key(scope) if path == "/metrics" else None
+            if refusal is None:
+                await self._app(scope, receive, send)
+            else:
+                await send_error(send, refusal, path, header_request_id(scope))
             return
-        refusal = self._find_refusal(Headers(scope=scope))
+        refusal = self._find_refusal(scope)
         if refusal is not None:
-            await send_error(send, refusal)
+            await send_error(send, refusal, path, header_request_id(scope))
             return
         with self._state.open_request():
             await self._app(scope, _limited(receive), send)
 
-    def _find_refusal(self, headers: Headers) -> HttpError | None:
-        if self._api_keys and not self._is_authorized(headers.get("authorization", "")):
-            return HttpError(
-                401,
-                "A valid API key is needed: send 'Authorization: Bearer <key>'.",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+    def _find_missing_key(self, scope: Scope) -> HttpError | None:
+        """Refuse a scrape without a key, where scrapes are guarded."""
+        return self._check_key(Headers(scope=scope)) if self._guards_metrics else None
+
+    def _check_key(self, headers: Headers) -> HttpError | None:
+        if not self._api_keys or self._is_authorized(headers):
+            return None
+        return HttpError(
+            401,
+            "A valid API key is needed: send 'Authorization: Bearer <key>' or 'x-api-key: <key>'.",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+    def _find_refusal(self, scope: Scope) -> HttpError | None:
+        headers = Headers(scope=scope)
+        unauthorized = self._check_key(headers)
+        if unauthorized is not None:
+            return unauthorized
         try:
             self._state.check_open()
         except EngineError as error:
             return describe_exception(error)
-        length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > MAX_BODY_BYTES:
+        if _content_length(headers) > MAX_BODY_BYTES:
             return _too_large()
         return None
 
-    def _is_authorized(self, header: str) -> bool:
-        scheme, _, key = header.partition(" ")
-        given = key.strip().encode()
+    def _is_authorized(self, headers: Headers) -> bool:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        bearer = key.strip() if scheme.lower() == "bearer" else ""
+        given = [text.encode() for text in (bearer, headers.get("x-api-key", ""))]
         # Every key is compared, each in constant time: neither tells how near a guess was.
-        matches = [hmac.compare_digest(given, known) for known in self._api_keys]
-        return scheme.lower() == "bearer" and any(matches)
+        matches = [hmac.compare_digest(g, known) for g in given for known in self._api_keys]
+        return any(matches)
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path that routes are found by: without ``--root-path``, if it is there."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    if root and (path == root or path.startswith(f"{root}/")):
+        return path[len(root) :]
+    return path
+
+
+def _trace_headers(scope: Scope) -> dict[str, str] | None:
+    headers = Headers(scope=scope)
+    return {name: headers[name] for name in TRACE_HEADERS if name in headers} or None
+
+
+def _content_length(headers: Headers) -> int:
+    length = headers.get("content-length", "")
+    # Longer ones are nonsense, and int() of thousands of digits is slow or refused.
+    return int(length) if length.isdecimal() and len(length) < 20 else 0
 
 
 def _too_large() -> HttpError:
@@ -130,13 +191,13 @@ def _limited(receive: Receive) -> Receive:
     return limited_receive
 
 
-async def send_error(send: Send, error: HttpError) -> None:
-    """Send an error as the whole response."""
-    body = error.body
+async def send_error(send: Send, error: HttpError, path: str, request_id: str) -> None:
+    """Send an error as the whole response, in the shape of the API that a path belongs to."""
+    status, error_headers, body = in_dialect_of(path, error, request_id=request_id)
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        *((name.lower().encode(), value.encode()) for name, value in error.headers.items()),
+        *((name.lower().encode(), value.encode()) for name, value in error_headers.items()),
     ]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,13 +1,17 @@
 """Prompts of a completion: text or token ids, one or several."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vllm.entrypoints.openai.context import ModelFacts
+from vllm.entrypoints.openai.protocol.requests import SamplingRequest
 from vllm.entrypoints.openai.sampling import check_token_id
 from vllm.exceptions import UserInputError
+from vllm.inputs import MAX_CACHE_BOUNDARIES
 from vllm.tokenizers import Tokenizer
+from vllm.v1.engine.input_processor import truncate_prompt
 
 # Longer texts are tokenised in a thread: a millisecond of it is about this much.
 _THREAD_CHARS = 2_000
@@ -20,6 +24,18 @@ class TokenizedPrompt:
     token_ids: list[int]
     text: str | None = None
     cache_boundaries: Sequence[int] = ()
+    cache_ttls: Mapping[int, float] = field(default_factory=dict)
+
+    def with_breakpoints(self, offsets: Mapping[int, float | None]) -> "TokenizedPrompt":
+        """Return the prompt with what a client marked before what its format tells.
+
+        Args:
+            offsets: Places in tokens, and for how many seconds to keep each at least, or None.
+        """
+        others = [offset for offset in self.cache_boundaries if offset not in offsets]
+        boundaries = (*offsets, *others)[:MAX_CACHE_BOUNDARIES]
+        ttls = {offset: ttl for offset, ttl in offsets.items() if ttl is not None}
+        return replace(self, cache_boundaries=boundaries, cache_ttls={**self.cache_ttls, **ttls})
 
 
 def split_prompts(prompt: Any) -> list[str | list[int]]:
@@ -74,6 +90,32 @@ async def tokenize_prompts(
             check_token_id(worst, vocab_size, "prompt")
         tokenized.append(TokenizedPrompt(item))
     return tokenized
+
+
+def truncate(
+    prompt: TokenizedPrompt, request: SamplingRequest, max_tokens: int | None, facts: ModelFacts
+) -> TokenizedPrompt:
+    """Cut a prompt to ``truncate_prompt_tokens``, at its beginning unless the request says else.
+
+    Args:
+        prompt: The prompt.
+        request: Its request.
+        max_tokens: Of the answer, as far as it is known.
+        facts: The model's.
+
+    Raises:
+        UserInputError: The wanted length is impossible.
+    """
+    wanted = request.truncate_prompt_tokens
+    if wanted is None:
+        return prompt
+    if wanted < -1 or wanted == 0:
+        raise UserInputError(
+            f"truncate_prompt_tokens={wanted} must be -1 or at least 1.", "truncate_prompt_tokens"
+        )
+    side = request.truncation_side or "left"
+    kept = truncate_prompt(prompt.token_ids, wanted, facts.max_model_len, max_tokens or 1, side)
+    return prompt if len(kept) == len(prompt.token_ids) else TokenizedPrompt(kept)
 
 
 async def encode_texts(

@@ -73,6 +73,8 @@ def open_scope(
 def header_request_id(scope: Scope) -> str:
     """Return the client's ``X-Request-Id``, or a new one that stays the same for the request."""
     given = Headers(scope=scope).get("x-request-id", "")[:_MAX_ID_CHARS]
+    if not (given.isascii() and given.isprintable()):
+        given = ""  # it goes into the log and into headers
     state: dict[str, str] = scope.setdefault("state", {})
     return given or state.setdefault("request_id", uuid.uuid4().hex)
 
@@ -105,13 +107,16 @@ def make_stream(
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             cache_boundaries=prompt.cache_boundaries,
+            cache_ttls=prompt.cache_ttls,
         )
         for i, prompt in enumerate(prompts)
     ]
     if context.args.enable_log_requests:
         for job, prompt in zip(jobs, prompts, strict=True):
             _log_request(job, prompt, context)
-    return EngineStream(context.engine, jobs, context.state)
+    # An error before the first output is told by a status, unless that would keep a stream silent.
+    patience_s = context.args.operations.keep_alive_s or None
+    return EngineStream(context.engine, jobs, context.state, patience_s if body.stream else None)
 
 
 def _log_request(job: Job, prompt: TokenizedPrompt, context: ServingContext) -> None:

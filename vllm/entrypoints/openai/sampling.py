@@ -6,6 +6,7 @@ from typing import Any
 from vllm import envs
 from vllm.entrypoints.openai.context import ModelFacts
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
+from vllm.entrypoints.openai.structured_fields import make_structured_outputs
 from vllm.exceptions import UserInputError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -24,6 +25,13 @@ _PLAIN_FIELDS = (
     "include_stop_str_in_output",
     "ignore_eos",
     "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "thinking_token_budget",
     "skip_special_tokens",
     "spaces_between_special_tokens",
 )
@@ -185,5 +193,6 @@ def make_sampling_params(
         logprobs=logprobs.sampled,
         prompt_logprobs=logprobs.prompt,
         output_kind=kind,
+        structured_outputs=make_structured_outputs(request),
         **fields,
     )

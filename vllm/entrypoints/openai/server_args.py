@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm.entrypoints.openai.operations_args import OperationsArgs
 from vllm.exceptions import ConfigError
 
 GENERATION_CONFIGS = ("auto", "vllm")
@@ -22,10 +23,13 @@ class ServerArgs:
         allow_special_tokens_in_content: Whether special tokens that a client spells in a message
             become special; else they stay text.
         default_chat_template_kwargs: Under the ``chat_template_kwargs`` of a request.
+        tool_call_parser: Name of the format of tool calls; None: the model's.
+        reasoning_parser: Name of the format of reasoning; None: the model's.
         generation_config: "auto": the checkpoint's sampling defaults; "vllm": neutral ones.
         max_log_len: Characters of a prompt to log; None: all.
         enable_prompt_tokens_details: Whether ``usage`` says why prompt tokens were computed.
         shutdown_timeout_s: How long running requests may finish after SIGTERM.
+        operations: Sockets, TLS, logs, keep-alive.
     """
 
     host: str | None = None
@@ -34,11 +38,13 @@ class ServerArgs:
     chat_template: str | None = None
     allow_special_tokens_in_content: bool = False
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     generation_config: str = "auto"
     enable_log_requests: bool = False
     max_log_len: int | None = None
     enable_prompt_tokens_details: bool = False
-    enable_request_id_headers: bool = False
+    enable_request_id_headers: bool = True
     enable_force_include_usage: bool = False
     shutdown_timeout_s: float = 30.0
     allowed_origins: tuple[str, ...] = ()
@@ -46,6 +52,7 @@ class ServerArgs:
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
     uvicorn_log_level: str = "info"
+    operations: OperationsArgs = field(default_factory=OperationsArgs)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -64,6 +71,8 @@ class ServerArgs:
             )
         if any(not key for key in self.api_keys):
             raise ConfigError("--api-key holds an empty key: leave it out or give a real one.")
+        if self.operations.guards_metrics and not self.api_keys:
+            raise ConfigError("--guard-metrics needs --api-key: without a key all is open.")
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ConfigError(
                 "--allow-credentials with --allowed-origins '*' would let any site act for its "

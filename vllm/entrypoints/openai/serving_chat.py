@@ -1,12 +1,7 @@
-"""``POST /v1/chat/completions``.
+"""``POST /v1/chat/completions``."""
 
-There is no reasoning parser yet: with thinking on, the reasoning is part of the content, up to and
-including ``</think>``.
-"""
-
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -18,7 +13,15 @@ from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.engine_stream import EngineStream
 from vllm.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_json
-from vllm.entrypoints.openai.prompts import TokenizedPrompt
+from vllm.entrypoints.openai.pipeline.answers import (
+    AnswerNews,
+    FinishedAnswer,
+    collect_answers,
+    read_answers,
+)
+from vllm.entrypoints.openai.pipeline.chat_messages import chat_deltas, chat_message
+from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, PreparedChat, prepare_chat
+from vllm.entrypoints.openai.prompts import TokenizedPrompt, truncate
 from vllm.entrypoints.openai.protocol.requests import ChatCompletionRequest
 from vllm.entrypoints.openai.protocol.responses import (
     ChatBody,
@@ -27,7 +30,6 @@ from vllm.entrypoints.openai.protocol.responses import (
     ChatChunkChoice,
     ChatDelta,
     ChatLogprobs,
-    ChatMessageBody,
     unix_now,
 )
 from vllm.entrypoints.openai.request_scope import RequestScope, make_stream, open_scope
@@ -40,10 +42,11 @@ from vllm.entrypoints.openai.sampling import (
 )
 from vllm.entrypoints.openai.sse import encode_event, with_errors_as_events
 from vllm.entrypoints.openai.usage import UsageCounter
-from vllm.exceptions import UnsupportedFeatureError, UserInputError
-from vllm.outputs import CompletionOutput
+from vllm.exceptions import UserInputError
+from vllm.outputs import SampleLogprobs
 from vllm.sampling_params import SamplingParams
-from vllm.tokenizers import ChatOptions, ChatPrompt
+from vllm.tokenizers import ChatOptions
+from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class _Chat:
     """A checked request: its body, prompt, scope and the shape of its answer."""
 
     body: ChatCompletionRequest
-    prompt: TokenizedPrompt
+    prepared: PreparedChat
     scope: RequestScope
     context: ServingContext
     created: int
@@ -63,18 +66,29 @@ class _Chat:
         if asked is None:
             asked = body.max_tokens
         max_tokens = resolve_max_tokens(asked, None, len(prompt.token_ids), facts)
-        return make_sampling_params(body, facts, max_tokens, self.wish)
+        params = make_sampling_params(body, facts, max_tokens, self.wish)
+        return self.prepared.adapt_params(params)
 
-    def logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
+    @property
+    def n(self) -> int:
+        return 1 if self.body.n is None else self.body.n
+
+    @property
+    def shows_reasoning(self) -> bool:
+        return self.body.include_reasoning is not False
+
+    def logprobs(
+        self, token_ids: Sequence[int], rows: SampleLogprobs | None
+    ) -> ChatLogprobs | None:
         if self.wish.sampled is None:
             return None
         as_ids = bool(self.body.return_tokens_as_token_ids)
         num_top = self.body.top_logprobs or 0
-        return chat_logprobs(output.token_ids, output.logprobs or [], num_top, as_ids)
+        return chat_logprobs(token_ids, rows or [], num_top, as_ids)
 
     def usage_counter(self) -> UsageCounter:
         return UsageCounter(
-            [len(self.prompt.token_ids)],
+            [len(self.prepared.prompt.token_ids)],
             shows_misses=self.context.args.enable_prompt_tokens_details,
         )
 
@@ -99,7 +113,7 @@ async def create_chat_completion(
         ClientGoneError: The client left before the answer began.
     """
     chat = await _check(body, raw_request, context)
-    stream = make_stream(chat.scope, body, [chat.prompt], chat.params, context)
+    stream = make_stream(chat.scope, body, [chat.prepared.prompt], chat.params, context)
     if not body.stream:
         content = await chat.scope.until_gone(_collect(chat, stream))
         return Response(content, media_type="application/json", headers=chat.scope.headers)
@@ -118,26 +132,22 @@ async def _check(
         raise UserInputError("top_logprobs needs logprobs=true.", "top_logprobs")
     num_top = check_logprobs(body.top_logprobs or 0, facts, "top_logprobs")
     num_prompt_top = check_logprobs(body.prompt_logprobs, facts, "prompt_logprobs")
-    prompt = await encode_chat(
-        body.messages,
-        ChatOptions(
-            add_generation_prompt=body.add_generation_prompt is not False,
-            continue_final_message=bool(body.continue_final_message),
-            reasoning_effort=body.reasoning_effort,
-            template_kwargs=_template_kwargs(body.chat_template_kwargs, context),
-            add_special_tokens=bool(body.add_special_tokens),
-        ),
-        context,
+    options = ChatOptions(
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        reasoning_effort=body.reasoning_effort,
+        template_kwargs=_template_kwargs(body.chat_template_kwargs, context),
+        add_special_tokens=bool(body.add_special_tokens),
     )
-    if body.include_reasoning is False and prompt.in_reasoning:
-        raise UnsupportedFeatureError(
-            "include_reasoning=false is not supported by this server yet while the model reasons: "
-            "turn reasoning off with chat_template_kwargs={'thinking': false}.",
-            "include_reasoning",
-        )
+    tools = parse_tools(body.tools)
+    choice = parse_tool_choice(body.tool_choice, tools)
+    parallel = body.parallel_tool_calls is not False
+    task = ChatTask(body.messages, options, tools, choice, parallel)
+    prepared = await prepare_chat(task, context)
+    max_tokens = body.max_completion_tokens or body.max_tokens
     return _Chat(
         body=body,
-        prompt=TokenizedPrompt(prompt.token_ids, prompt.text, prompt.part_ends),
+        prepared=replace(prepared, prompt=truncate(prepared.prompt, body, max_tokens, facts)),
         scope=scope,
         context=context,
         created=unix_now(),
@@ -151,54 +161,34 @@ def _template_kwargs(
     return {**context.args.default_chat_template_kwargs, **(from_request or {})}
 
 
-async def encode_chat(
-    messages: Sequence[Mapping[str, Any]], options: ChatOptions, context: ServingContext
-) -> ChatPrompt:
-    """Render and tokenise a chat, in a thread: templates are programs and texts are long.
-
-    Raises:
-        UserInputError: A message or an option is wrong.
-    """
-    return await asyncio.to_thread(context.chat_encoder.encode_chat, messages, options)
-
-
 async def _collect(chat: _Chat, stream: EngineStream) -> bytes:
-    await stream.start()
     usage = chat.usage_counter()
-    choices: list[ChatChoice] = []
-    prompt_logprobs = None
-    try:
-        async for item in stream.outputs():
-            usage.add(item)
-            prompt_logprobs = item.output.prompt_logprobs or prompt_logprobs
-            choices += [_choice(chat, output) for output in item.output.outputs]
-    finally:
-        await stream.close()
+    answers = await collect_answers(stream, chat.prepared.make_parser, usage, chat.n)
     response = ChatBody(
         id=chat.scope.response_id,
         created=chat.created,
         model=chat.scope.model,
-        choices=sorted(choices, key=lambda choice: choice.index),
+        choices=[_choice(chat, answer) for answer in answers],
         system_fingerprint=chat.context.facts.fingerprint,
         usage=usage.usage,
     )
     if chat.body.prompt_logprobs is not None:
-        response.prompt_logprobs = prompt_logprobs_json(prompt_logprobs) or UNSET
+        response.prompt_logprobs = prompt_logprobs_json(answers[0].prompt_logprobs) or UNSET
     if chat.body.return_token_ids:
-        response.prompt_token_ids = chat.prompt.token_ids
+        response.prompt_token_ids = chat.prepared.prompt.token_ids
     return msgspec.json.encode(response)
 
 
-def _choice(chat: _Chat, output: CompletionOutput) -> ChatChoice:
+def _choice(chat: _Chat, answer: FinishedAnswer) -> ChatChoice:
     choice = ChatChoice(
-        index=output.index,
-        message=ChatMessageBody(output.text),
-        logprobs=chat.logprobs(output),
-        finish_reason=output.finish_reason,
-        stop_reason=output.stop_reason,
+        index=answer.index,
+        message=chat_message(answer.parsed, chat.shows_reasoning),
+        logprobs=chat.logprobs(answer.token_ids, answer.logprobs),
+        finish_reason=answer.finish_reason,
+        stop_reason=answer.stop_reason,
     )
     if chat.body.return_token_ids:
-        choice.token_ids = list(output.token_ids)
+        choice.token_ids = answer.token_ids
     return choice
 
 
@@ -208,19 +198,17 @@ async def _events(chat: _Chat, stream: EngineStream) -> AsyncIterator[bytes]:
     in_every_chunk = force or bool(options and options.continuous_usage_stats)
     usage = chat.usage_counter()
     opened: set[int] = set()
-    async for item in stream.outputs():
-        usage.add(item)
-        for output in item.output.outputs:
-            chunks = [_delta(chat, output)]
-            if output.index not in opened:
-                # The role goes out with the first token and not at arrival: clients measure the
-                # time to the first token by this chunk.
-                opened.add(output.index)
-                chunks.insert(0, _role(chat, output.index))
-            for chunk in chunks:
-                if in_every_chunk:
-                    chunk.usage = usage.usage
-                yield encode_event(chunk)
+    async for news in read_answers(stream, chat.prepared.make_parser, usage, chat.n):
+        chunks = _deltas(chat, news)
+        if news.index not in opened:
+            # The role goes out with the first token and not at arrival: clients measure the
+            # time to the first token by this chunk.
+            opened.add(news.index)
+            chunks.insert(0, _role(chat, news.index))
+        for chunk in chunks:
+            if in_every_chunk:
+                chunk.usage = usage.usage
+            yield encode_event(chunk)
     if force or (options and options.include_usage):
         last = chat.chunk([])
         last.usage = usage.usage
@@ -230,19 +218,18 @@ async def _events(chat: _Chat, stream: EngineStream) -> AsyncIterator[bytes]:
 def _role(chat: _Chat, index: int) -> ChatChunkBody:
     chunk = chat.chunk([ChatChunkChoice(index, ChatDelta(role="assistant", content=""))])
     if chat.body.return_token_ids:
-        chunk.prompt_token_ids = chat.prompt.token_ids
+        chunk.prompt_token_ids = chat.prepared.prompt.token_ids
     return chunk
 
 
-def _delta(chat: _Chat, output: CompletionOutput) -> ChatChunkBody:
-    choice = ChatChunkChoice(
-        index=output.index,
-        delta=ChatDelta(content=output.text),
-        logprobs=chat.logprobs(output),
-        finish_reason=output.finish_reason,
-    )
-    if output.finish_reason is not None:
-        choice.stop_reason = output.stop_reason
+def _deltas(chat: _Chat, news: AnswerNews) -> list[ChatChunkBody]:
+    """The chunks of one output of the engine: one at least, as clients count tokens by chunks."""
+    deltas = chat_deltas(news.pieces, chat.shows_reasoning) or [ChatDelta()]
+    choices = [ChatChunkChoice(index=news.index, delta=delta) for delta in deltas]
+    choices[0].logprobs = chat.logprobs(news.output.token_ids, news.output.logprobs)
     if chat.body.return_token_ids:
-        choice.token_ids = list(output.token_ids)
-    return chat.chunk([choice])
+        choices[0].token_ids = list(news.output.token_ids)
+    choices[-1].finish_reason = news.finish_reason
+    if news.finish_reason is not None:
+        choices[-1].stop_reason = news.output.stop_reason
+    return [chat.chunk([choice]) for choice in choices]

@@ -12,7 +12,7 @@ from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.engine_stream import EngineStream
 from vllm.entrypoints.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs_json
-from vllm.entrypoints.openai.prompts import TokenizedPrompt, tokenize_prompts
+from vllm.entrypoints.openai.prompts import TokenizedPrompt, tokenize_prompts, truncate
 from vllm.entrypoints.openai.protocol.requests import CompletionRequest
 from vllm.entrypoints.openai.protocol.responses import (
     CompletionBody,
@@ -174,6 +174,8 @@ async def _check(
     if body.cache_boundaries:
         marks = tuple(body.cache_boundaries)
         prompts = [replace(prompt, cache_boundaries=marks) for prompt in prompts]
+    max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    prompts = [truncate(prompt, body, max_tokens, facts) for prompt in prompts]
     return _Completion(
         body=body,
         prompts=prompts,

@@ -1,14 +1,15 @@
 """``POST /tokenize`` and ``POST /detokenize``."""
 
 from vllm.entrypoints.openai.context import ServingContext
+from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, prepare_chat
 from vllm.entrypoints.openai.prompts import encode_texts
 from vllm.entrypoints.openai.protocol.fields import check_extra_fields
 from vllm.entrypoints.openai.protocol.requests import DetokenizeRequest, TokenizeRequest
 from vllm.entrypoints.openai.protocol.responses import DetokenizeBody, TokenizeBody
 from vllm.entrypoints.openai.sampling import check_token_id
-from vllm.entrypoints.openai.serving_chat import encode_chat
 from vllm.exceptions import UserInputError
 from vllm.tokenizers import ChatOptions
+from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
 
 
 async def tokenize(body: TokenizeRequest, context: ServingContext) -> TokenizeBody:
@@ -30,6 +31,8 @@ async def tokenize(body: TokenizeRequest, context: ServingContext) -> TokenizeBo
 
 async def _token_ids(body: TokenizeRequest, context: ServingContext) -> list[int]:
     if body.prompt is not None:
+        if body.tools is not None:
+            raise UserInputError("tools needs messages: a prompt has no place for it.", "tools")
         with_special = body.add_special_tokens is not False
         return (await encode_texts(context.tokenizer, [body.prompt], with_special))[0]
     options = ChatOptions(
@@ -42,7 +45,9 @@ async def _token_ids(body: TokenizeRequest, context: ServingContext) -> list[int
         },
         add_special_tokens=bool(body.add_special_tokens),
     )
-    return (await encode_chat(body.messages or [], options, context)).token_ids
+    tools = parse_tools(body.tools)
+    task = ChatTask(body.messages or [], options, tools, parse_tool_choice(None, tools))
+    return (await prepare_chat(task, context)).prompt.token_ids
 
 
 async def detokenize(body: DetokenizeRequest, context: ServingContext) -> DetokenizeBody:

@@ -6,7 +6,11 @@ Chunks take their own rows from the activations:
     local keys of a chunk   | stored rows before it (prior) | its own rows |
     full attention          every query sees all prior rows and its own rows up to itself: no mask
     window                  tiles of queries, each over a band of local keys
+
+Rows that a chunk computes and does not write are taken from pages in place of its own.
 """
+
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,6 +23,7 @@ from vllm.v1.attention.step_tables import (
     DecodeKeys,
     KeyMetadata,
     KeyTile,
+    PageRows,
     RowWrites,
 )
 
@@ -26,7 +31,11 @@ _TILE_QUERIES = 256
 
 
 def build_key_metadata(
-    batch: StepBatch, group: GroupLayout, lookup: BlockLookup, writes: RowWrites
+    batch: StepBatch,
+    group: GroupLayout,
+    lookup: BlockLookup,
+    writes: RowWrites,
+    write_from: np.ndarray,
 ) -> KeyMetadata:
     """Builds one group's tables.
 
@@ -35,6 +44,7 @@ def build_key_metadata(
         group: Geometry of the group.
         lookup: Its block tables.
         writes: What the step stores in it.
+        write_from: Position from which each request writes, int64 [R].
 
     Raises:
         InvariantError: A row that attention must read is not stored (I5).
@@ -48,7 +58,10 @@ def build_key_metadata(
             for requests in batch.decode_requests
         ),
         chunks=tuple(
-            _build_chunk(batch, request, int(num_prior[request]), group.window, lookup, masks)
+            replace(
+                _build_chunk(batch, request, int(num_prior[request]), group.window, lookup, masks),
+                kept=_find_kept(batch, request, int(write_from[request]), lookup),
+            )
             for request in batch.chunk_requests
         ),
     )
@@ -99,6 +112,16 @@ def _are_stored(batch: StepBatch, requests: np.ndarray, lookup: BlockLookup) -> 
     is_ours = np.isin(batch.request_of_row, requests)
     blocks = lookup.find_blocks(batch.request_of_row[is_ours], batch.position_of_row[is_ours])
     return bool(blocks.all())
+
+
+def _find_kept(
+    batch: StepBatch, request: int, write_from: int, lookup: BlockLookup
+) -> PageRows | None:
+    """Locates the first rows of a chunk that it computes and does not write."""
+    start, end = int(batch.starts[request]), int(batch.ends[request])
+    if write_from <= start:
+        return None
+    return lookup.locate(np.full(1, request), np.arange(start, min(write_from, end)))
 
 
 def _build_chunk(

@@ -64,8 +64,9 @@ def build_step_metadata(
         tables = [batch_slice.tables[group_id] for batch_slice in batch.slices]
         lookup = BlockLookup(tables, group, torch_device)
         if group.kind == "keys":
-            writes = _build_writes(batch, lookup, batch.find_write_from(group_id))
-            keys[group_id] = build_key_metadata(batch, group, lookup, writes)
+            write_from = batch.find_write_from(group_id)
+            writes = _build_writes(batch, lookup, write_from)
+            keys[group_id] = build_key_metadata(batch, group, lookup, writes, write_from)
         elif group.kind == "window":
             writes = _build_writes(batch, lookup, batch.find_write_from(group_id))
             windows[group_id] = _build_window(batch, group, lookup, writes)

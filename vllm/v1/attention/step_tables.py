@@ -272,10 +272,13 @@ class ChunkKeys:
     Attributes:
         prior: Addresses [P] of the stored rows that some query sees.
         tiles: Empty: every query sees all stored rows, and the chunk's own up to its position.
+        kept: Addresses [N] of the chunk's first rows, where these are not written but taken as
+            they are stored; None: all are its own.
     """
 
     prior: PageRows
     tiles: tuple[KeyTile, ...]
+    kept: PageRows | None = None
 
 
 @dataclass(frozen=True, slots=True)

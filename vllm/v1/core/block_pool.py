@@ -94,7 +94,8 @@ class BlockPool:
             regular = self.ranked or FreeKVCacheBlockQueue([])
             self.tiers = (first, *low, regular, *live, pinned)
             # Without ranks there are no spare checkpoints, and none of running requests apart.
-            self._queues = self.tiers if self.ranked else (first, low[-1], regular, pinned)
+            cold = self.tiers[Tier.COLD]
+            self._queues = self.tiers if self.ranked else (first, cold, regular, pinned)
         self._num_free = num_gpu_blocks - 1
         # Where a free block stands; of no meaning while it is held. Written only where it matters:
         # with one queue for all tiers, that is for pinned blocks.
@@ -386,8 +387,7 @@ class BlockPool:
         assert self.pins is None
         self.pins = Pins(self, max_pinned)
         logger.info(
-            "VLLM_PIN_SWA_TOKENS: up to %d of %d blocks hold pinned windows, room for %d prefixes "
-            "of %d blocks",
+            "Pins cover up to %d of %d blocks: of windows alone, room for %d prefixes of %d blocks",
             max_pinned,
             self.num_gpu_blocks,
             max_pinned // blocks_per_prefix if blocks_per_prefix else 0,

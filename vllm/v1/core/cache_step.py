@@ -18,7 +18,7 @@ from vllm.v1.core.policy.spare import NO_SPARES, Spares
 from vllm.v1.core.prefix.lookup import PartialAdoption, PrefixHit
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import WindowTable
+    from vllm.v1.core.sched.output import RowBounds, WindowTable
     from vllm.v1.request import Request
 
 
@@ -138,12 +138,14 @@ class StepWork:
         drafter_rebuilds: Requests whose drafter makes its hit's last row anew, and the block that
             row was in.
         new_block_ids: Blocks taken in this step, where pages must be zeroed.
+        row_bounds: Requests that compute window rows again, and what they write and read.
     """
 
     copies: list[tuple[int, int]] = field(default_factory=list)
     window_tables: dict[str, tuple[WindowTable, ...]] = field(default_factory=dict)
     drafter_rebuilds: dict[str, int] = field(default_factory=dict)
     new_block_ids: list[int] | None = None
+    row_bounds: dict[str, RowBounds] = field(default_factory=dict)
 
 
 # What most steps take of it: shared, and never written.

@@ -26,10 +26,13 @@ from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
+from vllm.v1.core.prefix.held import HeldPrefixes
 from vllm.v1.core.prefix.lookup import find_prefix
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.prefix.publication import Publisher
+from vllm.v1.core.prefix.rebuilds import Rebuilds, prefer_rebuild
 from vllm.v1.core.prefix.records import explain_misses
 from vllm.v1.core.prefix.waiting import DonorWaits
 from vllm.v1.core.request_cache import Pending, RequestCache
@@ -42,7 +45,7 @@ from vllm.v1.core.whole_block_coordinator import (
     UnitaryKVCacheCoordinator,
 )
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.messages import BYPASSED, PrefillStats
+from vllm.v1.messages import BYPASSED, HeldPrefix, PrefillStats
 from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
@@ -84,6 +87,8 @@ class CheckpointCoordinator(Coordinator):
         self._changed: dict[str, RequestCache] = {}
         self._ends_in_flight: list[KVCacheBlock] = []
         self._waiting = DonorWaits(prefixes, self.requests, self._changed)
+        self._rebuilds = Rebuilds(self.geometry)
+        self.held = HeldPrefixes(prefixes)
         self._num_steps = 0
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
 
@@ -95,10 +100,12 @@ class CheckpointCoordinator(Coordinator):
         hit = find(max_tokens)
         if self.settings.stale_row is StaleRow.DROP:
             hit = drop_stale(self.geometry, hit, request.all_token_ids, find)
+        if self.policy.rebuilds:
+            hit = prefer_rebuild(self.index, self.geometry, request.block_hashes, hit)
         blocks: list[Sequence[KVCacheBlock]] = [() for _ in self.geometry.groups]
         for group, full in zip(self.geometry.dense, hit.full_blocks, strict=True):
             blocks[group.group_id] = full
-        return Lookup(KVCacheBlocks(tuple(blocks)), hit.position, hit)
+        return Lookup(KVCacheBlocks(tuple(blocks)), hit.start, hit)
 
     def make_record(self, request: Request, found: Lookup, num_cached_tokens: int) -> PrefillStats:
         """Say where an admitted request's tokens come from, and learn from it."""
@@ -107,13 +114,19 @@ class CheckpointCoordinator(Coordinator):
         misses = explain_misses(
             self.index, self.geometry, request.block_hashes, request.num_tokens, hit
         )
-        if hit.position > num_cached_tokens:
+        if hit.start > num_cached_tokens:
             # Admitted without its hit because the pool was too full for it.
-            unused = hit.position - num_cached_tokens
+            unused = hit.start - num_cached_tokens
             misses[BYPASSED] = misses.get(BYPASSED, 0) + unused
         if request.num_preemptions == 0:
             self.prefixes.observe(request)
-        return PrefillStats(request.num_tokens, num_cached_tokens, hit.dense_match, misses)
+        return PrefillStats(
+            request.num_tokens,
+            num_cached_tokens,
+            hit.dense_match,
+            misses,
+            rebuild_saved_tokens=hit.num_saved_tokens if num_cached_tokens else 0,
+        )
 
     def should_wait(self, request: Request, found: Lookup) -> bool:
         """Whether a running prefill is about to publish more of a waiting request's prefix."""
@@ -210,12 +223,7 @@ class CheckpointCoordinator(Coordinator):
         cache.published.junctions = first.junctions
         if hit is None:
             return
-        checkpoint = hit.checkpoint
-        assert checkpoint is not None
         cache.published.num_units = hit.position // self.geometry.unit
-        cache.origins = tuple(r for r in (checkpoint, hit.lean_checkpoint) if r is not None)
-        if first.parts_at_hit:
-            self.store.mark_junction(checkpoint)
         for table, blocks in zip(cache.dense, hit.full_blocks, strict=True):
             pool.touch(blocks)
             table.blocks = list(blocks)
@@ -223,10 +231,21 @@ class CheckpointCoordinator(Coordinator):
             pool.touch([adoption.block])
             if not adoption.is_copy:
                 cache.dense[adoption.dense_index].blocks.append(adoption.block)
+        if hit.rebuild is not None:
+            self._rebuilds.begin(cache, hit.rebuild)
+        if hit.checkpoint is not None:
+            self._resume_at(hit.checkpoint, cache, first)
+
+    def _resume_at(self, checkpoint: Checkpoint, cache: RequestCache, first: FirstStep) -> None:
+        """Give a request the window rows of a checkpoint."""
+        lean = first.hit.lean_checkpoint if first.hit is not None else None
+        cache.origins = tuple(r for r in (checkpoint, lean) if r is not None)
+        if first.parts_at_hit:
+            self.store.mark_junction(checkpoint)
         for window, window_blocks in zip(cache.windows, checkpoint.blocks, strict=True):
-            pool.touch(window_blocks)
-            window.adopt(hit.position, window_blocks)
-        self.store.hit(checkpoint, hit.lean_checkpoint)
+            self.block_pool.touch(window_blocks)
+            window.adopt(checkpoint.position, window_blocks)
+        self.store.hit(checkpoint, lean)
 
     def _take_copies(
         self, cache: RequestCache, first: FirstStep, taken: Iterator[KVCacheBlock]
@@ -255,6 +274,7 @@ class CheckpointCoordinator(Coordinator):
     def new_step_starts(self) -> None:
         """Begin a ``schedule()``: the previous step's copies have run."""
         self._num_steps += 1
+        self.held.expire()
         if self._ends_in_flight:
             self.block_pool.free_blocks(self._ends_in_flight)
             self._ends_in_flight = []
@@ -268,14 +288,15 @@ class CheckpointCoordinator(Coordinator):
             if pending is None:
                 continue
             self._publisher.publish(cache, pending.end, pending.boundaries, pending.spares)
-            if self.block_pool.pins is not None:
+            if self.policy.pinned_share is not None:
                 self._publisher.pin_window(cache, pending.start, pending.end)
 
     def take_step_work(self) -> StepWork:
         """Drain what the worker must know; the ends of copies stay held until they have run."""
-        if not self._changed:
+        row_bounds = self._rebuilds.take_row_bounds()
+        if not self._changed and not row_bounds:
             return NO_WORK
-        work = StepWork()
+        work = StepWork(row_bounds=row_bounds)
         for request_id, cache in self._changed.items():
             for copy in cache.copies:
                 work.copies.append((copy.source.block_id, copy.destination.block_id))
@@ -303,11 +324,14 @@ class CheckpointCoordinator(Coordinator):
         """Give back everything a request holds; what it published stays cached."""
         cache = self.requests.pop(request_id, None)
         self._changed.pop(request_id, None)
+        self._rebuilds.end(request_id)
         if cache is None or not cache.is_admitted:
             return
         if self.settings.enable_caching:
             self._publisher.publish_accepted(cache)
         self._publisher.follow(cache)
+        if cache.request.cache_ttls:
+            self.held.note_end(cache)
         pool = self.block_pool
         for copy in cache.copies:
             pool.free_blocks((copy.source, copy.destination))
@@ -334,7 +358,18 @@ class CheckpointCoordinator(Coordinator):
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached and what was learnt of it; False while blocks are held."""
         self.new_step_starts()
-        return self.prefixes.reset()
+        done = self.prefixes.reset()
+        if done:
+            self.held.clear()
+        return done
+
+    def held_prefixes(self) -> Sequence[HeldPrefix]:
+        """Return the prefixes that somebody asked to keep."""
+        return tuple(self.held.describe())
+
+    def forget_prefix(self, name: str) -> bool:
+        """Let go of such a prefix; returns whether there is one of the name."""
+        return self.held.forget(name)
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""

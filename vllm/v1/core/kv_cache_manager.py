@@ -19,7 +19,7 @@ from vllm.v1.kv_cache_interface import (
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
 )
-from vllm.v1.messages import BYPASSED, PrefillStats
+from vllm.v1.messages import BYPASSED, HeldPrefix, PrefillStats
 from vllm.v1.metrics.stats import CachePolicyStats, PrefixCacheStats
 from vllm.v1.request import Request
 
@@ -368,6 +368,14 @@ class KVCacheManager(CacheQueries):
         if self._zeroes_blocks:
             work = replace(work, new_block_ids=self.take_new_block_ids())
         return work
+
+    def held_prefixes(self) -> Sequence[HeldPrefix]:
+        """Return the prefixes that somebody asked to keep."""
+        return self.coordinator.held_prefixes()
+
+    def forget_prefix(self, name: str) -> bool:
+        """Let go of such a prefix; returns whether there is one of the name."""
+        return self.coordinator.forget_prefix(name)
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""

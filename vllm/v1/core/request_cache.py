@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_step import BlockCopy
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.policy.rebuild import Rebuild
 from vllm.v1.core.policy.spare import NO_SPARES, Spares
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.sched.output import WindowTable
@@ -37,6 +38,7 @@ class Publications:
         kept: Checkpoints it made that outlive its advance.
         wanted: Boundaries it wants kept: replay boundaries and junctions.
         junctions: Those of them where prompts part.
+        spared: Boundaries near its prompt's end where it left checkpoints nobody asked for.
         unfollowed: A checkpoint it made before the token that follows was known.
     """
 
@@ -45,6 +47,7 @@ class Publications:
     kept: list[Checkpoint] = field(default_factory=list)
     wanted: set[int] = field(default_factory=set)
     junctions: set[int] = field(default_factory=set)
+    spared: set[int] = field(default_factory=set)
     unfollowed: Checkpoint | None = None
 
 
@@ -67,6 +70,7 @@ class RequestCache:
         pending: What this step publishes.
         copies: Copies that this step runs.
         spared_until: Where a step ends that leaves spare checkpoints; 0: it leaves none.
+        rebuild: Tokens of its hit whose window rows it computes again.
         rebuilt_block_id: Block of the checkpoint whose last row its drafter makes anew.
     """
 
@@ -82,12 +86,18 @@ class RequestCache:
     pending: Pending | None = None
     copies: list[BlockCopy] = field(default_factory=list)
     spared_until: int = 0
+    rebuild: Rebuild | None = None
     rebuilt_block_id: int | None = None
 
     @property
     def num_accepted(self) -> int:
         """The computed tokens that stand, whatever the steps in flight bring."""
         return self.request.num_computed_tokens - self.request.num_output_placeholders
+
+    @property
+    def exact_from(self) -> int:
+        """The first boundary at which its window rows are those of its tokens; 0: everywhere."""
+        return self.rebuild.end if self.rebuild is not None else 0
 
     def set_ready(self, alloc_end: int) -> None:
         """Remember up to where the tables need no change; ``alloc_end`` if there is no table."""

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_step import FirstStep, StepPlan, StepRequest
 from vllm.v1.core.policy.geometry import GroupGeometry
+from vllm.v1.core.policy.rebuild import Rebuild
 from vllm.v1.core.policy.retention import (
     needed_window_blocks,
     replay_boundaries,
     step_boundaries,
+    trailing_boundaries,
 )
 from vllm.v1.core.policy.spare import NO_SPARES, Spares, spare_boundaries
 from vllm.v1.core.prefix.drafter_rows import StaleRow, stale_groups
+from vllm.v1.core.prefix.held import hold_boundaries
 from vllm.v1.core.prefix.lookup import PrefixHit, find_junction, plan_partials
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
@@ -75,7 +78,8 @@ class StepPlanner:
 
     def _plan_next(self, step: StepRequest, cache: RequestCache, publishes: bool) -> StepPlan:
         """Plan a step of a request that holds tables."""
-        boundaries = self._boundaries(step, cache.published.wanted) if publishes else ()
+        wanted = cache.published.wanted
+        boundaries = self._boundaries(step, wanted, cache.rebuild) if publishes else ()
         num_dense = [table.num_missing(step.alloc_end) for table in cache.dense]
         indices = self._window_indices(step, boundaries, cache, None)
         num_new = sum(num_dense) + sum(map(len, indices))
@@ -103,7 +107,8 @@ class StepPlanner:
             if cache is not None:
                 indices.append(cache.windows[number].find_missing(needed))
             else:
-                adopted = group.rows_below(hit.position) if hit else range(0)
+                resumes = hit is not None and hit.checkpoint is not None
+                adopted = group.rows_below(hit.position) if hit and resumes else range(0)
                 indices.append([i for i in needed if i not in adopted])
         return indices
 
@@ -115,15 +120,16 @@ class StepPlanner:
         The admission gate counts neither, so a request must be able to go on without them.
         """
         step = plan.step
+        hit = plan.first.hit if plan.first is not None else None
+        rebuild = cache.rebuild if cache is not None else hit.rebuild if hit is not None else None
         if plan.num_blocks > num_available:
-            hit = plan.first.hit if plan.first is not None else None
             wanted = cache.published.wanted if cache is not None else set()
             wanted = plan.first.wanted if plan.first is not None else wanted
-            boundaries = step_boundaries(self._geometry, step.start, step.end, wanted)
+            boundaries = self._boundaries(step, wanted, rebuild, interval=0)
             indices = self._window_indices(step, boundaries, cache, hit)
             self._revise(plan, indices, boundaries)
         elif self._prefixes.adaptation is not None:
-            spares = self._find_spares(step, plan)
+            spares = self._find_spares(step, plan, rebuild)
             if spares != NO_SPARES:
                 indices = self._with_spares(plan, spares, cache)
                 more = sum(map(len, indices)) - sum(map(len, plan.window_indices))
@@ -164,15 +170,16 @@ class StepPlanner:
             indices.append(sorted(needed))
         return indices
 
-    def _find_spares(self, step: StepRequest, plan: StepPlan) -> Spares:
+    def _find_spares(self, step: StepRequest, plan: StepPlan, rebuild: Rebuild | None) -> Spares:
         """Return where a prefill step leaves checkpoints that nobody asked for."""
         pool, request = self._prefixes.pool, step.request
         spares = spare_boundaries(
             self._geometry,
-            step.start,
+            max(step.start, rebuild.end) if rebuild is not None else step.start,
             min(step.end, request.num_prompt_tokens),
             request.num_prompt_tokens,
-            plan.boundaries,
+            # A trailing checkpoint is given up when it is passed: there a spare one stays.
+            set(plan.boundaries).difference(trailing_boundaries(self._geometry, step.end)),
             pool.num_scratch_blocks - plan.num_new_blocks,
             pool.num_spare_blocks,
             pool.num_gpu_blocks,
@@ -201,9 +208,19 @@ class StepPlanner:
             indices.append(appended)
         return StepPlan(step, num_new, num_new, True, num_dense, indices)
 
-    def _boundaries(self, step: StepRequest, wanted: Iterable[int]) -> tuple[int, ...]:
-        interval = self._prefixes.interval
-        return step_boundaries(self._geometry, step.start, step.end, wanted, interval)
+    def _boundaries(
+        self,
+        step: StepRequest,
+        wanted: Iterable[int],
+        rebuild: Rebuild | None,
+        interval: int | None = None,
+    ) -> tuple[int, ...]:
+        """Return where a step leaves checkpoints, by the interval in force if none is given."""
+        if interval is None:
+            interval = self._prefixes.interval
+        # Window rows that are computed again are right where that ends, and from there on.
+        start = step.start if rebuild is None else max(step.start, rebuild.end - 1)
+        return step_boundaries(self._geometry, start, step.end, wanted, interval)
 
     def _needed_blocks(
         self, group: GroupGeometry, step: StepRequest, boundaries: tuple[int, ...]
@@ -219,7 +236,8 @@ class StepPlanner:
         found = step.lookup
         hit = found.hit if found is not None and found.num_tokens else None
         first = self._plan_first_step(step.request, found.hit if found else None, hit)
-        boundaries = self._boundaries(step, first.wanted) if publishes else ()
+        rebuild = hit.rebuild if hit is not None else None
+        boundaries = self._boundaries(step, first.wanted, rebuild) if publishes else ()
         num_adopted = [len(blocks) for blocks in hit.full_blocks] if hit else []
         num_adopted = num_adopted or [0] * len(self._geometry.dense)
         for adoption in first.partials:
@@ -259,10 +277,15 @@ class StepPlanner:
         parting = 0
         if found is not None and policy.keeps_junctions:
             parting = find_junction(self._index, geometry, request.block_hashes, found)
-        parts_at_hit = found is not None and 0 < parting == found.position
+        parts_at_hit = found is not None and 0 < parting == found.position and not found.rebuild
         if parting and not parts_at_hit:
             junctions = {parting, geometry.floor_lean(parting)} if policy.keeps_lean else {parting}
             junctions.discard(0)
+        if hit is not None and hit.rebuild is not None:
+            # Once is enough: others shall resume there.
+            wanted.add(hit.position)
+        if request.cache_ttls:
+            wanted |= hold_boundaries(geometry, request.cache_ttls)
         rebuilt: tuple[int, ...] = ()
         if hit is not None and self._settings.stale_row is StaleRow.REBUILD:
             rebuilt = stale_groups(geometry, hit, request.all_token_ids)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from vllm import envs
 from vllm.config import VllmConfig
-from vllm.exceptions import EngineDeadError, ShuttingDownError
+from vllm.exceptions import EngineDeadError, QueueFullError, ShuttingDownError
 from vllm.inputs import PromptType
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
@@ -18,16 +18,19 @@ from vllm.v1.engine.client import AsyncEngineCoreHandle
 from vllm.v1.engine.engine_base import EngineBase
 from vllm.v1.engine.launch import launch_engine_core
 from vllm.v1.engine.output_processor import ProcessedOutputs
-from vllm.v1.engine.output_queue import OutputQueue
+from vllm.v1.engine.output_queue import OutputQueue, OutputSink
 from vllm.v1.engine.queue_limit import QueueLimit
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.engine.wire import (
     FromCore,
+    HeldPrefixes,
     PrefixCacheReset,
     StepOutputs,
 )
+from vllm.v1.messages import HeldPrefix
 from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import LoggingStatLogger, StatLogger
+from vllm.v1.metrics.tracing import current_trace_headers
 
 if TYPE_CHECKING:
     from vllm.v1.engine.engine_args import AsyncEngineArgs
@@ -70,7 +73,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         self._queue_limit = QueueLimit.from_config(vllm_config.scheduler_config)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._log_timer: asyncio.TimerHandle | None = None
-        self._calls: dict[int, asyncio.Future[bool]] = {}
+        self._calls: dict[int, asyncio.Future[PrefixCacheReset | HeldPrefixes]] = {}
         self._idle = asyncio.Event()
         self._draining = False
 
@@ -130,6 +133,38 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         Raises:
             As :meth:`generate`.
         """
+        queue = OutputQueue(deltas=params.output_kind == RequestOutputKind.DELTA)
+        leave = await self.submit(
+            request_id,
+            prompt,
+            params,
+            queue,
+            priority=priority,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+        )
+        return RequestStream(request_id, queue, leave)
+
+    async def submit(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams,
+        sink: OutputSink,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> Callable[[], None]:
+        """Check and submit a request whose outputs go straight to ``sink``, in the event loop.
+
+        Returns:
+            What to call to leave early: it aborts the request unless it has finished. Nothing else
+            does, so a caller that loses interest must call it.
+
+        Raises:
+            As :meth:`generate`, for what is known at once; the sink is told of the rest.
+        """
         arrival_time = time.monotonic()
         self._check_open()
         parse = self.input_processor.parse_prompt
@@ -142,16 +177,22 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             arrival_time=arrival_time,
             priority=priority,
             cache_salt=cache_salt,
-            trace_headers=trace_headers,
+            trace_headers=trace_headers or current_trace_headers.get(),
         )
         # Again: tokenizing may have taken a while.
         self._check_open()
-        self._queue_limit.admit(params.n, self._output_processor.num_unfinished)
+        self._admit(params.n)
         self._bind_loop()
-        queue = OutputQueue(deltas=params.output_kind == RequestOutputKind.DELTA)
         self._idle.clear()
-        child_ids = self._submit(request, parsed.text, queue)
-        return RequestStream(request_id, queue, _make_leaver(weakref.ref(self), child_ids))
+        child_ids = self._submit(request, parsed.text, sink)
+        return _make_leaver(weakref.ref(self), child_ids)
+
+    def _admit(self, num_new: int) -> None:
+        try:
+            self._queue_limit.admit(num_new, self._output_processor.num_unfinished)
+        except QueueFullError:
+            self._record(None, IterationStats(rejection_reason="max_num_queued_reqs"))
+            raise
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests by the ids that were given to them; unknown ones are ignored.
@@ -206,10 +247,10 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         self._queue_limit.observe(message.outputs.scheduler_stats)
         return super()._on_step(message)
 
-    def _on_reset(self, message: PrefixCacheReset) -> None:
+    def _on_answer(self, message: PrefixCacheReset | HeldPrefixes) -> None:
         call = self._calls.pop(message.call_id, None)
         if call is not None and not call.done():
-            call.set_result(message.success)
+            call.set_result(message)
 
     def _on_dead(self, error: EngineDeadError) -> None:
         super()._on_dead(error)
@@ -269,10 +310,30 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             EngineDeadError: The core is dead.
         """
         await self.check_health()
+        answer = await self._answer_to(self._send_reset(reset_running_requests, reset_connector))
+        assert isinstance(answer, PrefixCacheReset)
+        return answer.success
+
+    async def get_held_prefixes(self, forget: str = "") -> tuple[list[HeldPrefix], bool]:
+        """Let go of one held prefix, if asked to.
+
+        Returns:
+            Those that are held now, and whether the one to let go of was.
+
+        Raises:
+            EngineDeadError: The core is dead.
+        """
+        await self.check_health()
+        answer = await self._answer_to(self._ask_held(forget))
+        assert isinstance(answer, HeldPrefixes)
+        return answer.prefixes, answer.forgotten
+
+    async def _answer_to(self, call_id: int) -> PrefixCacheReset | HeldPrefixes:
+        """Wait for the core's answer to a call that was just sent."""
         self._bind_loop()
-        call: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         # The answer is taken in by this loop, so not before this call waits.
-        self._calls[self._send_reset(reset_running_requests, reset_connector)] = call
+        call: asyncio.Future[PrefixCacheReset | HeldPrefixes]
+        call = self._calls[call_id] = asyncio.get_running_loop().create_future()
         return await call
 
     def _schedule_log(self) -> None:

@@ -1,22 +1,23 @@
 """The engine core: scheduler and executor, stepped together."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.distributed.kv_events import EventPublisherFactory
-from vllm.exceptions import InvariantError
+from vllm.exceptions import InvariantError, VllmError
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.cache_trace import make_scheduler
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
 from vllm.v1.engine.startup_report import report_model, report_start
 from vllm.v1.engine.wire import KVCacheInfo
 from vllm.v1.executor.abstract import Executor
-from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -55,12 +56,11 @@ class EngineCore:
         try:
             plan = self._set_up_kv_cache(vllm_config)
             self.kv_cache_info = describe_kv_cache(vllm_config, plan)
-            self.scheduler = Scheduler(
-                vllm_config=vllm_config,
-                kv_cache_config=plan.scheduler_config,
-                structured_output_manager=StructuredOutputManager(vllm_config),
-                block_size=plan.scheduler_block_size,
-                hash_block_size=plan.hash_block_size,
+            self._grammars = StructuredOutputManager(vllm_config)
+            self.scheduler: Scheduler = make_scheduler(
+                vllm_config,
+                plan,
+                structured_output_manager=self._grammars,
                 log_stats=vllm_config.observability_config.log_stats,
                 kv_event_publisher=publisher,
             )
@@ -69,6 +69,7 @@ class EngineCore:
             self.executor.shutdown()
             raise
         self._block_hasher = _make_block_hasher(vllm_config, plan.hash_block_size)
+        self._refusals: list[tuple[str, VllmError]] = []
         self._drafts = vllm_config.speculative_config is not None
         self._checks_invariants = envs.VLLM_CHECK_INVARIANTS
         report_start(vllm_config, self.kv_cache_info, self.load_s)
@@ -95,6 +96,13 @@ class EngineCore:
             UserInputError: It can never be served.
         """
         self.scheduler.add_request(request)
+        if request.use_structured_output:
+            self._grammars.start(request)
+
+    def take_refusals(self) -> list[tuple[str, VllmError]]:
+        """Drain the queued requests that turned out to be wrong, and what is wrong with them."""
+        refusals, self._refusals = self._refusals, []
+        return refusals
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests and free their blocks; unknown and finished ones are ignored."""
@@ -116,7 +124,9 @@ class EngineCore:
         if not self.scheduler.has_requests():
             self.check_invariants()
             return {}, False
+        self._settle_grammars()
         plan = self.scheduler.schedule()
+        plan.grammar_masks = self.scheduler.get_grammar_bitmask(plan)
         has_orders = bool(
             plan.total_num_scheduled_tokens or plan.finished_req_ids or plan.kv_cache_block_copies
         )
@@ -129,6 +139,14 @@ class EngineCore:
                 self.scheduler.update_draft_token_ids(drafts)
         self.check_invariants()
         return outputs, has_orders
+
+    def _settle_grammars(self) -> None:
+        """Let requests go on whose grammars are ready; end those that can have none."""
+        refused = self._grammars.settle()
+        if refused:
+            ids = [request_id for request_id, _ in refused]
+            self.scheduler.finish_requests(ids, RequestStatus.FINISHED_ERROR)
+            self._refusals += refused
 
     def check_invariants(self) -> None:
         """Check the KV cache under ``VLLM_CHECK_INVARIANTS=1``.
@@ -151,6 +169,13 @@ class EngineCore:
         self.check_invariants()
         return done
 
+    def get_held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
+        """Let go of one prefix, if asked to; return those that are held, and whether it was."""
+        manager = self.scheduler.kv_cache_manager
+        forgotten = bool(forget) and manager.forget_prefix(forget)
+        self.scheduler.publish_kv_events()
+        return manager.held_prefixes(), forgotten
+
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Return the size and geometry of the KV cache."""
         return self.kv_cache_info
@@ -168,6 +193,7 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Stop the scheduler's helpers and release the device."""
+        self._grammars.shutdown()
         self.scheduler.shutdown()
         self.executor.shutdown()
 

@@ -1,7 +1,7 @@
 """The engine core's loop: take messages, step, send outputs. The same in a process or a thread."""
 
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from vllm.exceptions import EngineError, UserInputError, VllmError
@@ -9,8 +9,10 @@ from vllm.logger import init_logger
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
+    AskHeldPrefixes,
     ErrorInfo,
     FromCore,
+    HeldPrefixes,
     KVCacheInfo,
     PrefixCacheReset,
     RequestRejected,
@@ -19,7 +21,7 @@ from vllm.v1.engine.wire import (
     StepOutputs,
     ToCore,
 )
-from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix
 
 logger = init_logger(__name__)
 
@@ -54,10 +56,16 @@ class SteppedCore(Protocol):
     def step(self) -> tuple[Mapping[int, EngineCoreOutputs], bool]:
         """Run one step; return outputs by client, and whether anything was done."""
 
+    def take_refusals(self) -> list[tuple[str, VllmError]]:
+        """Drain the queued requests that turned out to be wrong, and what is wrong with them."""
+
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
         """Forget cached prefixes; return whether that was possible."""
+
+    def get_held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
+        """Let go of one prefix, if asked to; return those that are held, and whether it was."""
 
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Describe the KV cache."""
@@ -109,6 +117,7 @@ class CoreLoop:
         self._handlers: dict[type, Callable[[Any], None]] = {
             AbortRequests: self._abort,
             ResetPrefixCache: self._reset,
+            AskHeldPrefixes: self._tell_held,
             Shutdown: self._stop,
         }
 
@@ -147,6 +156,8 @@ class CoreLoop:
         self._progress.busy = True
         self._progress.tick()
         outputs, self._did_work = self._core.step()
+        for request_id, error in self._core.take_refusals():
+            self._reject(request_id, error)
         for client_outputs in outputs.values():
             self._emit(StepOutputs(client_outputs))
 
@@ -195,6 +206,10 @@ class CoreLoop:
             message.reset_running_requests, message.reset_connector
         )
         self._emit(PrefixCacheReset(message.call_id, success))
+
+    def _tell_held(self, message: AskHeldPrefixes) -> None:
+        prefixes, forgotten = self._core.get_held_prefixes(message.forget)
+        self._emit(HeldPrefixes(message.call_id, list(prefixes), forgotten))
 
     def _stop(self, _: Shutdown) -> None:
         self._stopped = True

@@ -59,7 +59,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     order: LaunchOrder = pickle.load(sys.stdin.buffer)
-    setup_logging("(EngineCore) ")
+    observability = order.vllm_config.observability_config
+    setup_logging(
+        "(EngineCore) ",
+        log_format=observability.log_format,
+        config_file=observability.logging_config,
+    )
     _set_process_title("VLLM:EngineCore")
     process = EngineCoreProc(order)
     sys.exit(process.run())

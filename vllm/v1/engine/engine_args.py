@@ -6,6 +6,7 @@ Everything wrong is told here, before weights load and without torch.
 import argparse
 import dataclasses
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from vllm import envs
@@ -60,7 +61,12 @@ class EngineArgs:
         max_num_seqs: Requests running at a time.
         max_num_queued_reqs: Waiting requests before new ones are refused.
         speculative_config: A drafter, as ``SpeculativeConfig.from_dict`` takes it.
+        cache_trace: File that records what decides about the prefix cache, hashes and no text.
+        cache_trace_max_bytes: Of that file and the one before it, together.
         kv_events_config: Where KV cache events go, as ``KVEventsConfig.from_dict`` takes it.
+        trust_remote_code: Without effect: no code of a model is ever run.
+        override_generation_config: Over the checkpoint's sampling defaults.
+        show_hidden_metrics_for_version: Any version: metrics also appear under earlier names.
     """
 
     model: str = "deepseek-v4"
@@ -96,7 +102,16 @@ class EngineArgs:
     speculative_config: dict[str, Any] | None = None
     kv_events_config: dict[str, Any] | None = None
     disable_log_stats: bool = False
+    cache_trace: str | None = None
+    cache_trace_max_bytes: int = ObservabilityConfig.cache_trace_max_bytes
     use_tqdm_on_load: bool = True
+    override_generation_config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    kv_cache_metrics: bool = False
+    kv_cache_metrics_sample: float = 0.01
+    otlp_traces_endpoint: str | None = None
+    show_hidden_metrics_for_version: str | None = None
+    log_format: str = "text"
+    logging_config: str | None = None
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> None:
@@ -133,7 +148,7 @@ class EngineArgs:
             load_config=load_config,
             speculative_config=self._make_speculative_config(model_config),
             kv_events_config=self._make_kv_events_config(),
-            observability_config=ObservabilityConfig(log_stats=not self.disable_log_stats),
+            observability_config=self._make_observability_config(),
         )
 
     def _check_values(self) -> None:
@@ -142,7 +157,7 @@ class EngineArgs:
             if getattr(self, name) != 1:
                 raise ConfigError(f"{name}={getattr(self, name)} is not supported yet: use 1.")
         if self.trust_remote_code:
-            raise ConfigError("trust_remote_code is not supported: no code of a model is ever run.")
+            logger.warning("trust_remote_code has no effect: no code of a model is ever run.")
         if self.tokenizer_mode not in TOKENIZER_MODES:
             raise ConfigError(
                 f"tokenizer_mode={self.tokenizer_mode!r} is unknown: use one of "
@@ -182,7 +197,10 @@ class EngineArgs:
             is_embedded=checkpoint.is_embedded,
             served_model_names=(names,) if isinstance(names, str) else tuple(names),
             hf_config=hf_config,
-            generation_config=read_generation_config(checkpoint.path),
+            generation_config={
+                **read_generation_config(checkpoint.path),
+                **self.override_generation_config,
+            },
             max_logprobs=self.max_logprobs,
             enforce_eager=self.enforce_eager,
         )
@@ -245,6 +263,24 @@ class EngineArgs:
         elif self.enable_prefix_caching is False:
             logger.warning("KV events are on, but prefix caching is off: there will be none.")
         return config
+
+    def _make_observability_config(self) -> ObservabilityConfig:
+        if self.otlp_traces_endpoint is not None and find_spec("opentelemetry") is None:
+            raise ConfigError(
+                "otlp_traces_endpoint needs OpenTelemetry: install the otel extra "
+                "(pip install 'vllm[otel]' from where this package came)."
+            )
+        return ObservabilityConfig(
+            kv_cache_metrics=self.kv_cache_metrics,
+            kv_cache_metrics_sample=self.kv_cache_metrics_sample,
+            log_stats=not self.disable_log_stats,
+            otlp_traces_endpoint=self.otlp_traces_endpoint,
+            show_hidden_metrics=self.show_hidden_metrics_for_version is not None,
+            log_format=self.log_format,
+            logging_config=self.logging_config,
+            cache_trace=self.cache_trace,
+            cache_trace_max_bytes=self.cache_trace_max_bytes,
+        )
 
     def describe_derived(self, config: VllmConfig) -> dict[str, Any]:
         """Return what was left open here, as ``create_vllm_config`` resolved it."""

@@ -18,8 +18,10 @@ from vllm.v1.engine.output_queue import OutputSink
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
+    AskHeldPrefixes,
     Dead,
     FromCore,
+    HeldPrefixes,
     KVCacheInfo,
     PrefixCacheReset,
     Ready,
@@ -103,6 +105,12 @@ class EngineBase(ABC, Generic[_Handle]):
         self._core.send(ResetPrefixCache(call_id, reset_running_requests, reset_connector))
         return call_id
 
+    def _ask_held(self, forget: str) -> int:
+        """Ask which prefixes are held; return the id that the answer carries."""
+        call_id = next(self._call_ids)
+        self._core.send(AskHeldPrefixes(call_id, forget))
+        return call_id
+
     def _check_alive(self) -> None:
         if self._core.dead_error is not None:
             raise self._core.dead_error
@@ -120,8 +128,8 @@ class EngineBase(ABC, Generic[_Handle]):
         if isinstance(message, RequestRejected):
             error = message.error.to_exception()
             self._send_aborts(self._output_processor.reject(message.request_id, error))
-        elif isinstance(message, PrefixCacheReset):
-            self._on_reset(message)
+        elif isinstance(message, PrefixCacheReset | HeldPrefixes):
+            self._on_answer(message)
         elif isinstance(message, Dead):
             self._on_dead(EngineDeadError(message.message))
         return []
@@ -134,8 +142,8 @@ class EngineBase(ABC, Generic[_Handle]):
         return result.outputs
 
     @abstractmethod
-    def _on_reset(self, message: PrefixCacheReset) -> None:
-        """Give the answer to who asked for the reset."""
+    def _on_answer(self, message: PrefixCacheReset | HeldPrefixes) -> None:
+        """Give the core's answer to who asked."""
 
     def _on_dead(self, error: EngineDeadError) -> None:
         """Tell every caller that the core is dead."""

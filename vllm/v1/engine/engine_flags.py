@@ -5,7 +5,9 @@ import argparse
 from vllm.config.cache import CACHE_DTYPES, HASH_ALGOS
 from vllm.config.load import LOAD_FORMATS
 from vllm.config.model import DTYPES
+from vllm.config.observability import ObservabilityConfig
 from vllm.config.scheduler import POLICIES
+from vllm.logger import LOG_FORMATS
 from vllm.utils.argparse_utils import human_int, human_int_or_auto, json_object
 
 TOKENIZER_MODES = ("auto", "deepseek_v4")
@@ -16,6 +18,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     _add_model_args(parser.add_argument_group("model"))
     _add_cache_args(parser.add_argument_group("KV cache"))
     _add_scheduler_args(parser.add_argument_group("scheduling"))
+    _add_observability_args(parser.add_argument_group("observability"))
 
 
 def _add_model_args(group: argparse._ArgumentGroup) -> None:
@@ -40,6 +43,13 @@ def _add_model_args(group: argparse._ArgumentGroup) -> None:
         type=human_int_or_auto,
         help="Longest prompt + answer in tokens (1k, 2M); -1 or auto: what fits in memory. "
         "Default: the model's context.",
+    )
+    group.add_argument(
+        "--override-generation-config",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="Sampling defaults over the checkpoint's: '{\"temperature\": 0.5}'.",
     )
     group.add_argument(
         "--max-logprobs", type=human_int, default=20, help="Most a request may ask for; -1: all."
@@ -100,6 +110,18 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         help="Publish what enters and leaves the prefix cache: "
         '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}.',
     )
+    group.add_argument(
+        "--cache-trace",
+        metavar="FILE",
+        help="Record what decides about the prefix cache, hashes and no text, for vllm cache "
+        "simulate and explain.",
+    )
+    group.add_argument(
+        "--cache-trace-max-bytes",
+        type=human_int,
+        default=ObservabilityConfig.cache_trace_max_bytes,
+        help="Of the trace and the part before it (FILE.1), together. Default: 256M.",
+    )
 
 
 def _add_scheduler_args(group: argparse._ArgumentGroup) -> None:
@@ -126,9 +148,45 @@ def _add_scheduler_args(group: argparse._ArgumentGroup) -> None:
         help='Draft tokens: {"method": "mtp", "num_speculative_tokens": 1 to 4}, or "ngram" with '
         "prompt_lookup_max and prompt_lookup_min.",
     )
+
+
+def _add_observability_args(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--disable-log-stats",
         action=argparse.BooleanOptionalAction,
         default=False,
         help="Do not log throughput and cache use.",
+    )
+    group.add_argument(
+        "--kv-cache-metrics",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="Histograms of how long blocks of the KV cache live and lie idle, on a sample.",
+    )
+    group.add_argument(
+        "--kv-cache-metrics-sample",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="Share of the blocks that is sampled, above 0 to 1. Default: 0.01.",
+    )
+    group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="Send an OpenTelemetry span for each request to this collector "
+        "(http://host:4318/v1/traces); needs the otel extra.",
+    )
+    group.add_argument(
+        "--show-hidden-metrics-for-version",
+        metavar="VERSION",
+        help="Show metrics under their names of earlier versions too, whatever the version.",
+    )
+    group.add_argument(
+        "--log-format", choices=LOG_FORMATS, default="text", help="json: one object a line."
+    )
+    group.add_argument(
+        "--logging-config",
+        "--log-config-file",
+        metavar="FILE",
+        help="A JSON or YAML file for logging.config.dictConfig, over our own settings.",
     )

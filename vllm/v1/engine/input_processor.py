@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.exceptions import UnsupportedFeatureError, UserInputError
-from vllm.inputs import PromptType
+from vllm.exceptions import UserInputError
+from vllm.inputs import MAX_CACHE_BOUNDARIES, PromptType
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
+from vllm.v1.engine.params_completion import complete_from_tokenizer
 from vllm.v1.messages import EngineCoreRequest
 
 _MAX_SALT_CHARS = 128
-# Offsets of a prompt that a client may mark as worth a checkpoint.
-MAX_CACHE_BOUNDARIES = 16
 # Characters that keys of external caches (paths, addresses) cannot carry.
 _SALT_FORBIDDEN = "@/\\\0"
 _GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p")
@@ -28,6 +27,7 @@ class ParsedPrompt:
     text: str | None
     cache_salt: str | None
     cache_boundaries: list[int] = field(default_factory=list)
+    cache_ttls: dict[int, float] = field(default_factory=dict)
 
 
 class InputProcessor:
@@ -102,7 +102,8 @@ class InputProcessor:
                 )
             token_ids = self._encode(text)
         boundaries = list(prompt.get("cache_boundaries") or ())
-        return ParsedPrompt(list(token_ids), text, prompt.get("cache_salt"), boundaries)
+        ttls = dict(prompt.get("cache_ttls") or {})
+        return ParsedPrompt(list(token_ids), text, prompt.get("cache_salt"), boundaries, ttls)
 
     def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:
@@ -140,9 +141,9 @@ class InputProcessor:
 
     # ---- parameters --------------------------------------------------------------------------
 
-    def _complete_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+    def _complete_params(self, params: SamplingParams, prompt: Sequence[int]) -> SamplingParams:
         """Check parameters against the model; return a copy with its defaults filled in."""
-        limit = self.max_model_len
+        limit, num_prompt_tokens = self.max_model_len, len(prompt)
         if params.max_tokens is not None and params.max_tokens > limit:
             raise UserInputError(
                 f"max_tokens={params.max_tokens} is above the context of {limit} tokens.",
@@ -158,8 +159,11 @@ class InputProcessor:
         self._check_logprobs("logprobs", params.logprobs)
         self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
         self._check_ids("stop_token_ids", params.stop_token_ids or ())
-        self._check_features(params)
+        self._check_ids("logit_bias", list(params.logit_bias or ()))
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_stop(params)
         complete = params.clone()
+        complete_from_tokenizer(complete, prompt, self._tokenizer)
         complete.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         complete.update_from_generation_config(self._generation_config, self._eos_token_id)
         return complete
@@ -176,11 +180,7 @@ class InputProcessor:
                 name,
             )
 
-    def _check_features(self, params: SamplingParams) -> None:
-        if params.structured_outputs is not None:
-            raise UnsupportedFeatureError(
-                "structured_outputs is not supported yet: leave it out.", "structured_outputs"
-            )
+    def _check_stop(self, params: SamplingParams) -> None:
         if params.stop_strings and (self._tokenizer is None or not params.detokenize):
             raise UserInputError(
                 "stop needs text, but this request has no detokenization: use stop_token_ids.",
@@ -213,6 +213,20 @@ class InputProcessor:
                     "cache_boundaries",
                 )
 
+    def _truncate(self, prompt: ParsedPrompt, params: SamplingParams) -> ParsedPrompt:
+        """Keep the prompt's last tokens, as many as the request says."""
+        if params.truncate_prompt_tokens is None:
+            return prompt
+        kept = truncate_prompt(
+            prompt.token_ids,
+            params.truncate_prompt_tokens,
+            self.max_model_len,
+            params.max_tokens or 1,
+        )
+        if len(kept) == len(prompt.token_ids):
+            return prompt
+        return ParsedPrompt(kept, None, prompt.cache_salt)
+
     # ---- all together ------------------------------------------------------------------------
 
     def process(
@@ -233,8 +247,8 @@ class InputProcessor:
 
         Raises:
             UserInputError: Something is wrong; ``param`` names the field.
-            UnsupportedFeatureError: A parameter asks for what is not served yet.
         """
+        prompt = self._truncate(prompt, params)
         self._check_prompt(prompt.token_ids)
         salt = cache_salt if cache_salt is not None else prompt.cache_salt
         self._check_salt(salt)
@@ -248,10 +262,36 @@ class InputProcessor:
         return EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
-            sampling_params=self._complete_params(params, len(prompt.token_ids)),
+            sampling_params=self._complete_params(params, prompt.token_ids),
             arrival_time=time.monotonic() if arrival_time is None else arrival_time,
             priority=priority,
             cache_salt=salt,
             trace_headers=dict(trace_headers) if trace_headers else None,
             cache_boundaries=prompt.cache_boundaries,
+            cache_ttls=prompt.cache_ttls,
         )
+
+
+def truncate_prompt(
+    token_ids: list[int], wanted: int, max_model_len: int, max_tokens: int, side: str = "left"
+) -> list[int]:
+    """Return the part of a prompt that ``truncate_prompt_tokens`` leaves.
+
+    Args:
+        token_ids: The prompt.
+        wanted: Tokens to keep at most; -1: as many as leave room for ``max_tokens``.
+        max_model_len: Tokens of the context.
+        max_tokens: Of the answer.
+        side: Where tokens go: "left" or "right".
+
+    Raises:
+        UserInputError: ``wanted`` does not fit into the context.
+    """
+    if wanted > max_model_len:
+        raise UserInputError(
+            f"truncate_prompt_tokens={wanted} is above the context of {max_model_len} tokens: "
+            "lower it, or use -1.",
+            "truncate_prompt_tokens",
+        )
+    num_kept = max(1, max_model_len - max_tokens) if wanted == -1 else wanted
+    return token_ids[:num_kept] if side == "right" else token_ids[-num_kept:]

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
+from prometheus_client import CollectorRegistry
+
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError, EngineError
 from vllm.inputs import PromptType
@@ -11,9 +13,11 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.client import EngineCoreHandle
 from vllm.v1.engine.engine_base import EngineBase
 from vllm.v1.engine.launch import launch_sync_engine_core
-from vllm.v1.engine.wire import PrefixCacheReset
+from vllm.v1.engine.wire import HeldPrefixes, PrefixCacheReset
 from vllm.v1.metrics.iteration_stats import IterationStats
-from vllm.v1.metrics.loggers import StatLogger, TotalsStatLogger
+from vllm.v1.metrics.loggers import StatLogger
+from vllm.v1.metrics.reader import Metric, get_metrics_snapshot
+from vllm.v1.metrics.sinks import make_sinks
 
 if TYPE_CHECKING:
     from vllm.v1.engine.engine_args import EngineArgs
@@ -25,7 +29,7 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
     Args:
         vllm_config: What to run.
         handle: A launched core; None: one is launched here.
-        stat_loggers: Sinks of statistics, beside the totals of :meth:`get_metrics`.
+        stat_loggers: Sinks of statistics, beside the metrics of :meth:`get_metrics`.
 
     Raises:
         VllmError: The core cannot start.
@@ -38,9 +42,17 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
         *,
         stat_loggers: Sequence[StatLogger] = (),
     ) -> None:
-        self._totals = TotalsStatLogger()
         core = handle if handle is not None else launch_sync_engine_core(vllm_config)
-        super().__init__(vllm_config, core, (self._totals, *stat_loggers))
+        super().__init__(vllm_config, core, stat_loggers)
+        self._registry = CollectorRegistry()
+        model = vllm_config.model_config
+        totals, others = make_sinks(
+            self._registry,
+            model.served_model_name,
+            model.max_model_len,
+            vllm_config.observability_config,
+        )
+        self._stat_loggers += (totals, *others)
         self._pending: list[RequestOutput] = []
         self._resets: dict[int, bool] = {}
 
@@ -107,8 +119,9 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
             return outputs
         return self._take_in(self._core.next_message())
 
-    def _on_reset(self, message: PrefixCacheReset) -> None:
-        self._resets[message.call_id] = message.success
+    def _on_answer(self, message: PrefixCacheReset | HeldPrefixes) -> None:
+        if isinstance(message, PrefixCacheReset):
+            self._resets[message.call_id] = message.success
 
     def _on_dead(self, error: EngineDeadError) -> None:
         super()._on_dead(error)
@@ -121,9 +134,9 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
 
     # ---- the rest ----------------------------------------------------------------------------
 
-    def get_metrics(self) -> dict[str, float]:
-        """Return counters since the start and current gauges, under the names of ``/metrics``."""
-        return self._totals.get_metrics()
+    def get_metrics(self) -> list[Metric]:
+        """Return every metric as it stands, under the names of ``/metrics``."""
+        return get_metrics_snapshot(self._registry)
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from vllm.exceptions import VllmError
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
@@ -215,6 +217,7 @@ class OutputProcessor:
             state.stats,
             num_cached_tokens=state.num_cached_tokens,
             n=state.parent.n,
+            summary=state.parent.summarize(state.stats),
         )
 
 
@@ -223,14 +226,6 @@ def _make_child(request: EngineCoreRequest, index: int, request_id: str) -> Engi
     params: SamplingParams = request.sampling_params
     if params.n > 1:
         params = make_child_params(params, index)
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=request.prompt_token_ids,
-        sampling_params=params,
-        arrival_time=request.arrival_time,
-        client_index=request.client_index,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        trace_headers=request.trace_headers,
-        is_extra_answer=index > 0,
+    return msgspec.structs.replace(
+        request, request_id=request_id, sampling_params=params, is_extra_answer=index > 0
     )

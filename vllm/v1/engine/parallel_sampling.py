@@ -3,6 +3,7 @@
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.messages import EngineCoreRequest, PrefillStats
+from vllm.v1.metrics.iteration_stats import RequestStateStats, RequestSummary
 
 _SEED_MODULUS = 2**64
 _SEED_MIN = -(2**63)
@@ -42,6 +43,9 @@ class ParentRequest:
         self._holds_back = params.output_kind == RequestOutputKind.FINAL_ONLY
         self._answers: list[CompletionOutput | None] = [None] * self.n
         self._finished: set[int] = set()
+        self._request = request
+        self._num_ended = 0
+        self._num_generated = 0
 
     @property
     def finished(self) -> bool:
@@ -52,6 +56,23 @@ class ParentRequest:
         """Note where an answer's prompt tokens came from; the first one counts."""
         if self.prefill_stats is None:
             self.prefill_stats = stats
+
+    def summarize(self, answer: RequestStateStats) -> RequestSummary | None:
+        """Count an answer that ended; return the request's summary with the last one."""
+        self._num_ended += 1
+        self._num_generated += answer.num_generation_tokens
+        if self._num_ended < self.n:
+            return None
+        params = self._request.sampling_params
+        return RequestSummary(
+            request_id=self.external_id,
+            trace_headers=self._request.trace_headers or {},
+            temperature=params.temperature,
+            top_p=params.top_p,
+            num_generation_tokens=self._num_generated,
+            num_cached_tokens=self.prefill_stats.num_cached_tokens if self.prefill_stats else 0,
+            time_to_first_token=answer.first_token_latency or None,
+        )
 
     def take_in(self, answer: CompletionOutput) -> list[CompletionOutput]:
         """Note an answer's news; return what is to be handed out now."""

@@ -13,7 +13,7 @@ import msgspec
 
 from vllm import exceptions
 from vllm.exceptions import EngineError, UserInputError, VllmError
-from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -112,6 +112,17 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
     reset_connector: bool = False
 
 
+class AskHeldPrefixes(msgspec.Struct, frozen=True, tag="ask_held"):
+    """Say which prefixes are held, after letting go of one; answered by HeldPrefixes.
+
+    Attributes:
+        forget: Id of the prefix to let go of; empty: none.
+    """
+
+    call_id: int
+    forget: str = ""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop at once; running requests get no further output."""
 
@@ -156,6 +167,14 @@ class PrefixCacheReset(msgspec.Struct, frozen=True, tag="reset_done"):
     success: bool
 
 
+class HeldPrefixes(msgspec.Struct, frozen=True, tag="held"):
+    """The prefixes that are held, and whether the one to let go of was among them."""
+
+    call_id: int
+    prefixes: list[HeldPrefix]
+    forgotten: bool
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
     """Sent by a thread of the core beside its step loop.
 
@@ -174,8 +193,17 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     message: str
 
 
-ToCore = AddRequest | AbortRequests | ResetPrefixCache | Shutdown
-FromCore = Ready | StartFailed | StepOutputs | RequestRejected | PrefixCacheReset | Heartbeat | Dead
+ToCore = AddRequest | AbortRequests | ResetPrefixCache | AskHeldPrefixes | Shutdown
+FromCore = (
+    Ready
+    | StartFailed
+    | StepOutputs
+    | RequestRejected
+    | PrefixCacheReset
+    | HeldPrefixes
+    | Heartbeat
+    | Dead
+)
 
 
 class Codec:

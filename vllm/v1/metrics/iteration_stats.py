@@ -10,6 +10,7 @@ machine. A request's life:
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vllm.v1.messages import (
@@ -49,6 +50,27 @@ class RequestStateStats:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSummary:
+    """A whole request, all its answers together, for who follows single ones.
+
+    Attributes:
+        request_id: As its caller named it.
+        trace_headers: The caller's trace, if it has one.
+        num_generation_tokens: Of all answers.
+        num_cached_tokens: Prompt tokens that the first answer's admission found.
+        time_to_first_token: Of the answer that ended last; None: it had none.
+    """
+
+    request_id: str
+    trace_headers: Mapping[str, str]
+    temperature: float
+    top_p: float
+    num_generation_tokens: int
+    num_cached_tokens: int
+    time_to_first_token: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedRequestStats:
     """A request that ended. Times are seconds; 0.0 where a stage was not reached.
 
@@ -56,6 +78,7 @@ class FinishedRequestStats:
         num_cached_tokens: Prompt tokens read from the prefix cache.
         max_tokens: The limit the request asked for, or was given.
         mean_time_per_output_token: Decode time over the tokens after the first.
+        summary: Of the whole request, with the answer that ends it; None with others.
     """
 
     finish_reason: FinishReason
@@ -71,6 +94,7 @@ class FinishedRequestStats:
     mean_time_per_output_token: float = 0.0
     num_preemptions: int = 0
     n: int = 1
+    summary: RequestSummary | None = None
 
 
 @dataclass(slots=True)
@@ -81,7 +105,9 @@ class IterationStats:
         iteration_timestamp: Monotonic time at which the outputs reached the front end.
         num_prompt_tokens: Tokens of prompts whose prefill ended in this step.
         num_cached_prompt_tokens: Of those, read from the prefix cache.
+        num_external_prompt_tokens: Of those, loaded by a KV connector.
         num_preemptions: Requests set back in this step.
+        rejection_reason: The limit that a request met which was turned away.
         max_num_generation_tokens_iter: Longest answer so far, of each request that ended.
         n_params_iter: ``n`` of each request that ended.
         time_to_first_tokens_iter: A sample for each first token.
@@ -92,7 +118,9 @@ class IterationStats:
     num_generation_tokens: int = 0
     num_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0
+    num_external_prompt_tokens: int = 0
     num_preemptions: int = 0
+    rejection_reason: str | None = None
     finished_requests: list[FinishedRequestStats] = field(default_factory=list)
     max_num_generation_tokens_iter: list[int] = field(default_factory=list)
     n_params_iter: list[int] = field(default_factory=list)
@@ -152,6 +180,7 @@ class IterationStats:
         self.num_prompt_tokens += num_prompt_tokens
         if prefill_stats is not None:
             self.num_cached_prompt_tokens += prefill_stats.num_cached_tokens
+            self.num_external_prompt_tokens += prefill_stats.num_external_tokens
 
     def update_from_finished_request(
         self,
@@ -161,6 +190,7 @@ class IterationStats:
         stats: RequestStateStats,
         num_cached_tokens: int = 0,
         n: int = 1,
+        summary: RequestSummary | None = None,
     ) -> None:
         """Count a request (one of ``n`` answers) that ended."""
         num_later_tokens = stats.num_generation_tokens - 1
@@ -182,6 +212,7 @@ class IterationStats:
                 ),
                 num_preemptions=stats.num_preemptions,
                 n=n,
+                summary=summary,
             )
         )
         self.max_num_generation_tokens_iter.append(stats.num_generation_tokens)

@@ -4,11 +4,10 @@ Names, labels and buckets are those that dashboards and routers for vLLM read.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
     GCCollector,
     Histogram,
@@ -16,11 +15,10 @@ from prometheus_client import (
     ProcessCollector,
 )
 
-from vllm.v1.messages import MISS_REASONS, FinishReason
+from vllm.v1.messages import MISS_REASONS, WINDOW_REBUILT, FinishReason
 from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
+from vllm.v1.metrics.prometheus_sink import ENGINE_LABELS, PrometheusSink
 from vllm.v1.metrics.stats import CachePolicyStats, PrefixCacheStats, SchedulerStats
-
-_LABELS = ("model_name", "engine")
 
 # Seconds.
 LATENCY_BUCKETS = (
@@ -56,7 +54,7 @@ def add_process_metrics(registry: CollectorRegistry) -> None:
     GCCollector(registry=registry)
 
 
-class PrometheusStatLogger:
+class PrometheusStatLogger(PrometheusSink):
     """A StatLogger that keeps Prometheus metrics of one engine.
 
     Owns: its metrics in ``registry``.
@@ -75,13 +73,20 @@ class PrometheusStatLogger:
         max_model_len: int,
         engine_index: int = 0,
     ) -> None:
-        self._registry = registry
-        self._labels = (model_name, str(engine_index))
+        super().__init__(registry, model_name, engine_index)
         self._counters = {
             name: self._counter(name, text)
             for name, text in (
                 ("prefix_cache_queries", "Tokens of admitted prompts: hits plus all misses."),
                 ("prefix_cache_hits", "Tokens of admitted prompts found in the prefix cache."),
+                (
+                    "prefix_cache_rebuilt_tokens",
+                    "Tokens computed again for window rows above a hit on dense rows alone.",
+                ),
+                (
+                    "prefix_cache_rebuild_saved_tokens",
+                    "Tokens hit beyond the deepest checkpoint because window rows were rebuilt.",
+                ),
                 ("prompt_tokens", "Tokens of prompts whose prefill ended."),
                 ("prompt_tokens_cached", "Of those, tokens read from the prefix cache."),
                 ("generation_tokens", "Tokens generated."),
@@ -112,23 +117,6 @@ class PrometheusStatLogger:
         self._make_gauges()
         self._make_histograms(token_buckets(max_model_len))
 
-    def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(f"vllm:{name}", text, _LABELS, registry=self._registry)
-        return counter.labels(*self._labels)
-
-    def _labelled_counter(self, name: str, text: str, label: str) -> Counter:
-        return Counter(f"vllm:{name}", text, (*_LABELS, label), registry=self._registry)
-
-    def _gauge(self, name: str, text: str) -> Gauge:
-        gauge = Gauge(f"vllm:{name}", text, _LABELS, registry=self._registry)
-        return gauge.labels(*self._labels)
-
-    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
-        histogram = Histogram(
-            f"vllm:{name}", text, _LABELS, buckets=tuple(buckets), registry=self._registry
-        )
-        return histogram.labels(*self._labels)
-
     def _make_gauges(self) -> None:
         self._running = self._gauge("num_requests_running", "Requests being computed.")
         self._waiting = self._gauge("num_requests_waiting", "Requests waiting to be computed.")
@@ -138,7 +126,7 @@ class PrometheusStatLogger:
         self._policy_info = Gauge(
             "vllm:prefix_cache_policy_info",
             "The eviction rule and the interval in force, in labels.",
-            (*_LABELS, "rule", "interval"),
+            (*ENGINE_LABELS, "rule", "interval"),
             registry=self._registry,
         )
         self._policy_in_force: tuple[str, str] | None = None
@@ -154,7 +142,7 @@ class PrometheusStatLogger:
         by_reason = Gauge(
             "vllm:num_requests_waiting_by_reason",
             "Requests waiting, by reason.",
-            (*_LABELS, "reason"),
+            (*ENGINE_LABELS, "reason"),
             registry=self._registry,
         )
         self._waiting_capacity = by_reason.labels(*self._labels, "capacity")
@@ -208,7 +196,7 @@ class PrometheusStatLogger:
         info = Gauge(
             "vllm:cache_config_info",
             "The KV cache's configuration, in labels.",
-            (*_LABELS, *facts),
+            (*ENGINE_LABELS, *facts),
             registry=self._registry,
         )
         info.labels(*self._labels, *(str(value) for value in facts.values())).set(1)
@@ -237,6 +225,9 @@ class PrometheusStatLogger:
             # From the same record, so that queries are hits plus misses at any time.
             for reason, num_tokens in cache.miss_tokens.items():
                 self._misses.labels(*self._labels, reason).inc(num_tokens)
+            num_rebuilt = cache.miss_tokens.get(WINDOW_REBUILT, 0)
+            self._counters["prefix_cache_rebuilt_tokens"].inc(num_rebuilt)
+            self._counters["prefix_cache_rebuild_saved_tokens"].inc(cache.rebuild_saved_tokens)
         drafted = stats.spec_decoding_stats
         if drafted is not None:
             self._counters["spec_decode_num_drafts"].inc(drafted.num_drafts)
@@ -284,6 +275,3 @@ class PrometheusStatLogger:
         self._prefill_computed.observe(request.num_prompt_tokens - request.num_cached_tokens)
         if request.max_tokens is not None:
             self._max_tokens.observe(request.max_tokens)
-
-    def log(self) -> None:
-        """Nothing to write: Prometheus asks."""

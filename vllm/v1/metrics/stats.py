@@ -25,6 +25,8 @@ class PrefixCacheStats:
         preempted_hits: Of those, tokens found in the cache.
         miss_tokens: Tokens of first-time requests by reason of their miss; of admissions
             ``hits + sum(miss_tokens.values()) == queries``, exactly.
+        rebuild_saved_tokens: Of ``hits``, tokens beyond the deepest checkpoint, hit because window
+            rows above them were computed again.
     """
 
     reset: bool = False
@@ -35,6 +37,7 @@ class PrefixCacheStats:
     preempted_queries: int = 0
     preempted_hits: int = 0
     miss_tokens: dict[str, int] = field(default_factory=dict)
+    rebuild_saved_tokens: int = 0
 
     def record(
         self,
@@ -42,6 +45,7 @@ class PrefixCacheStats:
         num_hits: int,
         preempted: bool,
         miss_tokens: Mapping[str, int] | None = None,
+        rebuild_saved_tokens: int = 0,
     ) -> None:
         """Count one lookup.
 
@@ -50,6 +54,7 @@ class PrefixCacheStats:
             num_hits: Tokens found.
             preempted: Whether the request had been scheduled before.
             miss_tokens: The tokens not found, by reason.
+            rebuild_saved_tokens: Of those found, tokens beyond the deepest checkpoint.
         """
         if preempted:
             self.preempted_requests += 1
@@ -59,6 +64,7 @@ class PrefixCacheStats:
             self.requests += 1
             self.queries += num_tokens
             self.hits += num_hits
+            self.rebuild_saved_tokens += rebuild_saved_tokens
             for reason, count in (miss_tokens or {}).items():
                 self.miss_tokens[reason] = self.miss_tokens.get(reason, 0) + count
 
@@ -196,6 +202,7 @@ class SchedulerStats:
         connector_prefix_cache_stats: Lookups beyond it through the KV connector, if any.
         spec_decoding_stats: None when nothing was drafted.
         cache_policy: None where nothing is learnt: a fixed interval, or hits at whole blocks.
+        kv_cache_eviction_events: Lives of sampled blocks that ended since the last report.
     """
 
     num_running_reqs: int = 0
@@ -206,3 +213,4 @@ class SchedulerStats:
     connector_prefix_cache_stats: PrefixCacheStats | None = None
     spec_decoding_stats: SpecDecodingStats | None = None
     cache_policy: CachePolicyStats | None = None
+    kv_cache_eviction_events: list[KVCacheEvictionEvent] = field(default_factory=list)

@@ -5,13 +5,15 @@ to step is the position of each row's token, which the sampler is given.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 import torch
 
 from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.edits import Cells, FixedEdits
+from vllm.v1.sample.request_edits import RequestEdits, make_request_edits
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,16 @@ class RowSampling:
         params: The request's parameters.
         rng_key: The request's 64-bit key.
         num_prompt_tokens: Length of the request's prompt.
+        edits: What the request changes in every row's logits.
     """
 
     params: SamplingParams
     rng_key: int
     num_prompt_tokens: int
+    edits: RequestEdits | None = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "edits", make_request_edits(self.params))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +83,15 @@ class ForbiddenStops:
     token_ids: np.ndarray
     until: np.ndarray
 
-    @property
-    def last_position(self) -> int:
-        """From here on nothing is forbidden."""
-        return int(self.until.max())
+    def find(self, positions: np.ndarray, device: torch.device) -> Cells | None:
+        """Return what is forbidden to rows at these positions; None: nothing any more."""
+        is_early = positions[self.rows] < self.until
+        if not is_early.any():
+            return None
+        return Cells(
+            torch.from_numpy(self.rows[is_early]).to(device),
+            torch.from_numpy(self.token_ids[is_early]).to(device),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +104,14 @@ class SamplingMetadata:
         forbidden_stops: None when no row has ``min_tokens``.
         num_logprobs: int64 ``[num_rows]``: most likely tokens to report beside the sampled one,
             -1 for rows that asked for none; None when no row asked.
+        edits: None when no row has a bias, allowed tokens or bad words.
     """
 
     num_rows: int
     random: RandomRows | None
     forbidden_stops: ForbiddenStops | None
     num_logprobs: np.ndarray | None
+    edits: FixedEdits | None = None
 
     @classmethod
     def build(
@@ -109,6 +123,7 @@ class SamplingMetadata:
             random=_build_random(rows, vocab_size, torch.device(device)),
             forbidden_stops=_build_forbidden(rows, vocab_size),
             num_logprobs=_build_logprobs(rows, vocab_size),
+            edits=FixedEdits.build([r.edits for r in rows], vocab_size, torch.device(device)),
         )
 
 

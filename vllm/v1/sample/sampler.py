@@ -1,7 +1,8 @@
 """From logits to tokens.
 
-The order is: raw log probabilities; ``min_tokens``; greedy rows take the argmax; the others divide
-by the temperature, then min-p, top-k and top-p narrow the choice, and one uniform number per row
+The order is: raw log probabilities; the edits (``edits.py``: grammar, allowed tokens, bad words,
+``min_tokens``, bias, penalties); greedy rows take the argmax; the others divide by the temperature,
+then min-p, top-k and top-p narrow the choice, and one uniform number per row
 picks a token by inverting the cumulative distribution over the vocabulary.
 """
 
@@ -12,9 +13,10 @@ import torch
 
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.sample.counter_rng import draw_uniforms
+from vllm.v1.sample.edits import StepEdits, apply_edits
 from vllm.v1.sample.filters import apply_min_p, apply_top_k, apply_top_p
 from vllm.v1.sample.logprobs import gather_sampled_logprobs
-from vllm.v1.sample.metadata import ForbiddenStops, RandomRows, RowSubset, SamplingMetadata
+from vllm.v1.sample.metadata import RandomRows, RowSubset, SamplingMetadata
 
 # A draw is put strictly below the total mass, where rounding could put it on it.
 _BELOW_ONE = 1.0 - 2.0**-23
@@ -34,7 +36,10 @@ class SamplerOutput:
 
 
 def sample(
-    logits: torch.Tensor, metadata: SamplingMetadata, positions: np.ndarray
+    logits: torch.Tensor,
+    metadata: SamplingMetadata,
+    positions: np.ndarray,
+    step_edits: StepEdits | None = None,
 ) -> SamplerOutput:
     """Sample one token per row.
 
@@ -42,29 +47,24 @@ def sample(
         logits: fp32 ``[R, V]``.
         metadata: Of these rows.
         positions: int64 ``[R]``: the position in its sequence that each sampled token will have.
+        step_edits: What the tokens before the rows ask for; None: nothing.
 
-    Mutates: ``logits``, where stop tokens are forbidden.
+    Mutates: ``logits``, by the edits.
     """
     raw_logits = logits
-    if metadata.forbidden_stops is not None and positions.min() < (
-        metadata.forbidden_stops.last_position
-    ):
-        # Reported log probabilities are those of the unmasked distribution.
+    stops = None
+    if metadata.forbidden_stops is not None:
+        stops = metadata.forbidden_stops.find(positions, logits.device)
+    if not (metadata.edits is None and step_edits is None and stops is None):
+        # Reported log probabilities are those of the model, whatever it was made to say.
         if metadata.num_logprobs is not None:
             raw_logits = logits.clone()
-        _forbid_stops(logits, metadata.forbidden_stops, positions)
+        apply_edits(logits, metadata.edits, step_edits, stops)
     token_ids = _choose(logits, metadata.random, positions)
     logprobs = None
     if metadata.num_logprobs is not None:
         logprobs = gather_sampled_logprobs(raw_logits, token_ids, metadata.num_logprobs)
     return SamplerOutput(token_ids.cpu().numpy(), logprobs)
-
-
-def _forbid_stops(logits: torch.Tensor, stops: ForbiddenStops, positions: np.ndarray) -> None:
-    is_early = positions[stops.rows] < stops.until
-    rows = torch.from_numpy(stops.rows[is_early]).to(logits.device)
-    token_ids = torch.from_numpy(stops.token_ids[is_early]).to(logits.device)
-    logits[rows, token_ids] = -torch.inf
 
 
 def _choose(logits: torch.Tensor, random: RandomRows | None, positions: np.ndarray) -> torch.Tensor:

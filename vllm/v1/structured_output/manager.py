@@ -1,23 +1,55 @@
-"""Which requests follow a grammar, and whether it advances with their tokens."""
+"""Which requests follow a grammar, and where in it they stand."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from vllm.exceptions import UserInputError, VllmError
+from vllm.logger import init_logger
+from vllm.tokenizers import Tokenizer
+from vllm.v1.structured_output.compiler import GrammarCompiler
+from vllm.v1.structured_output.grammar import Grammar
+from vllm.v1.structured_output.limits import DEADLINE_S
+from vllm.v1.structured_output.masks import GrammarMasks
+from vllm.v1.structured_output.trial import TrialOrder, TrialProcess
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from llguidance import LLMatcher
+
     from vllm.config import VllmConfig
     from vllm.v1.request import Request
+    from vllm.v1.structured_output.backend import Backend
+    from vllm.v1.structured_output.request import StructuredOutputRequest
+
+logger = init_logger(__name__)
+
+_BITS = 32
+_NO_DRAFTS: tuple[int, ...] = ()
+# A matcher, the row of its mask, and the drafts behind that row.
+_Work: TypeAlias = "tuple[LLMatcher, int, list[int]]"
 
 
 class StructuredOutputManager:
-    """The scheduler's view of grammars; compiling them is a backend's work.
+    """The scheduler's view of grammars.
+
+    Owns: the compiler, made when the first request asks for it, and the requests whose grammars are
+    being compiled.
 
     Args:
-        vllm_config: All configuration. No tokenizer is loaded.
+        vllm_config: All configuration.
     """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.vllm_config = vllm_config
+        self._pending: dict[str, tuple[Request, Future[LLMatcher], float]] = {}
+        self._compiler: GrammarCompiler | None = None
 
     def should_advance(self, request: Request) -> bool:
         """Whether the request's grammar must accept the tokens it just got.
@@ -29,3 +61,167 @@ class StructuredOutputManager:
         if structured is None or structured.grammar is None:
             return False
         return structured.reasoning_ended is not False
+
+    # ---- compiling ---------------------------------------------------------------------------
+
+    def start(self, request: Request) -> None:
+        """Begin to compile a request's grammar; it stays blocked until that is done."""
+        structured = request.structured_output_request
+        assert structured is not None
+        if self._compiler is None:
+            self._compiler = GrammarCompiler(self._make_backend, self._make_trial)
+        future = self._compiler.submit(structured.params)
+        self._pending[request.request_id] = (request, future, time.monotonic() + DEADLINE_S)
+
+    def settle(self) -> list[tuple[str, VllmError]]:
+        """Give requests the grammars that are ready.
+
+        Returns:
+            Requests that cannot have one, and why.
+        """
+        refused: list[tuple[str, VllmError]] = []
+        for request_id, (request, future, deadline) in list(self._pending.items()):
+            if request.is_finished():
+                del self._pending[request_id]
+            elif future.done():
+                del self._pending[request_id]
+                error = future.exception()
+                if error is None:
+                    structured = request.structured_output_request
+                    assert structured is not None
+                    structured.grammar = Grammar(future.result(), self._end_ids)
+                elif isinstance(error, VllmError):
+                    refused.append((request_id, error))
+                else:
+                    raise error
+            elif time.monotonic() > deadline:
+                del self._pending[request_id]
+                refused.append((request_id, _make_deadline_error()))
+        return refused
+
+    def shutdown(self) -> None:
+        """Stop compiling."""
+        if self._compiler is not None:
+            self._compiler.shutdown()
+
+    @cached_property
+    def _end_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        model = self.vllm_config.model_config
+        ids: set[int] = set()
+        for config in (model.hf_config, model.generation_config):
+            eos = config.get("eos_token_id")
+            ids.update(eos if isinstance(eos, list) else [eos] if eos is not None else [])
+        if self._tokenizer.eos_token_id is not None:
+            ids.add(self._tokenizer.eos_token_id)
+        return frozenset(ids)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_folder(self._tokenizer_path)
+
+    @property
+    def _tokenizer_path(self) -> str:
+        model = self.vllm_config.model_config
+        return str(model.tokenizer or model.path or model.model)
+
+    @cached_property
+    def _vocab_size(self) -> int:
+        return int(self.vllm_config.model_config.hf_config["vocab_size"])
+
+    def _make_backend(self) -> Backend:
+        # Here: most engines never see a grammar, and need not wait for the library.
+        from vllm.v1.structured_output.backend import Backend  # noqa: PLC0415
+
+        return Backend(self._tokenizer, self._vocab_size, self._end_ids)
+
+    def _make_trial(self) -> TrialProcess:
+        order = TrialOrder(self._tokenizer_path, self._vocab_size, sorted(self._end_ids))
+        return TrialProcess(order)
+
+    # ---- steps -------------------------------------------------------------------------------
+
+    def filter_drafts(self, request: Request, drafts: list[int]) -> list[int]:
+        """Return the first drafts that the request's grammar allows one after another.
+
+        Drafts of reasoning all stand, up to its end.
+        """
+        structured = request.structured_output_request
+        assert structured is not None
+        num_free = _count_free(structured, drafts)
+        if num_free is None or structured.grammar is None:
+            return drafts
+        allowed: list[int] = structured.grammar.validate_tokens(drafts[num_free:])
+        return drafts[:num_free] + allowed
+
+    def make_masks(
+        self,
+        requests: Mapping[str, Request],
+        scheduled_ids: Sequence[str],
+        drafts_by_id: Mapping[str, list[int]],
+    ) -> GrammarMasks | None:
+        """Return what grammars allow in the rows of a step.
+
+        Args:
+            requests: By id.
+            scheduled_ids: The step's requests.
+            drafts_by_id: The drafts that it verifies.
+
+        Returns:
+            None when no row follows a grammar.
+        """
+        first_rows: dict[str, int] = {}
+        work: list[_Work] = []
+        openings: list[tuple[_Work, int]] = []
+        num_rows = 0
+        for request_id in scheduled_ids:
+            request = requests[request_id]
+            structured = request.structured_output_request
+            if structured is None or request.is_prefill_chunk or structured.grammar is None:
+                continue
+            drafts = drafts_by_id.get(request_id, _NO_DRAFTS)
+            num_free = _count_free(structured, drafts)
+            opening_id = _find_opening(structured)
+            matcher = structured.grammar.matcher
+            if matcher is None or (num_free is None and opening_id is None):
+                continue
+            first_rows[request_id] = num_rows
+            if opening_id is not None:
+                # It may begin to reason, or with what the grammar allows first.
+                openings.append(((matcher, num_rows, []), opening_id))
+            if num_free is not None:
+                work.append((matcher, num_rows + num_free, list(drafts[num_free:])))
+            num_rows += len(drafts) + 1
+        if not num_rows:
+            return None
+        bits = np.full((num_rows, -(-self._vocab_size // _BITS)), -1, dtype=np.int32)
+        assert self._compiler is not None
+        # In turn: a matcher may stand in both lists.
+        self._compiler.backend.fill(work, bits)
+        self._compiler.backend.fill([item for item, _ in openings], bits)
+        for (_, row, _), token_id in openings:
+            bits[row].view(np.uint32)[token_id // _BITS] |= np.uint32(1 << token_id % _BITS)
+        return GrammarMasks(first_rows, bits)
+
+
+def _count_free(structured: StructuredOutputRequest, drafts: Sequence[int]) -> int | None:
+    """Return how many drafts belong to the reasoning; None: all, and what follows does too."""
+    if structured.reasoning_ended is not False:
+        return 0
+    if structured.reasoning is None:
+        return None
+    return structured.reasoning.find_end(drafts)
+
+
+def _find_opening(structured: StructuredOutputRequest) -> int | None:
+    if structured.reasoning_ended is not False or structured.reasoning is None:
+        return None
+    return structured.reasoning.opening_id
+
+
+def _make_deadline_error() -> UserInputError:
+    return UserInputError(
+        f"structured_outputs could not be compiled within {DEADLINE_S:g} s: make the grammar "
+        "smaller, or try again when fewer new ones arrive.",
+        "structured_outputs",
+    )

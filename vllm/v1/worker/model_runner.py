@@ -12,10 +12,12 @@ from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
 from vllm.v1.sample.sampler import SamplerOutput, sample
 from vllm.v1.spec_decode.interface import Proposer
+from vllm.v1.structured_output.masks import GrammarMasks
 from vllm.v1.worker.connector_steps import ConnectorSteps
 from vllm.v1.worker.kv_cache_tensors import KVCachePool
 from vllm.v1.worker.prompt_logprobs import gather_prompt_logprobs
 from vllm.v1.worker.request_states import RequestStates
+from vllm.v1.worker.step_edits import build_step_edits
 from vllm.v1.worker.step_input import StepInput, StepInputBuilder
 from vllm.v1.worker.step_output import accept_tokens
 
@@ -112,7 +114,7 @@ class ModelRunner:
             output.row_bounds,
         )
         streams = self._forward(step)
-        sampled = self._sample(step, streams)
+        sampled = self._sample(step, streams, output.grammar_masks)
         result = accept_tokens(step, sampled)
         result.prompt_logprobs_dict = gather_prompt_logprobs(
             step, streams, self._model.compute_logits, self._limits.vocab_size
@@ -154,7 +156,9 @@ class ModelRunner:
             self._pool.layers,
         )
 
-    def _sample(self, step: StepInput, streams: torch.Tensor) -> SamplerOutput | None:
+    def _sample(
+        self, step: StepInput, streams: torch.Tensor, masks: GrammarMasks | None
+    ) -> SamplerOutput | None:
         num_sampled = len(step.sampled_rows)
         if num_sampled == 0:
             return None
@@ -163,7 +167,8 @@ class ModelRunner:
         logits = self._model.compute_logits(streams)
         # A sampled token comes one position after the row that predicts it.
         positions = step.positions[step.sampled_rows] + 1
-        return sample(logits, self._find_sampling_metadata(step), positions)
+        edits = build_step_edits(step, masks, self._limits.vocab_size, logits.device)
+        return sample(logits, self._find_sampling_metadata(step), positions, edits)
 
     def _find_sampling_metadata(self, step: StepInput) -> SamplingMetadata:
         """Return the metadata of the sampled rows, the last step's while the batch is the same."""

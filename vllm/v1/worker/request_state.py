@@ -6,6 +6,7 @@ import numpy as np
 
 from vllm.exceptions import InvariantError
 from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.history import make_history
 from vllm.v1.sample.metadata import RowSampling
 from vllm.v1.worker.block_table import RequestBlockTables
 
@@ -25,12 +26,14 @@ class RequestState:
         num_computed_tokens: Tokens whose KV rows exist, as the scheduler says.
         tables: Block tables.
         sampling: The request's rows for the sampler.
+        history: What its own tokens ask of the next one; None: nothing.
         num_prompt_logprobs: Prompt positions whose log probabilities were reported already; a
             prompt computed again after a preemption does not report them twice.
     """
 
     __slots__ = (
         "_token_ids",
+        "history",
         "num_computed_tokens",
         "num_prompt_logprobs",
         "num_prompt_tokens",
@@ -56,6 +59,7 @@ class RequestState:
         self.num_prompt_logprobs = 0
         self.tables = RequestBlockTables(num_groups)
         self.sampling = RowSampling(sampling_params, rng_key, num_prompt_tokens)
+        self.history = make_history(sampling_params, num_prompt_tokens)
         self._token_ids = np.empty(len(token_ids) + _MIN_SPARE_TOKENS, dtype=np.int64)
         self._token_ids[: self.num_tokens] = token_ids
 

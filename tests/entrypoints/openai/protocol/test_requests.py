@@ -1,8 +1,9 @@
 """Request bodies."""
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from vllm.entrypoints.openai import app
 from vllm.entrypoints.openai.protocol.requests import ChatCompletionRequest, CompletionRequest
 
 
@@ -64,3 +65,30 @@ def test_the_schema_still_tells_the_types() -> None:
     properties = CompletionRequest.model_json_schema()["properties"]
     kinds = {name: properties[name]["anyOf"][0]["type"] for name in ("n", "top_p", "stream")}
     assert kinds == {"n": "integer", "top_p": "number", "stream": "boolean"}
+
+
+def _find_models(base: type[BaseModel] = BaseModel) -> set[type[BaseModel]]:
+    """Every model of a body, or of a part of one, that the application's modules define."""
+    found = set()
+    for model in base.__subclasses__():
+        found |= _find_models(model)
+        if model.__module__.startswith(app.__name__.rpartition(".")[0].rpartition(".")[0]):
+            found.add(model)
+    return found
+
+
+def _count_faults(body: type[BaseModel], name: str, value: object) -> int:
+    try:
+        body.model_validate({name: value})
+    except ValidationError as error:
+        return error.error_count()
+    return 0
+
+
+@pytest.mark.parametrize(
+    "body", sorted(_find_models(), key=lambda model: model.__name__), ids=lambda body: body.__name__
+)
+def test_a_long_list_of_wrong_items_is_told_in_few_words(body: type[BaseModel]) -> None:
+    for wrong in ({"a": object()}, object(), [object()]):
+        counts = {name: _count_faults(body, name, [wrong] * 500) for name in body.model_fields}
+        assert {name: count for name, count in counts.items() if count > 20} == {}

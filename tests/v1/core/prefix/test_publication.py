@@ -9,7 +9,8 @@ import pytest
 from tests.v1.core.unit_cache_driver import Driver, coordinator_of, make_manager
 from tests.v1.core.v4_geometry import v4_config
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
-from vllm.v1.core.policy.retention import AUTO, RetentionPolicy, parse_retention
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.retention import AUTO, RetentionPolicy, parse_retention, resolve_policy
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.tiers import Tier
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -188,3 +189,19 @@ def test_start_up_says_how_many_prefixes_fit(
     with caplog.at_level(logging.INFO, logger="vllm.v1.core.block_pool"):
         coordinator_for(v4_config(32, 401))
     assert [f"room for {expected} prefixes" in r.getMessage() for r in caplog.records] == [True]
+
+
+def test_a_least_drop_of_nothing_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then every step that completes a unit pins, and one within the first unit nothing."""
+    monkeypatch.setenv("VLLM_PIN_SWA_TOKENS", "1")
+    monkeypatch.setenv("VLLM_PIN_MIN_DROP_SIZE", "0")
+    config = v4_config(32, 400)
+    geometry = CacheGeometry.from_config(config)
+    policy = resolve_policy(config, geometry, enable_caching=True)
+    assert policy.pin_min_drop_blocks == 0
+    driver = Driver(config, 1024, seed=0, policy=policy)
+    for length in (5, 31, 32, 100):
+        driver.add(list(range(length)), 2)
+        driver.run_all(budget=512)
+    assert list(driver.manager.block_pool.pins or ())
+    driver.check()

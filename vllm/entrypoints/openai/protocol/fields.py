@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.exceptions import UnsupportedFeatureError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +32,17 @@ _ABSENT = NeutralField()
 # null always asks for nothing.
 NEUTRAL_FIELDS: Mapping[str, NeutralField] = {
     "best_of": NeutralField((1,), "use n"),
-    "presence_penalty": NeutralField((0,)),
-    "frequency_penalty": NeutralField((0,)),
-    "repetition_penalty": NeutralField((1,)),
     "length_penalty": NeutralField((1,)),
     "use_beam_search": _OFF,
     "early_stopping": _OFF,
     "suffix": _EMPTY_TEXT,
-    "logit_bias": _EMPTY_OBJECT,
-    "bad_words": _EMPTY_LIST,
-    "allowed_token_ids": _ABSENT,
     "logprob_token_ids": _ABSENT,
-    "structured_outputs": _ABSENT,
-    "guided_json": _ABSENT,
-    "guided_regex": _ABSENT,
-    "guided_choice": _ABSENT,
-    "guided_grammar": _ABSENT,
-    "response_format": NeutralField(({"type": "text"},), "only {'type': 'text'} is served"),
-    "truncate_prompt_tokens": _ABSENT,
-    "truncation_side": NeutralField(("left", "right")),
-    "thinking_token_budget": _ABSENT,
     "stream_interval": NeutralField((1,)),
     "kv_transfer_params": _ABSENT,
     "vllm_xargs": _EMPTY_OBJECT,
     "return_prompt_text": _OFF,
     "prompt_embeds": _ABSENT,
     # Chat only.
-    "tool_choice": NeutralField(("none",), "only 'none' is served"),
     "functions": _ABSENT,
     "function_call": NeutralField(("none",)),
     "modalities": NeutralField((["text"],)),
@@ -72,6 +56,13 @@ NEUTRAL_FIELDS: Mapping[str, NeutralField] = {
     "verbosity": NeutralField(("medium",)),
 }
 
+# Honoured by the APIs of chats; elsewhere they would change the answer if anyone heard them.
+_CHAT_FIELDS: Mapping[str, NeutralField] = {
+    "tools": NeutralField((), "use /v1/chat/completions"),
+    "tool_choice": NeutralField(("none",), "use /v1/chat/completions"),
+    "parallel_tool_calls": NeutralField((True, False)),
+}
+
 HARMLESS_FIELDS = frozenset(
     {
         "user",
@@ -79,10 +70,10 @@ HARMLESS_FIELDS = frozenset(
         "store",
         "service_tier",
         "session_id",
+        "guided_decoding_backend",
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
-        "parallel_tool_calls",  # without tools it says nothing
     }
 )
 
@@ -95,21 +86,18 @@ def check_extra_fields(extra: Mapping[str, Any] | None) -> list[str]:
 
     Raises:
         UnsupportedFeatureError: A known field asks for what is not served yet.
-        UserInputError: ``tools`` is empty.
     """
     ignored: list[str] = []
     for name, value in (extra or {}).items():
-        if name == "tools":
-            _check_tools(value)
-        elif name in NEUTRAL_FIELDS:
-            _check_neutral(name, value)
+        known = NEUTRAL_FIELDS.get(name) or _CHAT_FIELDS.get(name)
+        if known is not None:
+            _check_neutral(name, value, known)
         elif name not in HARMLESS_FIELDS:
             ignored.append(name)
     return ignored
 
 
-def _check_neutral(name: str, value: Any) -> None:
-    field = NEUTRAL_FIELDS[name]
+def _check_neutral(name: str, value: Any, field: NeutralField) -> None:
     # 1 == True in Python, but not in JSON.
     equal = (value == v and isinstance(value, bool) == isinstance(v, bool) for v in field.values)
     if value is None or any(equal):
@@ -118,16 +106,6 @@ def _check_neutral(name: str, value: Any) -> None:
     shown = shown if len(shown) <= 60 else shown[:60] + "..."
     raise UnsupportedFeatureError(
         f"{name}={shown} is not supported by this server yet: {field.advice}.", name
-    )
-
-
-def _check_tools(value: Any) -> None:
-    if value is None:
-        return
-    if value == []:
-        raise UserInputError("tools is empty: leave it out.", "tools")
-    raise UnsupportedFeatureError(
-        "tools is not supported by this server yet: leave it out.", "tools"
     )
 
 

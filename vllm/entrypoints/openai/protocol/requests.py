@@ -1,16 +1,18 @@
 """The bodies clients send. Fields not named here land in ``model_extra``; see ``fields``."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     StrictBool,
     WithJsonSchema,
 )
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 
@@ -33,6 +35,18 @@ def _check_number(value: Any) -> Any:
 
 Text = Annotated[str, AfterValidator(_check_text)]
 # JSON has one kind of number: 2.0 is as whole as 2.
+
+
+class _FirstFault(FailFast):
+    """FailFast that may stand in a union, whose members must be hashable."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+_Item = TypeVar("_Item")
+# One wrong item is told, not all of them: a million would keep the server busy for half a minute.
+Many = Annotated[list[_Item], _FirstFault()]
 Whole = Annotated[int, BeforeValidator(_check_number)]
 Number = Annotated[float, BeforeValidator(_check_number)]
 
@@ -51,6 +65,28 @@ PromptField = Annotated[
         }
     ),
 ]
+
+
+# Checked by hand too, like messages: ``vllm.tokenizers.chat_tools``.
+ToolsField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "description": "Functions the model may call.",
+            "anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}],
+        }
+    ),
+]
+ToolChoiceField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "description": "none, auto, required, or the function to call.",
+            "anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}],
+        }
+    ),
+]
+_DEPRECATED: JsonDict = {"deprecated": True}
 
 
 class _Body(BaseModel):
@@ -75,13 +111,37 @@ class SamplingRequest(_Body):
     top_p: Number | None = None
     top_k: Whole | None = None
     min_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    logit_bias: dict[str, Number] | None = Field(None, description="Added to logits, by token id.")
+    allowed_token_ids: Many[Whole] | None = None
+    bad_words: Many[Text] | None = None
     seed: Whole | None = None
-    stop: Text | list[Text] | None = None
-    stop_token_ids: list[Whole] | None = None
+    stop: Text | Many[Text] | None = None
+    stop_token_ids: Many[Whole] | None = None
     include_stop_str_in_output: StrictBool | None = None
     ignore_eos: StrictBool | None = None
     max_tokens: Whole | None = None
     min_tokens: Whole | None = None
+    thinking_token_budget: Whole | None = Field(
+        None, description="Tokens of reasoning after which it is ended by force."
+    )
+    truncate_prompt_tokens: Whole | None = Field(
+        None, description="Keep this many of the prompt's tokens; -1: all that fit."
+    )
+    truncation_side: Literal["left", "right"] | None = None
+    response_format: dict[str, Any] | None = Field(
+        None, description="text, json_object, json_schema or structural_tag."
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="One of json, regex, choice, grammar, json_object, structural_tag."
+    )
+    guided_json: Annotated[Any, WithJsonSchema(_DEPRECATED)] = None
+    guided_regex: Text | None = Field(None, json_schema_extra=_DEPRECATED)
+    guided_choice: Many[Text] | None = Field(None, json_schema_extra=_DEPRECATED)
+    guided_grammar: Text | None = Field(None, json_schema_extra=_DEPRECATED)
+    guided_whitespace_pattern: Text | None = Field(None, json_schema_extra=_DEPRECATED)
     skip_special_tokens: StrictBool | None = None
     spaces_between_special_tokens: StrictBool | None = None
     prompt_logprobs: Whole | None = None
@@ -103,7 +163,7 @@ class CompletionRequest(SamplingRequest):
     prompt: PromptField
     logprobs: Whole | None = Field(None, description="Most likely tokens to report per position.")
     echo: StrictBool | None = Field(None, description="Put the prompt in front of the answer.")
-    cache_boundaries: list[Whole] | None = Field(
+    cache_boundaries: Many[Whole] | None = Field(
         None,
         description="Offsets in tokens behind which other prompts may go on otherwise; at most 16.",
     )
@@ -112,7 +172,12 @@ class CompletionRequest(SamplingRequest):
 class ChatCompletionRequest(SamplingRequest):
     """``POST /v1/chat/completions``."""
 
-    messages: list[dict[str, Any]]
+    messages: Many[dict[str, Any]]
+    tools: ToolsField = None
+    tool_choice: ToolChoiceField = None
+    parallel_tool_calls: StrictBool | None = Field(
+        None, description="false: an answer holds one call at most."
+    )
     max_completion_tokens: Whole | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Whole | None = None
@@ -123,12 +188,26 @@ class ChatCompletionRequest(SamplingRequest):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class CachePrefixRequest(_Body):
+    """``POST /v1/cache/prefixes``: one of ``messages``, ``prompt`` and ``tokens``."""
+
+    model: Text | None = None
+    messages: list[dict[str, Any]] | None = None
+    prompt: PromptField | None = None
+    tokens: list[Whole] | None = None
+    pin: StrictBool | None = Field(None, description="Reuse its memory last; true unless false.")
+    ttl: Number | None = Field(None, description="Seconds after which the pin goes.")
+    cache_salt: Text | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
 class TokenizeRequest(_Body):
     """``POST /tokenize``: either ``prompt`` or ``messages``."""
 
     model: Text | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Many[dict[str, Any]] | None = None
+    tools: ToolsField = None
     add_special_tokens: StrictBool | None = None
     return_token_strs: StrictBool | None = None
     add_generation_prompt: StrictBool | None = None

@@ -92,12 +92,39 @@ class CompletionBody(msgspec.Struct):
     usage: Usage | UnsetType = UNSET
 
 
-class ChatMessageBody(msgspec.Struct):
-    """An assistant's message."""
+class FunctionCall(msgspec.Struct):
+    """A call's function; in a stream, what is new of it."""
 
-    content: str
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallBody(msgspec.Struct):
+    """A call of a message."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class ToolCallDelta(msgspec.Struct):
+    """What is new of a call; the first one of a call names it."""
+
+    index: int
+    function: FunctionCall
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
+class ChatMessageBody(msgspec.Struct):
+    """An assistant's message; reasoning stands under the two names that clients know it by."""
+
+    content: str | None
     role: str = "assistant"
     refusal: str | None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallBody] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct):
@@ -105,6 +132,9 @@ class ChatDelta(msgspec.Struct):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):

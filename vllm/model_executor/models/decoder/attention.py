@@ -153,6 +153,10 @@ class DecoderAttention(nn.Module):
         sinks = None
         if self.sinks is not None:
             sinks = self.sinks.view(shape.num_kv_heads, self._num_groups, 1)
+        if tables.kept is not None:
+            # These were computed without all they depend on; what is stored is right.
+            stored = self._read(tables.kept, step, queries.dtype)
+            rows = torch.cat([stored, rows[len(stored) :]])
         prior = None
         if tables.prior.blocks.numel():
             prior = self._read(tables.prior, step, queries.dtype)

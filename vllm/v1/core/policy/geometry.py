@@ -13,12 +13,14 @@ where a request can resume. *Dense* groups keep every row; *window* groups need 
     C128 state rows floor(P/128)*128 .. P-1: none when 128 divides P    align 128, keep 0
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
 
 from vllm.exceptions import ConfigError
 from vllm.utils.math_utils import cdiv
+from vllm.v1.core.policy.rebuild import num_rebuild_tokens
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
     FullAttentionSpec,
@@ -124,6 +126,21 @@ def group_geometry(group_id: int, spec: KVCacheSpec, unit: int) -> GroupGeometry
     )
 
 
+def _rebuild_tokens(
+    config: KVCacheConfig, groups: Sequence[GroupGeometry], lean: int
+) -> int | None:
+    """Return ``num_rebuild_tokens`` at lean boundaries, of the layers of a config."""
+    windows = [
+        spec.sliding_window
+        for group in config.kv_cache_groups
+        for spec in group.layer_specs().values()
+        if isinstance(spec, SlidingWindowSpec) and not isinstance(spec, CompressorStateSpec)
+    ]
+    far = (max(windows, default=0) // lean + 1) * lean
+    tail = max((far - group.first_needed(far) for group in groups if group.is_window), default=0)
+    return num_rebuild_tokens(windows, tail)
+
+
 @dataclass(frozen=True)
 class CacheGeometry:
     """All groups of a model, and the numbers derived from them.
@@ -133,11 +150,14 @@ class CacheGeometry:
         groups: In group order.
         lean: Tokens; at its multiples a checkpoint carries no state of non-overlapping
             compressors, and every compressed row below is complete.
+        rebuild_tokens: Tokens before a boundary to compute for exact window rows there, if that is
+            possible; see ``rebuild``.
     """
 
     unit: int
     groups: tuple[GroupGeometry, ...]
     lean: int
+    rebuild_tokens: int | None = None
 
     @classmethod
     def from_config(cls, config: KVCacheConfig) -> "CacheGeometry":
@@ -165,7 +185,7 @@ class CacheGeometry:
                         f"compress rate {step} of KV cache group {group.group_id} does not divide "
                         f"{lean}: rates and --block-size must be multiples of one another."
                     )
-        return cls(unit, groups, lean)
+        return cls(unit, groups, lean, _rebuild_tokens(config, groups, lean))
 
     @cached_property
     def dense(self) -> tuple[GroupGeometry, ...]:

@@ -29,6 +29,8 @@ class RetentionPolicy:
         private_window: Window groups take no blocks for rows that die within the step.
         adapts: Learn from the traffic which eviction rule and which interval pay; leave spare
             checkpoints in memory that nothing else needs; put off what running requests made.
+        rebuilds: Where dense rows reach further than checkpoints, compute the window rows again if
+            that is less than computing on from the deepest checkpoint.
         pinned_share: Where a long prompt pauses, its checkpoint is given up last; so much of the
             pool may stand under such pins. None: nothing is pinned.
         pin_min_drop_blocks: Blocks of rows a step must compute and not keep, in some group, to pin.
@@ -42,11 +44,12 @@ class RetentionPolicy:
     keeps_coarse: bool = True
     private_window: bool = True
     adapts: bool = False
+    rebuilds: bool = False
     pinned_share: float | None = None
     pin_min_drop_blocks: int = 16
 
 
-AUTO = RetentionPolicy(adapts=True)
+AUTO = RetentionPolicy(adapts=True, rebuilds=True)
 _EQUAL_AGES = RetentionPolicy(supersedes=False, keeps_coarse=False)
 
 

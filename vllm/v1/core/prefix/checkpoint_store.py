@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.yields import Yields
 from vllm.v1.core.prefix.checkpoints import Checkpoint, checkpoint_tier
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.prefix.tiers import Tier
@@ -17,7 +18,7 @@ class CheckpointStore:
 
     A verb that changes where a checkpoint's free blocks belong moves them.
 
-    Owns: the fields of all checkpoints.
+    Owns: the fields of all checkpoints, what is known of their kinds.
 
     Args:
         pool: Where the blocks stand.
@@ -33,6 +34,7 @@ class CheckpointStore:
         self._index = index
         self._supersedes = supersedes
         self._spares_live = spares_live
+        self._yields = Yields()
 
     def get(self, prefix_hash: BlockHash) -> Checkpoint | None:
         """Return the checkpoint of a prefix, if there is one."""
@@ -49,6 +51,10 @@ class CheckpointStore:
         existing = self.get(record.prefix_hash)
         if existing is None:
             record.has_maker = record.is_kept and self._spares_live
+            if self._is_counted(record):
+                self._yields.note_made(record.kind)
+                if record.kind is not None:
+                    record.is_promising = self._yields.is_promising(record.kind)
             self._index.add_checkpoint(record)
             return True
         if record.is_spare:
@@ -72,9 +78,41 @@ class CheckpointStore:
         record.num_hits += 1
         record.num_live += 1
         record.num_owners += self._spares_live
+        if self._is_counted(record):
+            self._note_hit(record.kind)
         for found in (record, lean):
             if found is not None and found.is_spare:
                 self._promote(found)
+
+    def _is_counted(self, record: Checkpoint) -> bool:
+        """Whether it tells of its kind: it was asked for, or a spare one near a prompt's end."""
+        return self._spares_live and (record.is_kept or record.kind is not None)
+
+    def _note_hit(self, kind: int | None) -> None:
+        """Take note of what a kind of checkpoint is good for; all of a promising kind move up."""
+        yields = self._yields
+        was_promising = kind is None or yields.is_promising(kind)
+        yields.note_hit(kind)
+        if was_promising or kind is None or not yields.is_promising(kind):
+            return
+        for record in self._index.checkpoints.values():
+            if record.is_spare and record.kind == kind and not record.is_promising:
+                record.is_promising = True
+                self._pool.replace(record.all_blocks())
+
+    def forget_yields(self) -> None:
+        """Forget what is known of kinds of checkpoints."""
+        self._yields = Yields()
+
+    def spare(self, record: Checkpoint, kind: int | None) -> None:
+        """Keep a checkpoint only as long as nothing else needs its blocks.
+
+        Args:
+            record: One that its request has passed.
+            kind: As of one that was left near a prompt's end; None: as of one that fills memory.
+        """
+        record.is_spare, record.is_filler, record.kind = True, kind is None, kind
+        self._pool.replace(record.all_blocks())
 
     def leave(
         self, made: Sequence[Checkpoint], origins: Sequence[Checkpoint], *, again: bool
@@ -127,7 +165,7 @@ class CheckpointStore:
 
     def _promote(self, record: Checkpoint) -> None:
         """Keep a spare checkpoint as others are kept."""
-        record.is_spare = record.is_filler = False
+        record.is_spare = record.is_filler = record.is_promising = False
         self._pool.replace(record.all_blocks())
 
     def _warm(self, record: Checkpoint) -> None:
@@ -135,11 +173,6 @@ class CheckpointStore:
         if checkpoint_tier(record) is Tier.COLD and self._index.holds_checkpoint(record):
             record.is_cold = False
             self._pool.replace(record.all_blocks())
-
-    def spare(self, record: Checkpoint) -> None:
-        """Keep a checkpoint only as long as nothing else needs its blocks."""
-        record.is_spare = record.is_filler = True
-        self._pool.replace(record.all_blocks())
 
     def dissolve(self, record: Checkpoint) -> None:
         """Withdraw a checkpoint; free blocks that serve nothing else fall to SCRATCH."""

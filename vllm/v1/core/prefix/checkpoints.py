@@ -27,6 +27,8 @@ class Checkpoint:
         is_cold: Whether it is given up before others.
         is_spare: Whether nobody asked for it, and nobody hit it yet.
         is_filler: Of a spare one: whether it is far from the prompt's end, and goes first.
+        kind: Of one that was left as a spare near a prompt's end: which of those; see ``yields``.
+        is_promising: Of a spare one: whether its kind is worth keeping.
         has_maker: Whether the request that made it to be kept still runs.
         num_owners: Requests that resumed here and still run, where that puts it off.
         older: The checkpoints that the request which made this one began at.
@@ -43,6 +45,8 @@ class Checkpoint:
     is_cold: bool = False
     is_spare: bool = False
     is_filler: bool = False
+    kind: int | None = None
+    is_promising: bool = False
     has_maker: bool = False
     num_owners: int = 0
     older: tuple[Checkpoint, ...] = ()
@@ -55,6 +59,8 @@ class Checkpoint:
 def checkpoint_tier(record: Checkpoint) -> Tier:
     """Return where a checkpoint's free blocks stand, pins left out."""
     if record.is_spare:
+        if record.is_promising:
+            return Tier.WARM
         return Tier.FILLER if record.is_filler else Tier.SPARE
     if record.is_cold:
         return Tier.COLD

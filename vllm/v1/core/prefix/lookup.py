@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry
+from vllm.v1.core.policy.rebuild import Rebuild
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 
@@ -22,6 +23,8 @@ class PrefixHit:
         dense_match: How far the dense groups alone matched, in tokens.
         lean_checkpoint: That of the lean boundary below ``position``, if it is another one.
         given_up: Deepest boundary that could have been resumed but for the drafter's rows; 0: none.
+        rebuild: Tokens whose window rows are computed again instead, up to ``position``.
+        num_saved_tokens: Tokens that this saves compared with the deepest checkpoint.
     """
 
     position: int
@@ -31,6 +34,13 @@ class PrefixHit:
     dense_match: int
     lean_checkpoint: Checkpoint | None = None
     given_up: int = 0
+    rebuild: Rebuild | None = None
+    num_saved_tokens: int = 0
+
+    @property
+    def start(self) -> int:
+        """Where computing goes on: at ``position``, or earlier for window rows."""
+        return self.position if self.rebuild is None else self.rebuild.start
 
     @classmethod
     def nothing(cls, num_dense_groups: int, dense_match: int = 0) -> "PrefixHit":
@@ -99,16 +109,23 @@ def find_prefix(
             break
     if best is None:
         return PrefixHit.nothing(len(dense), matched)
-    full, partial = [], []
-    for group in dense:
-        blocks, tail = _blocks_below(index, group, block_hashes, best.position, unit)
-        full.append(blocks)
-        partial.append(tail)
+    full, partial = find_dense_blocks(index, geometry, block_hashes, best.position)
     lean = geometry.floor_lean(best.position)
     partner = checkpoints.get(block_hashes[lean // unit - 1]) if lean else None
     if partner is best:
         partner = None
-    return PrefixHit(best.position, tuple(full), tuple(partial), best, matched, partner)
+    return PrefixHit(best.position, full, partial, best, matched, partner)
+
+
+def find_dense_blocks(
+    index: PrefixIndex, geometry: CacheGeometry, block_hashes: Sequence[BlockHash], position: int
+) -> tuple[tuple[list[KVCacheBlock], ...], tuple[tuple[KVCacheBlock, BlockHash] | None, ...]]:
+    """Return, per dense group, the full blocks below a matched position, and the partial one."""
+    found = [
+        _blocks_below(index, group, block_hashes, position, geometry.unit)
+        for group in geometry.dense
+    ]
+    return tuple(full for full, _ in found), tuple(partial for _, partial in found)
 
 
 def _count_matched(

@@ -8,10 +8,11 @@ from vllm.exceptions import ConfigError
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.policy.adaptation import Adaptation
 from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.retention import resolve_policy
+from vllm.v1.core.policy.retention import pinned_share, resolve_policy
 from vllm.v1.core.policy.sizes import check_room_for_one, max_checkpoint_blocks
 from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
 from vllm.v1.core.prefix.events import KVEventWriter
+from vllm.v1.core.prefix.pins import Pins
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 
 if TYPE_CHECKING:
@@ -66,9 +67,11 @@ class PrefixCache:
             metrics_collector=settings.metrics_collector,
             index=self.index,
         )
+        self._pinned_share = self.policy.pinned_share
+        if self._pinned_share is None:
+            self._pinned_share = pinned_share(config)
         if self.policy.pinned_share is not None:
-            max_pinned = int((config.num_blocks - 1) * self.policy.pinned_share)
-            self.pool.enable_pinning(max_pinned, max_checkpoint_blocks(self.geometry))
+            self.require_pins()
         self.store = CheckpointStore(
             self.pool,
             self.index,
@@ -78,6 +81,15 @@ class PrefixCache:
         self.adaptation: Adaptation | None = None
         if self.policy.adapts and settings.enable_caching:
             self.adaptation = Adaptation(self.geometry, config.num_blocks - 1)
+
+    def require_pins(self) -> Pins:
+        """Return the pool's pins, from now on in use."""
+        pool = self.pool
+        if pool.pins is None:
+            max_pinned = int((pool.num_gpu_blocks - 1) * (self._pinned_share or 0.0))
+            pool.enable_pinning(max_pinned, max_checkpoint_blocks(self.geometry))
+        assert pool.pins is not None
+        return pool.pins
 
     @property
     def interval(self) -> int:
@@ -101,6 +113,7 @@ class PrefixCache:
         done = self.pool.reset_prefix_cache()
         if done and self.adaptation is not None:
             self.adaptation.reset()
+            self.store.forget_yields()
             self._follow_rule(self.adaptation)
         return done
 

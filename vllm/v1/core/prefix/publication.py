@@ -11,6 +11,7 @@ from vllm.v1.core.policy.retention import (
     trailing_boundaries,
 )
 from vllm.v1.core.policy.spare import NO_SPARES, Spares
+from vllm.v1.core.policy.yields import spare_kind
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
@@ -131,6 +132,8 @@ class Publisher:
         hashes, unit = cache.request.block_hashes, self._geometry.unit
         token_ids = cache.request.all_token_ids
         num_tokens = len(token_ids)
+        num_prompt_tokens = cache.request.num_prompt_tokens
+        cache.published.spared.update(spares.ends)
         windows = [
             (window.blocks, window.base, window.geometry.block_size, num_blocks)
             for window, num_blocks in zip(cache.windows, self._geometry.lean_blocks, strict=True)
@@ -149,6 +152,7 @@ class Publisher:
                     token_ids[position] if position < num_tokens else None,
                     is_spare=True,
                     is_filler=is_filler,
+                    kind=None if is_filler else spare_kind(num_prompt_tokens - position),
                 )
                 self._store.publish(record)
 
@@ -162,7 +166,9 @@ class Publisher:
             elif record.num_hits == 0 and not record.is_kept:
                 if self._policy.adapts and record.position <= cache.request.num_prompt_tokens:
                     # Where a chunk of the prompt ended: as good a place as others to fill memory.
-                    self._store.spare(record)
+                    is_end = record.position in cache.published.spared
+                    distance = cache.request.num_prompt_tokens - record.position
+                    self._store.spare(record, spare_kind(distance) if is_end else None)
                 else:
                     self._store.dissolve(record)
         cache.published.trailing = remaining
@@ -201,8 +207,10 @@ class Publisher:
         """
         if num_dropped_blocks(self._geometry, start, end) < self._policy.pin_min_drop_blocks:
             return
-        published = cache.published
-        prefix_hash = cache.request.block_hashes[end // self._geometry.unit - 1]
+        published, num_units = cache.published, end // self._geometry.unit
+        if not num_units:
+            return
+        prefix_hash = cache.request.block_hashes[num_units - 1]
         record = self._store.get(prefix_hash)
         if record is None or not self._store.pin(record):
             return

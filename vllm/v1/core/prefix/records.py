@@ -14,6 +14,7 @@ from vllm.v1.messages import (
     FIRST_SEEN,
     WINDOW_EVICTED,
     WINDOW_NOT_RETAINED,
+    WINDOW_REBUILT,
     PrefillStats,
 )
 
@@ -35,7 +36,7 @@ def explain_misses(
         hit: What the lookup found.
 
     Returns:
-        Reason to tokens, zero entries left out; with ``hit.position`` they sum to ``num_tokens``.
+        Reason to tokens, zero entries left out; with ``hit.start`` they sum to ``num_tokens``.
     """
     reasons: dict[str, int] = {}
     last = geometry.floor_unit(num_tokens - 1)
@@ -44,6 +45,8 @@ def explain_misses(
     resumable = max(hit.position, hit.given_up)
     if resumable > hit.position:
         reasons[DRAFTER] = resumable - hit.position
+    if hit.rebuild is not None:
+        reasons[WINDOW_REBUILT] = hit.position - hit.start
     window_missed = min(hit.dense_match, last) - resumable
     if window_missed > 0:
         first_unit = resumable // geometry.unit

@@ -16,6 +16,7 @@ class Tier(IntEnum):
     FILLER    spare checkpoints on a grid, the youngest first
     SPARE     spare checkpoints near prompts' ends: nobody asked for them, nobody hit them yet
     COLD      hashed, but superseded by something better
+    WARM      spare checkpoints of a kind that is hit as often as those that were asked for
     REGULAR   hashed; the eviction rule in force says which goes first
     LIVE      checkpoints that running requests made or resumed at
     PINNED    the windows at which long prompts paused, if pins are on; counted as free
@@ -25,9 +26,10 @@ class Tier(IntEnum):
     FILLER = 1
     SPARE = 2
     COLD = 3
-    REGULAR = 4
-    LIVE = 5
-    PINNED = 6
+    WARM = 4
+    REGULAR = 5
+    LIVE = 6
+    PINNED = 7
 
 
 class TieredBlocks(Protocol):

@@ -45,6 +45,9 @@ class DonorWaits:
         if found.hit is None:
             return False
         unit = self._geometry.unit
+        rebuild = found.hit.rebuild
+        if rebuild is not None and self._is_rebuilt(request, rebuild.end):
+            return self._may_wait(request, rebuild.end - rebuild.start, now)
         # Whoever has published its prompt shares no more than is cached: it is passed over there.
         running = [cache for cache in self._requests.values() if cache.is_admitted]
         donors = [
@@ -65,13 +68,26 @@ class DonorWaits:
         if chosen is None or gain < MIN_GAIN_TOKENS:
             self._requests.pop(request.request_id, None)
             return False
-        waiting = self._requests.setdefault(request.request_id, RequestCache(request))
-        if waiting.wait_deadline is None:
-            waiting.wait_deadline = now + max_wait_steps(gain)
-        if now >= waiting.wait_deadline:
+        if not self._may_wait(request, gain, now):
             return False
         self._ask_donor(running[chosen], num_shared * unit)
         return True
+
+    def _is_rebuilt(self, request: Request, boundary: int) -> bool:
+        """Whether a running request computes the window rows of the same boundary again."""
+        last = boundary // self._geometry.unit - 1
+        return any(
+            cache.exact_from == boundary
+            and cache.request.block_hashes[last] == request.block_hashes[last]
+            for cache in self._requests.values()
+        )
+
+    def _may_wait(self, request: Request, gain: int, now: int) -> bool:
+        """Let a request wait for a gain of so many tokens, unless it has waited long enough."""
+        waiting = self._requests.setdefault(request.request_id, RequestCache(request))
+        if waiting.wait_deadline is None:
+            waiting.wait_deadline = now + max_wait_steps(gain)
+        return now < waiting.wait_deadline
 
     def _ask_donor(self, donor: RequestCache, position: int) -> None:
         """Let a running prefill leave checkpoints where a waiting request parts from it."""

@@ -83,6 +83,7 @@ class AdmissionStats:
             num_hits=record.num_cached_tokens - num_external,
             preempted=is_resumed,
             miss_tokens=misses,
+            rebuild_saved_tokens=record.rebuild_saved_tokens,
         )
 
     def note_reset(self) -> None:

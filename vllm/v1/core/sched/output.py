@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
+    from vllm.v1.structured_output.masks import GrammarMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,8 @@ class SchedulerOutput:
     drafter_rebuilds: dict[str, int] = field(default_factory=dict)
     # Requests that do not write every row of the tokens they compute.
     row_bounds: dict[str, RowBounds] = field(default_factory=dict)
+    # What grammars allow in the rows that are sampled; None: no row follows one.
+    grammar_masks: "GrammarMasks | None" = None
 
     @classmethod
     def make_empty(cls) -> "SchedulerOutput":

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.structured_output import StructuredOutputManager
+    from vllm.v1.structured_output.masks import GrammarMasks
 
 __all__ = ["Scheduler", "SchedulerOutput"]
 
@@ -249,12 +250,23 @@ class Scheduler(SchedulerInterface):
             kv_cache_block_copies=work.copies,
             window_tables=work.window_tables,
             drafter_rebuilds=work.drafter_rebuilds,
+            row_bounds=work.row_bounds,
         )
         if self.connector is not None:
             output.kv_connector_metadata = self.connector.build_connector_meta(output)
         if self.ec_connector is not None:
             output.ec_connector_metadata = self.ec_connector.build_connector_meta(output)
         return output
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarMasks | None:
+        """Return what grammars allow in the rows of the step just scheduled; None: anything."""
+        if not scheduler_output.has_structured_output_requests:
+            return None
+        return self.structured_output_manager.make_masks(
+            self._requests.by_id,
+            list(scheduler_output.num_scheduled_tokens),
+            scheduler_output.scheduled_spec_decode_tokens,
+        )
 
     def _count_common_prefix_blocks(self, step: StepBuilder) -> list[int]:
         running = self._requests.running
@@ -346,12 +358,8 @@ class Scheduler(SchedulerInterface):
                 continue
             if request.is_prefill_chunk:
                 drafts = []
-            elif request.use_structured_output and self.structured_output_manager.should_advance(
-                request
-            ):
-                structured = request.structured_output_request
-                assert structured is not None
-                drafts = structured.grammar.validate_tokens(drafts)
+            elif request.use_structured_output:
+                drafts = self.structured_output_manager.filter_drafts(request, drafts)
             request.propose_drafts(drafts)
 
     # ============================================================ cache, stats
@@ -398,6 +406,7 @@ class Scheduler(SchedulerInterface):
         if not self.log_stats:
             return None
         local, external = self._stats.take()
+        collector = self.kv_cache_manager.block_pool.metrics_collector
         return SchedulerStats(
             num_running_reqs=len(self.running),
             num_waiting_reqs=len(self.waiting),
@@ -407,6 +416,7 @@ class Scheduler(SchedulerInterface):
             connector_prefix_cache_stats=external,
             spec_decoding_stats=spec_decoding_stats,
             cache_policy=self.kv_cache_manager.policy_stats(),
+            kv_cache_eviction_events=[] if collector is None else collector.drain_events(),
         )
 
     def shutdown(self) -> None:

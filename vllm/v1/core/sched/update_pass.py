@@ -181,13 +181,16 @@ class UpdatePass:
 
     def _advance_grammar(self, request: Request, tokens: list[int]) -> bool:
         """Advance a grammar; True if it refuses the tokens, which ends the request."""
-        if not self.grammars.should_advance(request):
-            return False
         structured = request.structured_output_request
         assert structured is not None
+        if not self.grammars.should_advance(request):
+            tokens = structured.pass_reasoning(tokens)
+            if not tokens:
+                return False
         if structured.grammar.accept_tokens(request.request_id, tokens):
             return False
-        logger.error("Request %s ends: its grammar refuses tokens %s.", request.request_id, tokens)
+        reason = structured.grammar.error or f"it refuses tokens {tokens}"
+        logger.error("Request %s ends with its grammar: %s.", request.request_id, reason)
         request.fail()
         return True
 

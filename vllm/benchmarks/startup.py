@@ -1,14 +1,11 @@
-"""How long from the command to a healthy server, and how much memory it peaks at.
-
-    python -m benchmarks.startup [--runs 3] [--model deepseek-v4]
+"""``vllm bench startup``: from the command to a healthy server, and the memory it peaks at.
 
 Starts ``vllm serve`` as a user does, polls ``/health``, sends one completion, reads the peak
-resident memory of both processes from /proc, and stops the server. One JSON line.
+resident memory of both processes from /proc, and stops the server.
 """
 
 import argparse
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -16,9 +13,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.result import percentiles, print_result
+from tqdm import tqdm
+
+from vllm.benchmarks.report.metrics import percentile
+from vllm.exceptions import ConfigError, EngineError
 
 
 def find_free_port() -> int:
@@ -51,19 +52,19 @@ def wait_healthy(port: int, process: subprocess.Popen[bytes], limit_s: float = 1
     """Poll /health until it answers 200.
 
     Raises:
-        RuntimeError: The server ended or did not become healthy in time.
+        EngineError: The server ended or did not become healthy in time.
     """
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"the server ended with code {process.returncode}")
+            raise EngineError(f"The server ended with code {process.returncode}")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, OSError):
             time.sleep(0.01)
-    raise RuntimeError(f"the server was not healthy after {limit_s} s")
+    raise EngineError(f"The server was not healthy after {limit_s} s")
 
 
 def complete(port: int) -> None:
@@ -78,14 +79,12 @@ def complete(port: int) -> None:
         json.load(answer)
 
 
-def run_once(model: str) -> tuple[float, float]:
+def run_once(model: str, flags: Sequence[str] = ()) -> tuple[float, float]:
     """Start and stop the server once; return seconds to healthy and peak MiB."""
     port = find_free_port()
-    command = [sys.executable, "-m", "vllm", "serve", model, "--port", str(port)]
+    command = [sys.executable, "-m", "vllm", "serve", model, "--port", str(port), *flags]
     begin = time.monotonic()
-    process = subprocess.Popen(
-        [*command, "--block-size", "32"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_healthy(port, process)
         seconds = time.monotonic() - begin
@@ -96,23 +95,29 @@ def run_once(model: str) -> tuple[float, float]:
         process.wait(timeout=60)
 
 
-def main() -> None:
-    """Measure several starts and print one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--model", default="deepseek-v4")
-    args = parser.parse_args()
-    # The first start of a fresh checkout also compiles bytecode; users start more than once.
-    run_once(args.model)
-    samples = [run_once(args.model) for _ in range(args.runs)]
-    values = {
-        "seconds_to_healthy": percentiles([seconds for seconds, _ in samples]),
-        "peak_memory_mib": percentiles([memory for _, memory in samples]),
-    }
-    print_result(
-        "startup", {"model": args.model, "runs": args.runs, "cores": os.cpu_count()}, values
-    )
-
-
-if __name__ == "__main__":
-    main()
+def run_startup(args: argparse.Namespace) -> int:
+    """Measure several starts."""
+    if args.num_iters < 1:
+        raise ConfigError(f"--num-iters {args.num_iters} must be at least 1.")
+    if not Path("/proc/self/status").exists():
+        raise ConfigError("Peak memory is read from /proc, which this system does not have.")
+    for _ in range(args.num_iters_warmup):
+        run_once(args.model, args.serve_flags)
+    samples = [
+        run_once(args.model, args.serve_flags)
+        for _ in tqdm(range(args.num_iters), desc="starts", disable=None)
+    ]
+    result: dict[str, object] = {"model_id": args.model}
+    for name, values in (
+        ("startup_seconds", [seconds for seconds, _ in samples]),
+        ("peak_memory_mib", [memory for _, memory in samples]),
+    ):
+        result |= {
+            f"avg_{name}": sum(values) / len(values),
+            name: values,
+            f"{name}_percentiles": {str(p): percentile(values, p) for p in (10, 50, 90)},
+        }
+        print(f"{name}: median {percentile(values, 50):.2f}, all {[round(v, 2) for v in values]}")
+    if args.output_json is not None:
+        args.output_json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return 0

@@ -1,0 +1,106 @@
+"""What does structured output cost a decode step of a whole batch?
+
+    python -m benchmarks.structured [--batch 32] [--steps 60] [--threads 1]
+
+The embedded checkpoint, two engine cores with equal requests: one decodes freely, the other fills
+an array of objects that a JSON schema describes. Their steps take turns, so that noise falls on
+both. One JSON line: milliseconds of CPU time per step, all threads together, the share that the
+schema adds, and the share of penalties and a bias on all rows, measured in the same way.
+"""
+
+import argparse
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.result import percentiles, print_result
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core_factory import build_engine_core
+from vllm.v1.engine.engine_args import EngineArgs
+from vllm.v1.messages import EngineCoreRequest
+
+PROMPT_TOKENS = 64
+NUM_WARM_UP = 5
+SCHEMA = {
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "size": {"type": "integer", "minimum": 0, "maximum": 9999},
+            "kind": {"enum": ["lamp", "chair", "table"]},
+            "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+        },
+        "required": ["name", "size", "kind", "tags"],
+        "additionalProperties": False,
+    },
+}
+ASKS: dict[str, dict[str, Any]] = {
+    "free": {},
+    "schema": {"structured_outputs": StructuredOutputsParams(json=SCHEMA)},
+    "penalties": {
+        "presence_penalty": 0.5,
+        "repetition_penalty": 1.1,
+        "logit_bias": dict.fromkeys(range(100, 400), 1.0),
+    },
+}
+
+
+def make_core(ask: dict[str, Any], args: argparse.Namespace) -> EngineCore:
+    """Return a core all of whose requests are past their prompts."""
+    engine = EngineArgs(
+        model="deepseek-v4",
+        block_size=32,
+        max_model_len=1024,
+        kv_cache_memory_bytes=1 << 27,
+        max_num_seqs=args.batch,
+    )
+    core = build_engine_core(engine.create_vllm_config())
+    for i in range(args.batch):
+        params = SamplingParams(
+            temperature=1.0, seed=i, max_tokens=900, min_tokens=900, ignore_eos=True, **ask
+        )
+        prompt = [10 + (7 * i + j) % 1900 for j in range(PROMPT_TOKENS)]
+        message = EngineCoreRequest(f"q{i}", prompt, params, time.monotonic())
+        core.add_request(core.make_request(message))
+    while min((r.num_output_tokens for r in core.scheduler.running), default=0) < NUM_WARM_UP or (
+        len(core.scheduler.running) < args.batch
+    ):
+        core.step()
+    return core
+
+
+def time_step(core: EngineCore) -> float:
+    """Run one step; return its milliseconds of CPU time."""
+    begin = time.process_time()
+    core.step()
+    return 1e3 * (time.process_time() - begin)
+
+
+def main() -> None:
+    """Measure and print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    cores = {name: make_core(ask, args) for name, ask in ASKS.items()}
+    torch.set_num_threads(args.threads)
+    samples: dict[str, list[float]] = {name: [] for name in cores}
+    for _ in range(args.steps):
+        for name, core in cores.items():
+            samples[name].append(time_step(core))
+    for core in cores.values():
+        core.shutdown()
+    values: dict[str, Any] = {f"{k}_ms": percentiles(v) for k, v in samples.items()}
+    base = values["free_ms"]["p50"]
+    for name in ("schema", "penalties"):
+        values[f"{name}_share"] = round(values[f"{name}_ms"]["p50"] / base - 1, 3)
+    print_result("structured", vars(args), values)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Content blocks as chat messages."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.entrypoints.rubbish import json_like
+from vllm.entrypoints.anthropic.conversion import convert_messages
+from vllm.entrypoints.openai.opaque_reasoning import seal_reasoning
+from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.tokenizers.breakpoints import Breakpoint
+from vllm.tokenizers.chat_messages import parse_messages
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+MARK = {"type": "ephemeral"}
+
+
+def text(value: str, **fields: Any) -> dict[str, Any]:
+    """A text block."""
+    return {"type": "text", "text": value, **fields}
+
+
+def test_a_conversation_with_tools() -> None:
+    messages = [
+        {"role": "user", "content": [text("What is"), text("the weather?")]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "s"},
+                text("I "),
+                text("look."),
+                {"type": "tool_use", "id": "t1", "name": "look", "input": {"town": "Zürich"}},
+                {"type": "tool_use", "id": "t2", "name": "look", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [text("rain")]},
+                {"type": "tool_result", "tool_use_id": "t2", "content": "gone", "is_error": True},
+                text("And?"),
+            ],
+        },
+    ]
+    chat = convert_messages([text("Be kind."), text("Be terse.")], messages)
+    assert not chat.continues
+    system, user, assistant, first, second, last = parse_messages(chat.messages)
+    assert (system.role, system.content) == ("system", "Be kind.\nBe terse.")
+    assert user.content == "What is\nthe weather?"
+    assert (assistant.reasoning, assistant.content) == ("hm", "I look.")
+    assert [call.id for call in assistant.tool_calls] == ["t1", "t2"]
+    sent = chat.messages[2]["tool_calls"][0]["function"]["arguments"]
+    assert sent == '{"town": "Zürich"}'
+    assert (first.tool_call_id, first.content) == ("t1", "rain")
+    assert (second.tool_call_id, second.content) == ("t2", "Error: gone")
+    assert (last.role, last.content) == ("user", "And?")
+
+
+def test_a_last_message_of_the_assistants_is_continued() -> None:
+    chat = convert_messages(None, [*HI, {"role": "assistant", "content": "The answer is"}])
+    assert chat.continues
+    assert chat.messages[-1] == {"role": "assistant", "content": "The answer is"}
+
+
+def test_messages_of_the_assistants_stay_apart() -> None:
+    messages = [{"role": "assistant", "content": word} for word in ("a", "b")]
+    chat = convert_messages(None, [*messages, *HI])
+    assert [message["content"] for message in chat.messages] == ["a", "b", "hi"]
+
+
+def test_hidden_thinking_comes_back() -> None:
+    block = {"type": "thinking", "thinking": "", "signature": seal_reasoning("hm")}
+    chat = convert_messages(None, [{"role": "assistant", "content": [block, text("Hi")]}, *HI])
+    assert chat.messages[0]["reasoning"] == "hm"
+    forged = {**block, "signature": "WaUjzkyp"}
+    with pytest.raises(UserInputError, match="not made by this server"):
+        convert_messages(None, [{"role": "assistant", "content": [forged]}, *HI])
+
+
+def test_marks_stand_where_blocks_end() -> None:
+    hour = {"type": "ephemeral", "ttl": "1h"}
+    messages = [
+        {"role": "user", "content": [text("long", cache_control=MARK), text("short")]},
+        {"role": "assistant", "content": [text("ok", cache_control=hour)]},
+        {"role": "user", "content": "go on"},
+    ]
+    tools = [{"name": "f", "input_schema": {}, "cache_control": MARK}]
+    chat = convert_messages("System.", messages, tools=tools, cache_control=hour)
+    assert list(chat.breakpoints) == [
+        Breakpoint(0, None, None),  # tools stand with the system prompt
+        Breakpoint(1, 0, None),
+        Breakpoint(2, None, 3600.0),
+        Breakpoint(3, None, 3600.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [({}, "ephemeral"), ("ephemeral", "ephemeral"), ({**MARK, "ttl": "2h"}, "ttl='2h'")],
+)
+def test_marks_are_checked(mark: Any, message: str) -> None:
+    with pytest.raises(UserInputError, match=message):
+        convert_messages(None, [{"role": "user", "content": [text("x", cache_control=mark)]}])
+
+
+def test_there_are_four_marks_at_most() -> None:
+    blocks = [text(str(i), cache_control=MARK) for i in range(4)]
+    convert_messages(None, [{"role": "user", "content": blocks}])
+    with pytest.raises(UserInputError, match="marks 5 places with cache_control: at most 4"):
+        convert_messages(None, [{"role": "user", "content": blocks}], cache_control=MARK)
+
+
+BAD: list[tuple[Any, Any, str]] = [
+    (None, [], "messages is empty"),
+    (None, ["hi"], r"messages\[0\] must be an object"),
+    (None, [{"role": "tool", "content": "x"}], r"messages\[0\].role is 'tool'"),
+    (None, [{"role": "user"}], r"messages\[0\].content must be a string or a list"),
+    (None, [{"role": "user", "content": ["x"]}], r"content\[0\] must be an object"),
+    (None, [{"role": "user", "content": [{"text": "x"}]}], r"content\[0\].type must be"),
+    (None, [{"role": "user", "content": [{"type": "text"}]}], r"content\[0\].text must be"),
+    (None, [{"role": "user", "content": []}], "no content"),
+    (7, HI, "system must be a string or a list"),
+    (
+        None,
+        [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}],
+        "no tool_use block before it",
+    ),
+    (
+        None,
+        [{"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f"}]}, *HI],
+        "input must be an object",
+    ),
+    (
+        None,
+        [
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}],
+            }
+        ],
+        "send the tool_result",
+    ),
+]
+
+
+@pytest.mark.parametrize(("system", "messages", "message"), BAD)
+def test_malformed_messages_are_named(system: Any, messages: Any, message: str) -> None:
+    with pytest.raises(UserInputError, match=message):
+        convert_messages(system, messages)
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize(
+    "kind", ["image", "document", "search_result", "redacted_thinking", "server_tool_use"]
+)
+def test_what_is_not_served_is_refused_by_name(role: str, kind: str) -> None:
+    block = {"type": kind, "source": {"type": "base64"}, "data": "x"}
+    with pytest.raises(UnsupportedFeatureError, match=rf"content\[0\] has type '{kind}'"):
+        convert_messages(None, [{"role": role, "content": [block]}])
+
+
+def test_images_in_results_are_refused_by_name() -> None:
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}
+    messages = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    with pytest.raises(UnsupportedFeatureError, match="image"):
+        convert_messages(None, messages)
+
+
+NAMES = ["type", "role", "content", "text", "id", "name", "input", "tool_use_id", "is_error"]
+NAMES += ["thinking", "signature", "cache_control", "ttl"]
+WORDS = ["tool_use", "tool_result", "thinking", "image", "ephemeral", "5m", "t1"]
+
+
+@pytest.mark.slow
+@given(json_like(NAMES, WORDS), json_like(NAMES, WORDS))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_rubbish_is_refused_or_becomes_a_chat(system: Any, messages: Any) -> None:
+    for given_messages in (messages, [{"role": "user", "content": messages}], [messages]):
+        if not isinstance(given_messages, list):
+            continue
+        try:
+            chat = convert_messages(system, given_messages)
+            json.dumps(chat.messages)
+        except UserInputError:
+            continue
+        parse_messages(chat.messages)

@@ -1,0 +1,117 @@
+"""Calls as JSON: Hermes, Qwen 3 and Llama 3."""
+
+import json
+
+import pytest
+
+from tests.parser.reading import calls_of, read
+from vllm.parser.interface import ToolUse
+from vllm.parser.registry import ParserChoice
+
+QWEN = ParserChoice("qwen3", "qwen3")
+LLAMA = ParserChoice("none", "llama3_json")
+FIND = '{"name": "find", "arguments": {"text":  "x"}}'
+NOW = '{"arguments": {}, "name": "now"}'
+
+
+def tagged(*bodies: str) -> str:
+    return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+
+
+def test_calls_between_tags():
+    answer = read(QWEN, "<think>\nhm\n</think>\n\nSo.\n" + tagged(FIND, NOW) + "\n")
+    assert (answer.reasoning, answer.content) == ("hm", "So.")
+    # Arguments keep their spelling: they come back in the next prompt.
+    assert calls_of(answer) == [("find", '{"text":  "x"}'), ("now", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("text", "in_reasoning", "reasoning", "content"),
+    [
+        ("\nhm\n\n</think>\n\nYes.\n", True, "hm", "Yes.\n"),
+        ("<think>\n\n</think>\n\nYes.", False, "", "Yes."),
+        ("Yes.", False, "", "Yes."),
+        ("a <think> b", False, "", "a  b"),
+        ("\nhm\n", True, "hm", ""),
+        ("hm <tool_call> hm</think>a", True, "hm <tool_call> hm", "a"),
+        ("a\n\nb\n", False, "", "a\n\nb\n"),
+    ],
+)
+def test_reasoning_and_content(text, in_reasoning, reasoning, content):
+    answer = read(QWEN, text, in_reasoning=in_reasoning)
+    assert (answer.reasoning, answer.content) == (reasoning, content)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ('{"name": "now"}', [("now", "{}")]),
+        ('{"name": "now", "arguments": null}', [("now", "{}")]),
+        ('{"name": "now", "parameters": {"a": 1}}', [("now", '{"a": 1}')]),
+        ('{"name": "now", "arguments": "{\\"a\\": 1}"}', [("now", '{"a": 1}')]),
+        ('{"name": "f", "arguments": {"a": "</tool_call>"}}', [("f", '{"a": "</tool_call>"}')]),
+        ('{"name": "now", "arguments": "x"}', []),
+        ('{"name": "now", "arguments": [1]}', []),
+        ('{"name": "", "arguments": {}}', []),
+        ('{"arguments": {}}', []),
+        ("now()", []),
+        ("", []),
+    ],
+)
+def test_bodies(body, expected):
+    answer = read(QWEN, "a" + tagged(body) + "b")
+    assert calls_of(answer) == expected
+    assert answer.content == "ab"
+
+
+def test_arguments_as_tags_are_typed_by_the_schema():
+    body = (
+        "<function=find>\n<parameter=text>\n5\n</parameter>\n<parameter=limit>\n5\n</parameter>\n"
+        "<parameter=any>\n[1]\n<parameter=new>\nso\n</parameter>\n</function>"
+    )
+    (call,) = read(QWEN, tagged(body)).tool_calls
+    expected = {"text": "5", "limit": 5, "any": [1], "new": "so"}
+    assert json.loads(call.arguments) == expected
+
+
+@pytest.mark.parametrize(("reason", "num_calls"), [("stop", 1), ("length", 0)])
+def test_a_missing_closing_tag(reason, num_calls):
+    """A whole object that the model stopped behind is a call; one that was cut off is none."""
+    answer = read(QWEN, f"a<tool_call>\n{FIND}", reason)
+    assert (answer.content, len(answer.tool_calls)) == ("a", num_calls)
+    assert read(QWEN, f"a<tool_call>\n{FIND[:-5]}", reason).tool_calls == []
+
+
+def test_without_tools_a_tag_is_text():
+    text = "In Hermes, write <tool_call>{}</tool_call>."
+    assert read(QWEN, text, tool_use=ToolUse.OFF).content == text
+    dropped = read(QWEN, "a" + tagged(FIND), tool_use=ToolUse.DROP)
+    assert (dropped.content, dropped.tool_calls) == ("a", [])
+
+
+LLAMA_FIND = '{"name": "find", "parameters": {"text": "x"}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "names"),
+    [
+        (LLAMA_FIND, "", ["find"]),
+        (f" \n{LLAMA_FIND}; {LLAMA_FIND}", "", ["find", "find"]),
+        (f"<|python_tag|>{LLAMA_FIND}", "", ["find"]),
+        (f"<|python_tag|>print(1)\n{LLAMA_FIND}", "", ["find"]),
+        (f"Well: {LLAMA_FIND}", f"Well: {LLAMA_FIND}", []),
+        ('{"answer": {"name": 1}}\nDone.', '{"answer": {"name": 1}}\nDone.', []),
+        ('{"name": 5} and so on', '{"name": 5} and so on', []),
+        (f"{LLAMA_FIND} and then", "", ["find"]),
+        ('{"name": "find", "parameters": {"te', "", []),
+        ("{", "{", []),
+        ("{ a set }", "{ a set }", []),
+        ('{"a": 1', '{"a": 1', []),
+        ("  ", "  ", []),
+    ],
+)
+def test_an_answer_that_is_a_call(text, content, names):
+    answer = read(LLAMA, text)
+    assert answer.content == content
+    assert [call.name for call in answer.tool_calls] == names
+    assert read(LLAMA, text, tool_use=ToolUse.OFF).content == text

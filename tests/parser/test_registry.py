@@ -1,0 +1,55 @@
+import pytest
+
+from vllm.exceptions import ConfigError
+from vllm.parser.registry import ParserChoice, check_parser_names, choose_parsers
+
+QWEN = "{% if tools %}<tool_call>{% endif %}<think></think>"
+LLAMA = '{% if tools %}{"name": x, "parameters": y}{% endif %}'
+HARMONY = "<|start|>assistant<|channel|>final"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "template", "reasoning", "tools"),
+    [
+        ("deepseek_v4", None, "deepseek_v4", "deepseek_v4"),
+        ("qwen3", QWEN, "qwen3", "qwen3"),
+        ("qwen3_moe", "<tool_call>", "none", "qwen3"),
+        ("llama", QWEN, "qwen3", "hermes"),
+        ("llama", LLAMA, "none", "llama3_json"),
+        ("gpt_oss", HARMONY, "openai_gptoss", "openai"),
+        ("gemma3_text", "<start_of_turn>", "none", "none"),
+        ("llama", None, "none", "none"),
+    ],
+)
+def test_the_model_decides(model_type, template, reasoning, tools):
+    choice = choose_parsers(model_type, template)
+    assert choice == ParserChoice(reasoning, tools)
+    assert choice.is_harmony == (tools == "openai")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("hermes", None), ParserChoice("deepseek_v4", "hermes")),
+        (("none", "none"), ParserChoice("none", "none")),
+        (("", ""), ParserChoice("deepseek_v4", "deepseek_v4")),
+        (("hermes", "qwen3"), ParserChoice("qwen3", "hermes")),
+        (("openai", None), ParserChoice("openai_gptoss", "openai")),
+        ((None, "openai_gptoss"), ParserChoice("openai_gptoss", "openai")),
+        (("openai", "none"), ParserChoice("none", "openai")),
+    ],
+)
+def test_flags_go_before_the_model(flags, expected):
+    assert choose_parsers("deepseek_v4", None, *flags) == expected
+
+
+@pytest.mark.parametrize("flags", [("openai", "qwen3"), ("hermes", "openai_gptoss")])
+def test_formats_that_exclude_each_other(flags):
+    with pytest.raises(ConfigError, match="cannot be mixed"):
+        choose_parsers("llama", None, *flags)
+
+
+@pytest.mark.parametrize("flags", [("hermes2", None), (None, "deepseek_v5")])
+def test_unknown_names(flags):
+    with pytest.raises(ConfigError, match="is unknown: use one of"):
+        check_parser_names(*flags)

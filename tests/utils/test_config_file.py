@@ -1,0 +1,86 @@
+"""``--config file.yaml``."""
+
+from pathlib import Path
+
+import pytest
+
+from vllm.entrypoints.cli.main import make_parser
+
+FILE = """
+model: from/the/file
+port: 1234
+max_model_len: 4k
+served-model-name: [a, b]
+enable-prefix-caching: false
+enable-log-requests: true
+kv-events-config: {enable_kv_cache_events: true, endpoint: "tcp://*:1"}
+allowed-origins: ["http://x"]
+chat-template: null
+tensor-parallel-size: 1
+async-scheduling: true
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file of flags of every kind."""
+    path = tmp_path / "flags.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_file_says_what_the_command_line_could(file: Path) -> None:
+    args = make_parser().parse_args(["serve", "--config", str(file)])
+    assert (args.port, args.max_model_len, args.config_model) == (1234, 4000, "from/the/file")
+    assert args.served_model_name == ["a", "b"]
+    assert args.enable_prefix_caching is False
+    assert args.enable_log_requests is True
+    assert args.kv_events_config == {"enable_kv_cache_events": True, "endpoint": "tcp://*:1"}
+    assert args.allowed_origins == ["http://x"]
+    assert args.chat_template is None
+    assert [flag.names[0] for flag in args.ignored_flags] == ["--async-scheduling"]
+
+
+def test_the_command_line_goes_before_it(file: Path) -> None:
+    arguments = ["serve", f"--config={file}", "m", "--port", "9", "--enable-prefix-caching"]
+    args = make_parser().parse_args(arguments)
+    assert (args.model_positional, args.port, args.enable_prefix_caching) == ("m", 9, True)
+    assert args.max_model_len == 4000
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("no-such-flag: 1", "'no-such-flag' is no flag"),
+        ("config: other.yaml", "'config' is no flag"),
+        ("- a\n- b", "'key: value' lines"),
+        ("a: [", "cannot be read as YAML"),
+        ("port: many", "invalid int value"),
+        ("tensor-parallel-size: 8", "--tensor-parallel-size 8 is known but not supported yet"),
+    ],
+)
+def test_a_wrong_file_is_told(
+    tmp_path: Path, content: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "flags.yaml"
+    path.write_text(content)
+    with pytest.raises(SystemExit) as caught:
+        make_parser().parse_args(["serve", "--config", str(path)])
+    assert caught.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_one_file_that_exists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "absent.yaml")
+    for arguments in (["--config", path], ["--config", path, "--config", path]):
+        with pytest.raises(SystemExit):
+            make_parser().parse_args(["serve", *arguments])
+    message = capsys.readouterr().err
+    assert "absent.yaml" in message
+    assert "give it once" in message
+
+
+def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text("# nothing\n")
+    assert make_parser().parse_args(["serve", "--config", str(path), "m"]).port == 8000

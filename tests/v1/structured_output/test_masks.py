@@ -1,0 +1,118 @@
+"""Masks of rows with drafts, across the end of the reasoning and of the answer."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tests.v1.structured_output.conftest import EOS, VOCAB, Reader
+from vllm.config import ModelConfig, VllmConfig
+from vllm.sampling_params import ReasoningSpan, StructuredOutputsParams
+from vllm.v1.structured_output import StructuredOutputManager, StructuredOutputRequest
+from vllm.v1.structured_output.grammar import Grammar
+from vllm.v1.structured_output.masks import GrammarMasks
+from vllm.v1.structured_output.reasoning import ReasoningTracker
+
+A, B, C = 66, 67, 68
+END = 500
+
+
+class Fixture:
+    """A manager with requests whose grammar allows exactly the tokens A B C."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.requests: dict[str, Any] = {}
+        model = ModelConfig("test", hf_config={"vocab_size": VOCAB, "eos_token_id": EOS})
+        self.manager = StructuredOutputManager(VllmConfig(model_config=model))
+        self.manager._compiler = SimpleNamespace(backend=reader.backend)  # type: ignore[assignment]
+        lark = f"start: <[{A}]> <[{B}]> <[{C}]>"
+        self.compiled = reader.backend.compile(StructuredOutputsParams(grammar=lark))
+
+    def add(self, request_id: str, span: ReasoningSpan | None = None, **fields: Any) -> Any:
+        structured = StructuredOutputRequest(
+            StructuredOutputsParams(regex="a"),
+            grammar=Grammar(self.compiled, frozenset([EOS])),
+            reasoning=None if span is None else ReasoningTracker(span),
+            reasoning_ended=None if span is None else False,
+        )
+        state = {"is_prefill_chunk": False, **fields}
+        request = SimpleNamespace(structured_output_request=structured, **state)
+        self.requests[request_id] = request
+        return request
+
+    def masks(self, **drafts: list[int]) -> GrammarMasks | None:
+        return self.manager.make_masks(self.requests, list(self.requests), drafts)
+
+
+def allowed(masks: GrammarMasks | None, request_id: str, depth: int = 0) -> list[int] | None:
+    """The tokens a row allows; None: all."""
+    assert masks is not None
+    row = masks.bits[masks.first_rows[request_id] + depth]
+    bits = np.flatnonzero(np.unpackbits(row.view(np.uint8), count=VOCAB, bitorder="little"))
+    return None if len(bits) == VOCAB else bits.tolist()
+
+
+def test_a_row_for_each_draft_and_one_more(reader: Reader) -> None:
+    made = Fixture(reader)
+    made.add("plain")
+    made.add("drafted")
+    made.add("wrong")
+    made.add("chunk", is_prefill_chunk=True)
+    masks = made.masks(drafted=[A, B, C], wrong=[A, A])
+    assert masks is not None
+    assert set(masks.first_rows) == {"plain", "drafted", "wrong"}
+    assert len(masks.bits) == 1 + 4 + 3
+    assert allowed(masks, "plain") == [A]
+    assert [allowed(masks, "drafted", i) for i in range(4)] == [[A], [B], [C], [EOS]]
+    assert [allowed(masks, "wrong", i) for i in range(2)] == [[A], [B]]
+    # Nothing has been advanced.
+    assert allowed(made.masks(), "drafted") == [A]
+
+
+def test_the_grammar_begins_behind_the_reasoning(reader: Reader) -> None:
+    made = Fixture(reader)
+    request = made.add("q", ReasoningSpan([END]))
+    made.add("other", ReasoningSpan([END]))
+    masks = made.masks(q=[7, END, A, B])
+    assert masks is not None
+    assert "other" not in masks.first_rows
+    assert [allowed(masks, "q", i) for i in range(5)] == [None, None, [A], [B], [C]]
+    assert made.manager.filter_drafts(request, [7, END, A, C, B]) == [7, END, A]
+    assert made.manager.filter_drafts(request, [A, A, A]) == [A, A, A]
+    assert not made.manager.should_advance(request)
+    structured = request.structured_output_request
+    assert structured.pass_reasoning([7, END, A]) == [A]
+    assert made.manager.should_advance(request)
+    assert structured.grammar.accept_tokens("q", [A])
+    assert allowed(made.masks(), "q") == [B]
+
+
+def test_an_answer_may_begin_with_reasoning_or_with_the_grammar(reader: Reader) -> None:
+    made = Fixture(reader)
+    made.add("q", ReasoningSpan([END], start_token_ids=[99]))
+    assert allowed(made.masks(), "q") == [A, 99]
+    masks = made.masks(q=[A, B])
+    assert [allowed(masks, "q", i) for i in range(3)] == [[A, 99], [B], [C]]
+    masks = made.masks(q=[99, 5, END])
+    assert [allowed(masks, "q", i) for i in range(4)] == [[A, 99], None, None, [A]]
+
+
+def test_an_ended_answer_is_free(reader: Reader) -> None:
+    made = Fixture(reader)
+    grammar = made.add("q").structured_output_request.grammar
+    assert grammar.validate_tokens([A, B, C, EOS]) == [A, B, C]
+    assert grammar.accept_tokens("q", [A, B, C])
+    assert allowed(made.masks(), "q") == [EOS]
+    assert grammar.accept_tokens("q", [EOS, 5])
+    assert made.masks() is None
+    assert grammar.validate_tokens([3, 4]) == [3, 4]
+
+
+def test_a_refused_token_says_so(reader: Reader) -> None:
+    made = Fixture(reader)
+    grammar = made.add("q").structured_output_request.grammar
+    assert not grammar.accept_tokens("q", [A, C])
+    assert grammar.matcher is None
+    assert grammar.error
+    assert made.masks() is None

@@ -1,0 +1,1 @@
+"""Prompts to send: made up from a seed, or read from files."""

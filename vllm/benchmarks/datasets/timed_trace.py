@@ -1,0 +1,112 @@
+"""Traces in the form that the Mooncake project published.
+
+One object a line: ``timestamp`` (ms), ``input_length``, ``output_length`` (tokens), ``hash_ids``
+(one id per block of the prompt; equal ids mean equal tokens up to the block's end).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm.benchmarks.datasets.lines import BadLines, read_json_lines
+from vllm.benchmarks.datasets.prompt import BenchRequest
+from vllm.benchmarks.datasets.words import Words
+from vllm.benchmarks.draws import Draws
+
+DEFAULT_BLOCK = 512
+_STREAM = 1 << 40
+_TAIL_STREAM = 1 << 41
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRequest:
+    """One line of a trace.
+
+    Attributes:
+        arrival_s: When it came.
+        num_prompt_tokens: Of its prompt.
+        num_output_tokens: Of its answer.
+        span_ids: One id per block of the prompt, a last partial one included.
+    """
+
+    arrival_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    span_ids: tuple[int, ...]
+
+
+def _parse(raw: dict[str, Any], block: int) -> TimedRequest:
+    ids = raw["hash_ids"]
+    if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+        raise ValueError("hash_ids must be a list of whole numbers from 0")
+    lengths = [raw["input_length"], raw["output_length"]]
+    if not all(type(n) is int for n in lengths):
+        raise ValueError("input_length and output_length must be whole numbers")
+    num_prompt, num_output = lengths
+    if num_prompt < 1 or num_output < 0:
+        raise ValueError(f"input_length={num_prompt}, output_length={num_output} is no request")
+    if len(ids) * block < num_prompt:
+        raise ValueError(
+            f"{len(ids)} hash_ids are too few for {num_prompt} tokens: one per {block} is needed"
+        )
+    time_ms = raw.get("timestamp", 0)
+    if isinstance(time_ms, bool) or not isinstance(time_ms, int | float):
+        raise ValueError(f"timestamp={time_ms!r} is no number")
+    return TimedRequest(time_ms / 1000, num_prompt, num_output, tuple(ids))
+
+
+def read_timed_trace(
+    path: Path,
+    *,
+    block: int = DEFAULT_BLOCK,
+    every: int = 1,
+    limit: int | None = None,
+    bad: BadLines | None = None,
+) -> list[TimedRequest]:
+    """Read a trace.
+
+    Args:
+        path: JSON lines.
+        block: Tokens under one id.
+        every: Only each such line.
+        limit: At most so many requests.
+        bad: Takes lines that are wrong; None: they are counted and logged.
+
+    Raises:
+        ConfigError: The file cannot be read, or with ``bad.is_strict`` a line is wrong.
+    """
+    bad = bad or BadLines(path)
+    requests: list[TimedRequest] = []
+    for request in read_json_lines(path, lambda raw: _parse(raw, block), bad, every):
+        if limit is not None and len(requests) >= limit:
+            break
+        requests.append(request)
+    bad.report()
+    return requests
+
+
+def trace_prompts(
+    words: Words, trace: list[TimedRequest], seed: int, block: int
+) -> list[BenchRequest]:
+    """Make text of a trace: the same id is the same text, in every process."""
+    known: dict[int, list[int]] = {}
+    made = []
+    for number, request in enumerate(trace):
+        ids: list[int] = []
+        for span_id in request.span_ids:
+            if span_id not in known:
+                known[span_id] = words.draw(Draws(seed, _STREAM + span_id), block)
+            ids += known[span_id]
+        room = max(1, request.num_prompt_tokens - words.num_special)
+        if len(ids) < room:
+            ids += words.draw(Draws(seed, _TAIL_STREAM + number), room - len(ids))
+        ids = ids[:room]
+        made.append(
+            BenchRequest(
+                words.text(ids),
+                room + words.num_special,
+                max(1, request.num_output_tokens),
+                arrival_s=request.arrival_s,
+            )
+        )
+    return made

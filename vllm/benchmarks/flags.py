@@ -1,0 +1,266 @@
+"""The flags of ``vllm bench``; what they lead to loads when a command runs."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from vllm.utils.argparse_utils import human_int, json_object
+from vllm.v1.engine.engine_args import EngineArgs
+
+BACKENDS = ("openai", "vllm", "openai-chat", "openai-responses")
+DATASETS = ("random", "sharegpt", "custom", "prefix_repetition", "timed_trace", "repeat")
+READINGS = ("beginning", "whole", "rounds")
+RAMP_UPS = ("linear", "exponential")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+DEFAULT_METRICS = "ttft,tpot,itl"
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    """Add all flags."""
+    add_target_flags(parser)
+    add_traffic_flags(parser)
+    add_dataset_flags(parser)
+    group = parser.add_argument_group("result")
+    group.add_argument("--percentile-metrics", default=DEFAULT_METRICS, metavar="NAMES")
+    group.add_argument("--metric-percentiles", default="99", metavar="NUMBERS")
+    group.add_argument("--goodput", nargs="+", default=[], metavar="METRIC:MS")
+    group.add_argument("--label", help="Stands in the result.")
+    group.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE")
+    group.add_argument("--save-result", action="store_true", help="Write a JSON file.")
+    group.add_argument("--save-detailed", action="store_true", help="With an entry per request.")
+    group.add_argument("--append-result", action="store_true", help="As a line of the file.")
+    group.add_argument("--result-dir", type=Path)
+    group.add_argument("--result-filename")
+    group.add_argument("--plot", type=Path, metavar="PNG", help="Needs the extra vllm[bench].")
+    group.add_argument("--plot-timeline", type=Path, metavar="PNG", help="A line per request.")
+
+
+def add_target_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the server."""
+    group = parser.add_argument_group("server")
+    group.add_argument("--backend", choices=BACKENDS, default="openai")
+    group.add_argument("--base-url", help="Instead of --host and --port.")
+    group.add_argument("--host", default="127.0.0.1")
+    group.add_argument("--port", type=int, default=8000)
+    group.add_argument("--endpoint", help="The route, where it is not the API's own.")
+    group.add_argument("--model", help="Default: the first that the server lists.")
+    group.add_argument("--served-model-name", help="Sent as model, where --model names a folder.")
+    group.add_argument("--tokenizer", help="Folder or hub id. Default: the model's.")
+    group.add_argument(
+        "--skip-tokenizer-init", action="store_true", help="Count made-up prompts in words."
+    )
+    group.add_argument("--header", nargs="*", default=[], metavar="NAME=VALUE")
+    group.add_argument("--extra-body", type=json_object, default={}, metavar="JSON")
+    group.add_argument("--ready-check-timeout-sec", type=float, default=0.0, metavar="SECONDS")
+    group.add_argument(
+        "--profile", action="store_true", help="Call /start_profile and /stop_profile around it."
+    )
+    sampling = parser.add_argument_group("sampling")
+    for name in SAMPLING:
+        kind: Any = int if name == "top_k" else float
+        sampling.add_argument(f"--{name.replace('_', '-')}", type=kind)
+    sampling.add_argument("--logprobs", type=int)
+    sampling.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="Ask for answers of the full length, which OpenAI's own servers do not know.",
+    )
+
+
+def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of arrivals."""
+    group = parser.add_argument_group("traffic")
+    group.add_argument("--request-rate", type=float, default=float("inf"), metavar="PER_SECOND")
+    group.add_argument("--burstiness", type=float, default=1.0)
+    group.add_argument("--max-concurrency", type=human_int)
+    group.add_argument("--num-warmups", type=human_int, default=0, help="Requests sent before.")
+    group.add_argument("--ramp-up-strategy", choices=RAMP_UPS)
+    group.add_argument("--ramp-up-start-rps", type=float)
+    group.add_argument("--ramp-up-end-rps", type=float)
+    group.add_argument("--request-id-prefix", default="bench-")
+    group.add_argument("--disable-tqdm", action="store_true")
+
+
+def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of all datasets."""
+    group = parser.add_argument_group("dataset")
+    group.add_argument("--dataset-name", choices=DATASETS, default="random")
+    group.add_argument("--dataset-path", type=Path, help="Of sharegpt, custom and timed_trace.")
+    group.add_argument("--num-prompts", type=human_int, default=1000)
+    group.add_argument("--seed", type=int, default=0, help="Of prompts and arrivals. Default: 0.")
+    group.add_argument(
+        "--disable-shuffle", action="store_true", help="custom: in the file's order."
+    )
+    group.add_argument(
+        "--strict", action="store_true", help="Refuse a file with a bad line; else it is skipped."
+    )
+    group.add_argument("--input-len", type=human_int, help="Of any made-up dataset.")
+    group.add_argument("--output-len", type=human_int, help="Of any dataset.")
+    _add_made_up(parser)
+    files = parser.add_argument_group("dataset: files")
+    files.add_argument("--sharegpt-output-len", type=human_int)
+    files.add_argument("--custom-output-len", type=human_int, default=256)
+    files.add_argument(
+        "--trace-block-size",
+        type=human_int,
+        default=512,
+        help="timed_trace: tokens under one hash id. Default: 512.",
+    )
+    files.add_argument(
+        "--trace-speed", type=float, default=1.0, help="timed_trace: how many times as fast."
+    )
+
+
+def _add_made_up(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("dataset: random")
+    group.add_argument("--random-input-len", type=human_int, default=1024)
+    group.add_argument("--random-output-len", type=human_int, default=128)
+    group.add_argument("--random-prefix-len", type=human_int, default=0)
+    group.add_argument("--random-range-ratio", type=float, default=0.0)
+    group = parser.add_argument_group("dataset: prefix_repetition")
+    group.add_argument("--prefix-repetition-num-prefixes", type=human_int, default=10)
+    group.add_argument("--prefix-repetition-prefix-len", type=human_int, default=256)
+    group.add_argument("--prefix-repetition-suffix-len", type=human_int, default=256)
+    group.add_argument("--prefix-repetition-output-len", type=human_int, default=128)
+    group = parser.add_argument_group(
+        "dataset: repeat",
+        "beginning: all prompts share one beginning of --repeat-share. whole: --repeat-rate of the "
+        "requests repeat one of the last --repeat-pool prompts. rounds: --repeat-pool prompts come "
+        "back each round, --repeat-share of each unchanged, the rest new.",
+    )
+    group.add_argument("--repeat-reading", choices=READINGS, default="rounds")
+    group.add_argument("--repeat-input-len", type=human_int, default=8192)
+    group.add_argument("--repeat-output-len", type=human_int, default=1024)
+    group.add_argument("--repeat-share", type=float, default=0.9)
+    group.add_argument("--repeat-rate", type=float, default=0.9)
+    group.add_argument("--repeat-pool", type=human_int, default=32)
+
+
+def add_latency_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``vllm bench latency``."""
+    group = parser.add_argument_group("latency")
+    group.add_argument("--input-len", type=human_int, default=32)
+    group.add_argument("--output-len", type=human_int, default=128)
+    group.add_argument("--batch-size", type=human_int, default=8)
+    group.add_argument("--num-iters-warmup", type=human_int, default=10)
+    group.add_argument("--num-iters", type=human_int, default=30)
+    group.add_argument("--disable-tqdm", action="store_true")
+    _add_common(parser, group)
+
+
+def add_throughput_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``vllm bench throughput``."""
+    group = parser.add_argument_group("throughput")
+    group.add_argument("--disable-tqdm", action="store_true")
+    _add_common(parser, group)
+    # Both have --seed: the prompts' is the engine's.
+    add_dataset_flags(parser)
+
+
+def _add_common(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--output-json", type=Path, metavar="FILE")
+    parser.add_argument("--model", default=EngineArgs.model, help="Folder or hub id.")
+    parser.set_defaults(enable_prefix_caching=None)
+    parser.conflict_handler = "resolve"
+    EngineArgs.add_cli_args(parser)
+
+
+def add_startup_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``vllm bench startup``."""
+    parser.add_argument("--model", default="deepseek-v4", help="Folder or hub id.")
+    parser.add_argument("--num-iters", type=int, default=3)
+    parser.add_argument(
+        "--num-iters-warmup",
+        type=int,
+        default=1,
+        help="The first start of a fresh checkout also compiles bytecode. Default: 1.",
+    )
+    parser.add_argument(
+        "--serve-flags", nargs=argparse.REMAINDER, default=[], help="For vllm serve; the last."
+    )
+    parser.add_argument("--output-json", type=Path, metavar="FILE")
+
+
+def add_replay_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``vllm bench replay``."""
+    parser.add_argument("trace", type=Path, help="JSON lines in the Mooncake project's form.")
+    load = parser.add_argument_group("load")
+    load.add_argument("--trace-block-size", type=human_int, default=512)
+    load.add_argument(
+        "--trace-speed", type=float, default=1.0, help="Times as fast; inf: all at once."
+    )
+    load.add_argument("--max-concurrency", type=human_int)
+    load.add_argument("--every", type=human_int, default=1, help="Only each such line.")
+    load.add_argument("--limit", type=human_int, help="At most so many requests.")
+    load.add_argument(
+        "--max-output-tokens", type=human_int, help="Cut answers; 1 replays prompts alone: faster."
+    )
+    load.add_argument("--strict", action="store_true", help="Refuse a bad line.")
+    load.add_argument("--seed", type=int, default=0, help="Of accepted drafts.")
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--model",
+        default="v4-flash",
+        help="v4-flash, v4-pro, a config.json, a folder or hub id. Default: v4-flash.",
+    )
+    server.add_argument("--policies", nargs="+", default=["auto"], metavar="INTERVAL[+pins]")
+    server.add_argument("--block-size", nargs="+", type=human_int, default=[128])
+    server.add_argument("--pool-gib", nargs="+", type=float, default=[16.0], metavar="GIB")
+    server.add_argument("--dtype", default="bfloat16")
+    server.add_argument("--kv-cache-dtype", default="auto")
+    server.add_argument("--max-num-batched-tokens", type=human_int, default=8192)
+    server.add_argument("--max-num-seqs", type=human_int, default=128)
+    server.add_argument("--mtp", type=int, default=0, metavar="DRAFTS")
+    server.add_argument("--mtp-acceptance", type=float, default=0.7)
+    clock = parser.add_argument_group("clock")
+    clock.add_argument(
+        "--cost", type=Path, metavar="FILE", help="Coefficients, as vllm cache simulate fits them."
+    )
+    clock.add_argument(
+        "--decode-stride",
+        type=human_int,
+        default=1,
+        help="Tokens a decode step brings; more is faster, and coarser. Default: 1.",
+    )
+    result = parser.add_argument_group("result")
+    result.add_argument("--percentile-metrics", default="ttft,tpot,e2el", metavar="NAMES")
+    result.add_argument("--metric-percentiles", default="50,90,99", metavar="NUMBERS")
+    result.add_argument("--goodput-ttft-ms", type=float)
+    result.add_argument("--processes", type=int, default=2, help="For several settings.")
+    result.add_argument("--output-json", type=Path, metavar="FILE")
+    result.add_argument("--plot", type=Path, metavar="PNG")
+    result.add_argument("--disable-tqdm", action="store_true")
+
+
+def add_simulate_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``vllm cache simulate``."""
+    parser.add_argument("trace", type=Path, help="As vllm serve --cache-trace wrote it.")
+    parser.add_argument(
+        "--per-request",
+        type=Path,
+        metavar="JSONL",
+        help="Write request_id, prompt_tokens and cached_tokens of each request.",
+    )
+    parser.add_argument("--save-cost", type=Path, metavar="FILE", help="For vllm bench replay.")
+    parser.add_argument("--strict", action="store_true", help="Refuse a bad line.")
+    grid = parser.add_argument_group("other settings", "Every combination is replayed.")
+    grid.add_argument("--policies", nargs="+", metavar="INTERVAL[+pins]")
+    grid.add_argument("--block-size", nargs="+", type=human_int)
+    grid.add_argument("--pool-gib", nargs="+", type=float, metavar="GIB")
+    grid.add_argument("--processes", type=int, default=2)
+    grid.add_argument("--plot", type=Path, metavar="PNG")
+    grid.add_argument("--output-json", type=Path, metavar="FILE")
+    grid.add_argument("--disable-tqdm", action="store_true")
+
+
+def add_explain_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``vllm cache explain``."""
+    parser.add_argument("request_id", help="The id of the response.")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="Instead of a live server.")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="Of the live server.")
+    parser.add_argument("--api-key", help="Of the live server.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    parser.add_argument(
+        "--no-remedies", action="store_true", help="Do not replay to find what would have helped."
+    )
+    parser.add_argument("--strict", action="store_true", help="Refuse a bad line of the trace.")

@@ -1,0 +1,1 @@
+"""The server's own scheduler and cache under a clock of its own."""

@@ -1,0 +1,46 @@
+"""Published architectures, as far as the KV cache depends on them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+_COMMON: dict[str, Any] = {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "model_type": "deepseek_v4",
+    "vocab_size": 129_280,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "o_lora_rank": 1024,
+    "sliding_window": 128,
+    "index_head_dim": 128,
+    "num_experts_per_tok": 6,
+    "max_position_embeddings": 1_048_576,
+    "num_nextn_predict_layers": 1,
+}
+
+GEOMETRIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "v4-flash": {
+            **_COMMON,
+            "hidden_size": 4096,
+            "num_hidden_layers": 43,
+            "num_attention_heads": 64,
+            "q_lora_rank": 1024,
+            "o_groups": 8,
+            "compress_ratios": [0, 0] + [4, 128] * 20 + [4],
+            "n_routed_experts": 256,
+            "moe_intermediate_size": 2048,
+        },
+        "v4-pro": {
+            **_COMMON,
+            "hidden_size": 7168,
+            "num_hidden_layers": 61,
+            "num_attention_heads": 128,
+            "q_lora_rank": 1536,
+            "o_groups": 16,
+            "compress_ratios": [128, 128] + [4, 128] * 29 + [4],
+            "n_routed_experts": 384,
+            "moe_intermediate_size": 3072,
+        },
+    }
+)

@@ -1,0 +1,88 @@
+"""Requests whose tokens nobody knows: only which prefixes are equal."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.request import Request
+
+Hasher = Callable[[Request], list[BlockHash]]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixUnits:
+    """A prompt known only by ids of equal prefixes, as in published traces.
+
+    Two prompts share the tokens of a span iff they have the same id there, so a unit's hash is the
+    span's id with the unit's place in it; the answer's units are hashed by request and hit nothing.
+
+    Attributes:
+        number: Of the request, unique.
+        span_ids: One id per ``span`` tokens of the prompt.
+        unit: Tokens of a unit; divides ``span``.
+        span: Tokens under one id.
+    """
+
+    number: int
+    span_ids: Sequence[int]
+    unit: int
+    span: int = 512
+
+    def __call__(self, request: Request) -> list[BlockHash]:
+        """Return the hashes of full units that have none yet."""
+        first = len(request.block_hashes)
+        last = request.num_tokens // self.unit
+        if first == last:
+            return []
+        in_prompt = min(last, request.num_prompt_tokens // self.unit)
+        per_span = self.span // self.unit
+        hashes = []
+        for i in range(first, in_prompt):
+            key = self.span_ids[i // per_span] * per_span + i % per_span
+            hashes.append(BlockHash(key.to_bytes(8, "little")))
+        for i in range(max(first, in_prompt), last):
+            hashes.append(BlockHash(b"a" + (self.number << 32 | i).to_bytes(8, "little")))
+        return hashes
+
+
+def at_unit(span_ids: Sequence[int], span: int, unit: int) -> tuple[Sequence[int], int, int]:
+    """Return ids, unit and tokens of an id for ``PrefixUnits``.
+
+    Of several spans in a unit the last counts: an id stands for all tokens up to there.
+    """
+    if span >= unit:
+        return span_ids, unit, span
+    per_unit = unit // span
+    return span_ids[per_unit - 1 :: per_unit], unit, unit
+
+
+@dataclass(frozen=True, slots=True)
+class SimRequest:
+    """One request of a simulated load.
+
+    Attributes:
+        request_id: Its name.
+        num_prompt_tokens: Of its prompt.
+        num_output_tokens: Of its answer.
+        hasher: Knows its prefixes.
+        arrival_s: When it comes.
+        turn: Its turn or round, if the load has any.
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    hasher: Hasher
+    arrival_s: float = 0.0
+    turn: int | None = None
+
+    def make(self) -> Request:
+        """Return the scheduler's request."""
+        return Request(
+            self.request_id,
+            [0] * self.num_prompt_tokens,
+            SamplingParams(max_tokens=max(1, self.num_output_tokens), ignore_eos=True),
+            arrival_time=self.arrival_s,
+            block_hasher=self.hasher,
+        )

@@ -1,0 +1,1 @@
+"""A recorded cache, replayed: the same decisions, or those of other settings."""

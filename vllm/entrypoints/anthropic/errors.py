@@ -1,0 +1,76 @@
+"""Errors in the shape of the Messages API.
+
+cause                          status  type
+a wrong request                 400    invalid_request_error
+missing or wrong API key        401    authentication_error
+unknown model or route          404    not_found_error
+wrong method                    405    invalid_request_error
+body too large                  413    invalid_request_error
+too many requests wait          529    overloaded_error (Retry-After)
+the server starts or drains     503    api_error (Retry-After)
+anything else                   500    api_error
+"""
+
+import msgspec
+
+from vllm.entrypoints.openai.errors import HttpError, describe_exception
+from vllm.exceptions import QueueFullError
+
+_ROOT = "/v1/messages"
+# Where Anthropic's clients look for it.
+REQUEST_ID_HEADER = "request-id"
+_OVERLOADED = 529
+_TYPE_OF_STATUS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    _OVERLOADED: "overloaded_error",
+}
+
+
+class _Detail(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class _Body(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    error: _Detail
+    request_id: str | None = None
+
+
+def in_dialect_of(
+    path: str, error: HttpError, cause: BaseException | None = None, request_id: str | None = None
+) -> tuple[int, dict[str, str], bytes]:
+    """Return an error's status, headers and body as the API that a path belongs to tells it.
+
+    Args:
+        path: Of the route, or of what was asked for.
+        error: As most routes tell it.
+        cause: What was raised, if something was.
+        request_id: Of the HTTP request.
+    """
+    if path != _ROOT and not path.startswith(_ROOT + "/"):
+        return error.status, dict(error.headers), error.body
+    status = _status_of(error, cause)
+    headers = {**error.headers, **({REQUEST_ID_HEADER: request_id} if request_id else {})}
+    return status, headers, _encode(error, status, request_id)
+
+
+def error_event(cause: BaseException) -> bytes:
+    """Return the event that ends a stream with an error."""
+    described = describe_exception(cause)
+    body = _encode(described, _status_of(described, cause), None)
+    return b"event: error\ndata: " + body + b"\n\n"
+
+
+def _status_of(error: HttpError, cause: BaseException | None) -> int:
+    """A full queue has a status of its own here."""
+    return _OVERLOADED if isinstance(cause, QueueFullError) else error.status
+
+
+def _encode(error: HttpError, status: int, request_id: str | None) -> bytes:
+    kind = _TYPE_OF_STATUS.get(status, "api_error")
+    message = error.message.encode("utf-8", "replace").decode("utf-8")
+    return msgspec.json.encode(_Body(_Detail(kind, message), request_id))

@@ -1,0 +1,156 @@
+"""``POST /v1/messages`` and ``POST /v1/messages/count_tokens``."""
+
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vllm.entrypoints.anthropic.bodies import (
+    Event,
+    MessageBody,
+    MessageUsage,
+    ThinkingTokens,
+    TokenCount,
+)
+from vllm.entrypoints.anthropic.builder import MessageBuilder
+from vllm.entrypoints.anthropic.call import FIELD_NAMES, make_answer_request, read_thinking
+from vllm.entrypoints.anthropic.errors import REQUEST_ID_HEADER, error_event
+from vllm.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
+from vllm.entrypoints.openai.context import ServingContext
+from vllm.entrypoints.openai.disconnect import EventStreamResponse
+from vllm.entrypoints.openai.errors import describe_exception
+from vllm.entrypoints.openai.pipeline.answers import AnswerNews
+from vllm.entrypoints.openai.pipeline.chat_task import prepare_chat
+from vllm.entrypoints.openai.pipeline.single_answer import (
+    SingleAnswer,
+    fields_named,
+    prepare_answer,
+)
+from vllm.entrypoints.openai.request_scope import RequestScope, header_request_id, open_scope
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+_NO_USAGE = MessageUsage(0, 0, 0, 0)
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+async def create_message(
+    body: MessagesRequest, raw_request: Request, context: ServingContext
+) -> Response:
+    """Answer a message.
+
+    Raises:
+        UserInputError: The request is wrong.
+        EngineError: The engine cannot serve it.
+        ClientGoneError: The client left before the answer began.
+    """
+    scope = _open_scope(body, raw_request, context)
+    thinking = read_thinking(body.thinking, body.max_tokens)
+    request = make_answer_request(body, thinking, context)
+    with fields_named(FIELD_NAMES):
+        answer = await prepare_answer(request, scope, context, streams=bool(body.stream))
+    first = MessageBody(scope.response_id, scope.model, _NO_USAGE)
+    builder = MessageBuilder(first, hides_thinking=thinking.is_hidden)
+    if body.stream:
+        await scope.until_gone(answer.start())
+        sent = _sent_events(builder, answer)
+        return EventStreamResponse(sent, answer.close, scope.response_id, scope.headers)
+    await scope.until_gone(_run(builder, answer))
+    return _json(builder.body, scope.headers)
+
+
+async def count_tokens(
+    body: CountTokensRequest, raw_request: Request, context: ServingContext
+) -> Response:
+    """Return the length of a prompt.
+
+    Raises:
+        UserInputError: The request is wrong.
+    """
+    scope = _open_scope(body, raw_request, context)
+    request = make_answer_request(body, read_thinking(body.thinking, None), context)
+    with fields_named(FIELD_NAMES):
+        chat = await prepare_chat(request.task, context)
+    return _json(TokenCount(len(chat.prompt.token_ids)), scope.headers)
+
+
+def _open_scope(
+    body: CountTokensRequest, raw_request: Request, context: ServingContext
+) -> RequestScope:
+    """As other routes do; the id is random, as messages of a conversation must differ in theirs."""
+    scope = open_scope("msg_", body, raw_request, context)
+    headers = {**scope.headers, REQUEST_ID_HEADER: header_request_id(raw_request.scope)}
+    return replace(scope, response_id=f"msg_{uuid.uuid4().hex}", headers=headers)
+
+
+async def _run(builder: MessageBuilder, answer: SingleAnswer) -> None:
+    try:
+        await answer.start()
+        async for _ in _events(builder, answer):
+            pass
+    finally:
+        await answer.close()
+
+
+async def _events(builder: MessageBuilder, answer: SingleAnswer) -> AsyncIterator[list[Event]]:
+    has_begun = False
+    async for news, _ in answer.read():
+        events: list[Event] = []
+        if not has_begun:
+            # The first output brings what the prompt found in the cache.
+            has_begun = True
+            events += builder.start(_usage(answer, is_whole=False))
+        events += builder.add(news.pieces)
+        if news.finish_reason is not None:
+            reason, sequence = _stop_reason(news)
+            events += builder.finish(reason, sequence, _usage(answer))
+        if events:
+            yield events
+
+
+async def _sent_events(builder: MessageBuilder, answer: SingleAnswer) -> AsyncIterator[bytes]:
+    """The events as bytes; an error is one too, as the status has been sent."""
+    try:
+        async for events in _events(builder, answer):
+            yield _encode(events)
+    except Exception as error:  # the edge of a response: nothing above could still answer
+        if describe_exception(error).status == 500:
+            logger.error("Message %s failed in mid-stream", builder.body.id, exc_info=error)
+        yield error_event(error)
+
+
+def _stop_reason(news: AnswerNews) -> tuple[str, str | None]:
+    """Why the model stopped, in this API's words, and the stop sequence that it met."""
+    met = news.output.stop_reason
+    if news.finish_reason == "stop" and isinstance(met, str):
+        return "stop_sequence", met
+    return _STOP_REASONS.get(news.finish_reason or "", "end_turn"), None
+
+
+def _usage(answer: SingleAnswer, is_whole: bool = True) -> MessageUsage:
+    counts = answer.counts
+    usage = MessageUsage(
+        input_tokens=counts.prompt - counts.cached - counts.written,
+        output_tokens=counts.answer,
+        cache_read_input_tokens=counts.cached,
+        cache_creation_input_tokens=counts.written,
+    )
+    if is_whole:
+        usage.output_tokens_details = ThinkingTokens(counts.reasoning)
+    return usage
+
+
+def _encode(events: Sequence[Event]) -> bytes:
+    return b"".join(
+        b"event: %s\ndata: %s\n\n"
+        % (str(event.__struct_config__.tag).encode(), msgspec.json.encode(event))
+        for event in events
+    )
+
+
+def _json(body: MessageBody | TokenCount, headers: dict[str, str]) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json", headers=headers)

@@ -1,0 +1,119 @@
+"""Flags of vLLM's ``serve`` that may be given here and change nothing: one warning each says so."""
+
+from vllm.utils.argparse_utils import IgnoredFlag
+
+_ONE_WORKER = "there is one worker, which needs no such choice"
+_NO_COMPILER = "nothing is compiled, and answers do not depend on it"
+_NO_GRAPHS = "no graphs are captured on a CPU, and answers do not depend on it"
+_NO_OFFLOAD = "there is no second tier of the KV cache: what is evicted is computed again"
+_NO_MEDIA = "only text is served"
+_NO_MOE_KERNELS = "experts are computed one way, and answers do not depend on it"
+_OWN_CHUNKS = "the scheduler shares out a step's tokens its own way"
+_LOG_ONLY = "it would only change what is logged"
+
+
+def _value(why: str, *names: str) -> IgnoredFlag:
+    return IgnoredFlag(names, why)
+
+
+def _switch(why: str, *names: str) -> IgnoredFlag:
+    return IgnoredFlag(names, why, is_switch=True)
+
+
+IGNORED_SERVE_FLAGS = (
+    # Prefix cache and KV cache.
+    _value("hits end at every --block-size tokens already", "--prefix-match-unit"),
+    _value(_NO_OFFLOAD, "--kv-offloading-size"),
+    _value(_NO_OFFLOAD, "--kv-offloading-backend"),
+    _value("weights stay on the device", "--cpu-offload-gb"),
+    _value("preempted requests are computed again, not swapped", "--swap-space"),
+    _switch("the cache's layout is one for all layers", "--disable-hybrid-kv-cache-manager"),
+    _switch("keys and values are stored in the model's type", "--calculate-kv-scales"),
+    _switch("the cache decides how the window of a hit comes about", "--swa-bounded-replay"),
+    _switch("prefill is computed one way", "--kv-sharing-fast-prefill"),
+    _value("state is kept as the model's cache needs it", "--mamba-cache-mode"),
+    _value("state is kept as the model's cache needs it", "--mamba-cache-dtype"),
+    _value("state is kept as the model's cache needs it", "--mamba-ssm-cache-dtype"),
+    _value("state is kept as the model's cache needs it", "--mamba-block-size"),
+    # Scheduling.
+    _switch("answers are the same with and without", "--async-scheduling"),
+    _value("every token is sent as it comes", "--stream-interval"),
+    _value(_OWN_CHUNKS, "--long-prefill-token-threshold"),
+    _value(_OWN_CHUNKS, "--max-long-partial-prefills"),
+    _value(_OWN_CHUNKS, "--max-num-partial-prefills"),
+    _switch(_NO_MEDIA, "--disable-chunked-mm-input"),
+    # Model and weights.
+    _switch("no code of a model is ever run", "--trust-remote-code"),
+    _value("no code of a model is ever run", "--code-revision"),
+    _value("weights are mapped, and read as they are needed", "--safetensors-load-strategy"),
+    _value("weights are read by one thread", "--max-parallel-loading-workers"),
+    _value("weights are read the one way", "--model-loader-extra-config"),
+    _switch(_LOG_ONLY, "--use-tqdm-on-load"),
+    _value("the model's own implementation is the only one", "--model-impl"),
+    _value("there is one runner", "--runner"),
+    _value("there is one runner", "--convert"),
+    _value("the token is read from HF_TOKEN", "--hf-token"),
+    _value("the model says it", "--config-format"),
+    _value("only the files that a model needs are fetched", "--ignore-patterns"),
+    _switch("sums are exact either way", "--disable-cascade-attn"),
+    _value("no plug-in reads it", "--additional-config"),
+    # Devices, kernels and compilation.
+    _value(_NO_COMPILER, "--compilation-config", "-cc"),
+    _value(_NO_COMPILER, "--optimization-level", "-O"),
+    _value(_NO_GRAPHS, "--cudagraph-capture-sizes"),
+    _value(_NO_GRAPHS, "--max-cudagraph-capture-size"),
+    _value(_NO_GRAPHS, "--cuda-graph-sizes"),
+    _value("the platform has one", "--attention-backend"),
+    _value("the platform has one", "--attention-config", "-ac"),
+    _value(_NO_MOE_KERNELS, "--moe-backend"),
+    _value(_NO_MOE_KERNELS, "--all2all-backend"),
+    _value(_NO_MOE_KERNELS, "--kernel-config"),
+    _switch(_NO_MOE_KERNELS, "--enable-eplb"),
+    _value(_NO_MOE_KERNELS, "--eplb-config"),
+    _value(_NO_MOE_KERNELS, "--expert-placement-strategy"),
+    # Parallelism that one worker has anyway.
+    _switch("the one worker holds every expert", "--enable-expert-parallel", "-ep"),
+    _value(_ONE_WORKER, "--distributed-executor-backend"),
+    _value(_ONE_WORKER, "--worker-cls"),
+    _value(_ONE_WORKER, "--worker-extension-cls"),
+    _value(_ONE_WORKER, "--nnodes", "-n"),
+    _value(_ONE_WORKER, "--node-rank", "-r"),
+    _value(_ONE_WORKER, "--master-addr"),
+    _value(_ONE_WORKER, "--master-port"),
+    _switch(_ONE_WORKER, "--disable-custom-all-reduce"),
+    _switch(_ONE_WORKER, "--enable-dbo"),
+    _switch(_ONE_WORKER, "--ray-workers-use-nsight"),
+    _value(_ONE_WORKER, "--data-parallel-size-local", "-dpl"),
+    _value(_ONE_WORKER, "--data-parallel-address", "-dpa"),
+    _value(_ONE_WORKER, "--data-parallel-rpc-port", "-dpp"),
+    _value(_ONE_WORKER, "--data-parallel-backend", "-dpb"),
+    _value("one server process is enough for one engine", "--api-server-count", "-asc"),
+    # Media.
+    _value(_NO_MEDIA, "--limit-mm-per-prompt"),
+    _value(_NO_MEDIA, "--media-io-kwargs"),
+    _value(_NO_MEDIA, "--mm-processor-kwargs"),
+    _value(_NO_MEDIA, "--mm-processor-cache-gb"),
+    _value(_NO_MEDIA, "--mm-processor-cache-type"),
+    _value(_NO_MEDIA, "--mm-encoder-tp-mode"),
+    _value(_NO_MEDIA, "--allowed-local-media-path"),
+    _value(_NO_MEDIA, "--allowed-media-domains"),
+    _switch(_NO_MEDIA, "--skip-mm-profiling"),
+    _switch(_NO_MEDIA, "--language-model-only"),
+    _switch(_NO_MEDIA, "--interleave-mm-strings"),
+    # Logs and measurements.
+    _switch(_LOG_ONLY, "--enable-log-outputs"),
+    _switch(_LOG_ONLY, "--enable-log-deltas"),
+    _switch(_LOG_ONLY, "--log-error-stack"),
+    _switch(_LOG_ONLY, "--disable-log-requests"),
+    _switch(_LOG_ONLY, "--enable-logging-iteration-details"),
+    _switch("drafts and experts are measured already, or never", "--enable-mfu-metrics"),
+    _switch("what is measured does not change answers", "--enable-layerwise-nvtx-tracing"),
+    _value("a span has one level of detail", "--collect-detailed-traces"),
+    # Server.
+    _switch("/docs and /openapi.json are always there", "--enable-offline-docs"),
+    _switch("the load is always counted (GET /load)", "--enable-server-load-tracking"),
+    _switch("nothing is collected in the background", "--disable-frontend-multiprocessing"),
+    _value("the web server bounds headers itself", "--h11-max-incomplete-event-size"),
+    _value("the web server bounds headers itself", "--h11-max-header-count"),
+    _value("chats are rendered in the event loop's thread", "--renderer-num-workers"),
+)

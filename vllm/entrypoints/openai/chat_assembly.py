@@ -1,0 +1,96 @@
+"""Chat messages out of the finer items of other APIs."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+
+class _Stage(IntEnum):
+    """How far an assistant's turn is: it reasons, answers, then calls."""
+
+    REASONING = 0
+    CONTENT = 1
+    CALLS = 2
+
+
+class ChatAssembler:
+    """Joins items to chat messages: an assistant's turn is one message, whatever it was sent as.
+
+    A turn has reasoning, content and calls, in this order; what comes out of order begins another
+    turn.
+
+    Owns: ``messages``, in the chat dialect.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._stage: _Stage | None = None
+
+    @property
+    def last_index(self) -> int:
+        """Where the message of the latest item stands."""
+        return len(self.messages) - 1
+
+    def add_message(self, role: str, texts: Sequence[str]) -> None:
+        """Append a message of another role than the assistant's.
+
+        Args:
+            role: "system", "developer" or "user".
+            texts: Its parts.
+        """
+        self._stage = None
+        self.messages.append({"role": role, "content": as_content(texts)})
+
+    def add_tool_result(self, call_id: str, texts: Sequence[str]) -> None:
+        """Append what a call gave."""
+        self._stage = None
+        self.messages.append(
+            {"role": "tool", "tool_call_id": call_id, "content": as_content(texts)}
+        )
+
+    def add_reasoning(self, text: str) -> None:
+        """Append an assistant's reasoning; parts of it that follow each other are paragraphs."""
+        message = self._turn(_Stage.REASONING)
+        before = message.get("reasoning")
+        message["reasoning"] = text if before is None else f"{before}\n\n{text}"
+
+    def add_text(self, text: str, *, continues: bool = False) -> None:
+        """Append an assistant's answer.
+
+        Args:
+            text: The answer.
+            continues: Whether an answer right before it goes on.
+        """
+        if self._stage is _Stage.CONTENT and not continues:
+            self.end_turn()
+        message = self._turn(_Stage.CONTENT)
+        message["content"] = (message.get("content") or "") + text
+
+    def add_call(self, call_id: str, name: str, arguments: str) -> None:
+        """Append an assistant's call.
+
+        Args:
+            call_id: Its result names it.
+            name: Of the function.
+            arguments: A JSON object, as text.
+        """
+        function = {"name": name, "arguments": arguments}
+        call = {"id": call_id, "type": "function", "function": function}
+        self._turn(_Stage.CALLS).setdefault("tool_calls", []).append(call)
+
+    def end_turn(self) -> None:
+        """Let what the assistant says next be another turn."""
+        self._stage = None
+
+    def _turn(self, stage: _Stage) -> dict[str, Any]:
+        if self._stage is None or stage < self._stage:
+            self.messages.append({"role": "assistant", "content": None})
+        self._stage = stage
+        return self.messages[-1]
+
+
+def as_content(texts: Sequence[str]) -> str | list[dict[str, str]]:
+    """Return texts as a message's content: a plain one where there is one."""
+    if len(texts) == 1:
+        return texts[0]
+    return [{"type": "text", "text": text} for text in texts]

@@ -1,0 +1,81 @@
+"""Comments that keep a silent event stream open through proxies that close idle connections."""
+
+import asyncio
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_COMMENT = b": keep-alive\n\n"
+
+
+class KeepAliveMiddleware:
+    """Sends ``: keep-alive`` on event streams that were silent for a while.
+
+    Clients of server-sent events skip comments.
+
+    Args:
+        app: What answers.
+        interval_s: Seconds of silence after which a comment goes out.
+    """
+
+    def __init__(self, app: ASGIApp, *, interval_s: float) -> None:
+        self._app = app
+        self._interval_s = interval_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        kept = _KeptAlive(send, self._interval_s)
+        try:
+            await self._app(scope, receive, kept.send)
+        finally:
+            await kept.close()
+
+
+class _KeptAlive:
+    """One response's way out.
+
+    Owns: the task that watches for silence, once the response is known to be an event stream.
+    """
+
+    def __init__(self, send: Send, interval_s: float) -> None:
+        self._send = send
+        self._interval_s = interval_s
+        self._lock = asyncio.Lock()
+        self._sent = asyncio.Event()
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on."""
+        is_start = message["type"] == "http.response.start"
+        if not is_start and not message.get("more_body", False):
+            await self.close()
+        async with self._lock:
+            await self._send(message)
+        self._sent.set()
+        if is_start and Headers(raw=message["headers"]).get("content-type", "").startswith(
+            "text/event-stream"
+        ):
+            self._watcher = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            self._sent.clear()
+            try:
+                # Not wait_for: in Python 3.11 it swallows a cancellation that comes with the event.
+                async with asyncio.timeout(self._interval_s):
+                    await self._sent.wait()
+            except TimeoutError:
+                async with self._lock:
+                    await self._send(
+                        {"type": "http.response.body", "body": _COMMENT, "more_body": True}
+                    )
+
+    async def close(self) -> None:
+        """End the watch; nothing follows the response's last message."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)

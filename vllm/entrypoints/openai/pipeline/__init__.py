@@ -1,0 +1,1 @@
+"""What chat, responses and messages share: from a chat to the engine, from its tokens to pieces."""

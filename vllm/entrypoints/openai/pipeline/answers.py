@@ -1,0 +1,128 @@
+"""From the engine's outputs to pieces, answer by answer."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from vllm.entrypoints.openai.engine_stream import EngineStream
+from vllm.entrypoints.openai.usage import UsageCounter
+from vllm.outputs import CompletionOutput, PromptLogprobs, RequestOutput, SampleLogprobs
+from vllm.parser.interface import ResponseParser
+from vllm.parser.pieces import AnswerBuilder, ParsedAnswer, Piece, ToolCallEnd
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerNews:
+    """What one output of the engine adds to one answer.
+
+    Attributes:
+        index: Which answer of the request, over its prompts and ``n``.
+        pieces: What is now sure; may be empty while the reader holds text back.
+        output: The engine's, for token ids, log probabilities and ``stop_reason``.
+        request: The request's output that it came with, for prompt log probabilities.
+        finish_reason: None while the answer grows; else "stop", "length", "abort", ..., and
+            "tool_calls" where the model stopped after at least one call.
+    """
+
+    index: int
+    pieces: list[Piece]
+    output: CompletionOutput
+    request: RequestOutput
+    finish_reason: str | None
+
+
+@dataclass(slots=True)
+class FinishedAnswer:
+    """A whole answer.
+
+    Attributes:
+        parsed: Reasoning, content and calls.
+        token_ids: All the model said, marks of the format included.
+        finish_reason: As in AnswerNews; never None.
+    """
+
+    index: int
+    parsed: ParsedAnswer
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: SampleLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    finish_reason: str = "stop"
+    stop_reason: int | str | None = None
+
+
+class _AnswerReader:
+    """One answer: its parser, and whether it has called."""
+
+    def __init__(self, parser: ResponseParser) -> None:
+        self._parser = parser
+        self._has_called = False
+
+    def read(self, output: CompletionOutput) -> tuple[list[Piece], str | None]:
+        pieces = self._parser.feed(output.text, output.token_ids)
+        reason = output.finish_reason
+        if reason is not None:
+            pieces += self._parser.finish(reason)
+        self._has_called |= any(isinstance(piece, ToolCallEnd) for piece in pieces)
+        return pieces, "tool_calls" if reason == "stop" and self._has_called else reason
+
+
+async def read_answers(
+    stream: EngineStream,
+    make_parser: Callable[[], ResponseParser],
+    usage: UsageCounter,
+    n: int = 1,
+) -> AsyncIterator[AnswerNews]:
+    """Yield the news of every answer of a started stream, counted in ``usage`` before.
+
+    Args:
+        stream: Its parameters ask for deltas or for final outputs.
+        make_parser: Called once per answer.
+        usage: Counts what passes.
+        n: Answers per prompt.
+
+    Raises:
+        VllmError: The engine failed, or the server ended the stream.
+    """
+    readers: dict[int, _AnswerReader] = {}
+    async for item in stream.outputs():
+        usage.add(item)
+        for output in item.output.outputs:
+            index = item.job_index * n + output.index
+            reader = readers.get(index) or readers.setdefault(index, _AnswerReader(make_parser()))
+            pieces, reason = reader.read(output)
+            yield AnswerNews(index, pieces, output, item.output, reason)
+
+
+async def collect_answers(
+    stream: EngineStream,
+    make_parser: Callable[[], ResponseParser],
+    usage: UsageCounter,
+    n: int = 1,
+) -> list[FinishedAnswer]:
+    """Start a stream, read it to its end and close it; return its answers by index.
+
+    Raises:
+        VllmError: The engine refuses or fails.
+    """
+    builders: dict[int, AnswerBuilder] = {}
+    answers: dict[int, FinishedAnswer] = {}
+    await stream.start()
+    try:
+        async for news in read_answers(stream, make_parser, usage, n):
+            builder = builders.setdefault(news.index, AnswerBuilder())
+            builder.add(news.pieces)
+            answer = answers.setdefault(news.index, FinishedAnswer(news.index, ParsedAnswer()))
+            _extend(answer, news)
+            answer.parsed = builder.answer
+    finally:
+        await stream.close()
+    return [answers[index] for index in sorted(answers)]
+
+
+def _extend(answer: FinishedAnswer, news: AnswerNews) -> None:
+    answer.token_ids += news.output.token_ids
+    if news.output.logprobs is not None:
+        answer.logprobs = [*(answer.logprobs or ()), *news.output.logprobs]
+    answer.prompt_logprobs = news.request.prompt_logprobs or answer.prompt_logprobs
+    if news.finish_reason is not None:
+        answer.finish_reason = news.finish_reason
+        answer.stop_reason = news.output.stop_reason

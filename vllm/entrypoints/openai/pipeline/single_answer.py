@@ -1,0 +1,249 @@
+"""One answer to one chat, for the APIs without ``n``: from its fields to pieces and counts."""
+
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from vllm.entrypoints.openai.context import ServingContext
+from vllm.entrypoints.openai.engine_stream import EngineStream
+from vllm.entrypoints.openai.logprobs import chat_logprobs
+from vllm.entrypoints.openai.pipeline.answers import AnswerNews, read_answers
+from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, PreparedChat, prepare_chat
+from vllm.entrypoints.openai.pipeline.reasoning_count import ReasoningCounter
+from vllm.entrypoints.openai.prompts import truncate
+from vllm.entrypoints.openai.protocol.requests import ChatCompletionRequest, SamplingRequest
+from vllm.entrypoints.openai.protocol.responses import ChatTokenLogprob
+from vllm.entrypoints.openai.request_scope import RequestScope, make_stream
+from vllm.entrypoints.openai.sampling import (
+    LogprobsWish,
+    check_logprobs,
+    check_request,
+    make_sampling_params,
+    resolve_max_tokens,
+)
+from vllm.entrypoints.openai.usage import UsageCounter
+from vllm.exceptions import ShuttingDownError, UnsupportedFeatureError, UserInputError
+from vllm.outputs import CompletionOutput
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """What a client asks for, in the terms of chats.
+
+    Attributes:
+        task: The chat.
+        sampling: Its sampling fields and response format; has no messages.
+        max_tokens: Of the answer; None: what is left of the context.
+        top_logprobs: Likely tokens to report per token; None: no log probabilities.
+    """
+
+    task: ChatTask
+    sampling: ChatCompletionRequest
+    max_tokens: int | None = None
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of one answer.
+
+    Attributes:
+        prompt: Of the prompt; the next two are parts of it.
+        cached: Read from the prefix cache.
+        written: Computed, and in the prefix cache now: up to the last full unit.
+        answer: Of the answer, reasoning included.
+        reasoning: Of the reasoning, the mark of its end included.
+    """
+
+    prompt: int
+    cached: int
+    written: int
+    answer: int
+    reasoning: int
+
+
+class SingleAnswer:
+    """An answer on its way; ``prepare_answer`` makes it. ``close`` must be called.
+
+    Owns: its stream, and the counts of what it brought.
+    """
+
+    def __init__(
+        self,
+        chat: PreparedChat,
+        stream: EngineStream,
+        context: ServingContext,
+        top_logprobs: int | None,
+    ) -> None:
+        self._chat = chat
+        self._stream = stream
+        self._top_logprobs = top_logprobs
+        self._usage = UsageCounter([len(chat.prompt.token_ids)])
+        self._reasoning = ReasoningCounter(context.tokenizer, chat.in_reasoning)
+        self._held: list[ChatTokenLogprob] = []
+        self._has_skipped = False
+        cache = context.config.cache_config
+        self._cache_unit = cache.block_size if cache.enable_prefix_caching else None
+
+    async def start(self) -> None:
+        """Wait for the first output.
+
+        Raises:
+            VllmError: The engine refuses the request, or fails.
+        """
+        await self._stream.start()
+
+    async def close(self) -> None:
+        """Abort what still runs."""
+        await self._stream.close()
+
+    async def read(self) -> AsyncIterator[tuple[AnswerNews, list[ChatTokenLogprob]]]:
+        """Yield what is new, with the log probabilities of its content, until the answer is whole.
+
+        Raises:
+            VllmError: The engine failed, or the server ended the answer early.
+        """
+        async for news in read_answers(self._stream, self._chat.make_parser, self._usage):
+            if news.finish_reason == "abort":
+                raise ShuttingDownError("The server ended this answer before it was complete.")
+            self._reasoning.add(news.output.token_ids, news.pieces)
+            yield news, self._logprobs(news.output)
+
+    def _logprobs(self, output: CompletionOutput) -> list[ChatTokenLogprob]:
+        """Those of tokens behind the reasoning; held back until it is known where that ends."""
+        if self._top_logprobs is None or output.logprobs is None:
+            return []
+        self._held += chat_logprobs(
+            output.token_ids, output.logprobs, self._top_logprobs, False
+        ).content
+        if not self._reasoning.has_ended:
+            return []
+        rows, self._held = self._held[self._num_to_skip() :], []
+        return rows
+
+    def _num_to_skip(self) -> int:
+        """How many of the held rows are reasoning."""
+        is_first, self._has_skipped = not self._has_skipped, True
+        return self._reasoning.num_tokens if is_first else 0
+
+    @property
+    def counts(self) -> TokenCounts:
+        """The tokens so far."""
+        usage = self._usage.usage
+        cached = usage.prompt_tokens_details.cached_tokens
+        written = 0
+        if self._cache_unit is not None:
+            full = usage.prompt_tokens // self._cache_unit * self._cache_unit
+            written = max(full - cached, 0)
+        return TokenCounts(
+            prompt=usage.prompt_tokens,
+            cached=cached,
+            written=written,
+            answer=usage.completion_tokens,
+            reasoning=self._reasoning.num_tokens,
+        )
+
+
+async def prepare_answer(
+    request: AnswerRequest, scope: RequestScope, context: ServingContext, *, streams: bool
+) -> SingleAnswer:
+    """Check and render a request; the answer is not started.
+
+    Args:
+        request: What to answer.
+        scope: Of the HTTP request.
+        context: The server's.
+        streams: Whether the answer is wanted piece by piece.
+
+    Raises:
+        UserInputError: A field is wrong.
+    """
+    facts = context.facts
+    sampling = request.sampling.model_copy(update={"stream": streams})
+    check_request(sampling, facts)
+    top_logprobs = check_logprobs(request.top_logprobs, facts, "top_logprobs")
+    chat = await prepare_chat(request.task, context)
+    prompt = truncate(chat.prompt, sampling, request.max_tokens, facts)
+    chat = replace(chat, prompt=prompt)
+    num_prompt = len(prompt.token_ids)
+    max_tokens = resolve_max_tokens(request.max_tokens, None, num_prompt, facts)
+    params = make_sampling_params(sampling, facts, max_tokens, LogprobsWish(top_logprobs, None))
+    params = chat.adapt_params(params)
+    stream = make_stream(scope, sampling, [prompt], lambda _: params, context)
+    return SingleAnswer(chat, stream, context, top_logprobs)
+
+
+# Fields of SamplingRequest that the other APIs spell otherwise, or do not have.
+_OWN_FIELDS = frozenset({"model", "n", "max_tokens", "stream", "stream_options", "request_id"})
+
+
+_OF_OTHER_ROUTES = ("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids")
+
+
+def check_single(body: SamplingRequest) -> None:
+    """Refuse what an answer of these APIs has no place for.
+
+    Raises:
+        UserInputError: Several answers are asked for.
+        UnsupportedFeatureError: Prompt log probabilities or token ids are.
+    """
+    if body.n not in (None, 1):
+        raise UserInputError(f"n={body.n}: this route gives one answer.", "n")
+    for name in _OF_OTHER_ROUTES:
+        value = getattr(body, name)
+        if value is not None and value is not False:  # 0 asks for something
+            raise UnsupportedFeatureError(
+                f"{name} is not supported by this route: leave it out.", name
+            )
+
+
+def sampling_of(body: SamplingRequest, **chat_fields: Any) -> ChatCompletionRequest:
+    """Return another API's sampling fields as a chat request.
+
+    Args:
+        body: The other API's.
+        chat_fields: Further fields of the chat request; None leaves one out.
+    """
+    names = SamplingRequest.model_fields.keys() - _OWN_FIELDS
+    fields = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
+    fields |= {name: value for name, value in chat_fields.items() if value is not None}
+    return ChatCompletionRequest.model_validate({"messages": [], **fields})
+
+
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors speak of a request's own fields where the code below has other names for them.
+
+    Args:
+        names: From the name below to the request's.
+
+    Raises:
+        UserInputError: As the block raised it, renamed.
+    """
+    try:
+        yield
+    except UserInputError as error:
+        own = names.get(error.param or "")
+        if own is None:
+            raise
+        message = re.sub(rf"^{re.escape(error.param or '')}\b", own, str(error))
+        raise type(error)(message, own) from error
+
+
+def check_encodable(value: Any, param: str) -> int:
+    """Return the size of a value as JSON, in bytes.
+
+    Raises:
+        UserInputError: It holds what JSON cannot carry back, such as a lone surrogate.
+    """
+    try:
+        return len(msgspec.json.encode(value))
+    except (UnicodeEncodeError, RecursionError, TypeError, ValueError) as error:
+        raise UserInputError(
+            f"{param} holds what cannot be written as JSON: a lone surrogate, or too many levels.",
+            param,
+        ) from error

@@ -1,0 +1,146 @@
+"""The JSON of responses: items, usage and the response itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from vllm.entrypoints.openai.protocol.responses import ChatTokenLogprob
+
+
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """The text of a message."""
+
+    text: str = ""
+    annotations: list[Any] = []
+    logprobs: Sequence[ChatTokenLogprob] = ()
+
+
+class ReasoningTextPart(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """The text of a reasoning item."""
+
+    text: str = ""
+
+
+class MessageItem(msgspec.Struct, tag_field="type", tag="message"):
+    """What the model answers."""
+
+    id: str
+    status: str = "in_progress"
+    role: str = "assistant"
+    content: list[OutputText] = []
+
+
+class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
+    """What the model thinks before; ``encrypted_content`` is its opaque form, on demand."""
+
+    id: str
+    status: str = "in_progress"
+    summary: list[Any] = []
+    content: list[ReasoningTextPart] = []
+    encrypted_content: str | None = None
+
+
+class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A call of a tool."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    status: str = "in_progress"
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+
+
+class InputTokensDetails(msgspec.Struct):
+    """Tokens read from the prefix cache, and tokens it did not hold but holds now."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(msgspec.Struct):
+    """Tokens of reasoning, its end mark included."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct):
+    """Tokens of one response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(msgspec.Struct):
+    """Why a response failed."""
+
+    message: str
+    code: str = "server_error"
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why a response is incomplete."""
+
+    reason: str = "max_output_tokens"
+
+
+class ResponseBody(msgspec.Struct):
+    """A response; what the request said comes back, defaults filled in."""
+
+    id: str
+    created_at: int
+    model: str
+    object: str = "response"
+    status: str = "in_progress"
+    background: bool = False
+    completed_at: int | None = None
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str] = {}
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    reasoning: Mapping[str, Any] = {}
+    store: bool = True
+    temperature: float | None = None
+    text: Mapping[str, Any] = {}
+    tool_choice: Any = "auto"
+    tools: Sequence[Any] = ()
+    top_logprobs: int = 0
+    top_p: float | None = None
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+
+
+class DeletedBody(msgspec.Struct):
+    """``DELETE /v1/responses/{id}``."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class InputItemsBody(msgspec.Struct):
+    """``GET /v1/responses/{id}/input_items``: one page."""
+
+    data: Sequence[Mapping[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"
+
+
+class InputTokensBody(msgspec.Struct):
+    """``POST /v1/responses/input_tokens``."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"

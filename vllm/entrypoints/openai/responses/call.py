@@ -1,0 +1,187 @@
+"""A checked request: what the engine is asked, and the response before its first token."""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from starlette.requests import Request
+
+from vllm.entrypoints.openai.context import ServingContext
+from vllm.entrypoints.openai.pipeline.chat_task import ChatTask
+from vllm.entrypoints.openai.pipeline.single_answer import (
+    AnswerRequest,
+    check_encodable,
+    sampling_of,
+)
+from vllm.entrypoints.openai.protocol.responses import unix_now
+from vllm.entrypoints.openai.request_scope import RequestScope, open_scope
+from vllm.entrypoints.openai.responses.bodies import ResponseBody
+from vllm.entrypoints.openai.responses.input_items import make_chat, read_input
+from vllm.entrypoints.openai.responses.options import (
+    INCLUDE_LOGPROBS,
+    INCLUDE_SEALED_REASONING,
+    chat_effort,
+    chat_response_format,
+    chat_tool_choice,
+    chat_tools,
+    check_include,
+    check_limits,
+    check_metadata,
+    check_unsupported,
+)
+from vllm.entrypoints.openai.responses.protocol import InputTokensRequest, ResponsesRequest
+from vllm.entrypoints.openai.responses.store import Item, ResponseStore
+from vllm.exceptions import UserInputError
+from vllm.tokenizers import ChatOptions
+from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
+
+# Names of the code below for fields of this API.
+FIELD_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesCall:
+    """A checked request.
+
+    Attributes:
+        scope: Of the HTTP request; its id is the response's.
+        request: What to answer.
+        body: The response before its first token.
+        input_items: What the request brought.
+        num_input_bytes: Their size as JSON.
+        seals_reasoning: Whether reasoning also comes in its opaque form.
+        streams: Whether the client asked for events.
+    """
+
+    scope: RequestScope
+    request: AnswerRequest
+    body: ResponseBody
+    input_items: Sequence[Item]
+    num_input_bytes: int
+    seals_reasoning: bool
+    streams: bool
+
+
+def make_call(
+    body: ResponsesRequest, raw_request: Request, store: ResponseStore, context: ServingContext
+) -> ResponsesCall:
+    """Check a request.
+
+    Raises:
+        UserInputError: A field is wrong, or names a response that is not stored.
+    """
+    scope = open_responses_scope(body, raw_request, context)
+    if body.background and body.store is False:
+        raise UserInputError("background=true needs store=true: it is read later.", "background")
+    if body.max_tool_calls is not None and body.max_tool_calls < 1:
+        raise UserInputError(
+            f"max_tool_calls={body.max_tool_calls} must be at least 1.", "max_tool_calls"
+        )
+    include = check_include(body.include)
+    items = read_input(body.input, store.find_item)
+    num_bytes = check_encodable(items, "input")
+    request = make_answer_request(body, items, store, context)
+    if INCLUDE_LOGPROBS in include:
+        request = replace(request, top_logprobs=body.top_logprobs or 0)
+    return ResponsesCall(
+        scope=scope,
+        request=replace(request, max_tokens=body.max_output_tokens),
+        body=_first_body(body, scope, context),
+        input_items=items,
+        num_input_bytes=num_bytes,
+        seals_reasoning=INCLUDE_SEALED_REASONING in include,
+        streams=bool(body.stream),
+    )
+
+
+def open_responses_scope(
+    body: InputTokensRequest, raw_request: Request, context: ServingContext
+) -> RequestScope:
+    """Check what both routes check first. Ids are random: whoever knows one may read the response.
+
+    Raises:
+        UserInputError: A field asks for what is not served.
+    """
+    check_unsupported(body.model_extra or {})
+    check_limits(body)
+    scope = open_scope("resp_", body, raw_request, context)
+    return replace(scope, response_id=f"resp_{uuid.uuid4().hex}")
+
+
+def make_answer_request(
+    body: InputTokensRequest, items: Sequence[Item], store: ResponseStore, context: ServingContext
+) -> AnswerRequest:
+    """Return what to ask of the engine.
+
+    Args:
+        body: The request.
+        items: What its ``input`` holds.
+        store: Has the response that it continues.
+        context: The server's.
+
+    Raises:
+        UserInputError: An option is wrong.
+        ResponseNotFoundError: The conversation is not stored any more.
+    """
+    previous = body.previous_response_id
+    history = store.history(previous) if previous is not None else []
+    messages, breakpoints = make_chat([*history, *items], body.instructions)
+    if not messages:
+        raise UserInputError("input is empty: give at least one item.", "input")
+    choice, tools = chat_tool_choice(body.tool_choice, chat_tools(body.tools))
+    specs = parse_tools(tools)
+    options = ChatOptions(
+        reasoning_effort=chat_effort(body.reasoning),
+        template_kwargs={
+            **context.args.default_chat_template_kwargs,
+            **(body.chat_template_kwargs or {}),
+        },
+    )
+    task = ChatTask(
+        messages=messages,
+        options=options,
+        tools=specs,
+        tool_choice=parse_tool_choice(choice, specs),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        breakpoints=breakpoints,
+    )
+    sampling = sampling_of(body, response_format=chat_response_format(body.text))
+    return AnswerRequest(task, sampling)
+
+
+def _first_body(
+    body: ResponsesRequest, scope: RequestScope, context: ServingContext
+) -> ResponseBody:
+    defaults = context.facts.default_sampling
+    first = ResponseBody(
+        id=scope.response_id,
+        created_at=unix_now(),
+        model=scope.model,
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=check_metadata(body.metadata) or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        reasoning={"effort": None, "summary": None, **(body.reasoning or {})},
+        store=body.store is not False,
+        temperature=_given(body.temperature, defaults.get("temperature", 1.0)),
+        text={"format": {"type": "text"}, **(body.text or {})},
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        tools=body.tools or (),
+        top_logprobs=body.top_logprobs or 0,
+        top_p=_given(body.top_p, defaults.get("top_p", 1.0)),
+    )
+    for name in ("tools", "tool_choice", "text", "reasoning", "metadata"):
+        check_encodable(getattr(first, name), name)
+    return first
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,236 @@
+"""What a Responses request says, item by item: checked, given ids, turned into chat messages."""
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from vllm.entrypoints.openai.chat_assembly import ChatAssembler
+from vllm.entrypoints.openai.opaque_reasoning import open_reasoning
+from vllm.entrypoints.openai.responses.store import Item
+from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.tokenizers.breakpoints import Breakpoint
+
+MAX_BREAKPOINTS = 16
+_TTL_S = {"30m": 1800.0, "12h": 43200.0}
+_INPUT_ROLES = ("user", "system", "developer")
+_TEXT_TYPES = ("input_text", "output_text", "text")
+_ID_PREFIX_OF_TYPE = {
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+}
+_MAX_ID_CHARS = 256
+
+
+def new_item_id(item_type: str) -> str:
+    """Return an id that no other item has."""
+    return _ID_PREFIX_OF_TYPE[item_type] + uuid.uuid4().hex
+
+
+def read_input(value: Any, find_item: Callable[[str], Item]) -> list[Item]:
+    """Return the items of an ``input`` field, checked, in the form that ``input_items`` lists.
+
+    Args:
+        value: A text, or a list of items.
+        find_item: Resolves an ``item_reference``.
+
+    Raises:
+        UserInputError: An item is malformed, or refers to one that is not stored.
+        UnsupportedFeatureError: One is of a type or holds content that is not served.
+    """
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise UserInputError(
+            f"input must be a string or a list of items, not {type(value).__name__}.", "input"
+        )
+    return [_read_item(f"input[{i}]", item, find_item) for i, item in enumerate(value)]
+
+
+def _read_item(where: str, item: Any, find_item: Callable[[str], Item]) -> Item:
+    if not isinstance(item, Mapping):
+        _refuse(where, f"must be an object, not {type(item).__name__}")
+    kind = item.get("type")
+    if kind is None:
+        kind = "message" if "role" in item else "item_reference"
+    if kind == "item_reference":
+        return find_item(_text_field(where, item, "id"))
+    reader = _READERS.get(kind) if isinstance(kind, str) else None
+    if reader is None:
+        known = ", ".join((*_READERS, "item_reference"))
+        raise UnsupportedFeatureError(
+            f"{where}.type={str(kind)[:60]!r} is not supported: use {known}.", "input"
+        )
+    given = item.get("id")
+    is_id = isinstance(given, str) and 0 < len(given) <= _MAX_ID_CHARS and given.isprintable()
+    if given is not None and not is_id:
+        _refuse(f"{where}.id", f"must be 1 to {_MAX_ID_CHARS} printable characters")
+    head = {"id": given or new_item_id(kind), "type": kind}
+    return {**head, **reader(where, item), "status": "completed"}
+
+
+def _read_message(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    role = item.get("role")
+    if role == "assistant":
+        texts = [part["text"] for part in _read_parts(where, item.get("content"))]
+        content = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
+        return {"role": role, "content": content}
+    if role not in _INPUT_ROLES:
+        _refuse(
+            f"{where}.role",
+            f"is {str(role)[:60]!r}: use {', '.join((*_INPUT_ROLES, 'assistant'))}",
+        )
+    return {"role": role, "content": _read_parts(where, item.get("content"))}
+
+
+def _read_parts(where: str, content: Any) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "input_text", "text": content}]
+    if not isinstance(content, list):
+        _refuse(f"{where}.content", "must be a string or a list of parts")
+    return [_read_part(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
+
+
+def _read_part(where: str, part: Any) -> dict[str, Any]:
+    if not isinstance(part, Mapping):
+        _refuse(where, "must be an object with a type")
+    kind = part.get("type")
+    if kind == "refusal":
+        return {"type": "input_text", "text": _text_field(where, part, "refusal")}
+    if kind not in _TEXT_TYPES:
+        raise UnsupportedFeatureError(
+            f"{where}.type={str(kind)[:60]!r} is not supported: only texts are served "
+            f"({', '.join(_TEXT_TYPES)}).",
+            "input",
+        )
+    read: dict[str, Any] = {"type": "input_text", "text": _text_field(where, part, "text")}
+    mark = part.get("prompt_cache_breakpoint")
+    if mark is not None:
+        _read_ttl(f"{where}.prompt_cache_breakpoint", mark)
+        read["prompt_cache_breakpoint"] = mark
+    return read
+
+
+def _read_ttl(where: str, mark: Any) -> float | None:
+    if not isinstance(mark, Mapping) or mark.get("mode") != "explicit":
+        _refuse(where, 'must be an object with mode "explicit"')
+    ttl = mark.get("ttl")
+    if ttl is not None and (not isinstance(ttl, str) or ttl not in _TTL_S):
+        _refuse(f"{where}.ttl", f"is {str(ttl)[:60]!r}: use one of {', '.join(_TTL_S)}")
+    return None if ttl is None else _TTL_S[ttl]
+
+
+def _read_call(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    if item.get("namespace") is not None:
+        raise UnsupportedFeatureError(f"{where}.namespace is not supported: leave it out.", "input")
+    return {name: _text_field(where, item, name) for name in ("call_id", "name", "arguments")}
+
+
+def _read_call_output(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    output = item.get("output")
+    if not isinstance(output, str):
+        parts = _read_parts(where, output)
+        output = [{"type": "input_text", "text": part["text"]} for part in parts]
+    return {"call_id": _text_field(where, item, "call_id"), "output": output}
+
+
+def _read_reasoning(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    sealed = item.get("encrypted_content")
+    parts = item.get("content")
+    if parts is None:
+        parts = []
+    if not isinstance(parts, list):
+        _refuse(f"{where}.content", "must be a list of reasoning_text parts")
+    texts = [_text_field(f"{where}.content[{i}]", part, "text") for i, part in enumerate(parts)]
+    if not texts and sealed is not None:
+        opened = open_reasoning(sealed) if isinstance(sealed, str) else None
+        if opened is None:
+            _refuse(
+                f"{where}.encrypted_content",
+                "was not made by this server, or was altered: leave the item out",
+            )
+        texts = [opened]
+    content = [{"type": "reasoning_text", "text": text} for text in texts]
+    return {"summary": _read_summary(where, item.get("summary")), "content": content}
+
+
+def _read_summary(where: str, summary: Any) -> list[dict[str, Any]]:
+    if summary is None:
+        return []
+    if not isinstance(summary, list):
+        _refuse(f"{where}.summary", "must be a list of summary_text parts")
+    return [
+        {"type": "summary_text", "text": _text_field(f"{where}.summary[{i}]", part, "text")}
+        for i, part in enumerate(summary)
+    ]
+
+
+_READERS: Mapping[str, Callable[[str, Mapping[str, Any]], dict[str, Any]]] = {
+    "message": _read_message,
+    "function_call": _read_call,
+    "function_call_output": _read_call_output,
+    "reasoning": _read_reasoning,
+}
+
+
+def _text_field(where: str, item: Any, name: str) -> str:
+    if not isinstance(item, Mapping):
+        _refuse(where, "must be an object")
+    value = item.get(name)
+    if not isinstance(value, str):
+        _refuse(f"{where}.{name}", "must be a string")
+    return str(value)
+
+
+def _refuse(where: str, why: str) -> NoReturn:
+    raise UserInputError(f"{where} {why}.", "input")
+
+
+def make_chat(
+    items: Sequence[Item], instructions: str | None = None
+) -> tuple[list[dict[str, Any]], list[Breakpoint]]:
+    """Return the chat messages of checked items, and the places that clients marked.
+
+    Args:
+        items: Of the whole conversation, oldest first.
+        instructions: The system message in front of them.
+
+    Raises:
+        UserInputError: There are too many marks.
+    """
+    chat = ChatAssembler()
+    breakpoints: list[Breakpoint] = []
+    if instructions:
+        chat.add_message("system", [instructions])
+    for item in items:
+        _add_item(chat, item, breakpoints)
+    if len(breakpoints) > MAX_BREAKPOINTS:
+        raise UserInputError(
+            f"input holds {len(breakpoints)} prompt_cache_breakpoints: at most {MAX_BREAKPOINTS}.",
+            "input",
+        )
+    return chat.messages, breakpoints
+
+
+def _add_item(chat: ChatAssembler, item: Item, breakpoints: list[Breakpoint]) -> None:
+    kind = item["type"]
+    if kind == "reasoning":
+        text = "".join(part["text"] for part in item["content"] or ())
+        if text:
+            chat.add_reasoning(text)
+    elif kind == "function_call":
+        chat.add_call(item["call_id"], item["name"], item["arguments"])
+    elif kind == "function_call_output":
+        output = item["output"]
+        texts = [output] if isinstance(output, str) else [part["text"] for part in output]
+        chat.add_tool_result(item["call_id"], texts)
+    elif item["role"] == "assistant":
+        chat.add_text("".join(part["text"] for part in item["content"]))
+    else:
+        chat.add_message(item["role"], [part["text"] for part in item["content"]])
+        for i, part in enumerate(item["content"]):
+            mark = part.get("prompt_cache_breakpoint")
+            if mark is not None:
+                ttl_s = _read_ttl("prompt_cache_breakpoint", mark)
+                breakpoints.append(Breakpoint(chat.last_index, i, ttl_s))

@@ -1,0 +1,211 @@
+"""The options of a Responses request in the dialect of chats."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from vllm.entrypoints.openai.pipeline.single_answer import check_single
+from vllm.entrypoints.openai.responses.protocol import InputTokensRequest
+from vllm.exceptions import UnsupportedFeatureError, UserInputError
+
+INCLUDE_LOGPROBS = "message.output_text.logprobs"
+INCLUDE_SEALED_REASONING = "reasoning.encrypted_content"
+# Of tools and contents that are not served: there is nothing to include.
+_EMPTY_INCLUDES = (
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+_MAX_METADATA = 16
+_MAX_METADATA_KEY = 64
+_MAX_METADATA_VALUE = 512
+_UNSUPPORTED = {
+    "conversation": "send previous_response_id or the items",
+    "prompt": "send its text as instructions",
+    "moderation": "leave it out",
+    "context_management": "leave it out",
+}
+
+
+def check_unsupported(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the extra fields that other checks know, without those refused or harmless here.
+
+    Raises:
+        UnsupportedFeatureError: One asks for what is not served.
+        UserInputError: One belongs to another API.
+    """
+    for name, advice in _UNSUPPORTED.items():
+        if extra.get(name) is not None:
+            raise UnsupportedFeatureError(f"{name} is not supported: {advice}.", name)
+    for name, right in (("messages", "input"), ("max_completion_tokens", "max_output_tokens")):
+        if extra.get(name) is not None:
+            raise UserInputError(f"{name} belongs to another API: use {right}.", name)
+    return {k: v for k, v in extra.items() if k not in _UNSUPPORTED}
+
+
+def chat_tools(tools: Sequence[Any] | None) -> list[dict[str, Any]] | None:
+    """Return function tools as chats spell them; None if there are none.
+
+    Raises:
+        UserInputError: One is malformed.
+        UnsupportedFeatureError: One is built in.
+    """
+    if not tools:
+        return None
+    return [_chat_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
+
+
+def _chat_tool(where: str, tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, Mapping):
+        _refuse(where, "must be an object with type and name", "tools")
+    kind = tool.get("type")
+    if kind != "function":
+        raise UnsupportedFeatureError(
+            f"{where}.type={str(kind)[:60]!r} is not supported: only 'function' is.", "tools"
+        )
+    names = ("name", "description", "parameters", "strict")
+    function = {name: tool[name] for name in names if tool.get(name) is not None}
+    if "name" not in function and isinstance(tool.get("function"), Mapping):
+        _refuse(where, "is spelled as for chats: put name and parameters beside type", "tools")
+    return {"type": "function", "function": function}
+
+
+def chat_tool_choice(
+    choice: Any, tools: list[dict[str, Any]] | None
+) -> tuple[Any, list[dict[str, Any]] | None]:
+    """Return ``tool_choice`` as chats spell it, and the tools that it leaves.
+
+    Raises:
+        UserInputError: It is malformed, or allows what is no tool of the request.
+        UnsupportedFeatureError: It names a built-in tool.
+    """
+    if choice is None or isinstance(choice, str):
+        return choice, tools
+    if not isinstance(choice, Mapping):
+        _refuse("tool_choice", "must be none, auto, required or an object", "tool_choice")
+    kind = choice.get("type")
+    if kind == "function":
+        return {"type": "function", "function": {"name": _tool_name(choice)}}, tools
+    if kind != "allowed_tools":
+        raise UnsupportedFeatureError(
+            f"tool_choice.type={str(kind)[:60]!r} is not supported: use function or allowed_tools.",
+            "tool_choice",
+        )
+    mode, allowed = choice.get("mode"), choice.get("tools")
+    if mode not in ("auto", "required") or not isinstance(allowed, list) or not allowed:
+        _refuse("tool_choice", "needs mode auto or required, and tools", "tool_choice")
+    names = [_tool_name(entry) for entry in allowed]
+    known = {tool["function"].get("name"): tool for tool in tools or ()}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        _refuse("tool_choice", f"allows {unknown[0][:60]!r}, which is no tool here", "tool_choice")
+    return mode, [tool for name, tool in known.items() if name in names]
+
+
+def _tool_name(entry: Any) -> str:
+    name = entry.get("name") if isinstance(entry, Mapping) else None
+    if not isinstance(name, str):
+        _refuse("tool_choice", "must say a function's name", "tool_choice")
+    return str(name)
+
+
+def chat_response_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return ``text.format`` as the ``response_format`` of chats; None for free text.
+
+    Raises:
+        UserInputError: It is malformed.
+        UnsupportedFeatureError: A verbosity is asked for.
+    """
+    verbosity = (text or {}).get("verbosity")
+    if verbosity not in (None, "medium"):
+        raise UnsupportedFeatureError(
+            f"text.verbosity={str(verbosity)[:60]!r} is not supported: leave it out.", "text"
+        )
+    wanted = (text or {}).get("format")
+    if wanted is None:
+        return None
+    kind = wanted.get("type") if isinstance(wanted, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "json_object"}
+    if kind != "json_schema":
+        _refuse("text.format.type", "must be text, json_object or json_schema", "text")
+    if not isinstance(wanted.get("schema"), Mapping):
+        _refuse("text.format.schema", "must be a JSON schema object", "text")
+    names = ("name", "schema", "strict", "description")
+    schema = {name: wanted[name] for name in names if wanted.get(name) is not None}
+    return {"type": "json_schema", "json_schema": {"name": "answer", **schema}}
+
+
+def chat_effort(reasoning: Mapping[str, Any] | None) -> str | None:
+    """Return ``reasoning.effort``. A ``summary`` is accepted: answers bring the reasoning itself.
+
+    Raises:
+        UserInputError: It is no text.
+    """
+    effort = (reasoning or {}).get("effort")
+    if effort is not None and not isinstance(effort, str):
+        _refuse("reasoning.effort", "must be a string", "reasoning")
+    return effort
+
+
+def check_include(include: Sequence[Any] | None) -> frozenset[str]:
+    """Return what else the answer shall hold.
+
+    Raises:
+        UserInputError: A name is unknown.
+    """
+    known = (INCLUDE_LOGPROBS, INCLUDE_SEALED_REASONING, *_EMPTY_INCLUDES)
+    for name in include or ():
+        if name not in known:
+            _refuse("include", f"holds {str(name)[:60]!r}: use {', '.join(known)}", "include")
+    return frozenset(include or ())
+
+
+def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """Return metadata that is small enough to keep.
+
+    Raises:
+        UserInputError: It is not.
+    """
+    if metadata is None:
+        return None
+    if len(metadata) > _MAX_METADATA:
+        _refuse("metadata", f"has {len(metadata)} keys: at most {_MAX_METADATA}", "metadata")
+    for key, value in metadata.items():
+        if len(key) > _MAX_METADATA_KEY:
+            _refuse("metadata", f"has a key above {_MAX_METADATA_KEY} characters", "metadata")
+        if not isinstance(value, str) or len(value) > _MAX_METADATA_VALUE:
+            _refuse(
+                f"metadata[{key[:60]!r}]",
+                f"must be a string of at most {_MAX_METADATA_VALUE} characters",
+                "metadata",
+            )
+    return dict(metadata)
+
+
+def check_limits(body: InputTokensRequest) -> None:
+    """Refuse what no prompt can honour.
+
+    Raises:
+        UserInputError: A field belongs to another API.
+        UnsupportedFeatureError: Texts shall be cut to fit.
+    """
+    if body.truncation not in (None, "disabled"):
+        raise UnsupportedFeatureError(
+            f"truncation={str(body.truncation)[:60]!r} is not supported: leave it out, and send "
+            "what fits.",
+            "truncation",
+        )
+    check_single(body)
+    if body.max_tokens is not None:
+        raise UserInputError(
+            "max_tokens belongs to another API: use max_output_tokens.", "max_tokens"
+        )
+
+
+def _refuse(where: str, why: str, param: str) -> NoReturn:
+    raise UserInputError(f"{where} {why}.", param)

@@ -1,0 +1,68 @@
+"""The routes of ``/v1/responses``."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from vllm.entrypoints.openai.responses.protocol import InputTokensRequest, ResponsesRequest
+from vllm.entrypoints.openai.responses.service import ResponsesService
+from vllm.entrypoints.openai.routes import Context
+
+router = APIRouter(tags=["OpenAI"])
+
+
+def _get_service(request: Request) -> ResponsesService:
+    service: ResponsesService = request.app.state.responses
+    return service
+
+
+Service = Annotated[ResponsesService, Depends(_get_service)]
+
+
+@router.post("/v1/responses")
+async def create_response(
+    body: ResponsesRequest, request: Request, context: Context, service: Service
+) -> Response:
+    """Answer items, or go on with a stored conversation."""
+    return await service.create(body, request, context)
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(
+    body: InputTokensRequest, request: Request, context: Context, service: Service
+) -> Response:
+    """Count the tokens of a prompt."""
+    return await service.count_input_tokens(body, request, context)
+
+
+@router.get("/v1/responses/{response_id}")
+async def retrieve_response(
+    response_id: str, service: Service, stream: bool = False, starting_after: int = -1
+) -> Response:
+    """Return a stored response, or the events of a background response."""
+    return service.retrieve(response_id, stream=stream, starting_after=max(starting_after, -1))
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(response_id: str, service: Service) -> Response:
+    """Forget a response."""
+    return await service.delete(response_id)
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(response_id: str, service: Service) -> Response:
+    """Stop a background response."""
+    return await service.cancel(response_id)
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(
+    response_id: str,
+    service: Service,
+    limit: int = 20,
+    order: str = "desc",
+    after: str | None = None,
+) -> Response:
+    """List what a response was asked."""
+    return service.list_input_items(response_id, limit=limit, order=order, after=after)

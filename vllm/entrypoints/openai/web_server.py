@@ -1,0 +1,102 @@
+"""uvicorn's settings: TLS, logs, limits."""
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from vllm.entrypoints.openai.operations_args import TlsArgs
+from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.exceptions import ConfigError
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+# How often a certificate's files are looked at.
+_REFRESH_INTERVAL_S = 2.0
+
+
+class _QuietEndpoints(logging.Filter):
+    """Drops access lines of some paths."""
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        super().__init__()
+        self._paths = frozenset(paths)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Judge one line; uvicorn's arguments are client, method, path, version, status."""
+        if not isinstance(record.args, tuple) or len(record.args) < 3:
+            return True
+        return str(record.args[2]).partition("?")[0] not in self._paths
+
+
+def make_uvicorn_config(app: Any, args: ServerArgs, *, close_timeout_s: int) -> uvicorn.Config:
+    """Return uvicorn's configuration; ``load_config`` is due once its application is there."""
+    operations = args.operations
+    tls = operations.tls
+    config = uvicorn.Config(
+        app=app,
+        # Ours stands on the logger "uvicorn" already, so that all lines look alike.
+        log_config=None,
+        log_level=args.uvicorn_log_level,
+        access_log=not operations.disable_access_log,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=close_timeout_s,
+        ssl_keyfile=tls.keyfile,
+        ssl_certfile=tls.certfile,
+        ssl_ca_certs=tls.ca_certs,
+        ssl_cert_reqs=tls.cert_reqs,
+        ssl_ciphers=tls.ciphers,
+    )
+    if operations.quiet_endpoints:
+        logging.getLogger("uvicorn.access").addFilter(_QuietEndpoints(operations.quiet_endpoints))
+    return config
+
+
+def load_config(config: uvicorn.Config, tls: TlsArgs) -> None:
+    """Load what the configuration names, certificates among it.
+
+    Raises:
+        ConfigError: A certificate or key cannot be used.
+    """
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"--ssl-certfile {tls.certfile} and --ssl-keyfile {tls.keyfile} cannot be used: {error}"
+        ) from error
+
+
+def start_tls_refresh(config: uvicorn.Config, tls: TlsArgs) -> "asyncio.Task[None] | None":
+    """Follow the certificate's files, if that was asked for; new connections get what is there."""
+    if not tls.refresh or config.ssl is None:
+        return None
+    return asyncio.create_task(_follow(config.ssl, tls))
+
+
+async def _follow(context: ssl.SSLContext, tls: TlsArgs) -> None:
+    seen = _stamps(tls)
+    while True:
+        await asyncio.sleep(_REFRESH_INTERVAL_S)
+        now = _stamps(tls)
+        if now == seen:
+            continue
+        assert tls.certfile is not None
+        try:
+            context.load_cert_chain(tls.certfile, tls.keyfile)
+        except (OSError, ssl.SSLError) as error:
+            # Perhaps only one of the two is written so far: the old ones serve until both fit.
+            logger.warning("The new certificate cannot be used yet: %s", error)
+            continue
+        seen = now
+        logger.info("The certificate %s was read again.", tls.certfile)
+
+
+def _stamps(tls: TlsArgs) -> list[tuple[int, int]]:
+    """What changes when a file does: time and inode of each that exists."""
+    paths = [Path(path) for path in (tls.certfile, tls.keyfile) if path is not None]
+    return [(s.st_mtime_ns, s.st_ino) for path in paths if path.exists() for s in (path.stat(),)]

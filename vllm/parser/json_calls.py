@@ -1,0 +1,179 @@
+"""Calls as JSON objects: between tags (Hermes, Qwen 3), or as the whole answer (Llama 3)."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.parser.arguments import means_json
+from vllm.parser.dialect import BlockNews, RawCall
+from vllm.parser.interface import ParseOptions
+from vllm.parser.marks import JsonEnd, Marks
+from vllm.tokenizers.tool_calls import split_object
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_CLOSE_MARKS = Marks((_CLOSE,))
+_ARGUMENTS = ("arguments", "parameters")
+_PYTHON_TAG = "<|python_tag|>"
+# A call's object begins with one of these keys; another first key makes it an answer in JSON.
+_FIRST_KEY = re.compile(r'\{\s*"((?:[^"\\]|\\.)*)"')
+_HEAD_CHARS = 256
+_CALL_KEYS = ("name", "type", "function", *_ARGUMENTS)
+_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
+
+
+def call_of_json(text: str) -> RawCall | None:
+    """Return the call that a JSON object with a name and arguments is; None: it is none."""
+    members = {member.key: member for member in split_object(text) or ()}
+    name = members.get("name")
+    if name is None or not isinstance(name.value, str) or not name.value:
+        return None
+    arguments = next((members[key] for key in _ARGUMENTS if key in members), None)
+    if arguments is None or arguments.value is None:
+        return RawCall(name.value, "{}")
+    if isinstance(arguments.value, str):  # some models put the object into a string
+        inner = arguments.value
+        return RawCall(name.value, inner) if split_object(inner) is not None else None
+    return RawCall(name.value, arguments.raw) if isinstance(arguments.value, dict) else None
+
+
+def call_of_xml(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> RawCall | None:
+    """Return the call in ``<function=f><parameter=k>v</parameter></function>``; None: none is."""
+    found = _FUNCTION.fullmatch(text)
+    if found is None:
+        return None
+    properties = schemas.get(found[1], {}).get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    arguments = {}
+    for key, spaced in _PARAMETER.findall(found[2]):
+        value = spaced.removeprefix("\n").removesuffix("\n")
+        as_json = means_json(value, properties.get(key))
+        arguments[key] = json.dumps(value, ensure_ascii=False) if as_json is None else as_json
+    members = (f"{json.dumps(k, ensure_ascii=False)}: {v}" for k, v in arguments.items())
+    return RawCall(found[1], "{" + ", ".join(members) + "}")
+
+
+class HermesDialect:
+    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``; see ToolDialect."""
+
+    marks: tuple[str, ...] = ("\n" + _OPEN, _OPEN)
+    leads: tuple[str, ...] = ()
+    telltales: tuple[str, ...] = ("<tool_",)
+    ends_reasoning = False
+    is_special = False
+
+    def read_block(self, opened_by: str, options: ParseOptions) -> "_HermesReader":
+        """Return the reader of what follows a mark."""
+        return _HermesReader({tool.name: tool.parameters for tool in options.tools})
+
+
+class _HermesReader:
+    """Reads one call. Owns: its text, and whether that ends inside a string."""
+
+    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        self._schemas = schemas
+        self._text = ""
+        self._body: list[str] = []
+        self._is_json: bool | None = None
+        self._json = JsonEnd()
+
+    def push(self, text: str) -> BlockNews:
+        """Take in more of the block."""
+        self._text += text
+        while True:
+            before, mark, self._text = _CLOSE_MARKS.split(self._text)
+            self._add(before)
+            if mark is None:
+                return BlockNews([])
+            if not self._json.in_string:
+                return BlockNews(self._calls(), ended=True, rest=self._text)
+            self._add(mark)  # the tag is quoted in an argument
+
+    def close(self, finish_reason: str | None) -> BlockNews:
+        """Tell the call if it is whole: only its closing tag is missing."""
+        self._add(self._text)
+        return BlockNews(self._calls() if finish_reason == "stop" else [], ended=True)
+
+    def _add(self, text: str) -> None:
+        self._body.append(text)
+        if self._is_json is None and text.strip():
+            self._is_json = text.lstrip().startswith("{")
+        if self._is_json:
+            self._json.find_end(text)
+
+    def _calls(self) -> list[RawCall]:
+        body = "".join(self._body)
+        call = call_of_json(body)
+        if call is None:
+            call = call_of_xml(body, self._schemas)
+        return [] if call is None else [call]
+
+
+class LlamaDialect:
+    """``{"name": ..., "parameters": {...}}`` as the whole answer; see ToolDialect."""
+
+    marks: tuple[str, ...] = (_PYTHON_TAG,)
+    leads: tuple[str, ...] = ("{",)
+    telltales: tuple[str, ...] = (_PYTHON_TAG[:8],)
+    ends_reasoning = False
+    is_special = False
+
+    def read_block(self, opened_by: str, options: ParseOptions) -> "_LlamaReader":
+        """Return the reader of what follows a mark or lead."""
+        return _LlamaReader("{" if opened_by == "{" else "")
+
+
+class _LlamaReader:
+    """Reads calls one after another, up to the end of the answer.
+
+    Owns: the object that is being read, its head that shows the first key, and whether it may
+        turn out to be text.
+    """
+
+    def __init__(self, begun: str) -> None:
+        self._body: list[str] = []
+        self._head = ""
+        self._pending = begun
+        self._json = JsonEnd()
+        # Behind a python tag, or a call, nothing is text.
+        self._may_be_text = bool(begun)
+
+    def push(self, text: str) -> BlockNews:
+        """Take in more of the block."""
+        news = BlockNews([])
+        text, self._pending = self._pending + text, ""
+        while text:
+            if not self._body:
+                # Between calls: separators are nobody's text.
+                at = text.find("{")
+                if at < 0:
+                    return news
+                text = text[at:]
+            end = self._json.find_end(text)
+            self._body.append(text if end is None else text[:end])
+            self._head += self._body[-1][: _HEAD_CHARS - len(self._head)]
+            text = "" if end is None else text[end:]
+            if end is not None:
+                call = call_of_json("".join(self._body))
+                if call is None and self._may_be_text:
+                    return self._as_text(text)
+                news.calls += [call] if call is not None else []
+                self._may_be_text = False
+                self._body, self._head, self._json = [], "", JsonEnd()
+            elif self._may_be_text and self._is_answer():
+                return self._as_text("")
+        return news
+
+    def close(self, finish_reason: str | None) -> BlockNews:
+        """Tell no call: an object that is not closed is none, and no text once it has a key."""
+        body = "".join(self._body) + self._pending
+        is_text = self._may_be_text and '"' not in body
+        return BlockNews([], text=body if is_text else "", ended=True)
+
+    def _is_answer(self) -> bool:
+        key = _FIRST_KEY.match(self._head)
+        return key is not None and key[1] not in _CALL_KEYS
+
+    def _as_text(self, rest: str) -> BlockNews:
+        return BlockNews([], text="".join(self._body), ended=True, rest=rest)

@@ -1,0 +1,103 @@
+"""What an answer is made of, piece by piece, and the whole that pieces join to."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningText:
+    """More of the reasoning; never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContentText:
+    """More of the answer itself; never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A call begins.
+
+    Attributes:
+        index: Counts the calls of one answer, from 0.
+        id: Unique; the tool's result names it.
+        name: Of the function.
+    """
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """More of a call's arguments; those of a call join to a JSON object."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    """A call is complete. Every call that starts ends: one that is cut off is never told."""
+
+    index: int
+
+
+Piece = ReasoningText | ContentText | ToolCallStart | ToolCallArguments | ToolCallEnd
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One complete call; ``arguments`` is the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ParsedAnswer:
+    """A whole answer; texts are empty where the model said nothing of the kind."""
+
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+
+class AnswerBuilder:
+    """Joins pieces.
+
+    Owns: the texts and calls so far.
+    """
+
+    def __init__(self) -> None:
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._tool_calls: list[ToolCall] = []
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """Append pieces, in their order."""
+        for piece in pieces:
+            match piece:
+                case ReasoningText(text):
+                    self._reasoning.append(text)
+                case ContentText(text):
+                    self._content.append(text)
+                case ToolCallStart(_, call_id, name):
+                    self._tool_calls.append(ToolCall(call_id, name))
+                case ToolCallArguments(index, text):
+                    self._tool_calls[index].arguments += text
+                case ToolCallEnd():
+                    pass
+
+    @property
+    def answer(self) -> ParsedAnswer:
+        """The whole so far."""
+        return ParsedAnswer(
+            "".join(self._reasoning), "".join(self._content), list(self._tool_calls)
+        )

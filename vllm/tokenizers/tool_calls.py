@@ -1,0 +1,100 @@
+"""Tool calls of earlier turns, as clients send them back."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.exceptions import UnsupportedFeatureError, UserInputError
+
+_decoder = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCall:
+    """A call in an assistant's message.
+
+    Attributes:
+        id: What its result names; None where the client gave none.
+        name: Of the function.
+        arguments: The text of a JSON object, spelled as it was sent: an answer that comes back
+            must give the tokens it was made of.
+    """
+
+    id: str | None
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of a JSON object: its key, its value, and the value's own spelling."""
+
+    key: str
+    value: Any
+    raw: str
+
+
+def parse_calls(where: str, calls: Any) -> tuple[MessageCall, ...]:
+    """Check a message's ``tool_calls``.
+
+    Raises:
+        UserInputError: One is malformed, or its arguments are no JSON object.
+        UnsupportedFeatureError: One calls something else than a function.
+    """
+    if calls is None:
+        return ()
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise UserInputError(f"{where} must be a list of calls.", "messages")
+    return tuple(_parse_call(f"{where}[{i}]", call) for i, call in enumerate(calls))
+
+
+def _parse_call(where: str, call: Any) -> MessageCall:
+    if not isinstance(call, Mapping):
+        raise UserInputError(f"{where} must be an object with id and function.", "messages")
+    if call.get("type", "function") != "function":
+        raise UnsupportedFeatureError(
+            f"{where}.type={str(call['type'])[:60]!r} is not supported: only 'function' is.",
+            "messages",
+        )
+    call_id, function = call.get("id"), call.get("function")
+    if call_id is not None and not isinstance(call_id, str):
+        raise UserInputError(f"{where}.id must be a string.", "messages")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+        raise UserInputError(f"{where}.function must be an object with a name.", "messages")
+    arguments = function.get("arguments")
+    if isinstance(arguments, Mapping):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    text = "{}" if arguments is None or arguments == "" else arguments
+    if not isinstance(text, str) or split_object(text) is None:
+        raise UserInputError(
+            f"{where}.function.arguments must be the text of a JSON object.", "messages"
+        )
+    return MessageCall(call_id, name, text)
+
+
+def split_object(text: str) -> list[Member] | None:
+    """Return the members of a JSON object in their order and spelling; None: it is no object."""
+    try:
+        if not isinstance(json.loads(text), dict):
+            return None
+    except (ValueError, RecursionError):
+        return None
+    members: list[Member] = []
+    at = _skip_space(text, _skip_space(text, 0) + 1)
+    while text[at] != "}":
+        key, at = _decoder.raw_decode(text, at)
+        begin = _skip_space(text, _skip_space(text, at) + 1)
+        value, at = _decoder.raw_decode(text, begin)
+        members.append(Member(key, value, text[begin:at]))
+        at = _skip_space(text, at)
+        if text[at] == ",":
+            at = _skip_space(text, at + 1)
+    return members
+
+
+def _skip_space(text: str, at: int) -> int:
+    while text[at] in " \t\n\r":
+        at += 1
+    return at

@@ -1,0 +1,61 @@
+"""Computing a lost window state again from dense rows that are still there.
+
+A layer's window row depends on window rows of the layer below up to W - 1 positions back, and on
+dense rows, which are read as they are stored. So a run that begins at s without any window row is
+right from s on in the first layer, and W - 1 positions later per layer:
+
+    tokens    s ............................................ b
+    layer 0   |xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx|
+    layer 1   |...... xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx|      x: exact
+    layer 2   |.............. xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx|      .: wrong, and never read at b
+    layer 3   |...................... xxxxxxxxxxxxxxxxxxxxxxx|
+    needed at b                          |<- W-1 (or state) ->|
+
+With every layer's window rows exact where b needs them, a request goes on at b as if they had never
+been lost. No dense row below b is written.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Rebuild(NamedTuple):
+    """Window rows that a request computes again: of tokens ``[start, end)``."""
+
+    start: int
+    end: int
+
+
+def num_rebuild_tokens(windows: Sequence[int], tail: int) -> int | None:
+    """Return how many tokens before a boundary to compute for exact window rows there.
+
+    Args:
+        windows: The window of every layer that has one, a drafter's included, in tokens.
+        tail: Most tokens before a boundary of which some window group needs the rows.
+
+    Returns:
+        ``W + (L - 1) * (W - 1)`` for L layers of one window W, where no state reaches further back
+        than a window; None: there are no windows.
+    """
+    if not windows:
+        return None
+    spread = sum(window - 1 for window in windows)
+    return spread + max(0, tail - (min(windows) - 1)) + 1
+
+
+def find_rebuild(span: int | None, unit: int, resumable: int, boundary: int) -> Rebuild | None:
+    """Return what to compute again to resume with the dense rows below a boundary, if it pays.
+
+    It pays where fewer tokens are computed than from the deepest checkpoint on. Starts at a
+    multiple of the unit, as everything else does.
+
+    Args:
+        span: ``num_rebuild_tokens`` of the model.
+        unit: Tokens under one prefix hash.
+        resumable: The deepest checkpoint; 0: none.
+        boundary: Up to where all dense rows are there, in tokens.
+    """
+    if span is None:
+        return None
+    start = (boundary - span) // unit * unit
+    return Rebuild(start, boundary) if start > resumable else None

@@ -1,0 +1,73 @@
+"""Requests that resume on dense rows alone and compute the window rows again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.rebuild import Rebuild, find_rebuild
+from vllm.v1.core.prefix.lookup import PrefixHit, find_dense_blocks
+from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.request_cache import RequestCache
+from vllm.v1.core.sched.output import RowBounds
+
+
+def prefer_rebuild(
+    index: PrefixIndex, geometry: CacheGeometry, block_hashes: Sequence[BlockHash], hit: PrefixHit
+) -> PrefixHit:
+    """Return a hit on dense rows alone where that computes fewer tokens than the given one."""
+    boundary = geometry.floor_lean(hit.dense_match)
+    rebuild = find_rebuild(geometry.rebuild_tokens, geometry.unit, hit.position, boundary)
+    if rebuild is None:
+        return hit
+    full, partial = find_dense_blocks(index, geometry, block_hashes, boundary)
+    return replace(
+        hit,
+        position=boundary,
+        full_blocks=full,
+        partial_blocks=partial,
+        checkpoint=None,
+        lean_checkpoint=None,
+        rebuild=rebuild,
+        num_saved_tokens=rebuild.start - hit.position,
+    )
+
+
+class Rebuilds:
+    """The requests that compute window rows again now.
+
+    Owns: their list.
+
+    Args:
+        geometry: The model's groups.
+    """
+
+    def __init__(self, geometry: CacheGeometry) -> None:
+        self._geometry = geometry
+        self._caches: dict[str, RequestCache] = {}
+
+    def begin(self, cache: RequestCache, rebuild: Rebuild) -> None:
+        """Let a request that was just admitted compute window rows again."""
+        cache.rebuild = rebuild
+        self._caches[cache.request.request_id] = cache
+
+    def end(self, request_id: str) -> None:
+        """Forget a request that leaves."""
+        self._caches.pop(request_id, None)
+
+    def take_row_bounds(self) -> dict[str, RowBounds]:
+        """Return what those requests write and read in this step that are not through by then."""
+        found: dict[str, RowBounds] = {}
+        for request_id, cache in tuple(self._caches.items()):
+            rebuild = cache.rebuild
+            assert rebuild is not None
+            if cache.request.num_computed_tokens >= rebuild.end:
+                del self._caches[request_id]
+                continue
+            write_from = tuple(
+                rebuild.start if group.is_window else rebuild.end for group in self._geometry.groups
+            )
+            found[request_id] = RowBounds(write_from, rebuild.start)
+        return found

@@ -1,0 +1,168 @@
+"""The lines of a cache trace.
+
+The first line of a file is a header, an object that people can read. Every other line is an array
+that begins with a letter: what the scheduler was told, and what its steps brought, in order. Tokens
+and texts are not in it. Prefixes are chained hashes of units, cut to 16 bytes; a line holds only
+those behind the last one known already. With a drafter whose rows depend on the next token, that
+token at each unit's end is there too, under a number that is drawn anew for every server process.
+"""
+
+from typing import Any
+
+import msgspec
+
+FORMAT = "vllm-cache-trace"
+VERSION = 1
+HASH_BYTES = 16
+
+
+class Header(msgspec.Struct, kw_only=True):
+    """What a file begins with.
+
+    Attributes:
+        format: Always ``FORMAT``.
+        version: Of the form; another one is refused.
+        server: Version of the server.
+        hf_config: The model's config.json, as far as the cache depends on it.
+        cache: Block size, blocks, bytes of one, interval, pins, dtypes, whether caching is on.
+        scheduler: Fields of the scheduler's configuration.
+        speculative: Fields of the drafter's configuration; None: no drafter.
+        environment: Variables that the cache reads.
+        groups: (block size, page bytes) by group, to check that the cache was rebuilt.
+        hash_unit: Tokens under one hash.
+        max_model_len: Longest request.
+        part: Number of the file, from 0; a part above 0 goes on where the one before was full.
+    """
+
+    format: str
+    version: int
+    server: str
+    hf_config: dict[str, Any]
+    cache: dict[str, Any]
+    scheduler: dict[str, Any]
+    speculative: dict[str, Any] | None
+    environment: dict[str, str]
+    groups: list[tuple[int, int]]
+    hash_unit: int
+    max_model_len: int
+    part: int = 0
+
+
+class Units(msgspec.Struct, array_like=True):
+    """Hashes of consecutive units, and the numbers of the tokens behind them.
+
+    Attributes:
+        after: The last hash known already (base64), which says all before it; empty: none.
+        num_known: How many units that is.
+        hashes: The hashes behind it, joined, in base64.
+        next_tokens: Four bytes for each unit of the sequence that a token follows, from the first
+            not recorded yet on, in base64; empty without such a drafter.
+    """
+
+    after: str
+    num_known: int
+    hashes: str
+    next_tokens: str = ""
+
+
+class Added(msgspec.Struct, array_like=True, tag="A"):
+    """A request was queued.
+
+    Attributes:
+        number: Stands for it in other lines.
+        request_id: As the engine core knows it.
+        time_us: Since the file's first part began.
+        num_prompt_tokens: Of its prompt.
+        max_tokens: Of its answer at most.
+        units: Of its prompt.
+        priority: Lower goes first, under that policy.
+        skips_cache: Whether every position must be computed.
+        is_blocked: Whether it waits for something other than room at first.
+        boundaries: Offsets in the prompt that are worth a checkpoint.
+        is_extra_answer: Whether it is a further answer to a prompt that another request brought.
+        arrival_time: Of the front end, which orders requests of one priority.
+    """
+
+    number: int
+    request_id: str
+    time_us: int
+    num_prompt_tokens: int
+    max_tokens: int
+    units: Units
+    priority: int = 0
+    skips_cache: bool = False
+    is_blocked: bool = False
+    boundaries: list[int] = []
+    is_extra_answer: bool = False
+    arrival_time: float = 0.0
+
+
+class Ending(msgspec.Struct, array_like=True):
+    """A request that ended, and the units of its answer.
+
+    Attributes:
+        number: The request.
+        num_output_tokens: Of its answer.
+        units: Behind its prompt's.
+    """
+
+    number: int
+    num_output_tokens: int
+    units: Units
+
+
+class Step(msgspec.Struct, array_like=True, tag="S"):
+    """One step, and what it brought.
+
+    Attributes:
+        time_us: When it was scheduled, since the first part began.
+        duration_us: Until its tokens were taken in.
+        num_tokens: That it computed.
+        counts: (number, tokens) of requests that did not get as many as is usual: one where all
+            known tokens are computed, else none.
+        admitted: (number, cached tokens) of requests admitted for the first time.
+        ended: Requests that ended by themselves.
+        unblocked: Requests that waited for something else until then.
+        drafts: (number, drafts) of requests that did not get as many as is usual.
+        num_preempted: Requests that lost their blocks.
+    """
+
+    time_us: int
+    duration_us: int
+    num_tokens: int
+    counts: list[tuple[int, int]] = []
+    admitted: list[tuple[int, int]] = []
+    ended: list[Ending] = []
+    unblocked: list[int] = []
+    drafts: list[tuple[int, int]] = []
+    num_preempted: int = 0
+
+
+class Aborted(msgspec.Struct, array_like=True, tag="X"):
+    """Requests that were ended from outside."""
+
+    ended: list[Ending]
+    time_us: int = 0
+
+
+class Reset(msgspec.Struct, array_like=True, tag="R"):
+    """The prefix cache was to be emptied.
+
+    Attributes:
+        resets_running: Whether running requests were set back first.
+        done: Whether it was.
+        time_us: When.
+    """
+
+    resets_running: bool
+    done: bool
+    time_us: int = 0
+
+
+class Closed(msgspec.Struct, array_like=True, tag="Z"):
+    """The server ended; these requests were alive."""
+
+    alive: list[Ending] = []
+
+
+Event = Added | Step | Aborted | Reset | Closed

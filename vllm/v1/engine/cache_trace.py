@@ -1,0 +1,120 @@
+"""``--cache-trace``: the scheduler that records, and the header of its file."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.exceptions import ConfigError
+from vllm.logger import init_logger
+from vllm.v1.core.sched.limits import SchedulerLimits
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.trace.events import FORMAT, VERSION, Header
+from vllm.v1.core.trace.recorder import CacheRecorder, RecordedScheduler
+from vllm.v1.core.trace.writer import TraceWriter
+from vllm.v1.engine.kv_cache_setup import KVCachePlan
+from vllm.v1.kv_cache_interface import CompressorStateSpec, KVCacheSpec, member_specs
+from vllm.version import __version__
+
+logger = init_logger(__name__)
+
+_ENVIRONMENT = ("VLLM_PIN_SWA_TOKENS", "VLLM_PIN_MIN_DROP_SIZE", "VLLM_PIN_MAX_SHARE")
+_SPECULATIVE = ("model", "num_speculative_tokens", "method", "stale_row")
+# Of config.json; what else is there may be long, and says nothing about the cache.
+_MAX_VALUE_CHARS = 4096
+
+
+def make_scheduler(vllm_config: VllmConfig, plan: KVCachePlan, **parts: Any) -> Scheduler:
+    """Return the scheduler, one that records if that was asked for.
+
+    Args:
+        vllm_config: All configuration.
+        plan: Of the KV cache.
+        **parts: As for ``Scheduler``.
+
+    Raises:
+        ConfigError: The trace cannot be written, or does not go with a KV connector.
+    """
+    observability = vllm_config.observability_config
+    parts |= {"block_size": plan.scheduler_block_size, "hash_block_size": plan.hash_block_size}
+    if observability.cache_trace is None:
+        return Scheduler(vllm_config, plan.scheduler_config, **parts)
+    if vllm_config.kv_transfer_config is not None:
+        raise ConfigError("cache_trace does not record what a KV connector loads: leave one out.")
+    path = Path(observability.cache_trace)
+    limits = SchedulerLimits.from_config(vllm_config)
+    recorder = CacheRecorder(
+        TraceWriter(path, observability.cache_trace_max_bytes),
+        make_header(vllm_config, plan),
+        keeps_tokens=limits.use_eagle,
+        num_drafts=limits.num_spec_tokens,
+    )
+    logger.info("What the prefix cache sees is recorded in %s (hashes only, no text).", path)
+    return RecordedScheduler(recorder, vllm_config, plan.scheduler_config, **parts)
+
+
+def make_header(vllm_config: VllmConfig, plan: KVCachePlan) -> Header:
+    """Return what rebuilds the cache."""
+    cache, config = vllm_config.cache_config, plan.worker_configs[0]
+    pool_bytes = sum(tensor.size for tensor in config.kv_cache_tensors)
+    speculative = vllm_config.speculative_config
+    hf_config = vllm_config.model_config.hf_config
+    return Header(
+        format=FORMAT,
+        version=VERSION,
+        server=__version__,
+        hf_config={k: v for k, v in hf_config.items() if len(str(v)) <= _MAX_VALUE_CHARS},
+        cache={
+            "block_size": cache.block_size,
+            "num_blocks": config.num_blocks,
+            "block_bytes": pool_bytes // config.num_blocks,
+            "interval": _retention(config.prefix_cache_retention_interval),
+            "pinned_share": cache.prefix_cache_pinned_share,
+            "dtype": _row_dtype(plan),
+            "enable_prefix_caching": cache.enable_prefix_caching,
+        },
+        scheduler=_scheduler_fields(vllm_config),
+        speculative=(
+            None
+            if speculative is None
+            else {name: getattr(speculative, name) for name in _SPECULATIVE}
+        ),
+        environment={n: _written(getattr(envs, n)) for n in _ENVIRONMENT if envs.is_set(n)},
+        groups=describe_groups(plan),
+        hash_unit=plan.hash_block_size,
+        max_model_len=vllm_config.model_config.max_model_len,
+    )
+
+
+def describe_groups(plan: KVCachePlan) -> list[tuple[int, int]]:
+    """Return block size and page bytes by group."""
+    specs = [group.kv_cache_spec for group in plan.scheduler_config.kv_cache_groups]
+    return [(spec.block_size, spec.page_size_bytes) for spec in specs]
+
+
+def _scheduler_fields(vllm_config: VllmConfig) -> dict[str, Any]:
+    config = vllm_config.scheduler_config
+    made = {f.name: getattr(config, f.name) for f in fields(config) if f.init}
+    return {
+        name: value for name, value in made.items() if isinstance(value, bool | int | float | str)
+    }
+
+
+def _retention(interval: str | int | None) -> str | int:
+    found = envs.retention_or_default(interval)
+    return "auto" if found is None else found
+
+
+def _written(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _row_dtype(plan: KVCachePlan) -> str:
+    """Return the type of cached rows; sums inside compressors have one of their own."""
+    for group in plan.worker_configs[0].kv_cache_groups:
+        members: list[KVCacheSpec] = list(member_specs(group.kv_cache_spec))
+        for spec in members:
+            if not isinstance(spec, CompressorStateSpec):
+                return str(getattr(spec, "dtype", "float32")).removeprefix("torch.")
+    return "float32"

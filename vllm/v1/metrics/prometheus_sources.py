@@ -1,0 +1,92 @@
+"""Where prompt tokens come from, and which requests were turned away."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from vllm.v1.metrics.iteration_stats import IterationStats
+from vllm.v1.metrics.prometheus_sink import ENGINE_LABELS, PrometheusSink
+from vllm.v1.metrics.stats import SchedulerStats
+
+_PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+_CACHE_SOURCES = ("device", "host", "p2p", "disk", "external_unspecified")
+_REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+_SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+
+
+class SourceMetrics(PrometheusSink):
+    """A StatLogger of prompt tokens by source, lookups through a KV connector, and rejections.
+
+    Owns: its metrics in ``registry``.
+    """
+
+    def __init__(self, registry: CollectorRegistry, model_name: str, engine_index: int = 0) -> None:
+        super().__init__(registry, model_name, engine_index)
+        self._by_source = self._series(
+            "prompt_tokens_by_source", "Prompt tokens by source.", "source", _PROMPT_SOURCES
+        )
+        self._cached_by_source = self._series(
+            "prompt_tokens_cached_by_source",
+            "Prompt tokens that were not computed, by where they lay.",
+            "source",
+            _CACHE_SOURCES,
+        )
+        self._rejections = self._series(
+            "admission_rejections",
+            "Requests turned away with 503, by the limit they met.",
+            "reason",
+            _REJECTIONS,
+        )
+        self._external_queries = self._counter(
+            "external_prefix_cache_queries", "Prompt tokens asked of a KV connector."
+        )
+        self._external_hits = self._counter(
+            "external_prefix_cache_hits", "Of those, tokens that it had."
+        )
+        self._show_what_never_changes()
+
+    def _series(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
+        """Register a labelled counter; a value that never came must read 0, not be absent."""
+        counter = self._labelled_counter(name, text, label)
+        for value in values:
+            counter.labels(*self._labels, value)
+        return counter
+
+    def _show_what_never_changes(self) -> None:
+        """Register what dashboards ask for and an engine of text that never sleeps cannot move."""
+        self._counter("mm_cache_queries", "Multimodal items looked up: only text is served.")
+        self._counter("mm_cache_hits", "Of those, items found.")
+        state = Gauge(
+            "vllm:engine_sleep_state",
+            "1 for the state the engine is in; it cannot sleep.",
+            (*ENGINE_LABELS, "sleep_state"),
+            registry=self._registry,
+        )
+        for name in _SLEEP_STATES:
+            state.labels(*self._labels, name).set(name == "awake")
+
+    def record(
+        self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None
+    ) -> None:
+        """Take in one step."""
+        if scheduler_stats is not None:
+            external = scheduler_stats.connector_prefix_cache_stats
+            if external is not None:
+                self._external_queries.inc(external.queries)
+                self._external_hits.inc(external.hits)
+        if iteration_stats is not None:
+            self._record_iteration(iteration_stats)
+
+    def _record_iteration(self, stats: IterationStats) -> None:
+        num_external = stats.num_external_prompt_tokens
+        num_local = stats.num_cached_prompt_tokens - num_external
+        for source, num_tokens in (
+            ("local_compute", stats.num_computed_prompt_tokens),
+            ("local_cache_hit", num_local),
+            ("external_kv_transfer", num_external),
+        ):
+            self._by_source.labels(*self._labels, source).inc(num_tokens)
+        self._cached_by_source.labels(*self._labels, "device").inc(num_local)
+        self._cached_by_source.labels(*self._labels, "external_unspecified").inc(num_external)
+        if stats.rejection_reason is not None:
+            self._rejections.labels(*self._labels, stats.rejection_reason).inc()

@@ -1,0 +1,36 @@
+"""Which sinks an engine's configuration asks for."""
+
+from prometheus_client import CollectorRegistry
+
+from vllm.config.observability import ObservabilityConfig
+from vllm.v1.metrics.loggers import StatLogger
+from vllm.v1.metrics.prometheus import PrometheusStatLogger
+from vllm.v1.metrics.prometheus_blocks import BlockMetrics
+from vllm.v1.metrics.prometheus_old_names import OldNames
+from vllm.v1.metrics.prometheus_sources import SourceMetrics
+from vllm.v1.metrics.tracing import TracingStatLogger, make_exporter
+
+
+def make_sinks(
+    registry: CollectorRegistry,
+    model_name: str,
+    max_model_len: int,
+    observability: ObservabilityConfig,
+) -> tuple[PrometheusStatLogger, list[StatLogger]]:
+    """Return the sink of Prometheus' default metrics, and the others.
+
+    Args:
+        registry: Where they register their metrics.
+        model_name: Of the label ``model_name``.
+        max_model_len: In tokens; the largest bucket of token histograms.
+        observability: What is measured beside the default.
+    """
+    others: list[StatLogger] = [SourceMetrics(registry, model_name)]
+    if observability.kv_cache_metrics:
+        others.append(BlockMetrics(registry, model_name))
+    if observability.show_hidden_metrics:
+        others.append(OldNames(registry, model_name))
+    if observability.otlp_traces_endpoint is not None:
+        exporter = make_exporter(observability.otlp_traces_endpoint)
+        others.append(TracingStatLogger(model_name, exporter))
+    return PrometheusStatLogger(registry, model_name, max_model_len), others

@@ -1,0 +1,281 @@
+"""Changes to logits before a token is chosen, each for all rows of a batch at once.
+
+The order: what the grammar, allowed tokens, bad words and ``min_tokens`` forbid; the bias; the
+penalties; last, tokens forced by a thinking budget. What is forbidden is at -inf and stays there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.history import RowHistory, SeenTokens
+from vllm.v1.sample.request_edits import RequestEdits
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Single logits: ``logits[rows[i], ids[i]]``.
+
+    Attributes:
+        rows, ids: int64 ``[N]``, on the device.
+        values: float32 ``[N]``, or None where the value is known.
+    """
+
+    rows: torch.Tensor
+    ids: torch.Tensor
+    values: torch.Tensor | None = None
+
+    def forbid(self, logits: torch.Tensor) -> None:
+        """Mutates: ``logits`` ``[R, V]``."""
+        logits[self.rows, self.ids] = -torch.inf
+
+    def force(self, logits: torch.Tensor) -> None:
+        """Mutates: ``logits`` ``[R, V]``."""
+        logits[self.rows] = -torch.inf
+        logits[self.rows, self.ids] = 0.0
+
+    def add(self, logits: torch.Tensor) -> None:
+        """Mutates: ``logits`` ``[R, V]``."""
+        assert self.values is not None
+        logits[self.rows, self.ids] += self.values
+
+    @classmethod
+    def gather(
+        cls,
+        parts: Sequence[tuple[int, np.ndarray, np.ndarray | None]],
+        device: torch.device,
+    ) -> Self | None:
+        """Join (row, ids, values) of several rows; None when there are none."""
+        if not parts:
+            return None
+        rows = np.repeat([row for row, _, _ in parts], [len(ids) for _, ids, _ in parts])
+        values = [part for _, _, part in parts if part is not None]
+        return cls(
+            _to_device(rows, device),
+            _to_device(np.concatenate([ids for _, ids, _ in parts]), device),
+            _to_device(np.concatenate(values), device) if values else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowMask:
+    """Rows of which only some tokens are possible.
+
+    Attributes:
+        rows: int64 ``[N]``.
+        forbidden: bool ``[N, V]``.
+    """
+
+    rows: torch.Tensor
+    forbidden: torch.Tensor
+
+    @classmethod
+    def from_bits(
+        cls, rows: np.ndarray, bits: np.ndarray, vocab_size: int, device: torch.device
+    ) -> Self:
+        """Unpack masks.
+
+        Args:
+            rows: int64 ``[N]``.
+            bits: int32 ``[N, ceil(V / 32)]``: bit b of word w allows token 32 w + b.
+            vocab_size: V.
+            device: Of the logits.
+        """
+        unpacked = np.unpackbits(
+            ~bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little"
+        ).view(np.bool_)
+        return cls(_to_device(rows, device), _to_device(unpacked, device))
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Mutates: ``logits`` ``[R, V]``."""
+        if len(self.rows) == len(logits):
+            logits.masked_fill_(self.forbidden, -torch.inf)
+        else:
+            logits[self.rows] = logits[self.rows].masked_fill_(self.forbidden, -torch.inf)
+
+    def revive(self, logits: torch.Tensor) -> None:
+        """Where nothing is left, make all that this mask allows equally likely.
+
+        Mutates: ``logits`` ``[R, V]``.
+        """
+        is_dead = logits[self.rows].amax(-1) == -torch.inf
+        if bool(is_dead.any()):
+            even = torch.zeros_like(self.forbidden[is_dead], dtype=logits.dtype)
+            logits[self.rows[is_dead]] = even.masked_fill_(self.forbidden[is_dead], -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedEdits:
+    """Edits that stay the same while the batch does; None: no row asks.
+
+    Attributes:
+        allowed: Of ``allowed_token_ids``.
+        banned: Bad words of one token.
+        bias: Of ``logit_bias``.
+    """
+
+    allowed: RowMask | None
+    banned: Cells | None
+    bias: Cells | None
+
+    @classmethod
+    def build(
+        cls, rows: Sequence[RequestEdits | None], vocab_size: int, device: torch.device
+    ) -> Self | None:
+        """Lay out the edits of a batch's rows; None when there are none."""
+        asking = [(i, edits) for i, edits in enumerate(rows) if edits is not None]
+        if not asking:
+            return None
+        return cls(
+            allowed=_build_allowed(asking, vocab_size, device),
+            banned=Cells.gather(
+                [(i, e.banned_ids, None) for i, e in asking if e.banned_ids is not None], device
+            ),
+            bias=Cells.gather(
+                [(i, e.bias_ids, e.bias_values) for i, e in asking if e.bias_ids is not None],
+                device,
+            ),
+        )
+
+
+def _build_allowed(
+    asking: Sequence[tuple[int, RequestEdits]], vocab_size: int, device: torch.device
+) -> RowMask | None:
+    chosen = [(i, e.allowed_ids) for i, e in asking if e.allowed_ids is not None]
+    if not chosen:
+        return None
+    forbidden = np.ones((len(chosen), vocab_size), dtype=np.bool_)
+    for k, (_, ids) in enumerate(chosen):
+        forbidden[k, ids] = False
+    rows = np.array([i for i, _ in chosen], dtype=np.int64)
+    return RowMask(_to_device(rows, device), _to_device(forbidden, device))
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """The tokens that penalties concern, one entry per row and distinct token.
+
+    Attributes:
+        cells: Where.
+        counts: float32 ``[N]``: times in the answer; 0: in the prompt only.
+        repetition, presence, frequency: float32 ``[N]``.
+    """
+
+    cells: Cells
+    counts: torch.Tensor
+    repetition: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+
+    @classmethod
+    def build(
+        cls, rows: Sequence[tuple[int, SeenTokens, SamplingParams]], device: torch.device
+    ) -> Self | None:
+        """Lay out the rows with penalties; None when no token is concerned."""
+        sizes = [len(seen.ids) for _, seen, _ in rows]
+        if not sum(sizes):
+            return None
+        cells = Cells.gather([(row, seen.ids, None) for row, seen, _ in rows], device)
+        assert cells is not None
+        factors = np.array(
+            [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for _, _, p in rows],
+            dtype=np.float32,
+        )
+        repetition, presence, frequency = _to_device(np.repeat(factors, sizes, axis=0).T, device)
+        counts = np.concatenate([seen.counts for _, seen, _ in rows]).astype(np.float32)
+        return cls(cells, _to_device(counts, device), repetition, presence, frequency)
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Mutates: ``logits`` ``[R, V]``."""
+        values = logits[self.cells.rows, self.cells.ids]
+        values = torch.where(values > 0, values / self.repetition, values * self.repetition)
+        values = values - self.frequency * self.counts - self.presence * (self.counts > 0)
+        logits[self.cells.rows, self.cells.ids] = values
+
+
+@dataclass(frozen=True, slots=True)
+class StepEdits:
+    """Edits that follow from the tokens before each row; None: no row asks.
+
+    Attributes:
+        grammar: Of structured outputs.
+        banned: Tokens that would complete a bad word.
+        penalties: Presence, frequency and repetition.
+        forced: The only token a row may yield.
+    """
+
+    grammar: RowMask | None
+    banned: Cells | None
+    penalties: Penalties | None
+    forced: Cells | None
+
+    @classmethod
+    def build(
+        cls,
+        rows: Sequence[tuple[int, RowHistory, SamplingParams]],
+        grammar: RowMask | None,
+        device: torch.device,
+    ) -> Self | None:
+        """Lay out a step's rows with a history; None when nothing is to be done."""
+        if not rows and grammar is None:
+            return None
+        forced = [(i, h.forced_id) for i, h, _ in rows if h.forced_id is not None]
+        banned = [(i, np.array(h.banned_ids), None) for i, h, _ in rows if h.banned_ids]
+        return cls(
+            grammar=grammar,
+            banned=Cells.gather(banned, device),
+            penalties=Penalties.build(
+                [(i, h.seen, p) for i, h, p in rows if h.seen is not None], device
+            ),
+            forced=Cells.gather([(i, np.array([token]), None) for i, token in forced], device),
+        )
+
+
+_NOTHING_FIXED = FixedEdits(None, None, None)
+_NOTHING_NEW = StepEdits(None, None, None, None)
+
+
+def apply_edits(
+    logits: torch.Tensor,
+    fixed: FixedEdits | None,
+    step: StepEdits | None,
+    stops: Cells | None,
+) -> None:
+    """Apply what a batch asks for.
+
+    A row in which nothing is left, because its rules contradict each other, follows its grammar, or
+    else its allowed tokens, alone.
+
+    Args:
+        logits: fp32 ``[R, V]``.
+        fixed: The batch's edits.
+        step: The step's.
+        stops: Stop tokens that would come before ``min_tokens``.
+
+    Mutates: ``logits``.
+    """
+    fixed = fixed or _NOTHING_FIXED
+    step = step or _NOTHING_NEW
+    masks = [mask for mask in (fixed.allowed, step.grammar) if mask is not None]
+    for mask in masks:
+        mask.apply(logits)
+    forbidden = [cells for cells in (fixed.banned, step.banned, stops) if cells is not None]
+    for cells in forbidden:
+        cells.forbid(logits)
+    if fixed.bias is not None:
+        fixed.bias.add(logits)
+    if step.penalties is not None:
+        step.penalties.apply(logits)
+    if len(masks) > 1 or forbidden:
+        for mask in masks:
+            mask.revive(logits)
+    if step.forced is not None:
+        step.forced.force(logits)
+
+
+def _to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device)

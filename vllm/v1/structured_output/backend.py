@@ -1,0 +1,83 @@
+"""llguidance with one vocabulary: compiles grammars and fills masks.
+
+Imported by the thread that compiles the first grammar: the library takes longer to import than all
+else that the scheduler needs.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import (
+    fill_next_token_bitmask_par,
+    fill_next_token_bitmask_par_with_draft_tokens,
+)
+
+from vllm.exceptions import UserInputError
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.tokenizers import Tokenizer
+from vllm.v1.structured_output.grammar import shorten
+from vllm.v1.structured_output.grammar_text import make_grammar_text
+
+# A tenth of a second of compiling, about 10 ms of one mask, and 64 MiB of states for one answer.
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=32_768,
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+
+
+class Backend:
+    """Safe to use from several threads, one matcher by one at a time.
+
+    Args:
+        tokenizer: The model's.
+        vocab_size: V of its logits, which may be larger than the tokenizer's.
+        end_ids: Tokens that end an answer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> None:
+        backend = tokenizer.backend
+        made = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=sorted(end_ids))
+        # The library takes <tool_call> for special, whatever the vocabulary says.
+        added = backend.get_added_tokens_decoder().items()
+        self._special_tokens = {t.content: i for i, t in added if made.is_special_token(i)}
+        self._tokenizer = made
+        self._executor = LLExecutor()
+
+    def compile(self, params: StructuredOutputsParams) -> LLMatcher:
+        """Return the matcher of a grammar, at its beginning.
+
+        Raises:
+            UserInputError: It is no grammar, or too large a one.
+        """
+        text = make_grammar_text(params, self._special_tokens)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            # The first mask costs most, and shows grammars that can never make one.
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise UserInputError(
+                f"structured_outputs.{params.kind} cannot be compiled: "
+                f"{shorten(matcher.get_error())}",
+                "structured_outputs",
+            )
+        return matcher
+
+    def fill(self, work: Sequence[tuple[LLMatcher, int, list[int]]], bits: np.ndarray) -> None:
+        """Write masks; several at a time, outside the interpreter's lock.
+
+        Args:
+            work: Matchers, each once: the row of its mask, and the drafts behind that row.
+            bits: int32 ``[N, ceil(V / 32)]``.
+        """
+        plain = [(matcher, row) for matcher, row, drafts in work if not drafts]
+        # Copies: what the library does and takes back again is not always what it was.
+        drafted = [(matcher.deep_copy(), row, drafts) for matcher, row, drafts in work if drafts]
+        if plain:
+            fill_next_token_bitmask_par(self._executor, plain, bits)
+        if drafted:
+            fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, bits)

@@ -1,0 +1,107 @@
+"""From what a request asks for to the text that llguidance compiles."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+from vllm.exceptions import UserInputError
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.structured_output.limits import read_schema, read_structural_tag
+from vllm.v1.structured_output.structural_tag import TagGrammar
+
+# One space, or a line break with an indentation: whatever is printed for people fits, and a model
+# cannot fill its answer with blanks.
+_WHITESPACE = r"[ ]|\r?\n[ \t]{0,32}"
+
+# The library's reader of GBNF is written in Python, and would hold up everybody else's.
+_MAX_GBNF_CHARS = 1 << 16
+
+
+def make_grammar_text(params: StructuredOutputsParams, special_tokens: Mapping[str, int]) -> str:
+    """Return llguidance's grammar.
+
+    Args:
+        params: What the request asks for.
+        special_tokens: Ids of the vocabulary's special tokens by their text.
+
+    Raises:
+        UserInputError: It is malformed, as far as that shows here.
+    """
+    text: str
+    if params.json is not None:
+        text = json.dumps(make_schema(read_schema(params.json), params))
+        text = LLMatcher.grammar_from_json_schema(text)
+    elif params.json_object:
+        text = LLMatcher.grammar_from_json_schema(json.dumps(make_schema({}, params, "object")))
+    elif params.regex is not None:
+        text = LLMatcher.grammar_from_regex(params.regex)
+    elif params.choice is not None:
+        options = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in params.choice)
+        text = LLMatcher.grammar_from_lark(f"start: {options}")
+    elif params.grammar is not None:
+        text = LLMatcher.grammar_from_lark(make_lark(params.grammar))
+    else:
+        tag = read_structural_tag(params.structural_tag or "")
+        builder = TagGrammar(special_tokens, lambda schema: make_schema(schema, params), make_lark)
+        text = builder.build(tag)
+    return text
+
+
+def make_lark(grammar: str) -> str:
+    """Return a Lark grammar; GBNF is turned into it.
+
+    Raises:
+        UserInputError: It is neither.
+    """
+    if is_lark_syntax(grammar):
+        return grammar
+    if len(grammar) > _MAX_GBNF_CHARS:
+        raise UserInputError(
+            f"structured_outputs.grammar has {len(grammar)} characters: at most {_MAX_GBNF_CHARS} "
+            "are allowed in GBNF; write it in Lark.",
+            "structured_outputs",
+        )
+    try:
+        return gbnf_to_lark(grammar)
+    except Exception as error:  # the library raises bare Exception for what it cannot read
+        raise UserInputError(
+            f"structured_outputs.grammar is neither Lark nor GBNF: {error}.", "structured_outputs"
+        ) from error
+
+
+def make_schema(
+    schema: Any, params: StructuredOutputsParams, of_type: str | None = None
+) -> dict[str, Any]:
+    """Return a schema with the options of the request; its own ``x-guidance`` goes before them.
+
+    Raises:
+        UserInputError: It is no object.
+    """
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise UserInputError(
+            f"A JSON schema must be an object, not {str(schema)[:60]!r}.", "structured_outputs"
+        )
+    options: dict[str, Any] = {"whitespace_pattern": params.whitespace_pattern or _WHITESPACE}
+    if params.disable_any_whitespace:
+        options = {"whitespace_flexible": False}
+    made = {**schema, "x-guidance": {**options, **(schema.get("x-guidance") or {})}}
+    if of_type is not None:
+        made["type"] = of_type
+    return _close_objects(made) if params.disable_additional_properties else made
+
+
+def _close_objects(schema: Any) -> Any:
+    """Let objects that name their properties hold no others."""
+    if isinstance(schema, list):
+        return [_close_objects(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _close_objects(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and schema.get("type", "object") == "object":
+        closed.setdefault("additionalProperties", False)
+    return closed

@@ -1,0 +1,97 @@
+"""What a grammar may cost, and the checks that need no compiler."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from vllm.exceptions import UserInputError
+from vllm.sampling_params import StructuredOutputsParams
+
+MAX_TEXT_BYTES = 1 << 20
+MAX_DEPTH = 64
+MAX_CHOICES = 10_000
+# A request waits this long for its grammar, others before it in the compiler's queue included.
+DEADLINE_S = 30.0
+_PARAM = "structured_outputs"
+
+
+def check_size(params: StructuredOutputsParams) -> None:
+    """Refuse what is too large or too deep to be compiled, and schemas that are no JSON objects.
+
+    Raises:
+        UserInputError: It is.
+    """
+    if params.choice is not None and len(params.choice) > MAX_CHOICES:
+        raise UserInputError(
+            f"structured_outputs.choice holds {len(params.choice)} answers: at most {MAX_CHOICES} "
+            "are allowed.",
+            _PARAM,
+        )
+    # The schema's depth first: a deep one cannot be encoded.
+    if params.json is not None:
+        read_schema(params.json)
+    if params.structural_tag is not None:
+        read_structural_tag(params.structural_tag)
+    size = len(msgspec.msgpack.encode(params))
+    if size > MAX_TEXT_BYTES:
+        raise UserInputError(
+            f"structured_outputs takes {size} bytes: at most {MAX_TEXT_BYTES} are allowed.", _PARAM
+        )
+
+
+def read_schema(schema: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema as an object.
+
+    Raises:
+        UserInputError: It is no JSON object, or too deep.
+    """
+    return _read_object(schema, "json", "a JSON schema")
+
+
+def read_structural_tag(text: str) -> dict[str, Any]:
+    """Return a structural tag as an object.
+
+    Raises:
+        UserInputError: It is no JSON object, or too deep.
+    """
+    return _read_object(text, "structural_tag", "a structural tag")
+
+
+def _read_object(given: str | Mapping[str, Any], field: str, what: str) -> dict[str, Any]:
+    value: Any = given
+    if isinstance(given, str):
+        try:
+            value = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise UserInputError(
+                f"structured_outputs.{field} is not valid JSON: {error}.", _PARAM
+            ) from error
+    if not isinstance(value, dict):
+        raise UserInputError(
+            f"structured_outputs.{field} must be {what}, which is a JSON object, not "
+            f"{type(value).__name__}.",
+            _PARAM,
+        )
+    if _is_deeper_than(value, MAX_DEPTH):
+        raise UserInputError(
+            f"structured_outputs.{field} is nested deeper than {MAX_DEPTH} levels: flatten it, or "
+            "use $ref.",
+            _PARAM,
+        )
+    return value
+
+
+def _is_deeper_than(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
