@@ -222,7 +222,15 @@ def make_workloads(args: argparse.Namespace) -> list[Workload]:
     for name, path in traces:
         sizes = (16,) if args.quick else (16, 32, 64, 128)[: 3 if name == "synthetic" else 4]
         made += [
-            Workload(f"{name} {k}k pages", "trace", k * kilo, (path,), every=every) for k in sizes
+            Workload(
+                f"{name} {k}k pages",
+                "trace",
+                k * kilo,
+                (path,),
+                every=every,
+                is_coarse=name == "conversation",
+            )
+            for k in sizes
         ]
         common = {"paths": (path,), "every": 10 if args.quick else 2, "is_coarse": True}
         made += [

@@ -1,4 +1,4 @@
-"""Remedies of many misses, each applied: ``python -m tests.benchmarks.twin.many_remedies --seeds 4``.
+"""Remedies of many misses, each applied: ``python -m tests.benchmarks.twin.many_remedies``.
 
 Random traffic is recorded; for every span that missed for want of a window or of memory a remedy is
 looked for; then the run is replayed anew with each, and exactly the promised tokens must hit.

@@ -11,14 +11,15 @@ from starlette.responses import Response
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import until_disconnect
 from vllm.entrypoints.openai.engine_stream import EngineStream, Job
+from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, prepare_chat
 from vllm.entrypoints.openai.prompts import tokenize_prompts
 from vllm.entrypoints.openai.protocol.fields import check_extra_fields
 from vllm.entrypoints.openai.protocol.requests import CachePrefixRequest
 from vllm.entrypoints.openai.routes import Context
-from vllm.entrypoints.openai.serving_chat import encode_chat
 from vllm.exceptions import PrefixNotFoundError, UserInputError
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import ChatOptions
+from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
 from vllm.v1.messages import HeldPrefix
 
 cache_router = APIRouter(tags=["prefix cache"])
@@ -132,7 +133,9 @@ async def _tokenize(body: CachePrefixRequest, context: ServingContext) -> list[i
         return prompts[0].token_ids
     kwargs = {**context.args.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
     options = ChatOptions(add_generation_prompt=False, template_kwargs=kwargs)
-    return (await encode_chat(body.messages, options, context)).token_ids
+    tools = parse_tools(body.tools)
+    task = ChatTask(body.messages, options, tools, parse_tool_choice(None, tools))
+    return (await prepare_chat(task, context)).prompt.token_ids
 
 
 async def _compute(job: Job, context: ServingContext) -> None:

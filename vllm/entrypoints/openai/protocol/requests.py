@@ -192,9 +192,10 @@ class CachePrefixRequest(_Body):
     """``POST /v1/cache/prefixes``: one of ``messages``, ``prompt`` and ``tokens``."""
 
     model: Text | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Many[dict[str, Any]] | None = None
+    tools: ToolsField = None
     prompt: PromptField | None = None
-    tokens: list[Whole] | None = None
+    tokens: Many[Whole] | None = None
     pin: StrictBool | None = Field(None, description="Reuse its memory last; true unless false.")
     ttl: Number | None = Field(None, description="Seconds after which the pin goes.")
     cache_salt: Text | None = None
