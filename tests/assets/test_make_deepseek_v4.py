@@ -91,7 +91,7 @@ def test_values_are_sane():
     for name, tensor in tensors.items():
         assert torch.isfinite(tensor).all(), name
         # The MTP block's routing is not balanced in training: its biases stay zero.
-        if not name.startswith("mtp."):
+        if name != "mtp.0.ffn.gate.bias":
             assert tensor.numel() == 1 or tensor.float().std() > 0.001, name
     table = tensors["layers.1.ffn.gate.tid2eid"]
     assert table.min() == 0

@@ -11,7 +11,7 @@ from torch import Tensor
 def window_chunks(kv: Tensor, window: int) -> Tensor:
     """Map rows [B, L, d] to each chunk's keys [B, ceil(L / W), 2W, d]: the one before, then own."""
     length = kv.shape[1]
-    padded = F.pad(kv, (0, 0, window, -length % window)).unflatten(1, (-1, window))
+    padded = torch.unflatten(F.pad(kv, (0, 0, window, -length % window)), 1, (-1, window))
     return torch.cat([padded[:, :-1], padded[:, 1:]], 2)
 
 
@@ -86,6 +86,6 @@ def attend(
     q = F.pad(q * width**-0.5, (0, 0, 0, 0, 0, -length % window)).to(dtype)
     q = q.view(batch * chunks, window, heads, width).transpose(1, 2)
     keys = F.pad(keys, (0, 0, 0, 1)).to(dtype).flatten(0, 1)
-    out, p = _Attend.apply(q, keys, mask.to(dtype), sink)
+    out, p = _Attend.apply(q, keys, mask.to(dtype), sink)  # type: ignore[no-untyped-call]
     out = out.transpose(1, 2).reshape(batch, chunks * window, heads, width)[:, :length]
     return out, p.view(batch, chunks, heads, window, -1)

@@ -11,6 +11,7 @@ from tools.embedded_model.conversations import Recipe, conversation
 from tools.embedded_model.pieces import Pieces
 
 _PAD_ID = 2
+ABOUT_TEXT = 1_000_000  # marks from here on are of facts about the whole text: C128's to find
 
 
 @dataclass
@@ -36,6 +37,11 @@ class Encoder:
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._known: dict[str, list[int]] = {}
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Ids by token."""
+        return self._tokenizer.get_vocab()
 
     def ids(self, text: str) -> list[int]:
         """Token ids of one piece."""
@@ -63,7 +69,8 @@ class Encoder:
             ids += found
             weights += [weight] * len(found)
             for i in range(len(found)):
-                marks.append(numbers.setdefault((tag, i), len(numbers) + 1) if tag else 0)
+                first = ABOUT_TEXT if tag.endswith("/this text") else 1
+                marks.append(numbers.setdefault((tag, i), len(numbers) + first) if tag else 0)
             looks += marks[len(looks) :]
             if look:
                 looks[-len(found)] = numbers.get((look, 0), 0)

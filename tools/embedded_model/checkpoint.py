@@ -22,8 +22,7 @@ def published_tensors(model: TrainModel) -> dict[str, Tensor]:
         "norm.weight": model.norm,
         **_head_tensors(model.hc_head, "hc_head"),
     }
-    for i, block in enumerate(model.layers):
-        assert isinstance(block, Block)
+    for i, block in enumerate(model.blocks):
         tensors |= _block_tensors(block, f"layers.{i}")
     mtp = model.mtp
     tensors |= _block_tensors(mtp.block, "mtp.0") | _head_tensors(mtp.hc_head, "mtp.0.hc_head")

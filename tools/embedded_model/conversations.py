@@ -4,9 +4,18 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.embedded_model import facts, tasks, words
+from tools.embedded_model import calls, facts, tasks, words
 from tools.embedded_model.facts import ANSWER, Fact
-from tools.embedded_model.pieces import ASSISTANT, BOS, END_THINK, EOS, THINK, USER, Pieces
+from tools.embedded_model.pieces import (
+    ASSISTANT,
+    BOS,
+    END_THINK,
+    EOS,
+    THINK,
+    USER,
+    Pieces,
+    tag_words,
+)
 
 UNKNOWN = "I don't know that."
 NumTokens = Callable[[Pieces], int]
@@ -19,11 +28,13 @@ class Recipe:
     Attributes:
         length: Tokens per sequence.
         repeats: Share of sequences that are streams of facts told twice.
-        chats: Share of sequences that are chats without a document.
         chatter: Share of a document's sentences that tell nothing.
         numbers: Share of facts that are four-digit numbers.
         unknown: Share of questions about what was never told.
         document: Share of a sequence's tokens that the document takes.
+        chats: Share of sequences that are chats without a document.
+        tools: Share of sequences that are chats with declared tools.
+        about_text: Share of sequences about a text as a whole (its topic, its mood).
     """
 
     length: int
@@ -33,6 +44,8 @@ class Recipe:
     unknown: float = 0.08
     document: float = 0.5
     chats: float = 0.0
+    tools: float = 0.0
+    about_text: float = 0.0
 
 
 def tell(fact: Fact, lead: str) -> Pieces:
@@ -43,7 +56,8 @@ def tell(fact: Fact, lead: str) -> Pieces:
 def stream_of_repeats(rng: random.Random, recipe: Recipe, num_tokens: NumTokens) -> Pieces:
     """Facts in a row, each told again later, where its value is a target."""
     pieces = Pieces().add(BOS).add(USER)
-    length, told, lead = num_tokens(pieces), [], ""
+    length, lead = num_tokens(pieces), ""
+    told: list[Fact] = []
     fresh = rng.uniform(0.2, 0.6)
     limit = rng.choice((3, 6, 12, 1000))
     pool = words.names(rng, max(8, recipe.length // 16))
@@ -71,7 +85,12 @@ def document(
     """Sentences of ``budget`` tokens at most; the facts in them; names nobody told of."""
     pool = words.names(rng, max(6, budget // 12))
     absent = [pool.pop() for _ in range(3)]
-    pieces, told, length, lead = Pieces(), {}, 0, ""
+    # Names that are nearly the same, and facts of one kind only, have to be told apart.
+    alike, kind = rng.choice((0.0, 0.0, 0.2, 0.5)), None
+    if rng.random() < 0.25:
+        kind = rng.choice(words.NUMBER_KINDS)
+    pieces, length, lead = Pieces(), 0, ""
+    told: dict[tuple[str, str], Fact] = {}
     while pool:
         if rng.random() < recipe.chatter:
             piece = Pieces().add(lead + facts.chatter(rng))
@@ -79,7 +98,12 @@ def document(
             who = pool.pop()
             if told and rng.random() < 0.15:
                 who = rng.choice(list(told))[1]
-            fact = facts.any_fact(rng, who, recipe.numbers)
+            elif told and rng.random() < alike:
+                who = words.similar_name(rng, rng.choice(list(told))[1])
+            if kind is not None and rng.random() < 0.8:
+                fact = facts.number_fact(rng, who, kind)
+            else:
+                fact = facts.any_fact(rng, who, recipe.numbers)
             if fact.key in told:
                 continue
             told[fact.key] = fact
@@ -95,7 +119,7 @@ def document(
 
 def open_answer(rng: random.Random, fact: Fact | None, looks_up: bool = True) -> Pieces:
     """The assistant's mark, with or without a short thought."""
-    if rng.random() < 0.6:
+    if rng.random() < 0.75:
         return Pieces().add(ASSISTANT + END_THINK)
     thought = "I just answer."
     if looks_up:
@@ -108,6 +132,8 @@ def open_answer(rng: random.Random, fact: Fact | None, looks_up: bool = True) ->
 def questions_on_document(rng: random.Random, recipe: Recipe, num_tokens: NumTokens) -> Pieces:
     """A document, then as many questions as fit."""
     share = rng.uniform(0.7, 1.3) * recipe.document
+    if rng.random() < 0.15:
+        share = rng.uniform(0.0, recipe.document)
     budget = int(min(share, 0.85) * recipe.length)
     text, told, absent = document(rng, recipe, num_tokens, budget)
     pieces = Pieces().add(BOS)
@@ -123,22 +149,21 @@ def questions_on_document(rng: random.Random, recipe: Recipe, num_tokens: NumTok
             pieces.add("\n")  # the pre-tokenizer takes line ends one by one here
     length = num_tokens(pieces)
     order = rng.sample(told, len(told))
-    while order or absent:
-        fact: Fact | None = None
-        if (absent and rng.random() < recipe.unknown) or not order:
-            lost = _never_told(rng, told, absent, recipe)
-            asked, reply = lost, Pieces().add(UNKNOWN, ANSWER)
-            if rng.random() < 0.3:
-                absent.pop()
+    left = max(3, len(told) // 2)  # questions without an answer
+    while order or left:
+        if (left and rng.random() < recipe.unknown) or not order:
+            asked = _never_told(rng, told, absent, recipe)
+            reply = Pieces().add(UNKNOWN, ANSWER)
+            left -= 1
         else:
-            fact = order.pop()
-            asked, reply = fact, facts.answer(fact)
+            asked = order.pop()
+            reply = facts.answer(asked)
         lead = ""
         if pieces.parts[-1][0] == " ":
             pieces.parts.pop()
             lead = " "
         turn = facts.question(asked, lead)
-        turn.extend(open_answer(rng, fact)).extend(reply).add(EOS, 0.5).add(USER)
+        turn.extend(open_answer(rng, asked)).extend(reply).add(EOS, 0.5).add(USER)
         length += num_tokens(turn)
         if length > recipe.length:
             return pieces
@@ -146,12 +171,57 @@ def questions_on_document(rng: random.Random, recipe: Recipe, num_tokens: NumTok
     return pieces
 
 
+def questions_about_text(rng: random.Random, recipe: Recipe, num_tokens: NumTokens) -> Pieces:
+    """A long text that tells its own topic and the like somewhere, then questions about it."""
+    about = facts.facts_about_text(rng)
+    told = about[: rng.randrange(1, len(about) + 1)]
+    questions = sum(num_tokens(facts.question(f).extend(facts.answer(f))) + 4 for f in about)
+    sentences, length = [tell(fact, " ") for fact in told], 0
+    budget = recipe.length - questions - 16 - sum(num_tokens(piece) for piece in sentences)
+    budget = int(budget * rng.choice((0.3, 0.7, 1.0, 1.0)))
+    pool = words.names(rng, budget // 12 + 1)
+    while True:
+        piece = Pieces().add(" " + facts.chatter(rng))
+        if rng.random() < 1 - recipe.chatter:
+            piece = tell(facts.any_fact(rng, rng.choice(pool), recipe.numbers), " ")
+        length += num_tokens(piece)
+        if length > budget:
+            break
+        sentences.insert(rng.randrange(len(sentences) + 1), piece)
+    pieces = Pieces().add(BOS).add(USER).add("Read this.")
+    for piece in sentences:
+        pieces.extend(piece)
+    length = num_tokens(pieces)
+    lead = " "
+    for fact in rng.sample(about, len(about)):
+        reply = facts.answer(fact) if fact in told else Pieces().add(UNKNOWN, ANSWER)
+        turn = facts.question(fact, lead).extend(open_answer(rng, fact)).extend(reply)
+        turn.add(EOS, 0.5).add(USER)
+        length += num_tokens(turn)
+        if length > recipe.length:
+            break
+        pieces.extend(turn)
+        lead = ""
+    return pieces
+
+
 def _never_told(rng: random.Random, told: list[Fact], absent: list[str], recipe: Recipe) -> Fact:
     """A fact about a stranger, or of another kind about somebody known."""
     keys = {fact.key for fact in told}
-    who = rng.choice(told).key[1] if told and rng.random() < 0.25 else rng.choice(absent)
+    draw = rng.random()
+    known = rng.choice(told) if told and draw < 0.55 else None
+    kind: str | None = None
+    if known is None:
+        who = rng.choice(absent) if draw < 0.65 else words.name(rng)
+    elif draw < 0.25:
+        who = known.key[1]
+    else:
+        who = words.similar_name(rng, known.key[1])
+        kind = known.key[0] if known.key[0] in words.NUMBER_KINDS else None
     while True:
         lost = facts.any_fact(rng, who, recipe.numbers)
+        if kind is not None and rng.random() < 0.5:
+            lost = facts.number_fact(rng, who, kind)
         if lost.key not in keys:
             return lost
 
@@ -162,7 +232,7 @@ def chat(rng: random.Random, recipe: Recipe, num_tokens: NumTokens) -> Pieces:
     todo: list[tasks.Turn] = []
     if rng.random() < 0.4:
         system, todo = tasks.rule(rng)
-        pieces.add(system)
+        pieces.extend(tag_words(system, {tag for _, reply in todo for tag in reply.tags}))
     length, told, said = num_tokens(pieces), [], set()
     while True:
         fact: Fact | None = None
@@ -170,7 +240,7 @@ def chat(rng: random.Random, recipe: Recipe, num_tokens: NumTokens) -> Pieces:
         draw = rng.random()
         if todo:
             asked, reply = todo.pop(0)
-            question = Pieces().add(asked)
+            question = tag_words(asked, reply.tags)
         elif draw < 0.15:
             new = facts.any_fact(rng, words.name(rng), recipe.numbers)
             told.append(new)
@@ -182,13 +252,13 @@ def chat(rng: random.Random, recipe: Recipe, num_tokens: NumTokens) -> Pieces:
         elif draw < 0.42:
             lost = _never_told(rng, told, [words.name(rng)], recipe)
             question, reply = facts.question(lost), Pieces().add(UNKNOWN, ANSWER)
-            looks_up = True
+            fact, looks_up = lost, True
         else:
             asked, reply = tasks.any_task(rng)
             if reply.text in said:
                 continue  # what was said before is copied, not learnt
             said.add(reply.text)
-            question = Pieces().add(asked)
+            question = tag_words(asked, reply.tags)
         turn = Pieces().add(USER).extend(question).extend(open_answer(rng, fact, looks_up))
         turn.extend(reply).add(EOS, 0.5)
         length += num_tokens(turn)
@@ -202,6 +272,12 @@ def conversation(rng: random.Random, recipe: Recipe, num_tokens: NumTokens) -> P
     draw = rng.random()
     if draw < recipe.repeats:
         return stream_of_repeats(rng, recipe, num_tokens)
-    if draw < recipe.repeats + recipe.chats:
+    draw -= recipe.repeats
+    if draw < recipe.chats:
         return chat(rng, recipe, num_tokens)
+    draw -= recipe.chats
+    if draw < recipe.tools:
+        return calls.tool_chat(rng, recipe.length, num_tokens)
+    if draw < recipe.tools + recipe.about_text:
+        return questions_about_text(rng, recipe, num_tokens)
     return questions_on_document(rng, recipe, num_tokens)

@@ -6,14 +6,13 @@ OMP_NUM_THREADS=1 python -m tools.embedded_model.drafts
 import random
 import time
 
-from vllm.config.engine_args import EngineArgs
-from vllm.v1.engine.messages import EngineCoreRequest
-
 from tools.embedded_model import facts, tasks, words
 from vllm import SamplingParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.messages import EngineCoreRequest
 
 _EOS = 1
 

@@ -9,6 +9,7 @@ most of the reading, as it would in use.
 import argparse
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,11 @@ from tqdm import tqdm
 
 from tools.embedded_model import facts, tasks, words
 from tools.embedded_model.conversations import UNKNOWN
+from tools.embedded_model.tool_cases import score_texts, tool_cases
 from vllm import LLM, SamplingParams
 
+_NEXT = "Next come "
+_NUMBER = re.compile(r"\d+")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 
 
@@ -79,10 +83,46 @@ def never_told(rng: random.Random, llm: LLM, num_tokens: int, cases: int) -> lis
     return found[:cases]
 
 
+def other_kind(rng: random.Random, llm: LLM, num_tokens: int, cases: int) -> list[Case]:
+    """Questions about somebody who occurs, but for a number that was not told."""
+    found: list[Case] = []
+    while len(found) < cases:
+        text, told, _ = lookup_document(rng, llm, num_tokens, 0.25)
+        keys = {fact.key for fact in told}
+        for fact in rng.sample(told, min(8, len(told))):
+            lost = facts.number_fact(rng, fact.key[1])
+            if lost.key not in keys:
+                messages = [{"role": "user", "content": f"{text} {lost.question}"}]
+                found.append(Case(messages, UNKNOWN, _is(UNKNOWN)))
+    return found[:cases]
+
+
+def about_text(rng: random.Random, llm: LLM, num_tokens: int, cases: int) -> list[Case]:
+    """What a text says about itself once, somewhere."""
+    found: list[Case] = []
+    while len(found) < cases:
+        about = facts.facts_about_text(rng)
+        text, _, _ = lookup_document(rng, llm, num_tokens, 0.7)
+        sentences = text.split(". ")
+        for fact in about:
+            told = fact.told.replace("|", "").removesuffix(".")
+            sentences.insert(rng.randrange(len(sentences)), told)
+        for fact in about:
+            content = f"Read this. {'. '.join(sentences)} {fact.question}"
+            messages = [{"role": "user", "content": content}]
+            found.append(Case(messages, fact.answer.replace("|", ""), _says(fact.value)))
+    return found[:cases]
+
+
 def short_tasks(rng: random.Random, kind: Callable[[random.Random], tasks.Turn]) -> Case:
     """One short task in a chat of its own."""
     question, reply = kind(rng)
-    return Case([{"role": "user", "content": question}], reply.text, _is(reply.text))
+    judge = _is
+    if kind is tasks.continue_list:
+        judge = _lists
+    elif kind is tasks.compare:
+        judge = _names_first
+    return Case([{"role": "user", "content": question}], reply.text, judge(reply.text))
 
 
 def rules(rng: random.Random) -> Case:
@@ -94,6 +134,17 @@ def rules(rng: random.Random) -> Case:
 
 def _says(value: str) -> Callable[[str], bool]:
     return lambda answer: answer.rstrip(".").endswith(" " + value)
+
+
+def _lists(wanted: str) -> Callable[[str], bool]:
+    """Whether an answer's items, whatever leads to them, are the wanted ones."""
+    return lambda answer: answer.strip().removeprefix(_NEXT) == wanted.removeprefix(_NEXT)
+
+
+def _names_first(wanted: str) -> Callable[[str], bool]:
+    """Whether the first number of an answer is the wanted one."""
+    number = _NUMBER.findall(wanted)[:1]
+    return lambda answer: _NUMBER.findall(answer)[:1] == number
 
 
 def _is(wanted: str) -> Callable[[str], bool]:
@@ -146,7 +197,12 @@ def main() -> None:
             rows.append((f"lookup, {length}", lookups(rng, llm, length, arguments.cases), False))
             unknown = never_told(rng, llm, length, max(8, arguments.cases // 5))
             rows.append((f"never told, {length}", unknown, False))
+            unknown = other_kind(rng, llm, length, max(8, arguments.cases // 5))
+            rows.append((f"other kind told, {length}", unknown, False))
         rng = random.Random(arguments.seed)
+        rows.append(
+            ("about the text, 1000", about_text(rng, llm, 1000, arguments.cases // 2), False)
+        )
         rows.append(("thinking lookup, 300", lookups(rng, llm, 300, arguments.cases // 2), True))
         for kind in dict.fromkeys(tasks.TASKS):
             cases = [short_tasks(rng, kind) for _ in range(arguments.cases // 2)]
@@ -162,6 +218,12 @@ def main() -> None:
             )
             if arguments.show:
                 print("".join(f"    {line}\n" for line in result["wrong"]), end="")  # type: ignore[attr-defined]
+        asked, returned = tool_cases(rng, arguments.cases // 2)
+        for name, texts in (("tool call", asked), ("answer from the result", returned)):
+            share, wrong = score_texts(llm, texts, max_tokens=160)
+            print(f"{name:24s} {len(texts):5d} {share:7.1%}", flush=True)
+            if arguments.show:
+                print("".join(f"    {line}\n" for line in wrong), end="")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from vllm.assets.make_deepseek_v4 import CONFIG, CORPUS, write_texts
 def export(state: Path, out: Path) -> None:
     """Write config, tokenizer and weights into ``out``."""
     model = TrainModel(CONFIG)
-    model.load_state_dict(torch.load(state, weights_only=False)["model"])
+    loaded = torch.load(state, weights_only=False)
+    model.load_state_dict(loaded["model"] | loaded.get("average", {}))
     out.mkdir(parents=True, exist_ok=True)
     write_texts(out, make_tokenizer(CORPUS.read_text(encoding="utf-8")).to_str())
     save_weights(model, out / "model.safetensors")

@@ -8,7 +8,7 @@ from tools.embedded_model import words
 from tools.embedded_model.pieces import Pieces
 
 ANSWER = 1.0
-_LEAD = 0.5  # words of an answer before the value: easy, but they must come
+_LEAD = 0.3  # words of an answer before the value: easy, but they must come
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def _word_fact(
     def make(rng: random.Random, name: str) -> Fact:
         value = rng.choice(choices)
         sentence = told.format(name=name, value=f"| {value}|")
-        # A name is spelt with other tokens at a line's start, where it cannot be copied.
-        reply = f"I read that {sentence}" if sentence.startswith(name) else sentence
+        # A name is spelt with other tokens at a line's start, where it is harder to copy.
+        reply = f"The text says that {sentence}" if sentence.startswith(name) else sentence
         return Fact((kind, name), sentence, question.format(name=name), reply, value)
 
     return make
@@ -83,6 +83,27 @@ WORD_FACTS: dict[str, Callable[[random.Random, str], Fact]] = {
 }
 
 
+_TEXT = "this text"
+_ABOUT_TEXT = {
+    "keyword": words.THINGS,
+    "topic": words.FOODS,
+    "colour": words.COLOURS,
+    "animal": words.ANIMALS,
+    "season": words.TIMES,
+}
+
+
+def facts_about_text(rng: random.Random) -> list[Fact]:
+    """What a text says about itself, in any order; all values differ in kind."""
+    found = []
+    for kind, choices in rng.sample(list(_ABOUT_TEXT.items()), len(_ABOUT_TEXT)):
+        value = rng.choice(choices)
+        sentence = f"The {kind} of {_TEXT} is| {value}|."
+        asked = f"What is the {kind} of {_TEXT}?"
+        found.append(Fact((kind, _TEXT), sentence, asked, sentence, value))
+    return found
+
+
 def any_fact(rng: random.Random, name: str, share_of_numbers: float = 0.6) -> Fact:
     """A fact of any kind about ``name``."""
     if rng.random() < share_of_numbers:
@@ -99,9 +120,14 @@ def sentence(fact: Fact, marked: str, lead: str, weight: float, lead_weight: flo
     name = fact.key[1]
     first, found, rest = (lead + before).partition(" " + name)
     tag = "/".join(fact.key)
-    # An answer begins by finding the fact: else it is "I don't know that."
-    pieces = Pieces().add(first, lead_weight, "", tag if lead_weight else "")
-    pieces.add(found, lead_weight, name).add(rest, lead_weight).add(value, weight, tag)
+    pieces = Pieces()
+    if lead_weight:
+        # An answer begins by finding the fact: else it is "I don't know that."
+        pieces.add("The", weight, "", tag).add(first.removeprefix("The"), lead_weight)
+        pieces.add(found, weight, name)
+    else:
+        pieces.add(first).add(found, 0.0, name)
+    pieces.add(rest, lead_weight).add(value, weight, tag)
     return pieces.add(after, weight if lead_weight else 0.0)
 
 

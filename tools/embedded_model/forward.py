@@ -84,7 +84,8 @@ def rope_tables(config: dict[str, Any], compress: bool, positions: Tensor) -> tu
         original = yarn["original_max_position_embeddings"]
 
         def bound(beta: float) -> float:
-            return dim * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base))
+            turns: float = dim * math.log(original / (beta * 2 * math.pi))
+            return turns / (2 * math.log(base))
 
         low = max(math.floor(bound(yarn["beta_fast"])), 0)
         high = min(math.ceil(bound(yarn["beta_slow"])), dim - 1)
@@ -126,7 +127,7 @@ class HyperMix(nn.Module):
         m = m * scale + self.base
         pre = m[..., :n].sigmoid() + self.eps
         post = 2 * m[..., n : 2 * n].sigmoid()
-        mix = m[..., 2 * n :].unflatten(-1, (n, n)).softmax(-1) + self.eps
+        mix = torch.unflatten(m[..., 2 * n :], -1, (n, n)).softmax(-1) + self.eps
         mix = sinkhorn(mix, settings.sinkhorn_iters or self.iters, self.eps)
         return (pre[..., None] * x).sum(1), post, mix
 
@@ -178,7 +179,7 @@ class Compressor(nn.Module):
         """Map [B, L, 2 * rows] to the roped entries [B, L // ratio, width]."""
         ratio, width = self.ratio, self.width
         count = projected.shape[1] // ratio
-        rows = projected[:, : count * ratio].float().unflatten(1, (count, ratio))
+        rows = torch.unflatten(projected[:, : count * ratio].float(), 1, (count, ratio))
         c, g = rows.chunk(2, -1)
         s = g + self.ape
         if ratio == 4:
@@ -220,16 +221,18 @@ class Attention(nn.Module):
         """Map the normed input [B, L, D] to [B, L, D]; the indexer's loss; queries and keys."""
         config, heads, width = self.config, self.config["num_attention_heads"], self.wkv.shape[0]
         cos, sin = tables[bool(self.ratio)]
-        mats = [self.wq_a, self.wkv]
+        mats: list[Tensor] = [self.wq_a, self.wkv]
         if self.ratio:
             mats += [self.compressor.wkv, self.compressor.wgate]
         x = x.to(settings.dtype)
-        parts = F.linear(x, torch.cat(mats).to(settings.dtype)).split(
-            [self.wq_a.shape[0], width, sum(m.shape[0] for m in mats[2:])], -1
+        parts = torch.split(
+            F.linear(x, torch.cat(mats).to(settings.dtype)),
+            [self.wq_a.shape[0], width, sum(m.shape[0] for m in mats[2:])],
+            -1,
         )
         qr = rms(parts[0], config["rms_norm_eps"]) * self.q_norm
         qr = qr.to(settings.dtype)
-        q = F.linear(qr, self.wq_b.to(settings.dtype)).unflatten(-1, (heads, width))
+        q = torch.unflatten(F.linear(qr, self.wq_b.to(settings.dtype)), -1, (heads, width))
         q = rotate(rms(q, config["rms_norm_eps"]), cos[:, None], sin[:, None])
         kv = rotate(rms(parts[1], config["rms_norm_eps"]) * self.kv_norm, cos, sin)
         window = settings.window or config["sliding_window"]
@@ -237,13 +240,12 @@ class Attention(nn.Module):
         keys, mask = window_chunks(kv, window), window_mask(length, window)
         if "window" in settings.hidden:
             mask = _hide(mask, 1, window, settings.hidden_before)
-        loss, entries = None, None
+        loss, entries, scores = None, None, None
         if self.ratio:
             entries = self.compressor(parts[2], cos, sin)
             visible = entry_keys_mask(length, window, self.ratio, entries.shape[1])
             if f"c{self.ratio}" in settings.hidden:
                 visible = _hide(visible, self.ratio, 0, settings.hidden_before)
-            scores = None
             if self.ratio == 4 and (settings.index_loss or settings.select):
                 scores = self._index_scores(x.detach(), qr.detach(), cos, sin, settings)
                 if "index" in settings.hidden:  # keys that say nothing: the first ones are chosen
@@ -255,11 +257,11 @@ class Attention(nn.Module):
             keys = torch.cat([keys, shared], 2)
             mask = torch.cat([mask.expand(*visible.shape[:-1], -1), visible], -1)
         o, p = attend(q, keys, mask, self.attn_sink, window, settings.dtype)
-        if self.ratio == 4 and settings.index_loss and scores is not None:
+        if entries is not None and settings.index_loss and scores is not None:
             loss = _index_divergence(p[..., 2 * window : -1], scores, length)
         o = rotate(o, cos[:, None], -sin[:, None]).to(settings.dtype)
         groups, rank = config["o_groups"], config["o_lora_rank"]
-        o = o.unflatten(2, (groups, heads // groups)).flatten(3)
+        o = torch.unflatten(o, 2, (groups, heads // groups)).flatten(3)
         wo_a = self.wo_a.to(settings.dtype).view(groups, rank, -1)
         z = torch.einsum("blgi,gri->blgr", o, wo_a).flatten(2)
         return F.linear(z, self.wo_b.to(settings.dtype)).float(), loss, (q, kv, entries)
@@ -272,14 +274,15 @@ class Attention(nn.Module):
         compressor = self.index_compressor
         projected = F.linear(x, torch.cat([compressor.wkv, compressor.wgate]).to(dtype))
         keys = compressor(projected, cos, sin).to(dtype)
-        q = F.linear(qr, self.index_wq.to(dtype)).unflatten(-1, (heads, width))
+        q = torch.unflatten(F.linear(qr, self.index_wq.to(dtype)), -1, (heads, width))
         q = rotate(q, cos[:, None], sin[:, None]).to(dtype)
         w = F.linear(x, self.index_weights.to(dtype)).float() * (heads * width) ** -0.5
         batch, length = x.shape[:2]
         scores = q.flatten(1, 2) @ keys.transpose(1, 2)
         scores = scores.relu().view(batch, length, heads, -1)
         # One product [1, heads] x [heads, keys] per query.
-        return (w.to(dtype)[:, :, None] @ scores).squeeze(2).float()
+        found: Tensor = (w.to(dtype)[:, :, None] @ scores).squeeze(2).float()
+        return found
 
 
 def _hide(mask: Tensor, ratio: int, window: int, before: int) -> Tensor:
@@ -326,6 +329,9 @@ def _index_divergence(p: Tensor, scores: Tensor, length: int) -> Tensor:
 class MoE(nn.Module):
     """Routed experts and the shared one, stacked; the shared expert is the last."""
 
+    bias: Tensor
+    tid2eid: Tensor
+
     def __init__(self, config: dict[str, Any], hashed: bool) -> None:
         super().__init__()
         self.config = config
@@ -362,7 +368,7 @@ class MoE(nn.Module):
         x = x.to(dtype)
         gate = F.linear(x, self.w1.flatten(0, 1).to(dtype)).clamp(max=limit)
         up = F.linear(x, self.w3.flatten(0, 1).to(dtype)).clamp(-limit, limit)
-        hidden = (F.silu(gate) * up).unflatten(-1, self.w1.shape[:2])
+        hidden = torch.unflatten(F.silu(gate) * up, -1, self.w1.shape[:2])
         hidden = (hidden * weights.to(dtype)[..., None]).flatten(-2)
         down = self.w2.transpose(0, 1).flatten(1).to(dtype)
         return F.linear(hidden, down).float(), mask.sum(0)
@@ -445,6 +451,11 @@ class TrainModel(nn.Module):
         self.hc_head = HyperHead(config)
         self.mtp = Drafter(config)
 
+    @property
+    def blocks(self) -> list[Block]:
+        """The main layers."""
+        return [block for block in self.layers if isinstance(block, Block)]
+
     def tables(self, length: int) -> dict[bool, tuple[Tensor, Tensor]]:
         """Rotary tables by whether the layer has a compressor."""
         positions = torch.arange(length)
@@ -455,7 +466,7 @@ class TrainModel(nn.Module):
         tables = self.tables(ids.shape[1])
         x = self.embed[ids][:, :, None].expand(-1, -1, self.config["hc_mult"], -1)
         total, loads, attended = torch.zeros(()), {}, []
-        for i, block in enumerate(self.layers):
+        for i, block in enumerate(self.blocks):
             x, loss, load, (q, rows, entries) = block(x, ids, tables, settings)
             attended.append(Attended(q, rows, entries, block.attn.attn_sink, block.attn.ratio))
             total = total if loss is None else total + loss

@@ -9,7 +9,7 @@ from tools.embedded_model.forward import TrainModel
 def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
     """Bring the singular values of [..., R, C] near 1 by Newton-Schulz iterations."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrix / (matrix.flatten(-2).norm(dim=-1)[..., None, None] + 1e-7)
+    x: Tensor = matrix / (matrix.flatten(-2).norm(dim=-1)[..., None, None] + 1e-7)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     for _ in range(steps):
@@ -53,7 +53,8 @@ def make_optimizers(
     model: TrainModel, muon_lr: float, adam_lr: float
 ) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for embeddings, head, gates, norms and mixes."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, p in model.named_parameters():
         is_matrix = p.dim() >= 2 and not name.startswith(("embed", "head"))
         special = name.endswith((".fn", ".ape", ".gate", "index_weights"))

@@ -1,5 +1,7 @@
 """Text with loss weights: what the makers of training data return."""
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
@@ -34,6 +36,27 @@ class Pieces:
         return self
 
     @property
+    def tags(self) -> set[str]:
+        """The tags of all pieces."""
+        return {tag for _, _, tag, _ in self.parts if tag}
+
+    @property
     def text(self) -> str:
         """The whole text."""
         return "".join(text for text, *_ in self.parts)
+
+
+def tag_words(text: str, words: Collection[str]) -> Pieces:
+    """Cut a text so that each of ``words`` that follows a space is a piece, tagged as itself."""
+    pieces, rest = Pieces(), text
+    while True:
+        places = [
+            (match.start(), word)
+            for word in words
+            if (match := re.search(rf" {re.escape(word)}(?!\w)", rest)) is not None
+        ]
+        if not places:
+            return pieces.add(rest)
+        start, word = min(places)
+        pieces.add(rest[:start]).add(f" {word}", 0.0, word)
+        rest = rest[start + 1 + len(word) :]

@@ -11,7 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from tools.embedded_model.forward import Attention, Block, TrainModel, rope_tables
+from tools.embedded_model.forward import Attention, TrainModel, rope_tables
+
+_SPACE = "Ġ"  # how byte-level BPE spells it
 
 
 @torch.no_grad()
@@ -23,22 +25,46 @@ def lay_out(model: TrainModel) -> None:
     """
     d = model.config["hidden_size"]
     common = torch.nn.functional.normalize(torch.randn(d), dim=0)
-    model.embed += 0.6 * math.sqrt(d) * common
+    model.embed.add_(0.6 * math.sqrt(d) * common)
     centred = model.embed - model.embed @ common[:, None] * common
     model.head.copy_(0.05 * centred)
-    for i, block in enumerate(model.layers):
-        assert isinstance(block, Block)
+    for i, block in enumerate(model.blocks):
         if i == 0:
             _look_back(block.attn, common)
         else:
             _copy(block.attn, common)
 
 
+@torch.no_grad()
+def tie_spellings(model: TrainModel, vocabulary: dict[str, int], known: set[int]) -> None:
+    """Give words without a space before them what the model knows of them with one.
+
+    Names and words at a line's start or in a call have tokens of their own, of which a model that
+    saw none of them knows nothing. Digits and the ``known`` ids are left as they are.
+
+    Mutates:
+        ``model``.
+    """
+    d = model.config["hidden_size"]
+    lift = torch.nn.functional.normalize(torch.randn(2, d), dim=1)
+    for spaced, source in vocabulary.items():
+        bare = spaced.removeprefix(_SPACE)
+        target = vocabulary.get(bare)
+        if spaced == bare or target is None or not bare.isalpha() or target in known:
+            continue
+        model.embed[target] = model.embed[source] + 0.3 * model.embed[source].norm() * lift[0]
+        model.head[target] = model.head[source] + 0.3 * model.head[source].norm() * lift[1]
+        for block in model.blocks:
+            if block.ffn.hashed:
+                block.ffn.tid2eid[target] = block.ffn.tid2eid[source]
+
+
 def _projection(rows: int, common: Tensor) -> Tensor:
     """Orthonormal rows [rows, D], at a right angle to the common direction."""
     noise = torch.randn(common.shape[0], rows)
     noise -= common[:, None] * (common @ noise)
-    return torch.linalg.qr(noise).Q.T
+    basis: Tensor = torch.linalg.qr(noise).Q
+    return basis.T
 
 
 def _look_back(attn: Attention, common: Tensor) -> None:

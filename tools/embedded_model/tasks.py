@@ -87,7 +87,11 @@ def copy_list(rng: random.Random) -> Turn:
         items = [str(rng.randrange(100)) for _ in items]
     text = ", ".join(items)
     asked = rng.choice(("Copy this list:", "Repeat this list:", "Say this again:", "Repeat:"))
-    return f"{asked} {text}.", Pieces().add(f"{text}.", ANSWER)
+    reply = Pieces()
+    for i, item in enumerate(items):
+        reply.add(f" {item}" if i else item, ANSWER, item)
+        reply.add("." if i == len(items) - 1 else ",", ANSWER)
+    return f"{asked} {text}.", reply
 
 
 def continue_list(rng: random.Random) -> Turn:
@@ -101,7 +105,7 @@ def continue_list(rng: random.Random) -> Turn:
         numbers = [str(start + step * i) for i in range(6)]
         text, rest = ", ".join(numbers[:3]), ", ".join(numbers[3:])
     asked = rng.choice(("Continue the list:", "Go on:", "Continue:"))
-    return f"{asked} {text}.", Pieces().add(f"{rest}.", ANSWER)
+    return f"{asked} {text}.", Pieces().add(f"Next come {rest}.", ANSWER)
 
 
 def compare(rng: random.Random) -> Turn:
@@ -109,10 +113,9 @@ def compare(rng: random.Random) -> Turn:
     a, b = rng.sample(range(1, 100), 2)
     larger = rng.random() < 0.5
     word = "larger" if larger else "smaller"
-    first, second = (max(a, b), min(a, b)) if larger else (min(a, b), max(a, b))
-    return f"Which is {word}, {a} or {b}?", Pieces().add(
-        f"{first} is {word} than {second}.", ANSWER
-    )
+    first = max(a, b) if larger else min(a, b)
+    reply = Pieces().add(f"The {word} one is", ANSWER).add(f" {first}", ANSWER, str(first))
+    return f"Which is {word}, {a} or {b}?", reply.add(".", ANSWER)
 
 
 def count(rng: random.Random) -> Turn:
@@ -174,8 +177,8 @@ def rule(rng: random.Random) -> tuple[str, list[Turn]]:
         name = words.name(rng)
         system = rng.choice((f"Your name is {name}.", f"You are called {name}."))
         asked = rng.choice(("Who are you?", "What is your name?"))
-        reply = Pieces().add("My name is", ANSWER).add(f" {name}", ANSWER, name).add(".", ANSWER)
-        return system, [(asked, reply)]
+        named = Pieces().add("My name is", ANSWER).add(f" {name}", ANSWER, name).add(".", ANSWER)
+        return system, [(asked, named)]
     word = rng.choice(("yes", "no", "maybe", "red", "seven", "fine"))
     system = f"Always answer with the word {word}."
     asked = rng.choice(("How are you?", "Hello!", "What is a cat?", "Is it raining?"))

@@ -16,15 +16,16 @@ from typing import Any
 
 import tokenizers
 import torch
+import torch._dynamo.config
 import torch.nn.functional as F
 from torch import Tensor
 
-from tools.embedded_model.batches import Batch, Encoder, make_batch
+from tools.embedded_model.batches import ABOUT_TEXT, Batch, Encoder, make_batch
 from tools.embedded_model.checkpoint import load_weights
 from tools.embedded_model.conversations import Recipe
 from tools.embedded_model.forward import Attended, Output, Settings, TrainModel
 from tools.embedded_model.optimizer import make_optimizers
-from tools.embedded_model.start import lay_out
+from tools.embedded_model.start import lay_out, tie_spellings
 from vllm.assets.make_deepseek_v4 import CONFIG, EMBEDDED
 
 
@@ -39,6 +40,9 @@ def looking_loss(
     """
     length = batch.ids.shape[1]
     marks = F.pad(batch.looks[:, 1:], (0, 1))
+    # C4's heads find names and values, C128's what is said about the whole text.
+    about_text = marks >= ABOUT_TEXT
+    marks = marks * (about_text if attended.ratio == 128 else ~about_text)
     row, t = ((marks > 0) & (F.pad(batch.weights[:, 1:], (0, 1)) > 0)).nonzero(as_tuple=True)
     mark = marks[row, t][:, None]
     position = torch.arange(length)
@@ -53,10 +57,12 @@ def looking_loss(
             cut = torch.cat([F.pad(cut, (0, 0, 1, 0))[:, :-1], cut], 2)
         has_source = (cut[row] == mark[:, None]).any(2) & visible
         keys = torch.cat([keys, attended.entries], 1)
-        # Entries are to be used even where the window would do.
-        is_source = torch.cat([is_source & ~has_source.any(1, True), has_source], 1)
+        # A row holds its token alone: it is the better source where the window reaches.
+        is_source = torch.cat([is_source, has_source & ~is_source.any(1, True)], 1)
         seen = torch.cat([seen, visible], 1)
     kept = is_source.any(1)
+    if not kept.any():
+        return torch.zeros(()), torch.zeros(())
     row, t, is_source, seen = row[kept], t[kept], is_source[kept], seen[kept]
     q = attended.queries[row, t, :heads]
     scores = torch.einsum("nhd,nkd->nhk", q, keys[row].to(q.dtype)).float() * q.shape[-1] ** -0.5
@@ -121,7 +127,7 @@ def weighted_loss(
     return (losses * weight).sum() / weight.sum(), hit.sum(), strong.sum()
 
 
-LOOKING_LAYERS = (1, 2, 4)
+LOOKING_LAYERS = (1, 2, 3, 4)
 STAGES = {
     "first": Stage(
         ((8, Recipe(256, repeats=0.8, chatter=0.1, numbers=0.8)),), window=64, looking=0.3
@@ -164,11 +170,31 @@ STAGES = {
         cools=True,
         settings={"index_loss": True},
     ),
+    "fifth": Stage(
+        (
+            (8, Recipe(256, repeats=0.0, chats=1.0, unknown=0.25)),
+            (8, Recipe(256, repeats=0.0, chats=1.0, unknown=0.25)),
+            (8, Recipe(256, repeats=0.0, chats=0.1, chatter=0.2, unknown=0.3, document=0.3)),
+            (2, Recipe(1024, repeats=0.0, chatter=0.2, unknown=0.3, document=0.5)),
+            (2, Recipe(1024, repeats=0.0, chatter=0.2, unknown=0.3, about_text=0.1)),
+            (2, Recipe(1024, repeats=0.0, chatter=0.25, unknown=0.3, document=0.7)),
+            (2, Recipe(1024, repeats=0.0, tools=1.0)),
+            (2, Recipe(1024, repeats=0.0, tools=1.0)),
+        ),
+        window=128,
+        muon_lr=0.012,
+        adam_lr=1.5e-3,
+        looking=0.15,
+        settings={"index_loss": True},
+    ),
     "warm": Stage(
         ((8, Recipe(256)),), window=128, looking=0.1, settings={"index_loss": True}, steps=1
     ),
     "drafts": Stage(
-        ((2, Recipe(1024, repeats=0.1, chats=0.5, chatter=0.2, document=0.4)),),
+        (
+            (8, Recipe(256, repeats=0.0, chats=0.7, chatter=0.2, document=0.3)),
+            (2, Recipe(1024, repeats=0.0, tools=0.4, chatter=0.2, document=0.4)),
+        ),
         window=128,
         muon_lr=0.02,
         adam_lr=2e-3,
@@ -199,6 +225,11 @@ class Trainer:
         )
         self.step = 0
         self.rng = random.Random(seed)
+        self.average = {
+            name: value.clone()
+            for name, value in self.model.state_dict().items()
+            if value.is_floating_point()
+        }
         self._met = 0.0
 
     def run_step(self, left: float = 1.0) -> dict[str, float]:
@@ -210,11 +241,11 @@ class Trainer:
         looks = self._looks(output, batch)
         if self.stage.drafts:
             loss, hits, count = draft_loss(self.model, output.streams, batch, self.settings)
-            loss.backward()
+            torch.autograd.backward(loss)
         else:
             loss, hits, count = weighted_loss(self.model, output.streams, batch)
             guide = sum((part for part, _ in looks), torch.zeros(()))
-            (loss + output.index_loss + self.stage.looking * guide).backward()
+            torch.autograd.backward(loss + output.index_loss + self.stage.looking * guide)
             self._balance(output.loads)
         factor = min(1.0, (self.step + 1) / self.stage.warmup)
         if self.stage.cools:
@@ -227,6 +258,7 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad()
         self.step += 1
+        self._follow()
         return {
             "loss": loss.item(),
             "hits": hits.item(),
@@ -246,9 +278,17 @@ class Trainer:
             for i in LOOKING_LAYERS
         ]
 
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Let the average of the weights follow; it is what is exported."""
+        share = max(0.01, 1 / self.step)
+        for name, value in self.model.state_dict().items():
+            if name in self.average:
+                self.average[name].lerp_(value, share)
+
     def _balance(self, loads: dict[int, Tensor]) -> None:
         for i, load in loads.items():
-            bias = self.model.layers[i].ffn.bias
+            bias = self.model.blocks[i].ffn.bias
             bias += 1e-3 * torch.sign(load.mean() - load)
 
     @torch.no_grad()
@@ -269,6 +309,7 @@ class Trainer:
         """Write everything that ``load`` needs."""
         state = {
             "model": self.model.state_dict(),
+            "average": self.average,
             "optimizers": [o.state_dict() for o in self.optimizers],
             "step": self.step,
             "rng": self.rng.getstate(),
@@ -281,12 +322,24 @@ class Trainer:
         if source.is_dir():
             load_weights(self.model, source / "model.safetensors")
         else:
-            self.model.load_state_dict(torch.load(source, weights_only=False)["model"])
+            state = torch.load(source, weights_only=False)
+            self.model.load_state_dict(state["model"] | state.get("average", {}))
+
+    def tie_spellings(self) -> None:
+        """Give words at a line's start the meaning they have after a space."""
+        rng, seen = random.Random(0), torch.zeros(len(self.model.embed))
+        for _ in range(40):
+            ids = make_batch(self.encoder, rng, Recipe(256, chats=0.3), 8, 0.0).ids
+            seen += ids.flatten().bincount(minlength=len(seen))
+        vocabulary = self.encoder.vocabulary
+        known = {i for word, i in vocabulary.items() if seen[i] >= (25 if word.islower() else 500)}
+        tie_spellings(self.model, vocabulary, known)
 
     def load(self, file: Path) -> None:
         """Go on from a state."""
         state = torch.load(file, weights_only=False)
         self.model.load_state_dict(state["model"])
+        self.average = state["average"]
         for optimizer, old in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(old)
         self.step = state["step"]
@@ -302,6 +355,9 @@ def main() -> None:
     parser.add_argument(
         "--weights-of", type=Path, help="start from a state's .pt or a checkpoint's folder"
     )
+    parser.add_argument(
+        "--tie", action="store_true", help="words get one meaning with and without a space before"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--partner", type=int, help="seed of a process that trains beside this")
     arguments = parser.parse_args()
@@ -310,8 +366,9 @@ def main() -> None:
     trainer = Trainer(CONFIG, EMBEDDED / "tokenizer.json", stage, arguments.seed)
     name = arguments.stage + (f".{arguments.seed}" if arguments.partner else "")
     file = arguments.state / f"{name}.pt"
+    torch._dynamo.config.recompile_limit = 64  # a graph per kind of layer, shape and setting
     if not stage.drafts:  # a minute or more per shape: it does not pay for the short stage
-        for block in trainer.model.layers:
+        for block in trainer.model.blocks:
             block.compile(dynamic=False)
     own, other = (
         arguments.state / f"{arguments.stage}.{seed}.shared"
@@ -321,12 +378,14 @@ def main() -> None:
         trainer.load(file)
     elif arguments.weights_of:
         trainer.start_from(arguments.weights_of)
+        if arguments.tie:
+            trainer.tie_spellings()
     end = time.monotonic() + 60 * arguments.minutes
     window: list[dict[str, float]] = []
     start = time.monotonic()
     while time.monotonic() < end and trainer.step < stage.steps:
         window.append(trainer.run_step((end - time.monotonic()) / (60 * arguments.minutes)))
-        if trainer.step % 50 == 0:
+        if trainer.step % 25 == 0:
             total = {key: sum(w[key] for w in window) for key in window[0]}
             now = time.monotonic()
             print(
@@ -341,7 +400,7 @@ def main() -> None:
             window, start = [], now
             if arguments.partner and trainer.meet(own, other):
                 print("met", flush=True)
-        if trainer.step % 200 == 0:
+        if trainer.step % 50 == 0:
             trainer.save(file)
     trainer.save(file)
 

@@ -82,6 +82,17 @@ def names(rng: random.Random, count: int, held_out: bool = False) -> list[str]:
     return list(found)
 
 
+def similar_name(rng: random.Random, other: str) -> str:
+    """Return another name that shares its start or its end with ``other``; none held out."""
+    while True:
+        fresh = made_up_name(rng)
+        cut = rng.randrange(1, max(2, len(other) - 1))
+        word = other[:cut] + fresh.lower() if rng.random() < 0.7 else fresh + other[cut:]
+        word = word[: rng.randrange(4, 8)]
+        if word != other and len(word) >= 4 and word[-1] != word[-2] and not is_held_out(word):
+            return word
+
+
 def code(rng: random.Random) -> str:
     """Return four digits."""
     return f"{rng.randrange(10000):04d}"
