@@ -117,9 +117,8 @@ class Request(TokenSequence):
         self.trace_headers = trace_headers
         self.abort_immediately = abort_immediately
         self.is_extra_answer = is_extra_answer
-        # Offsets in the prompt, in tokens, behind which others may go on otherwise.
+        # Offsets behind which others may go on otherwise, and seconds to keep some of them for.
         self.cache_boundaries = tuple(cache_boundaries)
-        # Of some of them, for how many seconds their prefix shall be kept.
         self.cache_ttls = dict(cache_ttls or {})
 
         self.sampling_params = sampling_params
@@ -135,9 +134,7 @@ class Request(TokenSequence):
         self.prompt_is_token_ids = prompt_is_token_ids
         self.mm_features: list[MultiModalFeatureSpec] = mm_features or []
 
-        self.num_preemptions = 0
-        self.next_decode_eligible_step = 0
-        self.num_nans_in_logits = 0
+        self.num_preemptions = self.next_decode_eligible_step = self.num_nans_in_logits = 0
         self.stop_reason: int | str | None = None
         self.events: list[EngineCoreEvent] = []
         self.prefill_stats: PrefillStats | None = None

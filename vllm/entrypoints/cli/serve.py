@@ -47,7 +47,9 @@ def add_serve_flags(parser: Any) -> None:
         "default).",
     )
     parser.add_argument("--model", help="The same, as a flag.")
-    _add_server_args(parser.add_argument_group("server"))
+    group = parser.add_argument_group("server")
+    _add_server_args(group)
+    _add_chat_args(group)
     add_operations_flags(parser)
     EngineArgs.add_cli_args(parser)
     parser.add_ignored_flags(IGNORED_SERVE_FLAGS)
@@ -63,33 +65,6 @@ def _add_server_args(group: argparse._ArgumentGroup) -> None:
         metavar="KEY",
         help="Keys that open everything but health, readiness, version and metrics. "
         "Default: VLLM_API_KEY, if set.",
-    )
-    group.add_argument("--chat-template", help="A Jinja file, or the template itself.")
-    group.add_argument(
-        "--default-chat-template-kwargs",
-        type=json_object,
-        default={},
-        metavar="JSON",
-        help="Used where a request does not set them: '{\"thinking\": false}'.",
-    )
-    group.add_argument(
-        "--tool-call-parser",
-        metavar="NAME",
-        help="Format of tool calls in answers: deepseek_v4, hermes, qwen3, llama3_json, openai, "
-        "none. Default: the model's.",
-    )
-    group.add_argument(
-        "--reasoning-parser",
-        metavar="NAME",
-        help="Format of reasoning in answers: deepseek_v4, qwen3, openai_gptoss, none. Default: "
-        "the model's.",
-    )
-    _add_switch(group, "--enable-auto-tool-choice", "Accepted: tool_choice auto is always served.")
-    _add_switch(
-        group,
-        "--allow-special-tokens-in-content",
-        "Let special tokens that a client spells in a chat message become special; by default they "
-        "stay text.",
     )
     group.add_argument(
         "--generation-config",
@@ -131,6 +106,36 @@ def _add_server_args(group: argparse._ArgumentGroup) -> None:
         )
     _add_switch(group, "--allow-credentials", "CORS: allow credentials.")
     group.add_argument("--uvicorn-log-level", choices=_LOG_LEVELS, default="info")
+
+
+def _add_chat_args(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--chat-template", help="A Jinja file, or the template itself.")
+    group.add_argument(
+        "--default-chat-template-kwargs",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="Used where a request does not set them: '{\"thinking\": false}'.",
+    )
+    group.add_argument(
+        "--tool-call-parser",
+        metavar="NAME",
+        help="Format of tool calls in answers: deepseek_v4, hermes, qwen3, llama3_json, openai, "
+        "none. Default: the model's.",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        metavar="NAME",
+        help="Format of reasoning in answers: deepseek_v4, qwen3, openai_gptoss, none. Default: "
+        "the model's.",
+    )
+    _add_switch(group, "--enable-auto-tool-choice", "Accepted: tool_choice auto is always served.")
+    _add_switch(
+        group,
+        "--allow-special-tokens-in-content",
+        "Let special tokens that a client spells in a chat message become special; by default they "
+        "stay text.",
+    )
 
 
 def _add_switch(group: argparse._ArgumentGroup, name: str, text: str) -> None:

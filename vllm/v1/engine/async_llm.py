@@ -19,6 +19,7 @@ from vllm.v1.engine.engine_base import EngineBase
 from vllm.v1.engine.launch import launch_engine_core
 from vllm.v1.engine.output_processor import ProcessedOutputs
 from vllm.v1.engine.output_queue import OutputQueue, OutputSink
+from vllm.v1.engine.pending_calls import PendingCalls
 from vllm.v1.engine.queue_limit import QueueLimit
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.engine.wire import (
@@ -73,7 +74,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         self._queue_limit = QueueLimit.from_config(vllm_config.scheduler_config)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._log_timer: asyncio.TimerHandle | None = None
-        self._calls: dict[int, asyncio.Future[PrefixCacheReset | HeldPrefixes]] = {}
+        self._calls = PendingCalls()
         self._idle = asyncio.Event()
         self._draining = False
 
@@ -181,18 +182,15 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         )
         # Again: tokenizing may have taken a while.
         self._check_open()
-        self._admit(params.n)
+        try:
+            self._queue_limit.admit(params.n, self._output_processor.num_unfinished)
+        except QueueFullError:
+            self._record(None, IterationStats(rejection_reason="max_num_queued_reqs"))
+            raise
         self._bind_loop()
         self._idle.clear()
         child_ids = self._submit(request, parsed.text, sink)
         return _make_leaver(weakref.ref(self), child_ids)
-
-    def _admit(self, num_new: int) -> None:
-        try:
-            self._queue_limit.admit(num_new, self._output_processor.num_unfinished)
-        except QueueFullError:
-            self._record(None, IterationStats(rejection_reason="max_num_queued_reqs"))
-            raise
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests by the ids that were given to them; unknown ones are ignored.
@@ -202,17 +200,17 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         self._end(lambda stats: self._output_processor.abort_requests(ids, stats))
 
-    def _run_in_loop(self, call: Callable[[], None]) -> None:
-        """Run a call in the event loop's thread: the collector may drop a stream in any other."""
+    def _leave(self, child_ids: list[str]) -> None:
+        """End answers whose reader has left; the collector may drop a stream in any thread."""
+
+        def end() -> None:
+            self._end(lambda stats: self._output_processor.abort_answers(child_ids, stats))
+
         loop = self._loop
         if loop is None or loop.is_closed() or loop is asyncio._get_running_loop():
-            call()
+            end()
         else:
-            loop.call_soon_threadsafe(call)
-
-    def _abort_internal(self, child_ids: list[str]) -> None:
-        """End answers whose reader has left."""
-        self._end(lambda stats: self._output_processor.abort_answers(child_ids, stats))
+            loop.call_soon_threadsafe(end)
 
     def _end(self, end: Callable[[IterationStats], ProcessedOutputs]) -> None:
         stats = IterationStats()
@@ -236,7 +234,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             # The handle's thread must not keep the engine alive.
             self._core.subscribe(_make_dispatcher(weakref.ref(self)))
         if any(isinstance(sink, LoggingStatLogger) for sink in self._stat_loggers):
-            self._schedule_log()
+            _schedule_log(self)
 
     def _on_message(self, message: FromCore) -> None:
         """Take in a message, in the event loop."""
@@ -248,16 +246,11 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         return super()._on_step(message)
 
     def _on_answer(self, message: PrefixCacheReset | HeldPrefixes) -> None:
-        call = self._calls.pop(message.call_id, None)
-        if call is not None and not call.done():
-            call.set_result(message)
+        self._calls.answer(message)
 
     def _on_dead(self, error: EngineDeadError) -> None:
         super()._on_dead(error)
-        for call in self._calls.values():
-            if not call.done():
-                call.set_exception(error)
-        self._calls.clear()
+        self._calls.fail_all(error)
 
     # ---- health ------------------------------------------------------------------------------
 
@@ -310,7 +303,8 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             EngineDeadError: The core is dead.
         """
         await self.check_health()
-        answer = await self._answer_to(self._send_reset(reset_running_requests, reset_connector))
+        self._bind_loop()
+        answer = await self._calls.open(self._send_reset(reset_running_requests, reset_connector))
         assert isinstance(answer, PrefixCacheReset)
         return answer.success
 
@@ -324,25 +318,10 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             EngineDeadError: The core is dead.
         """
         await self.check_health()
-        answer = await self._answer_to(self._ask_held(forget))
+        self._bind_loop()
+        answer = await self._calls.open(self._ask_held(forget))
         assert isinstance(answer, HeldPrefixes)
         return answer.prefixes, answer.forgotten
-
-    async def _answer_to(self, call_id: int) -> PrefixCacheReset | HeldPrefixes:
-        """Wait for the core's answer to a call that was just sent."""
-        self._bind_loop()
-        # The answer is taken in by this loop, so not before this call waits.
-        call: asyncio.Future[PrefixCacheReset | HeldPrefixes]
-        call = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        return await call
-
-    def _schedule_log(self) -> None:
-        loop = self._loop
-        if loop is None or loop.is_closed():
-            return
-        self._log_timer = loop.call_later(
-            envs.VLLM_LOG_STATS_INTERVAL, _log_and_reschedule, weakref.ref(self)
-        )
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -409,13 +388,21 @@ def _make_leaver(engine_ref: "weakref.ref[AsyncLLM]", child_ids: list[str]) -> C
     def leave() -> None:
         engine = engine_ref()
         if engine is not None:
-            engine._run_in_loop(lambda: engine._abort_internal(child_ids))
+            engine._leave(child_ids)
 
     return leave
+
+
+def _schedule_log(engine: AsyncLLM) -> None:
+    loop = engine._loop
+    if loop is not None and not loop.is_closed():
+        engine._log_timer = loop.call_later(
+            envs.VLLM_LOG_STATS_INTERVAL, _log_and_reschedule, weakref.ref(engine)
+        )
 
 
 def _log_and_reschedule(engine_ref: "weakref.ref[AsyncLLM]") -> None:
     engine = engine_ref()
     if engine is not None and engine.is_running:
         engine.do_log_stats()
-        engine._schedule_log()
+        _schedule_log(engine)
