@@ -31,11 +31,6 @@ class BuildNative(build_ext):
         except CompileError as error:
             self.warn(f"native kernels not built, serving will run on torch alone: {error}")
 
-    def copy_extensions_to_source(self) -> None:
-        """Copy the library for an editable install, if it was built."""
-        if Path(self.get_ext_fullpath(_NATIVE)).exists():
-            super().copy_extensions_to_source()
-
 
 class PlatformWheel(bdist_wheel):
     """A wheel for this platform and any Python."""
