@@ -70,7 +70,8 @@ def served(
             model=str(folder),
             block_size=UNIT,
             max_model_len=512,
-            max_num_batched_tokens=128,
+            # A prompt in one step: a chunk's end would be kept, and hit.
+            max_num_batched_tokens=512,
             num_gpu_blocks_override=300,
         ) as llm:
             yield Served(llm, reference)
@@ -109,7 +110,7 @@ def test_windows_are_computed_again_where_dense_rows_are_left(served: Served) ->
     shared = random_tokens(480, 13, VOCAB_SIZE)
     served.ask(shared)
     rebuilt = []
-    # Between the first prompt's checkpoints; steps of 128 tokens.
+    # Between the first prompt's checkpoints.
     for cut in (460, 440, 420):
         _, hit = served.ask([*shared[:cut], *random_tokens(25, cut, VOCAB_SIZE)])
         stats = served.last_stats
