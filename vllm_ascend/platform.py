@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from vllm.config import VllmConfig
     from vllm.model_executor.layers.quantization import WeightQuantization
+    from vllm.v1.attention.layout import CacheLayout
+    from vllm.v1.attention.step_model import StepModel
 
 _A5_NAMES = ("Ascend950", "Ascend910_95")
 _MODEL_TYPE = "deepseek_v4"
@@ -50,6 +52,16 @@ class AscendPlatform(Platform):
                 _longest_ratio(config.model_config.hf_config), config.cache_config.block_size
             )
         return super().check_and_update_config(config)
+
+    def make_step_model(
+        self,
+        model: Any,
+        layout: CacheLayout,
+        kv_caches: Mapping[str, torch.Tensor],
+        device: torch.device,
+    ) -> StepModel:
+        """Return torch's: reference mode exists to run this tree's ops, not a CPU's kernels."""
+        return Platform.make_step_model(self, model, layout, kv_caches, device)
 
     def default_block_size(self, hf_config: Mapping[str, Any]) -> int | None:
         """Return 32 for DeepSeek-V4, or what the variable says where it has C128 layers.

@@ -167,6 +167,7 @@ class NativeDecoder:
 
 def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Tensor]) -> bool:
     """Whether the kernels take this model's weights and caches."""
-    tensors = [*model.parameters(), *kv_caches.values()]
-    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-    return not model.is_quantised and all(can_read(tensor) for tensor in floats)
+    # Whole numbers among the parameters are tables and codes; a cache of them is quantised.
+    floats = [tensor for tensor in model.parameters() if tensor.is_floating_point()]
+    tensors = [*floats, *kv_caches.values()]
+    return not model.is_quantised and all(can_read(tensor) for tensor in tensors)

@@ -148,11 +148,12 @@ def can_run_deepseek_v4(
     model: DeepseekV4ForCausalLM, kv_caches: Mapping[str, torch.Tensor]
 ) -> bool:
     """Whether the kernels take this model's weights and caches."""
-    tensors = [*model.parameters(), *kv_caches.values()]
-    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    # Whole numbers among the parameters are tables and codes; a cache of them is quantised.
+    floats = [tensor for tensor in model.parameters() if tensor.is_floating_point()]
+    tensors = [*floats, *kv_caches.values()]
     return (
         not model.is_quantised
-        and all(can_read(tensor) for tensor in floats)
+        and all(can_read(tensor) for tensor in tensors)
         and model.config.hc_mult <= _MAX_STREAMS
     )
 
