@@ -82,14 +82,7 @@ class DecoderLayers {
  public:
   DecoderLayers(ThreadPool& pool, Workspace& space, const vn_decoder_model& model,
                 const vn_step& step)
-      : pool_(pool), space_(space), m_(model), step_(step), pages_(step), t_(step.num_tokens) {
-    request_of_row_.resize(t_);
-    for (int64_t r = 0; r < step.num_requests; ++r) {
-      for (int64_t i = 0; i < step.counts[r]; ++i) {
-        request_of_row_[step.row_starts[r] + i] = static_cast<int32_t>(r);
-      }
-    }
-  }
+      : pool_(pool), space_(space), m_(model), step_(step), pages_(step), t_(step.num_tokens) {}
 
   void run(const vn_decoder_layer& layer, float* stream) {
     const int64_t d = m_.hidden_size;
@@ -198,7 +191,7 @@ class DecoderLayers {
       add_bias(own, layer.qkv_bias, width);
       prepare_heads(layer, step_.positions[row], own);
       float* stored = own + heads * d;  // keys, then values: a row of the cache
-      store_row(layer.cache, row, stored);
+      store_row(pages_, layer.cache, row, step_.positions[row], stored);
       // Rounding here too keeps the result independent of where chunks end.
       round_row(layer.cache.kind, stored, row_width);
     });
@@ -239,13 +232,6 @@ class DecoderLayers {
       if (norm != nullptr) rms_norm(head, norm, 1.0f, d, m_.norm_eps, head);
       if (layer.frequencies != nullptr) rotate_halves(head, turns.data(), d);
     }
-  }
-
-  void store_row(const vn_cache& cache, int64_t row, const float* values) {
-    const int64_t request = request_of_row_[row], position = step_.positions[row];
-    if (!pages_.writes(cache, request, position)) return;
-    const int64_t offset = pages_.find_row(cache, request, position);
-    if (offset >= 0) write_row(cache, offset, values);
   }
 
   // First position that a query sees.
@@ -340,25 +326,12 @@ class DecoderLayers {
     }
   }
 
-  static void mix_all(int64_t rows, const float* const* weights, const float* const* values,
-                      int64_t count, int64_t width, const float* scale, float* const* out) {
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
-      mix_rows<4>(weights + r, values, count, width, scale + r, out + r);
-    }
-    for (; r + 2 <= rows; r += 2) {
-      mix_rows<2>(weights + r, values, count, width, scale + r, out + r);
-    }
-    for (; r < rows; ++r) mix_rows<1>(weights + r, values, count, width, scale + r, out + r);
-  }
-
   ThreadPool& pool_;
   Workspace& space_;
   const vn_decoder_model& m_;
   const vn_step& step_;
   const Pages pages_;
   const int64_t t_;
-  std::vector<int32_t> request_of_row_;
   std::atomic<int64_t> missing_request_{-1}, missing_position_{-1};
 };
 

@@ -22,12 +22,6 @@ class V4Layers {
  public:
   V4Layers(ThreadPool& pool, Workspace& space, const vn_v4_model& model, const vn_step& step)
       : pool_(pool), space_(space), m_(model), step_(step), pages_(step), t_(step.num_tokens) {
-    request_of_row_.resize(t_);
-    for (int64_t r = 0; r < step.num_requests; ++r) {
-      for (int64_t i = 0; i < step.counts[r]; ++i) {
-        request_of_row_[step.row_starts[r] + i] = static_cast<int32_t>(r);
-      }
-    }
     const int32_t pairs = m_.rope_dim / 2;
     turns_ = space_.turns.take(2 * t_ * m_.rope_dim);
     for_rows(pool_, t_, 40 * m_.rope_dim, [&](int64_t row) {
@@ -92,7 +86,7 @@ class V4Layers {
       rms_norm(own + m_.q_lora_rank, layer.kv_norm, 1.0f, d, m_.norm_eps, key);
       const float* turns = compresses ? compress_turns(row) : main_turns(row);
       rotate_tail(key, d, turns, m_.rope_dim / 2, 1.0f);
-      store_row(layer.window, row, key);
+      store_row(pages_, layer.window, row, step_.positions[row], key);
       // Rounding here too keeps the result independent of where chunks end.
       round_row(layer.window.kind, key, d);
     });
@@ -114,13 +108,6 @@ class V4Layers {
     }
   }
 
-  void store_row(const vn_cache& cache, int64_t row, const float* values) {
-    const int64_t request = request_of_row_[row], position = step_.positions[row];
-    if (!pages_.writes(cache, request, position)) return;
-    const int64_t offset = pages_.find_row(cache, request, position);
-    if (offset >= 0) write_row(cache, offset, values);
-  }
-
   // ---- compressor ---------------------------------------------------------------------------
 
   void compress(const vn_v4_layer& layer, const vn_compressor& c, const float* projected,
@@ -131,7 +118,7 @@ class V4Layers {
       std::memcpy(own, projected + row * stride, sizeof(float) * 2 * row_width);
       const float* bias = c.ape + step_.positions[row] % ratio * row_width;
       for (int64_t i = 0; i < row_width; ++i) own[row_width + i] += bias[i];
-      store_row(c.state, row, own);
+      store_row(pages_, c.state, row, step_.positions[row], own);
     });
     struct Entry {
       int64_t request, index;
@@ -289,7 +276,7 @@ class V4Layers {
     keys.clear();
     keys.reserve_decoded(to - from, width);
     const vn_cache& cache = layer.index_compressor.entries;
-    add_rows(cache, request_of_row_[row], from, to, keys);
+    add_rows(cache, pages_.request_of(row), from, to, keys);
     const int64_t count = to - from;
     thread_local std::vector<float> products;
     thread_local std::vector<const float*> x;
@@ -318,7 +305,7 @@ class V4Layers {
   void attend_row(const vn_v4_layer& layer, int64_t row, int64_t index_in_block,
                   const float* queries, int64_t head, int64_t heads, const float* kv,
                   float* output) {
-    const int64_t d = m_.head_dim, request = request_of_row_[row];
+    const int64_t d = m_.head_dim, request = pages_.request_of(row);
     const int64_t position = step_.positions[row];
     const int64_t first = std::max(step_.read_from[request], position - m_.window + 1);
     const int64_t num_entries = count_entries(layer, row);
@@ -354,7 +341,7 @@ class V4Layers {
       for (int64_t i = 0; i < some; ++i) {
         scale[i] = 1.0f / softmax_terms(y[i], count, layer.sinks[head + h + i]);
       }
-      mix_some(static_cast<int>(some), weights, keys.data(), count, d, scale, out);
+      mix_all(some, weights, keys.data(), count, d, scale, out);
     }
     for (int64_t h = 0; h < heads; ++h) {
       rotate_tail(output + h * d, d, turns_of(layer, row), m_.rope_dim / 2, -1.0f);
@@ -387,14 +374,6 @@ class V4Layers {
     });
   }
 
-  static void mix_some(int rows, const float* const* weights, const float* const* keys,
-                       int64_t count, int64_t width, const float* scale, float* const* out) {
-    int r = 0;
-    for (; r + 4 <= rows; r += 4) mix_rows<4>(weights + r, keys, count, width, scale + r, out + r);
-    for (; r + 2 <= rows; r += 2) mix_rows<2>(weights + r, keys, count, width, scale + r, out + r);
-    for (; r < rows; ++r) mix_rows<1>(weights + r, keys, count, width, scale + r, out + r);
-  }
-
   // wo_b of wo_a's groups, each over its own slice of the heads.
   void project_output(const vn_v4_layer& layer, int64_t rows, const float* attended,
                       float* output) {
@@ -418,7 +397,6 @@ class V4Layers {
   const Pages pages_;
   const int64_t t_;
   float* turns_ = nullptr;
-  std::vector<int32_t> request_of_row_;
   std::vector<std::vector<int32_t>> chosen_;
   std::atomic<int64_t> missing_request_{-1}, missing_group_{-1}, missing_position_{-1};
 };

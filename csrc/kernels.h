@@ -356,6 +356,15 @@ inline void mix_rows(const float* const* weights, const float* const* rows, int6
   }
 }
 
+// mix_rows for any number of rows of weights.
+inline void mix_all(int64_t rows, const float* const* weights, const float* const* values,
+                    int64_t count, int64_t width, const float* scale, float* const* out) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) mix_rows<4>(weights + r, values, count, width, scale + r, out + r);
+  for (; r + 2 <= rows; r += 2) mix_rows<2>(weights + r, values, count, width, scale + r, out + r);
+  for (; r < rows; ++r) mix_rows<1>(weights + r, values, count, width, scale + r, out + r);
+}
+
 // ---- choices --------------------------------------------------------------------------------
 
 // Marks the `wanted` highest of `scores`, among equal ones the earliest, and lists them in order.
@@ -398,7 +407,16 @@ inline void round_row(int32_t kind, float* row, int64_t width) {
 // The block tables of a step, asked by position.
 class Pages {
  public:
-  explicit Pages(const vn_step& step) : step_(step) {}
+  explicit Pages(const vn_step& step) : step_(step), request_of_row_(step.num_tokens) {
+    for (int64_t r = 0; r < step.num_requests; ++r) {
+      for (int64_t i = 0; i < step.counts[r]; ++i) {
+        request_of_row_[step.row_starts[r] + i] = static_cast<int32_t>(r);
+      }
+    }
+  }
+
+  // The request of a flat row.
+  int64_t request_of(int64_t row) const { return request_of_row_[row]; }
 
   // The id of the block of a position; 0: not stored.
   int64_t find_block(const vn_cache& cache, int64_t request, int64_t position) const {
@@ -437,6 +455,7 @@ class Pages {
 
  private:
   const vn_step& step_;
+  std::vector<int32_t> request_of_row_;
 };
 
 inline void write_row(const vn_cache& cache, int64_t offset, const float* row) {
@@ -451,6 +470,15 @@ inline void write_row(const vn_cache& cache, int64_t offset, const float* row) {
     std::memcpy(&bits, &rounded, sizeof(bits));
     out[i] = static_cast<uint16_t>(bits >> 16);
   }
+}
+
+// Stores a flat row where its table has room for it and the step is to write it.
+inline void store_row(const Pages& pages, const vn_cache& cache, int64_t row, int64_t position,
+                      const float* values) {
+  const int64_t request = pages.request_of(row);
+  if (!pages.writes(cache, request, position)) return;
+  const int64_t offset = pages.find_row(cache, request, position);
+  if (offset >= 0) write_row(cache, offset, values);
 }
 
 // Rows of a cache as floats: pointers into the cache where it holds floats, else decoded copies.
