@@ -116,10 +116,13 @@ def _baseline(compiler: list[str]) -> list[str]:
 
 def _run_all(commands: list[list[str]]) -> None:
     """Run commands at the same time."""
-    running = [
-        (command, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-        for command in commands
-    ]
+    try:
+        running = [
+            (command, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+            for command in commands
+        ]
+    except OSError as error:
+        raise CompileError(f"the C++ compiler cannot be run: {error}") from error
     failed = ""
     for command, process in running:
         words = process.communicate()[0].decode(errors="replace")
