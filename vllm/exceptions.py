@@ -77,11 +77,15 @@ class QueueFullError(EngineError):
 
     Args:
         message: What is full and its limit.
+        limit: Name of the setting that was met.
         retry_after_s: Seconds after which trying again is reasonable.
     """
 
-    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+    def __init__(
+        self, message: str, limit: str = "max_num_queued_reqs", retry_after_s: int = 1
+    ) -> None:
         super().__init__(message)
+        self.limit = limit
         self.retry_after_s = retry_after_s
 
 
