@@ -85,9 +85,9 @@ class InvokeReader:
         if self._waiting is not None:
             unwrapped = _unwrap(self._waiting[1])
             if unwrapped is not None:
-                return [*news, CallText(unwrapped), CallEnded(True)]
+                return [*news, CallText(unwrapped.removeprefix("{")), CallEnded(True)]
             news += _texts(self._member(*self._waiting))
-        return [*news, CallText("}" if self._num_members else "{}"), CallEnded(True)]
+        return [*news, CallText("}"), CallEnded(True)]
 
     def cut_off(self) -> list[CallNews]:
         """Nothing follows: the call may lack arguments."""
@@ -97,7 +97,8 @@ class InvokeReader:
         self._name = name
         properties = self._schemas.get(name, {}).get("properties")
         self._properties = properties if isinstance(properties, Mapping) else {}
-        return [CallBegun(name)]
+        # At once: no text at all might be taken for a call without arguments.
+        return [CallBegun(name), CallText("{")]
 
     def _open(self, head: re.Match[str], rest: str) -> list[CallNews]:
         """Begin a value."""
@@ -126,7 +127,7 @@ class InvokeReader:
 
     def _member(self, name: str, value: str) -> str:
         self._num_members += 1
-        separator = "{" if self._num_members == 1 else ", "
+        separator = "" if self._num_members == 1 else ", "
         return f"{separator}{json.dumps(name, ensure_ascii=False)}: {value}"
 
 
