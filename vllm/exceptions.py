@@ -77,12 +77,12 @@ class QueueFullError(EngineError):
 
     Args:
         message: What is full and its limit.
-        limit: Name of the setting that was met.
         retry_after_s: Seconds after which trying again is reasonable.
+        limit: Name of the setting that was met.
     """
 
     def __init__(
-        self, message: str, limit: str = "max_num_queued_reqs", retry_after_s: int = 1
+        self, message: str, retry_after_s: int = 1, limit: str = "max_num_queued_reqs"
     ) -> None:
         super().__init__(message)
         self.limit = limit

@@ -80,5 +80,5 @@ class QueueLimit:
             raise QueueFullError(
                 f"The queue is full: prompts of {num_waiting + num_new} tokens would wait, at most "
                 f"{limit} may (--max-num-queued-tokens). Retry later.",
-                "max_num_queued_tokens",
+                limit="max_num_queued_tokens",
             )
