@@ -6,6 +6,7 @@ the answer, results in the next user turn.
 
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ Functions:
 """
 _TAG = 0.7  # weight of the tokens that are the same in every call
 _VERBS = ["get", "find", "look_up", "read", "fetch", "show"]
+_VERB = re.compile(r"^(get|find|look_up|read|fetch|show|check)_")
 _WHO = ["name", "name", "name", "person", "user", "employee"]
 
 
@@ -163,11 +165,11 @@ _MAKERS = (_number_tool, _number_tool, _number_tool, _city_tool, _city_tool, _pr
 
 
 def any_tools(rng: random.Random, count: int) -> list[Tool]:
-    """Tools of different names."""
+    """Tools for different things: each question has one that answers it."""
     found: dict[str, Tool] = {}
     while len(found) < count:
         tool = rng.choice(_MAKERS)(rng)
-        found.setdefault(tool.name, tool)
+        found.setdefault(_VERB.sub("", tool.name), tool)
     return list(found.values())
 
 
