@@ -51,6 +51,13 @@ class Coordinator(Protocol):
         """
         ...
 
+    def is_ready(self, request: Request, start: int, main_end: int, alloc_end: int) -> bool:
+        """Whether a step needs nothing at all: ``advance`` would do nothing and say that is all.
+
+        Most decode steps are such; the arguments are those of a ``StepRequest``.
+        """
+        return False
+
     def plan(self, step: StepRequest, num_available: int) -> StepPlan:
         """Work out what a step takes; changes nothing."""
         ...

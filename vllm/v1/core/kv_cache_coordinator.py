@@ -143,6 +143,17 @@ class CheckpointCoordinator(Coordinator):
             needed -= sum(block.ref_cnt > 0 for blocks in full for block in blocks)
         return needed
 
+    def is_ready(self, request: Request, start: int, main_end: int, alloc_end: int) -> bool:
+        """Whether a step stays inside the blocks and the unit that its request is at."""
+        cache = self.requests.get(request.request_id)
+        if cache is None or alloc_end > cache.ready_until:
+            return False
+        published = cache.published
+        unit = self.geometry.unit
+        begin = published.num_units * unit
+        # Nothing accepted lies beyond main_end, so nothing is to be published either.
+        return begin <= start and main_end < begin + unit and published.unfollowed is None
+
     def advance(self, step: StepRequest) -> bool:
         """Take note of what was accepted since the last step; give back what is not needed.
 
@@ -281,6 +292,8 @@ class CheckpointCoordinator(Coordinator):
 
     def commit_step(self) -> None:
         """End a ``schedule()``: publish what it allocated."""
+        if not self._changed:
+            return
         for cache in self._changed.values():
             self._publisher.publish_copies(cache)
         for cache in self._changed.values():
@@ -293,7 +306,7 @@ class CheckpointCoordinator(Coordinator):
 
     def take_step_work(self) -> StepWork:
         """Drain what the worker must know; the ends of copies stay held until they have run."""
-        row_bounds = self._rebuilds.take_row_bounds()
+        row_bounds = self._rebuilds.take_row_bounds() if self._rebuilds else {}
         if not self._changed and not row_bounds:
             return NO_WORK
         work = StepWork(row_bounds=row_bounds)

@@ -280,12 +280,17 @@ class KVCacheManager(CacheQueries):
         start += lookup.num_tokens if lookup is not None else num_new_computed_tokens
         start = min(start, self.max_model_len)
         main_end = start + num_new_tokens
+        alloc_end = min(main_end + num_lookahead_tokens, self.max_model_len)
+        if not full_sequence_must_fit and self.coordinator.is_ready(
+            request, start, main_end, alloc_end
+        ):
+            return self.empty_kv_cache_blocks
         step = StepRequest(
             request,
             start,
             main_end,
             min(main_end, request.num_tokens),
-            min(main_end + num_lookahead_tokens, self.max_model_len),
+            alloc_end,
             lookup,
             num_external_computed_tokens,
             num_encoder_tokens,
