@@ -128,7 +128,9 @@ class RecordedRun:
             prompt_logprobs=1 if rng.random() < 0.05 else None,
         )
 
-    def add(self, prompt: list[int], **params: Any) -> str:
+    def add(
+        self, prompt: list[int], *, cache_ttls: dict[int, float] | None = None, **params: Any
+    ) -> str:
         """Queue a prompt; returns the request's id, as a server would make it."""
         request_id = f"r-{self._count}-0-0123abcd-0000000a"
         request = Request(
@@ -137,6 +139,8 @@ class RecordedRun:
             SamplingParams(**params),
             block_hasher=self._hasher,
             arrival_time=0.0,
+            cache_boundaries=tuple(cache_ttls or ()),
+            cache_ttls=cache_ttls,
         )
         self._count += 1
         self.scheduler.add_request(request)

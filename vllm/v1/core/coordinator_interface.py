@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, StepWork
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 if TYPE_CHECKING:
     from vllm.v1.messages import HeldPrefix, PrefillStats
@@ -62,6 +62,10 @@ class Coordinator(Protocol):
     def held_prefixes(self) -> Sequence[HeldPrefix]:
         """Return the prefixes that somebody asked to keep."""
         return ()
+
+    def held_places(self) -> Mapping[BlockHash, str]:
+        """Return the names of those that are pinned, by the hashes of their ends."""
+        return {}
 
     def forget_prefix(self, name: str) -> bool:
         """Let go of such a prefix; returns whether there is one of the name."""

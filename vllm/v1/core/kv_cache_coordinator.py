@@ -24,7 +24,7 @@ from vllm.v1.core.cache_step import (
 )
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
@@ -366,6 +366,10 @@ class CheckpointCoordinator(Coordinator):
     def held_prefixes(self) -> Sequence[HeldPrefix]:
         """Return the prefixes that somebody asked to keep."""
         return tuple(self.held.describe())
+
+    def held_places(self) -> Mapping[BlockHash, str]:
+        """Return the names of those that are pinned, by the hashes of their ends."""
+        return self.held.places()
 
     def forget_prefix(self, name: str) -> bool:
         """Let go of such a prefix; returns whether there is one of the name."""

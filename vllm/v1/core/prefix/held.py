@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -135,6 +135,14 @@ class HeldPrefixes:
     def clear(self) -> None:
         """Forget all: the cache was emptied."""
         self._holds.clear()
+
+    def places(self) -> Mapping[BlockHash, str]:
+        """Return the names of pinned prefixes by their ends."""
+        self.expire()
+        pins = self._prefixes.pool.pins
+        if pins is None:
+            return {}
+        return {place: hold.name for place, hold in self._holds.items() if hold in pins}
 
     def describe(self) -> Iterator[HeldPrefix]:
         """Iterate over what is held, the oldest first."""
