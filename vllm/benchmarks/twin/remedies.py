@@ -96,6 +96,7 @@ class Counterfactuals:
             missed: How many.
             cached: What the request hits as it is.
         """
+        num_prompt_tokens = self.trace.requests[number].added.num_prompt_tokens
         wanted = cached + max(1, int(missed * _WORTH))
         if reason == BYPASSED:
             return self._without_bypass(number, cached)
@@ -108,6 +109,8 @@ class Counterfactuals:
         }.get(reason, ())
         for kind in kinds:
             for value, text in self._candidates(kind):
+                if kind == "interval" and value >= num_prompt_tokens:
+                    continue  # it leaves nothing within the prompt
                 found = self.cached(kind, value).get(number, 0)
                 if found >= wanted:
                     return Remedy(

@@ -257,11 +257,6 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
     # ---- health ------------------------------------------------------------------------------
 
     @property
-    def dead_error(self) -> EngineDeadError | None:
-        """Why the core is dead; None while it lives."""
-        return self._core.dead_error
-
-    @property
     def errored(self) -> bool:
         """Whether the core is dead."""
         return self._core.dead_error is not None

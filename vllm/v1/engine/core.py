@@ -177,10 +177,9 @@ class EngineCore:
 
     def get_held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
         """Let go of one prefix, if asked to; return those that are held, and whether it was."""
-        manager = self.scheduler.kv_cache_manager
-        forgotten = bool(forget) and manager.forget_prefix(forget)
+        held, forgotten = self.scheduler.held_prefixes(forget)
         self.scheduler.publish_kv_events()
-        return manager.held_prefixes(), forgotten
+        return held, forgotten
 
     def view_cache(self) -> bytes:
         """Return a snapshot of the cache as JSON; empty without ``VLLM_SERVER_DEV_MODE``."""

@@ -117,6 +117,11 @@ class EngineBase(ABC, Generic[_Handle]):
         self._core.send(AskCacheView(call_id))
         return call_id
 
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the core is dead; None while it lives."""
+        return self._core.dead_error
+
     def _check_alive(self) -> None:
         if self._core.dead_error is not None:
             raise self._core.dead_error

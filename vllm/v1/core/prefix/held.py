@@ -65,6 +65,14 @@ class HeldPrefixes:
         self._holds: dict[BlockHash, _Hold] = {}
         self._next_deadline = math.inf
 
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """Go by another clock from now on; nothing may be held yet.
+
+        A record's replay must see the times that life saw.
+        """
+        assert not self._holds, "times of two clocks do not compare"
+        self._clock = clock
+
     def note_end(self, cache: RequestCache) -> None:
         """Hold what a request asked for that leaves now, as far as it was computed."""
         request, geometry = cache.request, self._prefixes.geometry
@@ -137,8 +145,7 @@ class HeldPrefixes:
         self._holds.clear()
 
     def places(self) -> Mapping[BlockHash, str]:
-        """Return the names of pinned prefixes by their ends."""
-        self.expire()
+        """Return the names of pinned prefixes by their ends; lets go of none."""
         pins = self._prefixes.pool.pins
         if pins is None:
             return {}

@@ -77,7 +77,8 @@ class CacheView:
         began, now_s = time.perf_counter(), self._clock()
         log.sweep(now_s)
         pool = self._source.pool
-        kept = scheduler.kv_cache_manager.coordinator.held_places()
+        held = scheduler.kv_cache_manager.coordinator.held
+        kept = {} if held is None else held.places()
         tree = TreeBuilder(self._source, log, now_s, kept).build(MAX_BRANCHES)
         num_running, num_waiting = scheduler.get_request_counts()
         num_usable = pool.num_gpu_blocks - 1
