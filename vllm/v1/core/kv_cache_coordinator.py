@@ -45,7 +45,7 @@ from vllm.v1.core.whole_block_coordinator import (
     UnitaryKVCacheCoordinator,
 )
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.messages import BYPASSED, HeldPrefix, PrefillStats
+from vllm.v1.messages import BYPASSED, PrefillStats
 from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class CheckpointCoordinator(Coordinator):
         self._ends_in_flight: list[KVCacheBlock] = []
         self._waiting = DonorWaits(prefixes, self.requests, self._changed)
         self._rebuilds = Rebuilds(self.geometry)
-        self.held = HeldPrefixes(prefixes)
+        self.held: HeldPrefixes = HeldPrefixes(prefixes)
         self._num_steps = 0
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
 
@@ -375,14 +375,6 @@ class CheckpointCoordinator(Coordinator):
         if done:
             self.held.clear()
         return done
-
-    def held_prefixes(self) -> Sequence[HeldPrefix]:
-        """Return the prefixes that somebody asked to keep."""
-        return tuple(self.held.describe())
-
-    def forget_prefix(self, name: str) -> bool:
-        """Let go of such a prefix; returns whether there is one of the name."""
-        return self.held.forget(name)
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""

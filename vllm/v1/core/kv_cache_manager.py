@@ -376,11 +376,13 @@ class KVCacheManager(CacheQueries):
 
     def held_prefixes(self) -> Sequence[HeldPrefix]:
         """Return the prefixes that somebody asked to keep."""
-        return self.coordinator.held_prefixes()
+        held = self.coordinator.held
+        return () if held is None else tuple(held.describe())
 
     def forget_prefix(self, name: str) -> bool:
         """Let go of such a prefix; returns whether there is one of the name."""
-        return self.coordinator.forget_prefix(name)
+        held = self.coordinator.held
+        return held is not None and held.forget(name)
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""
