@@ -13,6 +13,7 @@ from vllm import envs
 from vllm.entrypoints.anthropic.errors import in_dialect_of
 from vllm.entrypoints.anthropic.routes import router as messages_router
 from vllm.entrypoints.openai.api_keys import KeyGuard
+from vllm.entrypoints.openai.cache_page import CacheFeed, page_router
 from vllm.entrypoints.openai.cache_routes import cache_router
 from vllm.entrypoints.openai.dev_routes import dev_router
 from vllm.entrypoints.openai.disconnect import ClientGoneError
@@ -79,8 +80,9 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
     if envs.VLLM_SERVER_DEV_MODE and args.operations.admin_key is None:
         logger.warning("VLLM_SERVER_DEV_MODE=1: routes for development are open to every client.")
     if envs.VLLM_SERVER_DEV_MODE or args.operations.admin_key is not None:
-        app.include_router(dev_router)
-        app.include_router(explain_router)
+        app.state.cache_feed = CacheFeed()
+        for routes in (dev_router, explain_router, page_router):
+            app.include_router(routes)
     for kind in (VllmError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _handle_error)
     app.add_exception_handler(ClientGoneError, _handle_client_gone)

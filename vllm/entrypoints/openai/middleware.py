@@ -20,8 +20,9 @@ from vllm.exceptions import EngineError
 from vllm.logger import current_request_id
 from vllm.v1.metrics.tracing import TRACE_HEADERS, current_trace_headers
 
-# Probes and scrapes need no key and are answered in every phase.
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/metrics"})
+# Probes and scrapes need no key and are answered in every phase. Neither does the page of
+# development mode: a browser cannot send a key with it, and what it shows it must ask for.
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/metrics", "/cache"})
 # The longest context in token ids, as JSON, is far below.
 MAX_BODY_BYTES = 64 * 1024 * 1024
 

@@ -10,7 +10,8 @@ from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, Step
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 if TYPE_CHECKING:
-    from vllm.v1.messages import HeldPrefix, PrefillStats
+    from vllm.v1.core.prefix.held import HeldPrefixes
+    from vllm.v1.messages import PrefillStats
     from vllm.v1.metrics.stats import CachePolicyStats
     from vllm.v1.request import Request
 
@@ -23,9 +24,11 @@ class Coordinator(Protocol):
 
     Attributes:
         block_pool: The pool of all groups.
+        held: The prefixes that somebody asked to keep; None: that cannot be asked for.
     """
 
     block_pool: BlockPool
+    held: HeldPrefixes | None = None
 
     def look_up(self, request: Request, max_tokens: int) -> Lookup:
         """Find a request's longest cached prefix of at most ``max_tokens``; takes no block."""
@@ -51,6 +54,13 @@ class Coordinator(Protocol):
         """
         ...
 
+    def is_ready(self, request: Request, start: int, main_end: int, alloc_end: int) -> bool:
+        """Whether a step needs nothing at all: ``advance`` would do nothing and say that is all.
+
+        Most decode steps are such; the arguments are those of a ``StepRequest``.
+        """
+        return False
+
     def plan(self, step: StepRequest, num_available: int) -> StepPlan:
         """Work out what a step takes; changes nothing."""
         ...
@@ -58,14 +68,6 @@ class Coordinator(Protocol):
     def commit(self, plan: StepPlan) -> tuple[Sequence[KVCacheBlock], ...]:
         """Apply a plan that fits the pool; returns the new blocks by group."""
         ...
-
-    def held_prefixes(self) -> Sequence[HeldPrefix]:
-        """Return the prefixes that somebody asked to keep."""
-        return ()
-
-    def forget_prefix(self, name: str) -> bool:
-        """Let go of such a prefix; returns whether there is one of the name."""
-        return False
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Publish what a delayed allocation did not."""
