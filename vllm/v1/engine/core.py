@@ -89,6 +89,11 @@ class EngineCore:
 
     # ---- requests ----------------------------------------------------------------------------
 
+    def warm_up(self) -> None:
+        """Start what compiles grammars, beside the loop."""
+        if envs.VLLM_WARM_GRAMMARS:
+            self._grammars.warm_up()
+
     def make_request(self, request: EngineCoreRequest) -> Request:
         """Build the scheduler's request and hash its prompt; any thread may call this."""
         return Request.from_engine_core_request(request, self._block_hasher)

@@ -44,6 +44,9 @@ class SteppedCore(Protocol):
 
     load_s: float
 
+    def warm_up(self) -> None:
+        """Begin, beside the loop, what would make a first request of some kind wait."""
+
     def make_request(self, request: EngineCoreRequest) -> Any:
         """Prepare a request (hash its prompt); any thread may call it."""
 
