@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vllm.config import KVTransferConfig, VllmConfig
     from vllm.distributed.kv_events import KVCacheEvent
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -98,8 +98,20 @@ class SchedulerSide(ABC):
         """Take the scheduler's block pool, for connectors that hold blocks themselves."""
         return
 
+    def bind_kv_cache_manager(self, manager: KVCacheManager) -> None:
+        """Take the manager, for connectors that move prefixes with all that resuming needs."""
+        return
+
+    def has_pending_work(self) -> bool:
+        """Whether the workers may report something although no request waits or runs."""
+        return False
+
     def on_new_request(self, request: Request) -> None:
-        """Take note of a request that entered the queue."""
+        """Take note of a request that enters the queue.
+
+        Raises:
+            UserInputError: What it says of its transfer is wrong.
+        """
         return
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
@@ -179,6 +191,10 @@ class WorkerSide(ABC):
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return the blocks that could not be loaded in this step."""
+        return set()
+
+    def get_failed_loads(self) -> set[str]:
+        """Return the requests whose loads failed as a whole since the last call."""
         return set()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
