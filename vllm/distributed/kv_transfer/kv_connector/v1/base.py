@@ -69,6 +69,9 @@ def supports_hma(connector: Any) -> bool:
 class SchedulerSide(ABC):
     """What the scheduler asks of a connector."""
 
+    # How long an engine that shuts down goes on for what other engines may still fetch.
+    drain_timeout_s: float = 0.0
+
     @abstractmethod
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -226,6 +229,15 @@ class KVConnectorBase_V1(SchedulerSide, WorkerSide):
         self._kv_transfer_config: KVTransferConfig = vllm_config.kv_transfer_config
         self._kv_cache_config = kv_cache_config
         self._role = role
+
+    @classmethod
+    def check_before_load(cls, vllm_config: VllmConfig) -> None:
+        """Refuse, in the engine core's process and before weights load, what cannot work.
+
+        Raises:
+            ConfigError: A setting is wrong, or an address is taken.
+        """
+        return
 
     @property
     def role(self) -> KVConnectorRole:
