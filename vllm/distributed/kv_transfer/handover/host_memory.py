@@ -106,8 +106,8 @@ def _find_pages(view: torch.Tensor, pools: dict[int, memoryview]) -> LayerPages:
         pools[address] = memoryview(raw).cast("B")
     return LayerPages(
         pools[address],
-        view.storage_offset() * view.element_size(),
-        view.stride(0) * view.element_size(),
+        int(view.storage_offset()) * view.element_size(),
+        int(view.stride(0)) * view.element_size(),
         num_rows,
         width * view.element_size(),
     )
