@@ -15,7 +15,6 @@ def _switch(*names: str, advice: str = "leave it out") -> RefusedFlag:
 
 REFUSED_SERVE_FLAGS = (
     # Prefix cache and KV cache.
-    _value("--kv-transfer-config"),
     _value("--ec-transfer-config"),
     # Scheduling.
     _value("--scheduler-cls"),

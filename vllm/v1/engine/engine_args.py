@@ -11,7 +11,9 @@ from typing import Any
 
 from vllm import envs
 from vllm.config.cache import CacheConfig
+from vllm.config.kv_connectors import KVConnectorRegistry
 from vllm.config.kv_events import KVEventsConfig
+from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.load import LoadConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
@@ -65,6 +67,7 @@ class EngineArgs:
         speculative_config: A drafter, as ``SpeculativeConfig.from_dict`` takes it.
         cache_trace: File that records what decides about the prefix cache, hashes and no text.
         cache_trace_max_bytes: Of that file and the one before it, together.
+        kv_transfer_config: A KV connector, as ``KVTransferConfig.from_dict`` takes it.
         kv_events_config: Where KV cache events go, as ``KVEventsConfig.from_dict`` takes it.
         trust_remote_code: Without effect: no code of a model is ever run.
         hf_overrides: Over the checkpoint's config.json; objects in it are merged.
@@ -105,6 +108,7 @@ class EngineArgs:
     max_num_queued_tokens: int | None = None
     speculative_config: dict[str, Any] | None = None
     kv_events_config: dict[str, Any] | None = None
+    kv_transfer_config: dict[str, Any] | None = None
     disable_log_stats: bool = False
     cache_trace: str | None = None
     cache_trace_max_bytes: int = ObservabilityConfig.cache_trace_max_bytes
@@ -153,6 +157,7 @@ class EngineArgs:
             load_config=load_config,
             speculative_config=self._make_speculative_config(model_config),
             kv_events_config=self._make_kv_events_config(),
+            kv_transfer_config=self._make_kv_transfer_config(),
             observability_config=self._make_observability_config(),
         )
 
@@ -256,6 +261,13 @@ class EngineArgs:
         config = SpeculativeConfig.from_dict(self.speculative_config)
         if config.method == "mtp":
             _check_mtp(model_config)
+        return config
+
+    def _make_kv_transfer_config(self) -> KVTransferConfig | None:
+        if self.kv_transfer_config is None:
+            return None
+        config = KVTransferConfig.from_dict(self.kv_transfer_config)
+        KVConnectorRegistry.load_class(config)
         return config
 
     def _make_kv_events_config(self) -> KVEventsConfig | None:

@@ -118,6 +118,13 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}.',
     )
     group.add_argument(
+        "--kv-transfer-config",
+        type=json_object,
+        metavar="JSON",
+        help="Prefill apart from decode (docs/disaggregation.md): "
+        '{"kv_connector": "TcpConnector", "kv_role": "kv_producer", "kv_port": 14579}.',
+    )
+    group.add_argument(
         "--cache-trace",
         metavar="FILE",
         help="Record what decides about the prefix cache, hashes and no text, for vllm cache "
