@@ -22,9 +22,10 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VllmError
 from vllm.logger import init_logger, setup_logging
 from vllm.platforms.resolve import get_current_platform
+from vllm.utils.liveness import beat_interval_s
 from vllm.v1.engine.channel import Channel, Endpoints
 from vllm.v1.engine.core_loop import CoreLoop, Progress, SteppedCore
-from vllm.v1.engine.heartbeat import Pulse, beat_interval_s
+from vllm.v1.engine.heartbeat import Pulse
 from vllm.v1.engine.wire import Codec, Dead, ErrorInfo, FromCore, Ready, StartFailed
 
 logger = init_logger(__name__)
