@@ -24,12 +24,16 @@ def build_engine_core(vllm_config: VllmConfig) -> EngineCore:
 
 def _choose_executor(config: VllmConfig) -> Callable[[VllmConfig], Executor]:
     parallel = config.parallel_config
-    checks = {"check_specs": _check_specs, "check_weights": _check_weights}
     backend = parallel.distributed_executor_backend or ("mp" if parallel.world_size > 1 else "uni")
     if backend == "uni":
-        return partial(UniProcExecutor, **checks)
+        return partial(UniProcExecutor, check_specs=_check_specs, check_weights=_check_weights)
     start_ranks = start_process_ranks if backend == "mp" else start_ray_ranks
-    return partial(RankedExecutor, start_ranks=start_ranks, **checks)
+    return partial(
+        RankedExecutor,
+        start_ranks=start_ranks,
+        check_specs=_check_specs,
+        check_weights=_check_weights,
+    )
 
 
 def _check_specs(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from vllm.utils.liveness import COMPUTING_SHARE, LONG_STEP_TIMEOUTS, main_thread_cpu_clock
+from vllm.utils.liveness import COMPUTING_SHARE, LONG_STEP_TIMEOUTS, family_cpu_clock
 from vllm.v1.engine.core_loop import Progress
 from vllm.v1.engine.wire import Heartbeat
 
@@ -15,7 +15,7 @@ class Pulse:
         progress: Of the step loop, which runs in the main thread.
         timeout_s: Seconds of silence that mean death.
         clock: Monotonic seconds.
-        cpu_clock: CPU seconds of the loop's thread; None: of the main thread.
+        cpu_clock: CPU seconds of the loop's thread and its workers; None: of the main thread's family.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Pulse:
         self._progress = progress
         self._long_step_s = timeout_s * LONG_STEP_TIMEOUTS
         self._clock = clock
-        self._cpu_clock = cpu_clock or main_thread_cpu_clock()
+        self._cpu_clock = cpu_clock or family_cpu_clock()
         self._count = -1
         self._num_grace_beats = 0
         self._step_began = self._last_beat = clock()
