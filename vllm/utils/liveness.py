@@ -52,8 +52,12 @@ def _read_cpu_s(pid: str) -> float:
 
 def main_thread_cpu_clock() -> Callable[[], float]:
     """Return a clock of the CPU seconds that this process's main thread has used."""
-    thread_id = threading.main_thread().ident
-    if thread_id is None or not hasattr(time, "pthread_getcpuclockid"):
+    return thread_cpu_clock(threading.main_thread())
+
+
+def thread_cpu_clock(thread: threading.Thread) -> Callable[[], float]:
+    """Return a clock of the CPU seconds that a running thread has used; any thread may ask."""
+    if thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):
         return lambda: 0.0
-    clock_id = time.pthread_getcpuclockid(thread_id)
+    clock_id = time.pthread_getcpuclockid(thread.ident)
     return lambda: time.clock_gettime(clock_id)

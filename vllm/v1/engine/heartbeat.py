@@ -15,7 +15,7 @@ class Pulse:
         progress: Of the step loop, which runs in the main thread.
         timeout_s: Seconds of silence that mean death.
         clock: Monotonic seconds.
-        cpu_clock: CPU seconds of the loop's thread and its workers; None: of the main thread's family.
+        cpu_clock: CPU seconds of the loop's thread and its workers; None: the main thread's.
     """
 
     def __init__(

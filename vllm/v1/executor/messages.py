@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from vllm import exceptions
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import WorkerPlace
+from vllm.exceptions import EngineError, VllmError
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -118,6 +120,14 @@ class Beat:
     """
 
     cpu_s: float
+
+
+def rebuild_failure(rank: int, failure: Failure) -> VllmError:
+    """Return the error of a rank, of its own class; one that is not ours names the rank."""
+    error_type = getattr(exceptions, failure.kind, EngineError)
+    prefix = f"rank {rank}: " if error_type is EngineError else ""
+    error: VllmError = error_type(prefix + failure.message)
+    return error
 
 
 FromRank = Answer | Failure | Beat

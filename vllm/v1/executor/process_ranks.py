@@ -14,14 +14,14 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from vllm import envs, exceptions
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import WorkerPlace
-from vllm.exceptions import EngineDeadError, EngineError, VllmError
+from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.utils.liveness import beat_interval_s
-from vllm.v1.executor.messages import Beat, Failure, FromRank, Order, RunStep, Stop
-from vllm.v1.executor.rank_watch import RankWatch
+from vllm.v1.executor.messages import Beat, Failure, FromRank, Order, RunStep, Stop, rebuild_failure
+from vllm.v1.executor.rank_watch import OWN_SHARE, RankWatch
 
 logger = init_logger(__name__)
 
@@ -31,8 +31,6 @@ _BOOT = (
     "from vllm.v1.executor.rank_proc import main; "
     "main(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))"
 )
-# The front end judges by the whole timeout: a fault found here comes first, and names the rank.
-_OWN_SHARE = 0.75
 _STOP_S = 3.0
 
 
@@ -43,11 +41,15 @@ class ProcessRanks:
         size: How many.
         timeout_s: Seconds without life that mean death, of a rank that runs a step.
 
+    Attributes:
+        places: Where each stands.
+        timeout_s: As given.
+
     Owns: the processes, their sockets, and the folder they meet in.
     """
 
     def __init__(self, size: int, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._folder = Path(tempfile.mkdtemp(prefix="vllm-ranks-"))
         meeting = f"file://{self._folder}/meeting"
         self.places = [WorkerPlace(rank, size, rank, size, meeting) for rank in range(size)]
@@ -59,6 +61,11 @@ class ProcessRanks:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes' ids, in rank order."""
+        return [rank.process.pid for rank in self._ranks]
 
     def order(self, orders: Sequence[Order]) -> list[Any]:
         """See ``Ranks``."""
@@ -106,9 +113,9 @@ class ProcessRanks:
 
     def _gather(self, *, is_step: bool) -> list[Any]:
         answers: dict[int, Any] = {}
-        watch = RankWatch(range(len(self._ranks)), self._timeout_s * _OWN_SHARE)
+        watch = RankWatch(range(len(self._ranks)), self.timeout_s * OWN_SHARE)
         by_connection = {rank.connection: rank for rank in self._ranks}
-        interval_s = beat_interval_s(self._timeout_s)
+        interval_s = beat_interval_s(self.timeout_s)
         while len(answers) < len(self._ranks):
             pending = [c for c, rank in by_connection.items() if rank.rank not in answers]
             ready = wait(pending, interval_s)
@@ -119,7 +126,7 @@ class ProcessRanks:
                 if isinstance(message, Beat):
                     watch.saw_beat(rank.rank, message)
                 elif isinstance(message, Failure):
-                    raise _rebuild(rank.rank, message)
+                    raise rebuild_failure(rank.rank, message)
                 else:
                     answers[rank.rank] = message.value
                     watch.saw_answer(rank.rank)
@@ -202,10 +209,3 @@ def _environment() -> dict[str, str]:
         # Ranks of one machine need no network, nor that its own name resolves.
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return environment
-
-
-def _rebuild(rank: int, failure: Failure) -> VllmError:
-    error_type = getattr(exceptions, failure.kind, EngineError)
-    prefix = f"rank {rank}: " if error_type is EngineError else ""
-    error: VllmError = error_type(prefix + failure.message)
-    return error

@@ -54,6 +54,7 @@ class RankHost:
             return Failure(EngineError.__name__, f"{type(error).__name__}: {error}")
 
     def _make(self, order: MakeWorker) -> WorkerFacts:
+        self._stop(Stop())
         self._rank = order.place.rank
         register_caches(order.vllm_config, self._platform)
         self._worker = make_worker(order.vllm_config, self._platform, order.place)

@@ -3,8 +3,12 @@
 import time
 from collections.abc import Callable, Collection
 
-from vllm.utils.liveness import COMPUTING_SHARE
 from vllm.v1.executor.messages import Beat
+
+# A thread that waits for another rank uses nothing; one that computes on a crowded machine little.
+_COMPUTING_SHARE = 0.02
+OWN_SHARE = 0.75
+"""The front end judges by the whole timeout: a fault found by this share of it names the rank."""
 
 
 class RankWatch:
@@ -37,7 +41,7 @@ class RankWatch:
         """Note a sign of life."""
         now = self._clock()
         used = beat.cpu_s - self._last_cpu.get(rank, beat.cpu_s)
-        if used > COMPUTING_SHARE * (now - self._last_sign[rank]):
+        if used > _COMPUTING_SHARE * (now - self._last_sign[rank]):
             self._last_work = now
         self._last_cpu[rank] = beat.cpu_s
         self._last_sign[rank] = now
