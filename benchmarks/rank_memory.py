@@ -2,8 +2,8 @@
 
     python -m benchmarks.rank_memory FOLDER --ranks 2 [--spread-experts]
 
-Ranks load the weights and stop: no KV pool, no steps. Linux only. What each read of the files is in its
-log line ("Loaded ... tensors").
+Ranks load the weights and stop: no KV pool, no steps. Linux only. What each read of the files is in
+its log line ("Loaded ... tensors").
 """
 
 import argparse
