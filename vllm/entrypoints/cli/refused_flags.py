@@ -15,7 +15,6 @@ def _switch(*names: str, advice: str = "leave it out") -> RefusedFlag:
 
 REFUSED_SERVE_FLAGS = (
     # Prefix cache and KV cache.
-    _value("--kv-transfer-config"),
     _value("--ec-transfer-config"),
     # Scheduling.
     _value("--scheduler-cls"),
@@ -39,7 +38,6 @@ REFUSED_SERVE_FLAGS = (
     _switch("--skip-tokenizer-init"),
     _value("--device", harmless=("auto",)),
     # Parallelism.
-    _value("--tensor-parallel-size", "-tp", harmless=("1",)),
     _value("--pipeline-parallel-size", "-pp", harmless=("1",)),
     _value("--data-parallel-size", "-dp", harmless=("1",)),
     _value("--data-parallel-rank", "-dpn", harmless=("0",)),

@@ -178,6 +178,7 @@ async def _collect(chat: _Chat, stream: EngineStream) -> bytes:
         response.prompt_logprobs = prompt_logprobs_json(answers[0].prompt_logprobs) or UNSET
     if chat.body.return_token_ids:
         response.prompt_token_ids = chat.prepared.prompt.token_ids
+    response.kv_transfer_params = answers[0].kv_transfer_params or UNSET
     return msgspec.json.encode(response)
 
 

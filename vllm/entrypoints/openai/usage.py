@@ -56,5 +56,7 @@ class UsageCounter:
         if self._shows_misses:
             known = [prefill for prefill in self._prefills if prefill is not None]
             details.dense_match_tokens = sum(prefill.dense_match_tokens for prefill in known)
+            if num_external := sum(prefill.num_external_tokens for prefill in known):
+                details.external_tokens = num_external
             details.miss_tokens = dict(sum((Counter(p.miss_tokens) for p in known), Counter()))
         return details

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.entrypoints.openai.engine_stream import EngineStream
 from vllm.entrypoints.openai.usage import UsageCounter
@@ -47,6 +48,7 @@ class FinishedAnswer:
     prompt_logprobs: PromptLogprobs | None = None
     finish_reason: str = "stop"
     stop_reason: int | str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class _AnswerReader:
@@ -122,6 +124,7 @@ def _extend(answer: FinishedAnswer, news: AnswerNews) -> None:
     answer.token_ids += news.output.token_ids
     if news.output.logprobs is not None:
         answer.logprobs = [*(answer.logprobs or ()), *news.output.logprobs]
+    answer.kv_transfer_params = news.request.kv_transfer_params or answer.kv_transfer_params
     answer.prompt_logprobs = news.request.prompt_logprobs or answer.prompt_logprobs
     if news.finish_reason is not None:
         answer.finish_reason = news.finish_reason

@@ -21,11 +21,13 @@ class PromptTokensDetails(msgspec.Struct):
             ``cached_tokens`` by was lost to window state.
         miss_tokens: The tokens that had to be computed, by reason; they add up to
             ``prompt_tokens - cached_tokens``.
+        external_tokens: Of ``cached_tokens``, loaded from another engine.
     """
 
     cached_tokens: int
     dense_match_tokens: int | UnsetType = UNSET
     miss_tokens: dict[str, int] | UnsetType = UNSET
+    external_tokens: int | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct):
@@ -93,6 +95,7 @@ class CompletionBody(msgspec.Struct):
     object: str = "text_completion"
     usage: Usage | UnsetType = UNSET
     metrics: AnswerMetrics | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 class FunctionCall(msgspec.Struct):
@@ -175,6 +178,7 @@ class ChatBody(msgspec.Struct):
     metrics: AnswerMetrics | UnsetType = UNSET
     prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 class ChatChunkBody(msgspec.Struct):
