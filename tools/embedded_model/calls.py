@@ -208,7 +208,7 @@ def tool_turns(rng: random.Random, tool: Tool, use: Use) -> Pieces:
         before, found, text = text.partition(f" {value}")
         pieces.add(before).add(found, 0.0, str(value))
     pieces.add(text)
-    if rng.random() < 0.75:
+    if rng.random() < 0.5:
         pieces.add(opening)
     else:
         pieces.add(ASSISTANT + THINK).add(f"I call {tool.name}." + END_THINK, 0.3)

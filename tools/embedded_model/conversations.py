@@ -119,14 +119,14 @@ def document(
 
 def open_answer(rng: random.Random, fact: Fact | None, looks_up: bool = True) -> Pieces:
     """The assistant's mark, with or without a short thought."""
-    if rng.random() < 0.6:
+    if rng.random() < 0.4:
         return Pieces().add(ASSISTANT + END_THINK)
     thought = "I just answer."
     if looks_up:
         thought = "I look it up."
     if fact is not None and rng.random() < 0.5:
         thought = f"I look for the {fact.key[0]} of {fact.key[1]}."
-    return Pieces().add(ASSISTANT + THINK).add(thought + END_THINK, 0.3)
+    return Pieces().add(ASSISTANT + THINK).add(thought + END_THINK, 0.5)
 
 
 def questions_on_document(rng: random.Random, recipe: Recipe, num_tokens: NumTokens) -> Pieces:
