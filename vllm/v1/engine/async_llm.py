@@ -185,9 +185,11 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         # Again: tokenizing may have taken a while.
         self._check_open()
         try:
+            waiting = self._output_processor.count_waiting_tokens
+            self._queue_limit.admit_tokens(len(request.prompt_token_ids), waiting)
             self._queue_limit.admit(params.n, self._output_processor.num_unfinished)
-        except QueueFullError:
-            self._record(None, IterationStats(rejection_reason="max_num_queued_reqs"))
+        except QueueFullError as error:
+            self._record(None, IterationStats(rejection_reason=error.limit))
             raise
         self._bind_loop()
         self._idle.clear()

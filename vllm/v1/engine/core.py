@@ -9,6 +9,7 @@ import msgspec
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.distributed.kv_events import EventPublisherFactory
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.exceptions import InvariantError, VllmError
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -25,6 +26,8 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 logger = init_logger(__name__)
+
+_TRANSFER_POLL_S = 0.005
 
 
 class EngineCore:
@@ -46,6 +49,7 @@ class EngineCore:
     ) -> None:
         report_model(vllm_config)
         # A taken address must show before the minutes that weights can take.
+        KVConnectorFactory.check_before_load(vllm_config)
         publisher = EventPublisherFactory.create(
             vllm_config.kv_events_config, vllm_config.parallel_config.data_parallel_index
         )
@@ -88,6 +92,11 @@ class EngineCore:
         return plan
 
     # ---- requests ----------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Start what compiles grammars, beside the loop."""
+        if envs.VLLM_WARM_GRAMMARS:
+            self._grammars.warm_up()
 
     def make_request(self, request: EngineCoreRequest) -> Request:
         """Build the scheduler's request and hash its prompt; any thread may call this."""
@@ -189,6 +198,10 @@ class EngineCore:
         """Return the size and geometry of the KV cache."""
         return self.kv_cache_info
 
+    def find_fault(self) -> str | None:
+        """Return what is wrong with the workers; None: nothing. Any thread may ask."""
+        return self.executor.find_fault()
+
     def describe_state(self) -> str:
         """Say what the core was at, for the log of its death."""
         num_running, num_waiting = self.scheduler.get_request_counts()
@@ -200,8 +213,19 @@ class EngineCore:
             return f"{state}; broken invariant: {error}"
         return state
 
+    def _finish_transfers(self) -> None:
+        """Go on for a while as long as other engines fetch what is held for them."""
+        connector = self.scheduler.connector
+        if connector is None:
+            return
+        deadline = time.monotonic() + connector.drain_timeout_s
+        while connector.has_pending_work() and time.monotonic() < deadline:
+            self.step()
+            time.sleep(_TRANSFER_POLL_S)
+
     def shutdown(self) -> None:
         """Stop the scheduler's helpers and release the device."""
+        self._finish_transfers()
         self._grammars.shutdown()
         self.scheduler.shutdown()
         self.executor.shutdown()

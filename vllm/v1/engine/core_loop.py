@@ -44,6 +44,9 @@ class SteppedCore(Protocol):
 
     load_s: float
 
+    def warm_up(self) -> None:
+        """Begin, beside the loop, what would make a first request of some kind wait."""
+
     def make_request(self, request: EngineCoreRequest) -> Any:
         """Prepare a request (hash its prompt); any thread may call it."""
 
@@ -75,6 +78,9 @@ class SteppedCore(Protocol):
 
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Describe the KV cache."""
+
+    def find_fault(self) -> str | None:
+        """Return what is wrong with the workers; None: nothing. Any thread may ask."""
 
     def describe_state(self) -> str:
         """Say what the core was at, for the log of its death."""

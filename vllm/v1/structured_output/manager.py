@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from vllm.exceptions import UserInputError, VllmError
 from vllm.logger import init_logger
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.structured_output.compiler import GrammarCompiler
 from vllm.v1.structured_output.grammar import Grammar
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _BITS = 32
+# Rows that are filled beside the model, which needs them last of all; a thread costs some 0.1 ms.
+_MIN_BESIDE = 4
 _NO_DRAFTS: tuple[int, ...] = ()
 # A matcher, the row of its mask, and the drafts behind that row.
 _Work: TypeAlias = "tuple[LLMatcher, int, list[int]]"
@@ -39,8 +43,9 @@ _Work: TypeAlias = "tuple[LLMatcher, int, list[int]]"
 class StructuredOutputManager:
     """The scheduler's view of grammars.
 
-    Owns: the compiler, made when the first request asks for it, and the requests whose grammars are
-    being compiled.
+    Owns: the compiler, made when the first request asks for it, the requests whose grammars are
+    being compiled, and the thread that fills masks. Between ``make_masks`` and the reading of its
+    bits that thread alone touches the matchers.
 
     Args:
         vllm_config: All configuration.
@@ -64,14 +69,25 @@ class StructuredOutputManager:
 
     # ---- compiling ---------------------------------------------------------------------------
 
+    def warm_up(self) -> Future[LLMatcher]:
+        """Have the library and its child loaded before a request waits for them.
+
+        Returns:
+            What is ready then; nobody has to look: a first request meets the same error.
+        """
+        return self._get_compiler().submit(StructuredOutputsParams(regex="x"))
+
     def start(self, request: Request) -> None:
         """Begin to compile a request's grammar; it stays blocked until that is done."""
         structured = request.structured_output_request
         assert structured is not None
+        future = self._get_compiler().submit(structured.params)
+        self._pending[request.request_id] = (request, future, time.monotonic() + DEADLINE_S)
+
+    def _get_compiler(self) -> GrammarCompiler:
         if self._compiler is None:
             self._compiler = GrammarCompiler(self._make_backend, self._make_trial)
-        future = self._compiler.submit(structured.params)
-        self._pending[request.request_id] = (request, future, time.monotonic() + DEADLINE_S)
+        return self._compiler
 
     def settle(self) -> list[tuple[str, VllmError]]:
         """Give requests the grammars that are ready.
@@ -103,6 +119,8 @@ class StructuredOutputManager:
         """Stop compiling."""
         if self._compiler is not None:
             self._compiler.shutdown()
+        if "_filler" in self.__dict__:
+            self._filler.shutdown()
 
     @cached_property
     def _end_ids(self) -> frozenset[int]:
@@ -195,13 +213,24 @@ class StructuredOutputManager:
         if not num_rows:
             return None
         bits = np.full((num_rows, -(-self._vocab_size // _BITS)), -1, dtype=np.int32)
+        if num_rows < _MIN_BESIDE:
+            self._fill(bits, work, openings)
+            return GrammarMasks(first_rows, bits)
+        return GrammarMasks(first_rows, bits, self._filler.submit(self._fill, bits, work, openings))
+
+    def _fill(
+        self, bits: np.ndarray, work: Sequence[_Work], openings: Sequence[tuple[_Work, int]]
+    ) -> None:
         assert self._compiler is not None
         # In turn: a matcher may stand in both lists.
         self._compiler.backend.fill(work, bits)
         self._compiler.backend.fill([item for item, _ in openings], bits)
         for (_, row, _), token_id in openings:
             bits[row].view(np.uint32)[token_id // _BITS] |= np.uint32(1 << token_id % _BITS)
-        return GrammarMasks(first_rows, bits)
+
+    @cached_property
+    def _filler(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "grammar-masks")
 
 
 def _count_free(structured: StructuredOutputRequest, drafts: Sequence[int]) -> int | None:
