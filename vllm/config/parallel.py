@@ -1,25 +1,97 @@
-"""Parallelism; one worker for now, the fields are what other parts ask for."""
+"""Parallelism: sizes of the groups, and how several engine cores share out requests."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from vllm.exceptions import ConfigError
+
+DATA_PARALLEL_BACKENDS = ("mp", "ray")
+DATA_PARALLEL_ROUTINGS = ("prefix", "round-robin")
+MAX_DATA_PARALLEL_SIZE = 64
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Sizes of the parallel groups."""
+    """Sizes of the parallel groups.
+
+    Attributes:
+        data_parallel_size: Engine cores behind one front end.
+        data_parallel_size_local: Of those, cores on this machine; they share its memory and
+            threads. None: all.
+        data_parallel_rank: The core that this configuration is for.
+        data_parallel_index: The same, of the labels of metrics and the ports of KV events.
+        data_parallel_backend: "mp": processes of this machine; "ray": actors of a ray cluster.
+        data_parallel_address: Of the front end, as cores on other machines reach it.
+        data_parallel_rpc_port: Where cores on other machines ask for their part; 0: none may.
+        data_parallel_routing: Who gets a request: the core with the longest cached "prefix", or
+            "round-robin" to compare with.
+        data_parallel_fault_tolerance: A core that dies takes only its own requests along.
+        data_parallel_restarts: How often each core is started again then.
+    """
 
     pipeline_parallel_size: int = 1
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     data_parallel_index: int = 0
     data_parallel_rank: int = 0
+    data_parallel_size_local: int | None = None
+    data_parallel_backend: str = "mp"
+    data_parallel_address: str = "127.0.0.1"
+    data_parallel_rpc_port: int = 0
+    data_parallel_routing: Literal["prefix", "round-robin"] = "prefix"
+    data_parallel_fault_tolerance: bool = False
+    data_parallel_restarts: int = 0
     decode_context_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         if self.tensor_parallel_size < 1 or self.pipeline_parallel_size < 1:
             raise ConfigError("parallel sizes must be at least 1.")
+        self._check_data_parallel()
+
+    def _check_data_parallel(self) -> None:
+        size, local = self.data_parallel_size, self.data_parallel_size_local
+        if not 1 <= size <= MAX_DATA_PARALLEL_SIZE:
+            raise ConfigError(
+                f"data_parallel_size={size} is out of range: use 1 to {MAX_DATA_PARALLEL_SIZE}."
+            )
+        if local is not None and not 0 <= local <= size:
+            raise ConfigError(
+                f"data_parallel_size_local={local} must be 0 to data_parallel_size={size}."
+            )
+        for name, allowed in (
+            ("data_parallel_backend", DATA_PARALLEL_BACKENDS),
+            ("data_parallel_routing", DATA_PARALLEL_ROUTINGS),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is unknown: use {' or '.join(allowed)}."
+                )
+        if not 0 <= self.data_parallel_rpc_port <= 65535:
+            raise ConfigError(
+                f"data_parallel_rpc_port={self.data_parallel_rpc_port} is no port: use 1 to 65535, "
+                "or 0 for none."
+            )
+        if self.data_parallel_restarts < 0:
+            raise ConfigError(
+                f"data_parallel_restarts={self.data_parallel_restarts} must be at least 0."
+            )
+        if self.data_parallel_restarts and not self.data_parallel_fault_tolerance:
+            raise ConfigError(
+                f"data_parallel_restarts={self.data_parallel_restarts} needs "
+                "data_parallel_fault_tolerance: without it the server ends with its first core."
+            )
+
+    @property
+    def num_local_cores(self) -> int:
+        """Engine cores that share this machine, at least one."""
+        local = self.data_parallel_size_local
+        return max(1, self.data_parallel_size if local is None else local)
+
+    @property
+    def first_device(self) -> int:
+        """Index on its machine of the first device of this core."""
+        return self.data_parallel_rank % self.num_local_cores * self.world_size
 
     @property
     def world_size(self) -> int:

@@ -9,6 +9,7 @@ from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import UserInputError
+from vllm.v1.core.free_block_queue import BlockHash
 from vllm.v1.messages import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
 from vllm.v1.sequence import TokenSequence
 from vllm.v1.structured_output.reasoning import ReasoningTracker
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.core.free_block_queue import BlockHash
     from vllm.v1.messages import EngineCoreRequest
 
 
@@ -109,8 +109,11 @@ class Request(TokenSequence):
         is_extra_answer: bool = False,
         cache_boundaries: Sequence[int] = (),
         cache_ttls: Mapping[int, float] | None = None,
+        block_hashes: Sequence[BlockHash] = (),
     ) -> None:
         super().__init__(request_id, prompt_token_ids, prompt_embeds, block_hasher)
+        # Those that are known already; the hasher goes on behind them.
+        self.block_hashes.extend(block_hashes)
         self.client_index = client_index
         self.priority = priority
         self.arrival_time = time.time() if arrival_time is None else arrival_time
@@ -209,6 +212,7 @@ class Request(TokenSequence):
             is_extra_answer=request.is_extra_answer,
             cache_boundaries=request.cache_boundaries,
             cache_ttls=request.cache_ttls,
+            block_hashes=[BlockHash(known) for known in request.block_hashes],
         )
 
     # ------------------------------------------------------------------- state

@@ -83,10 +83,6 @@ IGNORED_SERVE_FLAGS = (
     _switch(_ONE_WORKER, "--disable-custom-all-reduce"),
     _switch(_ONE_WORKER, "--enable-dbo"),
     _switch(_ONE_WORKER, "--ray-workers-use-nsight"),
-    _value(_ONE_WORKER, "--data-parallel-size-local", "-dpl"),
-    _value(_ONE_WORKER, "--data-parallel-address", "-dpa"),
-    _value(_ONE_WORKER, "--data-parallel-rpc-port", "-dpp"),
-    _value(_ONE_WORKER, "--data-parallel-backend", "-dpb"),
     _value("one server process is enough for one engine", "--api-server-count", "-asc"),
     # Media.
     _value(_NO_MEDIA, "--limit-mm-per-prompt"),

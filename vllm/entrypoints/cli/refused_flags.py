@@ -43,8 +43,6 @@ REFUSED_SERVE_FLAGS = (
     # Parallelism.
     _value("--tensor-parallel-size", "-tp", harmless=("1",)),
     _value("--pipeline-parallel-size", "-pp", harmless=("1",)),
-    _value("--data-parallel-size", "-dp", harmless=("1",)),
-    _value("--data-parallel-rank", "-dpn", harmless=("0",)),
     _switch("--data-parallel-hybrid-lb"),
     _switch("--data-parallel-external-lb"),
     _value("--decode-context-parallel-size", "-dcp", harmless=("1",)),

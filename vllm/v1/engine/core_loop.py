@@ -10,6 +10,7 @@ from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
     AskHeldPrefixes,
+    CoreNews,
     ErrorInfo,
     FromCore,
     HeldPrefixes,
@@ -58,6 +59,9 @@ class SteppedCore(Protocol):
 
     def take_refusals(self) -> list[tuple[str, VllmError]]:
         """Drain the queued requests that turned out to be wrong, and what is wrong with them."""
+
+    def take_news(self) -> CoreNews | None:
+        """Drain what front ends must hear to share requests out; None: there is nothing new."""
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
@@ -156,10 +160,17 @@ class CoreLoop:
         self._progress.busy = True
         self._progress.tick()
         outputs, self._did_work = self._core.step()
+        # First: who reads an answer and goes on must find its prefix known.
+        self._emit_news()
         for request_id, error in self._core.take_refusals():
             self._reject(request_id, error)
         for client_outputs in outputs.values():
             self._emit(StepOutputs(client_outputs))
+
+    def _emit_news(self) -> None:
+        news = self._core.take_news()
+        if news is not None:
+            self._emit(news)
 
     def _take_messages(self) -> None:
         """Handle what has come; wait for a message when there is no work."""
@@ -205,10 +216,12 @@ class CoreLoop:
         success = self._core.reset_prefix_cache(
             message.reset_running_requests, message.reset_connector
         )
+        self._emit_news()
         self._emit(PrefixCacheReset(message.call_id, success))
 
     def _tell_held(self, message: AskHeldPrefixes) -> None:
         prefixes, forgotten = self._core.get_held_prefixes(message.forget)
+        self._emit_news()
         self._emit(HeldPrefixes(message.call_id, list(prefixes), forgotten))
 
     def _stop(self, _: Shutdown) -> None:

@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 from vllm import envs
 from vllm.config.cache import CacheConfig
@@ -30,6 +30,7 @@ from vllm.model_executor.model_loader.resolve import (
 )
 from vllm.model_executor.models.registry import resolve_model
 from vllm.platforms.resolve import find_plugin_platform
+from vllm.v1.engine.data_parallel.flags import check_data_parallel_backend
 from vllm.v1.engine.engine_flags import TOKENIZER_MODES, add_engine_flags
 
 logger = init_logger(__name__)
@@ -85,6 +86,14 @@ class EngineArgs:
     download_dir: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    data_parallel_size_local: int | None = None
+    data_parallel_backend: str = "mp"
+    data_parallel_address: str = "127.0.0.1"
+    data_parallel_rpc_port: int = 0
+    data_parallel_routing: Literal["prefix", "round-robin"] = "prefix"
+    data_parallel_fault_tolerance: bool = False
+    data_parallel_restarts: int = 0
     block_size: int | None = None
     kv_cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.92
@@ -143,7 +152,7 @@ class EngineArgs:
         return VllmConfig(
             model_config=model_config,
             cache_config=self._make_cache_config(model_config),
-            parallel_config=ParallelConfig(),
+            parallel_config=self._make_parallel_config(),
             scheduler_config=self._make_scheduler_config(model_config),
             load_config=load_config,
             speculative_config=self._make_speculative_config(model_config),
@@ -251,6 +260,19 @@ class EngineArgs:
         if config.method == "mtp":
             _check_mtp(model_config)
         return config
+
+    def _make_parallel_config(self) -> ParallelConfig:
+        check_data_parallel_backend(self.data_parallel_backend, self.data_parallel_size)
+        return ParallelConfig(
+            data_parallel_size=self.data_parallel_size,
+            data_parallel_size_local=self.data_parallel_size_local,
+            data_parallel_backend=self.data_parallel_backend,
+            data_parallel_address=self.data_parallel_address,
+            data_parallel_rpc_port=self.data_parallel_rpc_port,
+            data_parallel_routing=self.data_parallel_routing,
+            data_parallel_fault_tolerance=self.data_parallel_fault_tolerance,
+            data_parallel_restarts=self.data_parallel_restarts,
+        )
 
     def _make_kv_events_config(self) -> KVEventsConfig | None:
         if self.kv_events_config is None:

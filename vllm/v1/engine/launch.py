@@ -10,6 +10,7 @@ from vllm.v1.engine.client import (
     ThreadCore,
 )
 from vllm.v1.engine.core_proc import load_factory
+from vllm.v1.engine.data_parallel.ranks import agree_on_hashes, make_rank_config
 from vllm.v1.engine.process_client import ProcessCore
 
 # By name: the front end must not import what imports torch.
@@ -21,15 +22,32 @@ def launch_engine_core(
 ) -> AsyncEngineCoreHandle:
     """Start an engine core and return at once; ``wait_ready`` on the handle blocks.
 
-    In a process of its own, or with ``VLLM_ENABLE_V1_MULTIPROCESSING=0`` in a thread.
+    In a process of its own, or with ``VLLM_ENABLE_V1_MULTIPROCESSING=0`` in a thread. Several cores
+    (``data_parallel_size``) look like one.
 
     Args:
         vllm_config: What to start; not to be changed until the core is ready.
         core_factory: ``module:function`` that makes the core, see ``core_proc.CoreFactory``.
     """
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        return _launch_several(vllm_config, core_factory)
+    return _launch_one(vllm_config, core_factory)
+
+
+def _launch_one(vllm_config: VllmConfig, core_factory: str) -> AsyncEngineCoreHandle:
     if envs.VLLM_ENABLE_V1_MULTIPROCESSING:
         return ProcessCore(vllm_config, core_factory)
     return ThreadCore(_make_builder(vllm_config, core_factory))
+
+
+def _launch_several(vllm_config: VllmConfig, core_factory: str) -> AsyncEngineCoreHandle:
+    # Deliberately late: hashing prompts takes imports that one core's front end does without.
+    from vllm.v1.engine.data_parallel.cores import DataParallelCores  # noqa: PLC0415
+
+    config = agree_on_hashes(vllm_config)
+    return DataParallelCores(
+        config, lambda rank: _launch_one(make_rank_config(config, rank), core_factory)
+    )
 
 
 def launch_sync_engine_core(
@@ -40,6 +58,8 @@ def launch_sync_engine_core(
     In a process of its own, or with ``VLLM_ENABLE_V1_MULTIPROCESSING=0`` in the caller's thread
     (steps then run inside ``next_message``, which a debugger can follow).
     """
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        return _launch_several(vllm_config, core_factory)
     if envs.VLLM_ENABLE_V1_MULTIPROCESSING:
         return ProcessCore(vllm_config, core_factory)
     return InlineCore(_make_builder(vllm_config, core_factory))

@@ -16,6 +16,7 @@ from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
+from vllm.platforms.host_cpus import count_usable_cores
 from vllm.v1.engine.channel import Channel
 from vllm.v1.engine.client import Mailbox, expect_ready
 from vllm.v1.engine.core_proc import LaunchOrder
@@ -193,13 +194,22 @@ class ProcessCore:
         self._mailbox.put(Dead(message))
 
 
+def _environment(order: LaunchOrder) -> dict[str, str]:
+    """Return the environment of a core; several on one machine share out its cores."""
+    environment = envs.engine_process_environment()
+    num_cores = order.vllm_config.parallel_config.num_local_cores
+    if num_cores > 1 and not envs.OMP_NUM_THREADS:
+        environment["OMP_NUM_THREADS"] = str(max(1, count_usable_cores() // num_cores))
+    return environment
+
+
 def _spawn(order: LaunchOrder) -> "subprocess.Popen[bytes]":
     # Its own session: Ctrl-C at the terminal is the front end's to handle (it drains).
     process = subprocess.Popen(
         [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
         stdin=subprocess.PIPE,
         start_new_session=True,
-        env=envs.engine_process_environment(),
+        env=_environment(order),
     )
     assert process.stdin is not None
     try:

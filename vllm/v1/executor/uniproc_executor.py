@@ -50,7 +50,9 @@ class UniProcExecutor:
         # Before specs are grouped and the scheduler asks for managers, both in this process.
         register_all_kvcache_specs(None)
         platform.register_custom_kv_cache_specs(config)
-        self._worker: Any = _load_class(platform.worker_class_path)(config, platform)
+        self._worker: Any = _load_class(platform.worker_class_path)(
+            config, platform, config.parallel_config.first_device
+        )
         # A wrong block size or cache dtype must show before the minutes that weights can take.
         specs = self.get_kv_cache_specs()
         self._worker.init_device()
