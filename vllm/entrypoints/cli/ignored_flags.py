@@ -83,7 +83,6 @@ IGNORED_SERVE_FLAGS = (
     _switch(_ONE_WORKER, "--disable-custom-all-reduce"),
     _switch(_ONE_WORKER, "--enable-dbo"),
     _switch(_ONE_WORKER, "--ray-workers-use-nsight"),
-    _value("one server process is enough for one engine", "--api-server-count", "-asc"),
     # Media.
     _value(_NO_MEDIA, "--limit-mm-per-prompt"),
     _value(_NO_MEDIA, "--media-io-kwargs"),

@@ -46,6 +46,15 @@ def add_operations_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="Send a comment on a stream that was silent for so long. Default: 0, never.",
     )
+    group.add_argument(
+        "--api-server-count",
+        "-asc",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Processes that answer HTTP, all on one socket and for the same engine cores. "
+        "Default: 1.",
+    )
     _add_switch(group, "--guard-metrics", "Ask for the API key on /metrics too.")
     _add_switch(group, "--disable-uvicorn-access-log", "Log no line for each request.")
     group.add_argument(
@@ -82,4 +91,5 @@ def make_operations_args(args: Any) -> OperationsArgs:
         quiet_endpoints=tuple(path.strip() for path in paths if path.strip()),
         keep_alive_s=args.sse_keep_alive_interval,
         guards_metrics=args.guard_metrics,
+        api_server_count=args.api_server_count,
     )

@@ -22,6 +22,7 @@ from vllm.config import VllmConfig
 from vllm.entrypoints.openai.app import build_app
 from vllm.entrypoints.openai.context import ServingContext, make_model_facts
 from vllm.entrypoints.openai.listener import url_of
+from vllm.entrypoints.openai.metrics_exchange import MetricsExchange
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.openai.web_server import load_config, make_uvicorn_config, start_tls_refresh
@@ -71,6 +72,7 @@ class HttpServer:
         core: A launched engine core, ready or not.
         listener: A listening socket.
         job: Run once the server is ready, which then stops; None: it serves until told to stop.
+        exchange: Other server processes, whose metrics are shown too; None: there are none.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class HttpServer:
         core: AsyncEngineCoreHandle,
         listener: socket.socket,
         job: Callable[[], Awaitable[None]] | None = None,
+        exchange: MetricsExchange | None = None,
     ) -> None:
         self._config = config
+        self._exchange = exchange
         self._args = args
         self._core = core
         self._listener = listener
@@ -106,6 +110,9 @@ class HttpServer:
     async def _main(self, uvicorn_config: uvicorn.Config) -> int:
         state = ServerState()
         app = build_app(state, self._args, self._registry)
+        if self._exchange is not None:
+            app.state.exchange = self._exchange
+            await self._exchange.start(self._registry)
         uvicorn_config.app = app
         load_config(uvicorn_config, self._args.operations.tls)
         server = _UvicornServer(uvicorn_config)

@@ -35,6 +35,11 @@ class Endpoints:
     from_core: str
     server_key: bytes | None = None
 
+    @classmethod
+    def in_folder(cls, folder: str, name: str) -> "Endpoints":
+        """Return a pair of Unix sockets in a private folder."""
+        return cls(f"{_IPC}{folder}/{name}to", f"{_IPC}{folder}/{name}from")
+
     def remove_folder(self) -> None:
         """Remove the private folder of Unix sockets, if there is one."""
         if self.to_core.startswith(_IPC):
@@ -71,10 +76,10 @@ class Channel:
         Raises:
             EngineError: TCP is needed, but this ZMQ cannot encrypt.
         """
-        folder = None if use_tcp else _make_private_folder()
+        folder = None if use_tcp else make_private_folder()
         channel = cls(folder)
         if folder is not None:
-            endpoints = Endpoints(f"{_IPC}{folder}/to", f"{_IPC}{folder}/from")
+            endpoints = Endpoints.in_folder(folder, "")
             channel._send_socket.bind(endpoints.to_core)
             channel.receive_socket.bind(endpoints.from_core)
             return channel, endpoints
@@ -95,6 +100,14 @@ class Channel:
             port = socket.bind_to_random_port("tcp://127.0.0.1")
             addresses.append(f"tcp://127.0.0.1:{port}")
         return Endpoints(addresses[0], addresses[1], public_key)
+
+    @classmethod
+    def bind_at(cls, endpoints: Endpoints) -> "Channel":
+        """Make a further front end's side, at Unix sockets in a folder of somebody else's."""
+        channel = cls()
+        channel._send_socket.bind(endpoints.to_core)
+        channel.receive_socket.bind(endpoints.from_core)
+        return channel
 
     @classmethod
     def connect(cls, endpoints: Endpoints) -> "Channel":
@@ -151,7 +164,7 @@ class Channel:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _make_private_folder() -> str | None:
+def make_private_folder() -> str | None:
     """Return a new folder only this user may enter, or None when no Unix socket fits in one."""
     if not zmq.has("ipc"):
         return None

@@ -17,7 +17,7 @@ from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.platforms.host_cpus import count_usable_cores
-from vllm.v1.engine.channel import Channel
+from vllm.v1.engine.channel import Channel, Endpoints
 from vllm.v1.engine.client import Mailbox, expect_ready
 from vllm.v1.engine.core_proc import LaunchOrder
 from vllm.v1.engine.heartbeat import HeartbeatMonitor, beat_interval_s
@@ -46,10 +46,16 @@ class ProcessCore:
         vllm_config: Sent to the process; the copy there is the one that profiling completes.
         core_factory: ``module:function`` that makes the core there, see ``core_proc``.
         use_tcp: Do not try Unix sockets.
+        more_endpoints: Of further front ends, which share the core.
     """
 
     def __init__(
-        self, vllm_config: VllmConfig, core_factory: str, *, use_tcp: bool = False
+        self,
+        vllm_config: VllmConfig,
+        core_factory: str,
+        *,
+        use_tcp: bool = False,
+        more_endpoints: tuple[Endpoints, ...] = (),
     ) -> None:
         self._timeout_s = envs.VLLM_ENGINE_HEARTBEAT_TIMEOUT
         self._codec = Codec()
@@ -65,6 +71,7 @@ class ProcessCore:
             core_factory=core_factory,
             heartbeat_timeout_s=self._timeout_s,
             launched_at=time.monotonic(),
+            more_endpoints=more_endpoints,
         )
         self._process = _spawn(order)
         self._reader = threading.Thread(target=self._read, name="engine-core-reader", daemon=True)

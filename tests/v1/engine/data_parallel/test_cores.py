@@ -11,7 +11,7 @@ import pytest
 from tests.v1.engine.fakes import FAKE_CORE, make_tokenizer, scripted_token
 from tests.v1.engine.test_async_llm import Recorder
 from vllm.config.parallel import ParallelConfig
-from vllm.exceptions import EngineDeadError, EngineError, UserInputError
+from vllm.exceptions import EngineCoreLostError, EngineDeadError, UserInputError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.launch import launch_engine_core
@@ -116,7 +116,7 @@ def test_a_rank_can_be_chosen_and_a_wrong_one_is_refused(in_threads, build):
         for number in range(3):
             await ask(engine, str(number), range(8), rank=1)
         assert [len(recorder.finished) for recorder in engine.recorders] == [0, 3]
-        with pytest.raises(UserInputError, match="2 is out of range: .* engine cores 0 to 1"):
+        with pytest.raises(UserInputError, match=r"2 is out of range: .* engine cores 0 to 1"):
             await ask(engine, "wrong", range(8), rank=2)
 
     asyncio.run(main())
@@ -164,7 +164,7 @@ def test_without_tolerance_the_first_death_ends_everything(build):
         await until(lambda: all(recorder.scheduler_stats for recorder in engine.recorders))
         os.kill(pids[1], signal.SIGKILL)
         for task in asked:
-            with pytest.raises(EngineDeadError, match="rank 1: .*signal 9"):
+            with pytest.raises(EngineDeadError, match=r"rank 1: .*signal 9"):
                 await task
         assert engine.errored
 
@@ -184,7 +184,7 @@ def test_with_tolerance_only_the_dead_cores_requests_fail_and_it_comes_back(buil
         ]
         await until(lambda: all(recorder.scheduler_stats for recorder in engine.recorders))
         os.kill(pids[1], signal.SIGKILL)
-        with pytest.raises(EngineError, match="rank 1 died while it answered"):
+        with pytest.raises(EngineCoreLostError, match="rank 1 died while it answered"):
             await asked[1]
         # Those that come meanwhile are answered, and so is what the other core had.
         assert (await ask(engine, "meanwhile", range(9)))[0] == told(range(9))

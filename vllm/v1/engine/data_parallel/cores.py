@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 
 from vllm.config import VllmConfig
-from vllm.exceptions import EngineDeadError, VllmError
+from vllm.exceptions import EngineCoreLostError, EngineDeadError, VllmError
 from vllm.logger import init_logger
 from vllm.v1.engine.client import AsyncEngineCoreHandle, Mailbox
 from vllm.v1.engine.data_parallel.gather import Gathering
@@ -116,7 +116,7 @@ class DataParallelCores:
         elif isinstance(message, AbortRequests):
             self._abort(message.request_ids, self._router)
         elif isinstance(message, ResetPrefixCache | AskHeldPrefixes):
-            self._ask(message)
+            self._ask(message, self._router)
 
     def next_message(self) -> FromCore:
         """Block for the next message of any core."""
@@ -160,9 +160,9 @@ class DataParallelCores:
         for rank, ids in by_rank.items():
             self._handles[rank].send(AbortRequests(ids))
 
-    def _ask(self, message: ResetPrefixCache | AskHeldPrefixes) -> None:
+    def _ask(self, message: ResetPrefixCache | AskHeldPrefixes, router: Router) -> None:
         with self._lock:
-            ranks = {r for r, handle in enumerate(self._handles) if handle.dead_error is None}
+            ranks = router.living()
             self._gatherings[message.call_id] = Gathering(set(ranks))
         for rank in ranks:
             self._handles[rank].send(message)
@@ -182,6 +182,11 @@ class DataParallelCores:
             self._mailbox.put(message)
         elif isinstance(message, PrefixCacheReset | HeldPrefixes):
             self._gather(rank, message)
+        elif isinstance(message, CoreLost):
+            # Somebody else keeps the cores, and says that there will be others.
+            self._lose(rank, message.message, self._router)
+        elif isinstance(message, Ready):
+            self._welcome(rank, message, self._router)
         elif isinstance(message, Dead):
             self._on_dead(rank, message, self._router)
 
@@ -205,32 +210,43 @@ class DataParallelCores:
     def _on_dead(self, rank: int, message: Dead, router: Router) -> None:
         if self._closing:
             return
-        reason = f"Data parallel rank {rank}: {message.message}"
-        lost = router.lose(rank)
-        if not self._is_tolerant or (not router.num_alive() and not self._num_restarts_left[rank]):
-            self._dead_error = EngineDeadError(reason)
-            self._mailbox.put(Dead(reason))
+        num_restarts = self._num_restarts_left[rank]
+        if not self._is_tolerant or not (router.num_alive(without=rank) or num_restarts):
+            self._die(f"Data parallel rank {rank}: {message.message}")
             return
+        self._lose(rank, message.message, router)
+        if num_restarts:
+            self._num_restarts_left[rank] -= 1
+            threading.Thread(
+                target=self._restart, args=(rank, router), name="restart-core", daemon=True
+            ).start()
+
+    def _die(self, reason: str) -> None:
+        self._dead_error = EngineDeadError(reason)
+        self._mailbox.put(Dead(reason))
+
+    def _lose(self, rank: int, reason: str, router: Router) -> None:
+        """Fail the requests of a core that died, and expect no answers of it."""
+        lost = router.lose(rank)
         logger.error(
-            "%s Its %d requests fail, %d other cores go on.", reason, len(lost), router.num_alive()
+            "Data parallel rank %d is lost: %s Its %d requests here fail; cores left: %d.",
+            rank,
+            reason,
+            len(lost),
+            router.num_alive(),
         )
         error = ErrorInfo(
-            "EngineError",
+            EngineCoreLostError.__name__,
             f"The engine core of data parallel rank {rank} died while it answered this request: "
             "send it again, other cores serve on.",
         )
         for request_id in lost:
             self._mailbox.put(RequestRejected(request_id, error))
-        self._mailbox.put(CoreLost(rank, message.message))
+        self._mailbox.put(CoreLost(rank, reason))
         with self._lock:
             for gathering in self._gatherings.values():
                 gathering.lose(rank)
         self._settle_gatherings()
-        if self._num_restarts_left[rank]:
-            self._num_restarts_left[rank] -= 1
-            threading.Thread(
-                target=self._restart, args=(rank, router), name="restart-core", daemon=True
-            ).start()
 
     def _restart(self, rank: int, router: Router) -> None:
         """Start a dead core again and send it requests once it serves."""
@@ -244,10 +260,13 @@ class DataParallelCores:
         except VllmError as error:
             logger.error("The engine core of data parallel rank %d stays dead: %s", rank, error)
             if not router.num_alive() and not self._closing:
-                self._dead_error = EngineDeadError(str(error))
-                self._mailbox.put(Dead(str(error)))
+                self._die(str(error))
             return
         handle.subscribe(partial(self._on_message, rank))
+        self._welcome(rank, ready, router)
+
+    def _welcome(self, rank: int, ready: Ready, router: Router) -> None:
+        """Send requests to a core that was started again."""
         router.revive(rank)
         logger.info(
             "The engine core of data parallel rank %d serves again (process %d).", rank, ready.pid

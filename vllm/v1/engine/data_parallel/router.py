@@ -172,10 +172,15 @@ class Router:
         with self._lock:
             self._alive[rank] = True
 
-    def num_alive(self) -> int:
-        """Return how many cores serve."""
+    def living(self) -> list[int]:
+        """Return the cores that serve."""
         with self._lock:
-            return sum(self._alive)
+            return [rank for rank, alive in enumerate(self._alive) if alive]
+
+    def num_alive(self, without: int | None = None) -> int:
+        """Return how many cores serve, one of them left out."""
+        with self._lock:
+            return sum(alive for rank, alive in enumerate(self._alive) if rank != without)
 
 
 def make_prompt_hasher(config: VllmConfig, hash_block_size: int) -> PromptHasher | None:
