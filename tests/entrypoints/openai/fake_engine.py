@@ -46,6 +46,7 @@ class FakeEngine:
         self.resets: list[tuple[bool, bool]] = []
         self.boundaries: list[list[int]] = []
         self.ranks: list[int | None] = []
+        self.living_ranks: list[int] = [0]
         self.held: list[HeldPrefix] = []
         self.keeps = True
         self.can_reset = True

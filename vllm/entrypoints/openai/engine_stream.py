@@ -22,6 +22,10 @@ class EngineClient(Protocol):
     def errored(self) -> bool:
         """Whether the engine is dead."""
 
+    @property
+    def living_ranks(self) -> Sequence[int]:
+        """The engine cores that serve, by data parallel rank."""
+
     async def submit(
         self,
         request_id: str,

@@ -136,6 +136,8 @@ class HttpServer:
             server.should_exit = True
             server.force_exit = self._force.is_set()
             await serving
+            if self._exchange is not None:
+                self._exchange.stop()
 
     @contextlib.asynccontextmanager
     async def _doing_job(self) -> AsyncIterator[None]:

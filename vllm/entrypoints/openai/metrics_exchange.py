@@ -40,6 +40,11 @@ class MetricsExchange:
         self._registry = registry
         self._server = await asyncio.start_unix_server(self._tell, self._paths[self._own])
 
+    def stop(self) -> None:
+        """Tell nobody any more."""
+        if self._server is not None:
+            self._server.close()
+
     async def _tell(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert self._registry is not None
         try:

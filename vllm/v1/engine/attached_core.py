@@ -1,7 +1,7 @@
 """An engine core that another process keeps, as one of its several front ends sees it."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -68,6 +68,10 @@ class AttachedCore:
             )
         if not self._channel.send(self._codec.encode(message)):
             logger.debug("%s goes nowhere: the engine core is gone.", type(message).__name__)
+
+    def living(self) -> Sequence[int]:
+        """Return the one core's rank, unless it is dead."""
+        return (0,) if self._dead_error is None else ()
 
     def next_message(self) -> FromCore:
         """Block for the core's next message."""

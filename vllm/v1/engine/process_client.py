@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import zmq
 
@@ -109,6 +109,10 @@ class ProcessCore:
         """Send a message; the core must be ready."""
         if not self._channel.send(self._codec.encode(message)) and self._dead_error is None:
             logger.debug("%s goes nowhere: the engine core is gone.", type(message).__name__)
+
+    def living(self) -> Sequence[int]:
+        """Return the one core's rank, unless it is dead."""
+        return (0,) if self._dead_error is None else ()
 
     def next_message(self) -> FromCore:
         """Block for the core's next message."""

@@ -1,7 +1,7 @@
 """Several engine cores that look like one to the engine in front of them."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -117,6 +117,10 @@ class DataParallelCores:
             self._abort(message.request_ids, self._router)
         elif isinstance(message, ResetPrefixCache | AskHeldPrefixes):
             self._ask(message, self._router)
+
+    def living(self) -> Sequence[int]:
+        """Return the ranks of the cores that serve."""
+        return () if self._router is None else self._router.living()
 
     def next_message(self) -> FromCore:
         """Block for the next message of any core."""
