@@ -1,4 +1,4 @@
-"""Parallelism: sizes of the groups, and how several engine cores share out requests."""
+"""Parallelism: sizes of the groups, what runs the workers, who gets a request."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,6 +8,7 @@ from vllm.exceptions import ConfigError
 DATA_PARALLEL_BACKENDS = ("mp", "ray")
 DATA_PARALLEL_ROUTINGS = ("prefix", "round-robin")
 MAX_DATA_PARALLEL_SIZE = 64
+EXECUTOR_BACKENDS = ("uni", "mp", "ray")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class ParallelConfig:
             "round-robin" to compare with.
         data_parallel_fault_tolerance: A core that dies takes only its own requests along.
         data_parallel_restarts: How often each core is started again then.
+        enable_expert_parallel: The workers of a replica hold whole experts, not parts of each.
+        distributed_executor_backend: "uni" (one worker in the engine core's process), "mp" (a
+            process each on this machine), "ray" (actors of a Ray cluster); None: as the number of
+            workers says.
     """
 
     pipeline_parallel_size: int = 1
@@ -43,10 +48,23 @@ class ParallelConfig:
     data_parallel_restarts: int = 0
     decode_context_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    distributed_executor_backend: str | None = None
 
     def __post_init__(self) -> None:
         if self.tensor_parallel_size < 1 or self.pipeline_parallel_size < 1:
             raise ConfigError("parallel sizes must be at least 1.")
+        backend = self.distributed_executor_backend
+        if backend is not None and backend not in EXECUTOR_BACKENDS:
+            raise ConfigError(
+                f"distributed_executor_backend={backend!r} is unknown: use one of "
+                f"{', '.join(EXECUTOR_BACKENDS)}."
+            )
+        if backend == "uni" and self.world_size > 1:
+            raise ConfigError(
+                f"distributed_executor_backend='uni' runs one worker, but {self.world_size} were "
+                "asked for: use mp or ray, or tensor_parallel_size=1."
+            )
         self._check_data_parallel()
 
     def _check_data_parallel(self) -> None:

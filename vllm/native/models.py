@@ -7,11 +7,13 @@ import torch
 
 from vllm import envs
 from vllm.logger import init_logger
+from vllm.model_executor.models.causal_lm import CausalLM
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.native.decoder import NativeDecoder, can_run_decoder
 from vllm.native.deepseek_v4 import NativeDeepseekV4, can_run_deepseek_v4
-from vllm.native.library import NativeContext, load_library
+from vllm.native.library import NativeContext
+from vllm.native.loader import load_library
 from vllm.native.step_tables import build_native_tables
 from vllm.v1.attention.metadata import CacheLayout
 from vllm.v1.attention.step_model import StepModel
@@ -48,6 +50,8 @@ def make_native_model(
 def _find_obstacle(model: Any, kv_caches: Mapping[str, torch.Tensor]) -> str:
     if not envs.VLLM_NATIVE:
         return "VLLM_NATIVE=0"
+    if isinstance(model, CausalLM) and model.share.size > 1:
+        return "one of several workers"
     if load_library() is None:
         return "the library is not built: make native"
     if isinstance(model, DeepseekV4ForCausalLM):

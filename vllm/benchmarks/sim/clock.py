@@ -162,6 +162,7 @@ class ClockedRun:
         self._ledger = Ledger(max_concurrency, on_done)
         self._interruptions = deque(interruptions)
         self._now = 0.0
+        engine.use_clock(lambda: self._now)
 
     def run(self, requests: Sequence[LoadRequest]) -> SimResult:
         """Serve all requests to their ends."""

@@ -55,6 +55,17 @@ def add_operations_flags(parser: argparse.ArgumentParser) -> None:
         help="Processes that answer HTTP, all on one socket and for the same engine cores. "
         "Default: 1.",
     )
+    group.add_argument(
+        "--admin-api-key",
+        metavar="KEY",
+        help="The operator's key: opens everything, and it alone /reset_prefix_cache, "
+        "/server_info and /v1/cache/*, which are there then.",
+    )
+    _add_switch(
+        group,
+        "--enable-per-request-metrics",
+        "Tell in every completion and chat where its time went (metrics).",
+    )
     _add_switch(group, "--guard-metrics", "Ask for the API key on /metrics too.")
     _add_switch(group, "--disable-uvicorn-access-log", "Log no line for each request.")
     group.add_argument(
@@ -92,4 +103,6 @@ def make_operations_args(args: Any) -> OperationsArgs:
         keep_alive_s=args.sse_keep_alive_interval,
         guards_metrics=args.guard_metrics,
         api_server_count=args.api_server_count,
+        admin_key=args.admin_api_key,
+        shows_metrics=args.enable_per_request_metrics,
     )

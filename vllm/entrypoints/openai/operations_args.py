@@ -67,6 +67,9 @@ class OperationsArgs:
         keep_alive_s: Seconds of silence after which a stream gets a comment; 0: never.
         guards_metrics: Whether ``/metrics`` needs the API key too.
         api_server_count: Processes that answer HTTP, all of them on one socket.
+        admin_key: Opens everything, and alone the operator's routes; None: these are like others,
+            or not there.
+        shows_metrics: Whether answers tell where their time went.
     """
 
     uds: str | None = None
@@ -77,6 +80,8 @@ class OperationsArgs:
     keep_alive_s: float = 0.0
     guards_metrics: bool = False
     api_server_count: int = 1
+    admin_key: str | None = None
+    shows_metrics: bool = False
 
     def __post_init__(self) -> None:
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
@@ -88,6 +93,8 @@ class OperationsArgs:
                 f"--api-server-count {self.api_server_count} is out of range: use 1 to "
                 f"{MAX_API_SERVERS}."
             )
+        if self.admin_key == "":
+            raise ConfigError("--admin-api-key is empty: leave it out or give a real key.")
         if not 0 <= self.keep_alive_s < float("inf"):
             raise ConfigError(
                 f"--sse-keep-alive-interval {self.keep_alive_s:g} must be a number of seconds, at "

@@ -1,6 +1,7 @@
 """The engine core's loop: take messages, step, send outputs. The same in a process or a thread."""
 
 import queue
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -9,7 +10,9 @@ from vllm.logger import init_logger
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
+    AskCacheView,
     AskHeldPrefixes,
+    CacheSnapshot,
     CoreNews,
     ErrorInfo,
     FromCore,
@@ -45,6 +48,9 @@ class SteppedCore(Protocol):
 
     load_s: float
 
+    def warm_up(self) -> None:
+        """Begin, beside the loop, what would make a first request of some kind wait."""
+
     def make_request(self, request: EngineCoreRequest) -> Any:
         """Prepare a request (hash its prompt); any thread may call it."""
 
@@ -74,8 +80,14 @@ class SteppedCore(Protocol):
     def get_held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
         """Let go of one prefix, if asked to; return those that are held, and whether it was."""
 
+    def view_cache(self) -> bytes:
+        """Return what the cache holds, as JSON; empty where nobody watches."""
+
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Describe the KV cache."""
+
+    def find_fault(self) -> str | None:
+        """Return what is wrong with the workers; None: nothing. Any thread may ask."""
 
     def describe_state(self) -> str:
         """Say what the core was at, for the log of its death."""
@@ -134,6 +146,7 @@ class CoreLoop:
             AbortRequests: self._abort,
             ResetPrefixCache: self._reset,
             AskHeldPrefixes: self._tell_held,
+            AskCacheView: self._tell_view,
             Shutdown: self._stop,
         }
 
@@ -238,6 +251,12 @@ class CoreLoop:
         prefixes, forgotten = self._core.get_held_prefixes(message.forget)
         self._emit_news()
         self._emit_to(client, HeldPrefixes(message.call_id, list(prefixes), forgotten))
+
+    def _tell_view(self, message: AskCacheView, client: int) -> None:
+        began = time.perf_counter()
+        body = self._core.view_cache()
+        took_s = time.perf_counter() - began
+        self._emit_to(client, CacheSnapshot(message.call_id, body, took_s))
 
     def _stop(self, _message: Shutdown, _client: int) -> None:
         self._stopped = True

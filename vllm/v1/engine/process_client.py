@@ -17,10 +17,11 @@ from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.platforms.host_cpus import count_usable_cores
+from vllm.utils.liveness import beat_interval_s
 from vllm.v1.engine.channel import Channel, Endpoints
 from vllm.v1.engine.client import Mailbox, expect_ready
 from vllm.v1.engine.core_proc import LaunchOrder
-from vllm.v1.engine.heartbeat import HeartbeatMonitor, beat_interval_s
+from vllm.v1.engine.heartbeat import HeartbeatMonitor
 from vllm.v1.engine.wire import Codec, Dead, FromCore, Heartbeat, Ready, Shutdown, ToCore
 
 logger = init_logger(__name__)
@@ -208,9 +209,10 @@ class ProcessCore:
 def _environment(order: LaunchOrder) -> dict[str, str]:
     """Return the environment of a core; several on one machine share out its cores."""
     environment = envs.engine_process_environment()
-    num_cores = order.vllm_config.parallel_config.num_local_cores
-    if num_cores > 1 and not envs.OMP_NUM_THREADS:
-        environment["OMP_NUM_THREADS"] = str(max(1, count_usable_cores() // num_cores))
+    parallel = order.vllm_config.parallel_config
+    if parallel.num_local_cores > 1 and not envs.OMP_NUM_THREADS:
+        num_workers = parallel.num_local_cores * parallel.world_size
+        environment["OMP_NUM_THREADS"] = str(max(1, count_usable_cores() // num_workers))
     return environment
 
 

@@ -129,6 +129,12 @@ class AskHeldPrefixes(msgspec.Struct, frozen=True, tag="ask_held"):
     forget: str = ""
 
 
+class AskCacheView(msgspec.Struct, frozen=True, tag="ask_view"):
+    """Say what the cache holds; answered by CacheSnapshot."""
+
+    call_id: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop at once; running requests get no further output."""
 
@@ -183,6 +189,19 @@ class HeldPrefixes(msgspec.Struct, frozen=True, tag="held"):
     forgotten: bool
 
 
+class CacheSnapshot(msgspec.Struct, frozen=True, tag="view"):
+    """What the cache holds.
+
+    Attributes:
+        body: A ``Snapshot`` as JSON; empty where nobody watches.
+        took_s: For which the core stood still.
+    """
+
+    call_id: int
+    body: bytes
+    took_s: float
+
+
 class CoreNews(msgspec.Struct, frozen=True, tag="news", omit_defaults=True):
     """What one of several cores tells all front ends of its cache and load, for routing.
 
@@ -234,7 +253,7 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     message: str
 
 
-ToCore = AddRequest | AbortRequests | ResetPrefixCache | AskHeldPrefixes | Shutdown
+ToCore = AddRequest | AbortRequests | ResetPrefixCache | AskHeldPrefixes | AskCacheView | Shutdown
 FromCore = (
     Ready
     | StartFailed
@@ -245,9 +264,14 @@ FromCore = (
     | CoreNews
     | CoreLost
     | CoreBack
+    | CacheSnapshot
     | Heartbeat
     | Dead
 )
+
+
+# Answers to calls, each with the id of its call.
+CallAnswer = PrefixCacheReset | HeldPrefixes | CacheSnapshot
 
 
 class Codec:

@@ -10,7 +10,7 @@ from vllm.config import VllmConfig
 from vllm.exceptions import EngineCoreLostError, EngineDeadError, VllmError
 from vllm.logger import init_logger
 from vllm.v1.engine.client import AsyncEngineCoreHandle, Mailbox
-from vllm.v1.engine.data_parallel.gather import Gathering
+from vllm.v1.engine.data_parallel.gather import Gathering, Question
 from vllm.v1.engine.data_parallel.router import (
     PromptHasher,
     Router,
@@ -21,18 +21,16 @@ from vllm.v1.engine.data_parallel.router import (
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
-    AskHeldPrefixes,
+    AskCacheView,
+    CallAnswer,
     CoreBack,
     CoreLost,
     CoreNews,
     Dead,
     ErrorInfo,
     FromCore,
-    HeldPrefixes,
-    PrefixCacheReset,
     Ready,
     RequestRejected,
-    ResetPrefixCache,
     StepOutputs,
     ToCore,
 )
@@ -115,7 +113,7 @@ class DataParallelCores:
             self._add(message.request, self._router)
         elif isinstance(message, AbortRequests):
             self._abort(message.request_ids, self._router)
-        elif isinstance(message, ResetPrefixCache | AskHeldPrefixes):
+        elif isinstance(message, Question):
             self._ask(message, self._router)
 
     def living(self) -> Sequence[int]:
@@ -164,12 +162,16 @@ class DataParallelCores:
         for rank, ids in by_rank.items():
             self._handles[rank].send(AbortRequests(ids))
 
-    def _ask(self, message: ResetPrefixCache | AskHeldPrefixes, router: Router) -> None:
+    def _ask(self, message: Question, router: Router) -> None:
         with self._lock:
             ranks = router.living()
-            self._gatherings[message.call_id] = Gathering(set(ranks))
+            if isinstance(message, AskCacheView):
+                # A picture shows one cache.
+                ranks = ranks[:1]
+            self._gatherings[message.call_id] = Gathering(message, set(ranks))
         for rank in ranks:
             self._handles[rank].send(message)
+        self._settle_gatherings()
 
     # ---- from the cores ----------------------------------------------------------------------
 
@@ -184,7 +186,7 @@ class DataParallelCores:
         elif isinstance(message, RequestRejected):
             self._router.end(message.request_id)
             self._mailbox.put(message)
-        elif isinstance(message, PrefixCacheReset | HeldPrefixes):
+        elif isinstance(message, CallAnswer):
             self._gather(rank, message)
         elif isinstance(message, CoreLost):
             # Somebody else keeps the cores, and says that there will be others.
@@ -194,7 +196,7 @@ class DataParallelCores:
         elif isinstance(message, Dead):
             self._on_dead(rank, message, self._router)
 
-    def _gather(self, rank: int, answer: PrefixCacheReset | HeldPrefixes) -> None:
+    def _gather(self, rank: int, answer: CallAnswer) -> None:
         with self._lock:
             gathering = self._gatherings.get(answer.call_id)
             if gathering is not None:
@@ -206,8 +208,7 @@ class DataParallelCores:
             done = [key for key, gathering in self._gatherings.items() if gathering.is_complete]
             answers = [self._gatherings.pop(key).merge() for key in done]
         for answer in answers:
-            if answer is not None:
-                self._mailbox.put(answer)
+            self._mailbox.put(answer)
 
     # ---- death and return --------------------------------------------------------------------
 
