@@ -17,13 +17,11 @@ class ParallelConfig:
 
     Attributes:
         data_parallel_size: Engine cores behind one front end.
-        data_parallel_size_local: Of those, cores on this machine; they share its memory and
-            threads. None: all.
+        data_parallel_size_local: The same, where all are on this machine; None: as it is.
         data_parallel_rank: The core that this configuration is for.
         data_parallel_index: The same, of the labels of metrics and the ports of KV events.
         data_parallel_backend: "mp": processes of this machine; "ray": actors of a ray cluster.
         data_parallel_address: Of the front end, as cores on other machines reach it.
-        data_parallel_rpc_port: Where cores on other machines ask for their part; 0: none may.
         data_parallel_routing: Who gets a request: the core with the longest cached "prefix", or
             "round-robin" to compare with.
         data_parallel_fault_tolerance: A core that dies takes only its own requests along.
@@ -42,7 +40,6 @@ class ParallelConfig:
     data_parallel_size_local: int | None = None
     data_parallel_backend: str = "mp"
     data_parallel_address: str = "127.0.0.1"
-    data_parallel_rpc_port: int = 0
     data_parallel_routing: Literal["prefix", "round-robin"] = "prefix"
     data_parallel_fault_tolerance: bool = False
     data_parallel_restarts: int = 0
@@ -73,9 +70,10 @@ class ParallelConfig:
             raise ConfigError(
                 f"data_parallel_size={size} is out of range: use 1 to {MAX_DATA_PARALLEL_SIZE}."
             )
-        if local is not None and not 0 <= local <= size:
+        if local is not None and local != size:
             raise ConfigError(
-                f"data_parallel_size_local={local} must be 0 to data_parallel_size={size}."
+                f"data_parallel_size_local={local} must be data_parallel_size={size}: cores on "
+                "other machines are started by data_parallel_backend='ray' alone, without it."
             )
         for name, allowed in (
             ("data_parallel_backend", DATA_PARALLEL_BACKENDS),
@@ -85,11 +83,6 @@ class ParallelConfig:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} is unknown: use {' or '.join(allowed)}."
                 )
-        if not 0 <= self.data_parallel_rpc_port <= 65535:
-            raise ConfigError(
-                f"data_parallel_rpc_port={self.data_parallel_rpc_port} is no port: use 1 to 65535, "
-                "or 0 for none."
-            )
         if self.data_parallel_restarts < 0:
             raise ConfigError(
                 f"data_parallel_restarts={self.data_parallel_restarts} must be at least 0."
@@ -102,14 +95,15 @@ class ParallelConfig:
 
     @property
     def num_local_cores(self) -> int:
-        """Engine cores that share this machine, at least one."""
-        local = self.data_parallel_size_local
-        return max(1, self.data_parallel_size if local is None else local)
+        """Engine cores that share a machine; of a cluster's, at most."""
+        return self.data_parallel_size
 
     @property
     def first_device(self) -> int:
         """Index on its machine of the first device of this core."""
-        return self.data_parallel_rank % self.num_local_cores * self.world_size
+        if self.data_parallel_backend == "ray":
+            return 0  # an actor sees its own devices alone
+        return self.data_parallel_rank * self.world_size
 
     @property
     def world_size(self) -> int:

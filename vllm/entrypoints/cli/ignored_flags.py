@@ -78,6 +78,9 @@ IGNORED_SERVE_FLAGS = (
     _value(_ONE_WORKER, "--node-rank", "-r"),
     _value(_ONE_WORKER, "--master-addr"),
     _value(_ONE_WORKER, "--master-port"),
+    _value(
+        "cores are started from here and join by themselves", "--data-parallel-rpc-port", "-dpp"
+    ),
     _switch(_ONE_WORKER, "--disable-custom-all-reduce"),
     _switch(_ONE_WORKER, "--enable-dbo"),
     _switch(_ONE_WORKER, "--ray-workers-use-nsight"),

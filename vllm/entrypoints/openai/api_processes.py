@@ -52,6 +52,8 @@ def run_api_processes(config: VllmConfig, args: ServerArgs, listener: socket.soc
     """
     if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
         raise ConfigError("--api-server-count needs VLLM_ENABLE_V1_MULTIPROCESSING=1.")
+    if config.parallel_config.data_parallel_backend == "ray":
+        raise ConfigError("--api-server-count needs cores on this machine: leave ray out.")
     folder = make_private_folder()
     if folder is None:
         raise ConfigError("--api-server-count needs Unix sockets: set TMPDIR to a short path.")

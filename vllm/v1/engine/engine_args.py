@@ -99,7 +99,6 @@ class EngineArgs:
     data_parallel_size_local: int | None = None
     data_parallel_backend: str = "mp"
     data_parallel_address: str = "127.0.0.1"
-    data_parallel_rpc_port: int = 0
     data_parallel_routing: Literal["prefix", "round-robin"] = "prefix"
     data_parallel_fault_tolerance: bool = False
     data_parallel_restarts: int = 0
@@ -239,7 +238,6 @@ class EngineArgs:
             data_parallel_size_local=self.data_parallel_size_local,
             data_parallel_backend=self.data_parallel_backend,
             data_parallel_address=self.data_parallel_address,
-            data_parallel_rpc_port=self.data_parallel_rpc_port,
             data_parallel_routing=self.data_parallel_routing,
             data_parallel_fault_tolerance=self.data_parallel_fault_tolerance,
             data_parallel_restarts=self.data_parallel_restarts,

@@ -60,6 +60,15 @@ def _launch_several(
 
     config = agree_on_hashes(vllm_config)
 
+    if config.parallel_config.data_parallel_backend == "ray":
+        from vllm.v1.engine.data_parallel.ray_core import (  # noqa: PLC0415  (seldom needed)
+            launch_ray_core,
+        )
+
+        return DataParallelCores(
+            config, lambda rank: launch_ray_core(make_rank_config(config, rank), core_factory)
+        )
+
     def launch(rank: int) -> AsyncEngineCoreHandle:
         shared = more_endpoints[rank] if more_endpoints else ()
         return _launch_one(make_rank_config(config, rank), core_factory, shared)

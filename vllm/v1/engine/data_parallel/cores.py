@@ -68,7 +68,13 @@ class DataParallelCores:
         self._hash_prompt: PromptHasher | None = None
         self._dead_error: EngineDeadError | None = None
         self._closing = False
-        self._handles = [launch(rank) for rank in range(parallel.data_parallel_size)]
+        self._handles: list[AsyncEngineCoreHandle] = []
+        try:
+            for rank in range(parallel.data_parallel_size):
+                self._handles.append(launch(rank))
+        except BaseException:
+            self.shutdown()
+            raise
 
     # ---- the handle --------------------------------------------------------------------------
 

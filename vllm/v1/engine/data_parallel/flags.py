@@ -23,7 +23,7 @@ def add_data_parallel_flags(group: argparse._ArgumentGroup) -> None:
         "-dpl",
         type=int,
         metavar="N",
-        help="Of those, cores on this machine; others join from theirs. Default: all.",
+        help="The same number: cores on other machines take --data-parallel-backend ray.",
     )
     group.add_argument(
         "--data-parallel-backend",
@@ -37,15 +37,7 @@ def add_data_parallel_flags(group: argparse._ArgumentGroup) -> None:
         "-dpa",
         default="127.0.0.1",
         metavar="HOST",
-        help="Of this server, as cores on other machines reach it. Default: 127.0.0.1.",
-    )
-    group.add_argument(
-        "--data-parallel-rpc-port",
-        "-dpp",
-        type=int,
-        default=0,
-        metavar="PORT",
-        help="Where cores on other machines join. Default: 0, nowhere.",
+        help="Of this machine, as cores on a ray cluster's others reach it. Default: 127.0.0.1.",
     )
     group.add_argument(
         "--data-parallel-routing",
