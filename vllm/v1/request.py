@@ -115,9 +115,7 @@ class Request(TokenSequence):
         cache_ttls: Mapping[int, float] | None = None,
         block_hashes: Sequence[BlockHash] = (),
     ) -> None:
-        super().__init__(request_id, prompt_token_ids, prompt_embeds, block_hasher)
-        # Those that are known already; the hasher goes on behind them.
-        self.block_hashes.extend(block_hashes)
+        super().__init__(request_id, prompt_token_ids, prompt_embeds, block_hasher, block_hashes)
         self.client_index = client_index
         self.priority = priority
         self.arrival_time = time.time() if arrival_time is None else arrival_time
@@ -137,7 +135,6 @@ class Request(TokenSequence):
         self.structured_output_request: StructuredOutputRequest | None = None
         self.status = RequestStatus.WAITING
         self._read_params(reasoning_ended, reasoning_parser_kwargs)
-
         self.prompt_is_token_ids = prompt_is_token_ids
         self.mm_features: list[MultiModalFeatureSpec] = mm_features or []
 

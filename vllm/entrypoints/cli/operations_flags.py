@@ -46,15 +46,7 @@ def add_operations_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="Send a comment on a stream that was silent for so long. Default: 0, never.",
     )
-    group.add_argument(
-        "--api-server-count",
-        "-asc",
-        type=int,
-        default=1,
-        metavar="N",
-        help="Processes that answer HTTP, all on one socket and for the same engine cores. "
-        "Default: 1.",
-    )
+    _add_api_server_count(group)
     group.add_argument(
         "--admin-api-key",
         metavar="KEY",
@@ -73,6 +65,18 @@ def add_operations_flags(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="PATHS",
         help="Log no line for requests to these paths: /health,/metrics.",
+    )
+
+
+def _add_api_server_count(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--api-server-count",
+        "-asc",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Processes that answer HTTP, all on one socket and for the same engine cores. "
+        "Default: 1.",
     )
 
 

@@ -298,11 +298,6 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         if self._draining or not self._finalizer.alive:
             raise ShuttingDownError("The server shuts down and takes no new requests: retry later.")
 
-    @property
-    def living_ranks(self) -> Sequence[int]:
-        """The engine cores that serve, by data parallel rank."""
-        return self._core.living()
-
     # ---- the rest ----------------------------------------------------------------------------
 
     @property

@@ -3,7 +3,7 @@
 import itertools
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from vllm.config import VllmConfig
@@ -82,6 +82,11 @@ class EngineBase(ABC, Generic[_Handle]):
     def get_tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer; None with ``skip_tokenizer_init``."""
         return self.tokenizer
+
+    @property
+    def living_ranks(self) -> Sequence[int]:
+        """The engine cores that serve, by data parallel rank."""
+        return self._core.living()
 
     def do_log_stats(self) -> None:
         """Have every statistics sink report."""
