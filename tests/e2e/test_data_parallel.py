@@ -71,15 +71,14 @@ def test_every_core_answers_as_a_single_one_does(
 def test_conversations_are_shared_out_and_their_next_turns_hit(pair: ServerProcess) -> None:
     assert pair.post("/reset_prefix_cache", {}).json() == {"success": True}
     before = counts(pair, "prefix_cache_queries_total")
-    said = [f"Talk {i}. {_TEXT}" for i in range(4)]
+    said = [f"Talk {i}. {_TEXT}" for i in range(3)]
     for prompt in said:
         assert complete(pair, prompt)[1] == 0
     fresh = [b - a for a, b in zip(before, counts(pair, "prefix_cache_queries_total"), strict=True)]
     assert min(fresh) > 0
     # Whichever process is asked, it knows what both cores hold.
-    for _ in range(2):
-        for prompt in said:
-            assert complete(pair, prompt + " And then?")[1] >= 256
+    for prompt in said:
+        assert complete(pair, prompt + " And then?")[1] >= 256
 
 
 def test_metrics_are_those_of_all_processes(pair: ServerProcess) -> None:
@@ -110,7 +109,7 @@ def test_kept_prefixes_are_listed_and_forgotten_wherever_they_are(pair: ServerPr
 
 
 def stream(server: ServerProcess, rank: int, began: threading.Event, lines: list[str]) -> None:
-    body = {"prompt": f"{rank} and", "max_tokens": 300, "stream": True, "ignore_eos": True}
+    body = {"prompt": f"{rank} and", "max_tokens": 150, "stream": True, "ignore_eos": True}
     headers = {"X-data-parallel-rank": str(rank)}
     url = f"{server.url}/v1/completions"
     with httpx.stream("POST", url, json=body, headers=headers, timeout=_DEADLINE_S) as answer:
