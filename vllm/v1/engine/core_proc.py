@@ -125,6 +125,7 @@ class EngineCoreProc:
         self._core = core
         loop = CoreLoop(core, self._emit, self._progress)
         threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
+        core.warm_up()
         try:
             loop.run()
         except Exception as error:  # a process edge: nothing can be trusted after this

@@ -11,7 +11,9 @@ from typing import Any
 
 from vllm import envs
 from vllm.config.cache import CacheConfig
+from vllm.config.kv_connectors import KVConnectorRegistry
 from vllm.config.kv_events import KVEventsConfig
+from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.load import LoadConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
@@ -24,6 +26,7 @@ from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.resolve import (
     ResolvedCheckpoint,
+    override_config,
     read_generation_config,
     read_hf_config,
     resolve_checkpoint,
@@ -63,11 +66,14 @@ class EngineArgs:
         max_num_batched_tokens: Tokens of one step over all requests.
         max_num_seqs: Requests running at a time.
         max_num_queued_reqs: Waiting requests before new ones are refused.
+        max_num_queued_tokens: Tokens of prompts that wait for their first token, likewise.
         speculative_config: A drafter, as ``SpeculativeConfig.from_dict`` takes it.
         cache_trace: File that records what decides about the prefix cache, hashes and no text.
         cache_trace_max_bytes: Of that file and the one before it, together.
+        kv_transfer_config: A KV connector, as ``KVTransferConfig.from_dict`` takes it.
         kv_events_config: Where KV cache events go, as ``KVEventsConfig.from_dict`` takes it.
         trust_remote_code: Without effect: no code of a model is ever run.
+        hf_overrides: Over the checkpoint's config.json; objects in it are merged.
         override_generation_config: Over the checkpoint's sampling defaults.
         show_hidden_metrics_for_version: Any version: metrics also appear under earlier names.
     """
@@ -104,12 +110,15 @@ class EngineArgs:
     max_num_seqs: int | None = None
     scheduling_policy: str = "fcfs"
     max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
     speculative_config: dict[str, Any] | None = None
     kv_events_config: dict[str, Any] | None = None
+    kv_transfer_config: dict[str, Any] | None = None
     disable_log_stats: bool = False
     cache_trace: str | None = None
     cache_trace_max_bytes: int = ObservabilityConfig.cache_trace_max_bytes
     use_tqdm_on_load: bool = True
+    hf_overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
     override_generation_config: dict[str, Any] = dataclasses.field(default_factory=dict)
     kv_cache_metrics: bool = False
     kv_cache_metrics_sample: float = 0.01
@@ -153,6 +162,7 @@ class EngineArgs:
             load_config=load_config,
             speculative_config=self._make_speculative_config(model_config),
             kv_events_config=self._make_kv_events_config(),
+            kv_transfer_config=self._make_kv_transfer_config(),
             observability_config=self._make_observability_config(),
         )
 
@@ -175,7 +185,7 @@ class EngineArgs:
             )
 
     def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
-        hf_config = read_hf_config(checkpoint.path)
+        hf_config = override_config(read_hf_config(checkpoint.path), self.hf_overrides)
         # Parsed for its errors too; the engine core parses it again where it is used.
         parsed = resolve_model(list(hf_config.get("architectures") or ())).parse_config(hf_config)
         # Some files leave these to defaults, or nest them in a text part.
@@ -259,6 +269,7 @@ class EngineArgs:
             enable_chunked_prefill=chunked,
             policy=self.scheduling_policy,
             max_num_queued_reqs=self.max_num_queued_reqs,
+            max_num_queued_tokens=self.max_num_queued_tokens,
         )
 
     def _make_speculative_config(self, model_config: ModelConfig) -> SpeculativeConfig | None:
@@ -267,6 +278,13 @@ class EngineArgs:
         config = SpeculativeConfig.from_dict(self.speculative_config)
         if config.method == "mtp":
             _check_mtp(model_config)
+        return config
+
+    def _make_kv_transfer_config(self) -> KVTransferConfig | None:
+        if self.kv_transfer_config is None:
+            return None
+        config = KVTransferConfig.from_dict(self.kv_transfer_config)
+        KVConnectorRegistry.load_class(config)
         return config
 
     def _make_kv_events_config(self) -> KVEventsConfig | None:

@@ -47,6 +47,13 @@ def _add_model_args(group: argparse._ArgumentGroup) -> None:
         "Default: the model's context.",
     )
     group.add_argument(
+        "--hf-overrides",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="Values over those of the checkpoint's config.json; objects in it are merged.",
+    )
+    group.add_argument(
         "--override-generation-config",
         type=json_object,
         default={},
@@ -113,6 +120,13 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}.',
     )
     group.add_argument(
+        "--kv-transfer-config",
+        type=json_object,
+        metavar="JSON",
+        help="Prefill apart from decode (docs/disaggregation.md): "
+        '{"kv_connector": "TcpConnector", "kv_role": "kv_producer", "kv_port": 14579}.',
+    )
+    group.add_argument(
         "--cache-trace",
         metavar="FILE",
         help="Record what decides about the prefix cache, hashes and no text, for vllm cache "
@@ -141,6 +155,12 @@ def _add_scheduler_args(group: argparse._ArgumentGroup) -> None:
         "--max-num-queued-reqs",
         type=human_int,
         help="Waiting requests before new ones get 503. Default: no limit.",
+    )
+    group.add_argument(
+        "--max-num-queued-tokens",
+        type=human_int,
+        help="Tokens of prompts that wait for their first token before new ones get 503. "
+        "Default: no limit.",
     )
     group.add_argument(
         "--speculative-config",

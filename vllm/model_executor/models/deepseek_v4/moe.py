@@ -28,13 +28,13 @@ class DeepseekV4MoE(nn.Module):
         self._factor, self._limit = config.routed_scaling_factor, config.swiglu_limit
         inner = shard_size("moe_intermediate_size", config.moe_intermediate_size, make.group)
         self._spread = SpreadExperts(parts) if make.share.spreads_experts else None
-        self._quantised: QuantisedExperts | None = None
+        self.quantised: QuantisedExperts | None = None
         if self._spread is None:
-            self._quantised = make.quantised_experts(
+            self.quantised = make.quantised_experts(
                 self._num_experts, config.hidden_size, inner, config.swiglu_limit
             )
         # The shared expert is as wide as a routed one and stands last in the stacks.
-        is_stacked = self._spread is None and self._quantised is None
+        is_stacked = self._spread is None and self.quantised is None
         num_plain = self._num_experts + 1 if is_stacked else 0
         self.gate_up = make.parameter(num_plain, 2 * inner, config.hidden_size)
         self.down = make.parameter(num_plain, config.hidden_size, inner)
@@ -66,8 +66,8 @@ class DeepseekV4MoE(nn.Module):
         weights = self._weigh(scores, expert_ids, self._factor)
         if self._spread is not None:
             return self._group.all_reduce(self._spread(x, expert_ids, weights))
-        if self._quantised is not None:
-            return self._group.all_reduce(self._quantised(x, expert_ids, weights))
+        if self.quantised is not None:
+            return self._group.all_reduce(self.quantised(x, expert_ids, weights))
         mixed = self._mix(x, self.gate_up, self.down, expert_ids, weights, self._limit)
         return self._group.all_reduce(mixed)
 
@@ -80,8 +80,8 @@ class DeepseekV4MoE(nn.Module):
             slots[f"{prefix}.gate.bias"] = self.bias.data
         if self._spread is not None:
             return slots | self._spread.weight_slots(prefix)
-        if self._quantised is not None:
-            return slots | self._quantised.slots(prefix)
+        if self.quantised is not None:
+            return slots | self.quantised.slots(prefix)
         for expert in range(self._num_experts + 1):
             is_shared = expert == self._num_experts
             name = f"{prefix}.shared_experts" if is_shared else f"{prefix}.experts.{expert}"
