@@ -1,4 +1,4 @@
-"""What a rank holds, by name: parts that make up the whole, and numbers of ranks that do not fit."""
+"""What a rank holds, by name: parts make up the whole, and which numbers of ranks do not fit."""
 
 from typing import Any
 
