@@ -86,7 +86,7 @@ def test_ranks_that_all_wait_are_given_up(ray: FakeRay) -> None:
 def test_an_actor_that_dies_is_told(ray: FakeRay) -> None:
     ranks = RayRanks(ray, CONFIG, 60.0)
     threading.Timer(0.05, ray.actors[1].die).start()
-    with pytest.raises(EngineDeadError, match="a rank's actor is gone"):
+    with pytest.raises(EngineDeadError, match="rank 1's actor is gone"):
         ranks.order([STEP, STEP])
 
 
