@@ -57,8 +57,15 @@ def ray() -> Any:
         actor.die()
 
 
-def test_orders_go_to_all_and_answers_come_in_rank_order(ray: FakeRay) -> None:
+def test_orders_go_to_all_and_answers_come_in_rank_order(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_NATIVE", "0")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
     ranks = RayRanks(ray, CONFIG, 60.0)
+    passed = ray.options[1]["runtime_env"]["env_vars"]
+    assert passed["VLLM_NATIVE"] == "0"
+    assert "VLLM_API_KEY" not in passed
     assert ray.bundles == [{"CPU": 1.0}] * 2
     assert ranks.order([MeasureMemory(), MeasureMemory()]) == [100, 101]
     assert ranks.find_fault() is None

@@ -23,6 +23,7 @@ logger = init_logger(__name__)
 _ROOM_TIMEOUT_S = 60.0
 # What a rank elsewhere must know of this process's environment.
 _PASSED_ON = ("VLLM_", "OMP_", "GOMP_", "GLOO_", "NCCL_", "HCCL_", "TP_SOCKET_")
+_SECRET = "VLLM_API_KEY"
 
 
 class RayRanks:
@@ -70,7 +71,12 @@ class RayRanks:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=rank
         )
-        passed = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
+        passed = {
+            name: value
+            for name, value in os.environ.items()
+            # A cluster shows its jobs' environments to whoever may look.
+            if name.startswith(_PASSED_ON) and name != _SECRET
+        }
         options: dict[str, Any] = {
             "num_cpus": 1,
             "max_restarts": 0,
