@@ -73,6 +73,14 @@ def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--request-rate", type=float, default=float("inf"), metavar="PER_SECOND")
     group.add_argument("--burstiness", type=float, default=1.0)
     group.add_argument("--max-concurrency", type=human_int)
+    group.add_argument(
+        "--probe-request-rate",
+        type=float,
+        default=0.0,
+        metavar="PER_SECOND",
+        help="Also send short new prompts, beside the load and its --max-concurrency, and report "
+        "their times apart: what somebody sees who comes while the load runs.",
+    )
     group.add_argument("--num-warmups", type=human_int, default=0, help="Requests sent before.")
     group.add_argument("--ramp-up-strategy", choices=RAMP_UPS)
     group.add_argument("--ramp-up-start-rps", type=float)

@@ -323,7 +323,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         return answer.prefixes, answer.forgotten
 
     async def view_cache(self) -> tuple[bytes, float]:
-        """Look at the cache, with ``VLLM_SERVER_DEV_MODE=1``.
+        """Look at the cache.
 
         Returns:
             A snapshot as JSON, and the seconds for which the core stood still to make it.

@@ -191,8 +191,13 @@ class EngineCore:
         return held, forgotten
 
     def view_cache(self) -> bytes:
-        """Return a snapshot of the cache as JSON; empty without ``VLLM_SERVER_DEV_MODE``."""
-        return b"" if self._view is None else msgspec.json.encode(self._view.snapshot())
+        """Return a snapshot of the cache as JSON.
+
+        What was used when is noted from the first one on, in development mode from the start.
+        """
+        if self._view is None:
+            self._view = CacheView(self.scheduler)
+        return msgspec.json.encode(self._view.snapshot())
 
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Return the size and geometry of the KV cache."""

@@ -74,7 +74,7 @@ class SteppedCore(Protocol):
         """Let go of one prefix, if asked to; return those that are held, and whether it was."""
 
     def view_cache(self) -> bytes:
-        """Return what the cache holds, as JSON; empty where nobody watches."""
+        """Return what the cache holds, as JSON."""
 
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Describe the KV cache."""

@@ -185,7 +185,7 @@ class CacheSnapshot(msgspec.Struct, frozen=True, tag="view"):
     """What the cache holds.
 
     Attributes:
-        body: A ``Snapshot`` as JSON; empty where nobody watches.
+        body: A ``Snapshot`` as JSON.
         took_s: For which the core stood still.
     """
 
