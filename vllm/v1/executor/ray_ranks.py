@@ -23,7 +23,6 @@ logger = init_logger(__name__)
 _ROOM_TIMEOUT_S = 60.0
 # What a rank elsewhere must know of this process's environment.
 _PASSED_ON = ("VLLM_", "OMP_", "GOMP_", "GLOO_", "NCCL_", "HCCL_", "TP_SOCKET_")
-_SECRET = "VLLM_API_KEY"
 
 
 class RayRanks:
@@ -71,19 +70,15 @@ class RayRanks:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=rank
         )
-        passed = {
-            name: value
-            for name, value in os.environ.items()
-            # A cluster shows its jobs' environments to whoever may look.
-            if name.startswith(_PASSED_ON) and name != _SECRET
-        }
+        passed = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
         options: dict[str, Any] = {
             "num_cpus": 1,
             "max_restarts": 0,
             # An order, a beat, and what tells of the end.
             "max_concurrency": 3,
             "scheduling_strategy": strategy,
-            "runtime_env": {"env_vars": passed},
+            # A cluster shows its jobs' environments to whoever may look.
+            "runtime_env": {"env_vars": {k: v for k, v in passed.items() if k != _SECRET}},
         }
         if key == "GPU":
             options["num_gpus"] = 1
@@ -162,6 +157,9 @@ class RayRanks:
         for actor in self._actors:
             self._ray.kill(actor, no_restart=True)
         self._ray.util.remove_placement_group(self._group)
+
+
+_SECRET = "VLLM_API_KEY"
 
 
 def find_places(nodes: Sequence[NodeInfo]) -> list[WorkerPlace]:
