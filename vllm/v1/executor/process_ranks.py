@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
@@ -29,7 +30,7 @@ logger = init_logger(__name__)
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from vllm.v1.executor.rank_proc import main; "
-    "main(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))"
+    "main(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), bool(int(sys.argv[5])))"
 )
 _STOP_S = 3.0
 
@@ -128,6 +129,9 @@ class ProcessRanks:
                 if isinstance(message, Beat):
                     watch.saw_beat(rank.rank, message)
                 elif isinstance(message, Failure):
+                    # Of a collective that broke the rank that is gone is the cause.
+                    if fault := self.find_fault():
+                        raise EngineDeadError(fault)
                     raise rebuild_failure(rank.rank, message)
                 else:
                     answers[rank.rank] = message.value
@@ -145,7 +149,9 @@ class _RankProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-c", _BOOT, json.dumps(sys.path)]
-            command += [str(theirs.fileno()), str(rank), str(timeout_s)]
+            # The kernel goes by the thread that starts a process: only the main one lives as long.
+            dies_along = threading.current_thread() is threading.main_thread()
+            command += [str(theirs.fileno()), str(rank), str(timeout_s), str(int(dies_along))]
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

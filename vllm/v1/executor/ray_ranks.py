@@ -74,7 +74,8 @@ class RayRanks:
             # An order, a beat, and what tells of the end.
             "max_concurrency": 3,
             "scheduling_strategy": strategy,
-            "runtime_env": {"env_vars": passed},
+            # A cluster shows its jobs' environments to whoever may look.
+            "runtime_env": {"env_vars": {k: v for k, v in passed.items() if k != _SECRET}},
         }
         if key == "GPU":
             options["num_gpus"] = 1
@@ -86,9 +87,6 @@ class RayRanks:
         """See ``Ranks``."""
         try:
             return self._order(orders)
-        except self._ray.exceptions.RayActorError as error:
-            self.close()
-            raise EngineDeadError(f"a rank's actor is gone: {error}") from error
         except BaseException:
             # One is lost: the others wait for it in a collective, and cannot go on without it.
             self.close()
@@ -108,15 +106,13 @@ class RayRanks:
             waiting = [*pending, *beats]
             ready, _ = self._ray.wait(waiting, timeout=beat_interval_s(self._timeout_s))
             for ref in ready:
-                value = self._ray.get(ref)
-                if (rank := beats.pop(ref, None)) is not None:
-                    watch.saw_beat(rank, Beat(value))
-                    continue
-                rank = pending.pop(ref)
-                if isinstance(value, Failure):
-                    raise rebuild_failure(rank, value)
-                answers[rank] = value.value
-                watch.saw_answer(rank)
+                if ref in beats:
+                    rank = beats.pop(ref)
+                    watch.saw_beat(rank, Beat(self._get(rank, ref)))
+                else:
+                    rank = pending.pop(ref)
+                    answers[rank] = self._take_answer(rank, ref)
+                    watch.saw_answer(rank)
             if isinstance(orders[0], RunStep) and not ready:
                 if fault := watch.find_fault():
                     raise EngineDeadError(fault)
@@ -127,6 +123,21 @@ class RayRanks:
                     if rank not in asked
                 }
         return [answers[rank] for rank in range(len(self._actors))]
+
+    def _take_answer(self, rank: int, ref: Any) -> Any:
+        value = self._get(rank, ref)
+        if isinstance(value, Failure):
+            # Of a collective that broke the rank that is gone is the cause.
+            if fault := self.find_fault():
+                raise EngineDeadError(fault)
+            raise rebuild_failure(rank, value)
+        return value.value
+
+    def _get(self, rank: int, ref: Any) -> Any:
+        try:
+            return self._ray.get(ref)
+        except self._ray.exceptions.RayActorError as error:
+            raise EngineDeadError(f"rank {rank}'s actor is gone") from error
 
     def find_fault(self) -> str | None:
         """See ``Ranks``."""
@@ -143,6 +154,9 @@ class RayRanks:
         for actor in self._actors:
             self._ray.kill(actor, no_restart=True)
         self._ray.util.remove_placement_group(self._group)
+
+
+_SECRET = "VLLM_API_KEY"
 
 
 def find_places(nodes: Sequence[NodeInfo]) -> list[WorkerPlace]:

@@ -180,7 +180,8 @@ class Worker:
         if not stored:
             return None
         model_config = self._config.model_config
-        found = self._platform.find_quantization(model_config.path or model_config.model)
+        checkpoint = model_config.path or model_config.model
+        found = self._platform.find_quantization(checkpoint, self._find_shard)
         if found is not None:
             return found
         declared = model_config.hf_config.get("quantization_config") or {}
