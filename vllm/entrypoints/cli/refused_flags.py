@@ -21,7 +21,6 @@ REFUSED_SERVE_FLAGS = (
     _value("--max-num-queued-tokens", advice="use --max-num-queued-reqs"),
     _value("--scheduler-cls"),
     # Model and weights.
-    _value("--quantization", "-q", harmless=("none",)),
     _value("--hf-overrides", harmless=("{}",), advice="edit the checkpoint's config.json"),
     _value("--logprobs-mode", harmless=("raw_logprobs",)),
     _value("--hf-config-path", advice="put config.json beside the weights"),

@@ -11,6 +11,7 @@ from vllm.config import VllmConfig
 from vllm.exceptions import CheckpointError, ConfigError, EngineError
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization import WeightQuantization
+from vllm.model_executor.model_loader.int8_weights import Int8Weights
 from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.model_loader.stored_weights import StoredWeights
@@ -142,15 +143,25 @@ class Worker:
         return read_stored_tensors(model_config.path or model_config.model)
 
     def _find_quantization(self, stored: Sequence[StoredTensor]) -> WeightQuantization | None:
-        """Return how the checkpoint's matrices are stored; None: all are plain."""
-        if not stored:
-            return None
+        """Return how the model's matrices are kept; None: all are plain."""
         model_config = self._config.model_config
-        found = self._platform.find_quantization(model_config.path or model_config.model)
-        if found is not None:
+        found: WeightQuantization | None = None
+        if stored:
+            found = self._platform.find_quantization(model_config.path or model_config.model)
+            hf_config = model_config.hf_config
+            weights = StoredWeights(stored, hf_config.get("quantization_config") or {})
+            if found is None and weights.is_quantised:
+                found = weights
+        if model_config.quantization != "int8":
             return found
-        weights = StoredWeights(stored, model_config.hf_config.get("quantization_config") or {})
-        return weights if weights.is_quantised else None
+        if found is not None or self._device is None or self._device.type != "cpu":
+            raise ConfigError(
+                "quantization='int8' rounds plain weights on a CPU, but "
+                f"{model_config.path or model_config.model} "
+                f"{'is quantised already' if found is not None else 'is served elsewhere'}: "
+                "leave it out."
+            )
+        return Int8Weights([tensor.name for tensor in stored] if stored else None)
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Return what each of the model's caches keeps, by cache name.
