@@ -60,6 +60,7 @@ class Worker:
 
     def init_device(self) -> None:
         """Select the device and the number of host threads."""
+        self._platform.bind_host_threads(self._local_rank)
         num_threads = self._platform.default_num_threads()
         if num_threads is not None:
             torch.set_num_threads(num_threads)
