@@ -207,6 +207,27 @@ STAGES = {
         looking=0.15,
         settings={"index_loss": True},
     ),
+    "seventh": Stage(
+        (
+            (8, Recipe(256, repeats=0.0, chats=1.0, unknown=0.25)),
+            (8, Recipe(256, repeats=0.0, chats=1.0, unknown=0.25)),
+            (8, Recipe(256, repeats=0.0, chats=0.6, chatter=0.2, unknown=0.3, document=0.4)),
+            (2, Recipe(1024, repeats=0.0, chatter=0.2, unknown=0.3, document=0.6)),
+            (2, Recipe(1024, repeats=0.0, tools=1.0)),
+            (2, Recipe(1024, repeats=0.0, tools=1.0)),
+            (2, Recipe(1024, repeats=0.0, tools=1.0)),
+            (2, Recipe(1024, repeats=0.0, tools=1.0)),
+            (2, Recipe(1024, repeats=0.0, tools=0.5, about_text=0.5)),
+            (1, Recipe(4096, repeats=0.0, chatter=0.3, unknown=0.4, document=0.75)),
+            (1, Recipe(8192, repeats=0.0, chatter=0.1, unknown=0.45, document=0.8)),
+        ),
+        window=128,
+        muon_lr=0.012,
+        adam_lr=1.5e-3,
+        looking=0.15,
+        cools=True,
+        settings={"index_loss": True},
+    ),
     "warm": Stage(
         ((8, Recipe(256)),), window=128, looking=0.1, settings={"index_loss": True}, steps=1
     ),

@@ -11,13 +11,15 @@ from vllm.config.kv_transfer import KVTransferConfig
 from vllm.exceptions import ConfigError
 
 _EXAMPLE = "vllm.distributed.kv_transfer.kv_connector.v1.example_connector"
+_HANDOVER = "vllm.distributed.kv_transfer.handover.connector"
 
 
 class KVConnectorRegistry:
     """Class-level table of connectors; there is one per process."""
 
     _registry: ClassVar[dict[str, tuple[str, str]]] = {
-        "ExampleConnector": (_EXAMPLE, "ExampleConnector")
+        "ExampleConnector": (_EXAMPLE, "ExampleConnector"),
+        "TcpConnector": (_HANDOVER, "TcpConnector"),
     }
 
     @classmethod
@@ -68,6 +70,11 @@ class KVConnectorRegistry:
         if not isinstance(connector_class, type):
             raise ConfigError(f"Module {module_path} has no KV connector {class_name!r}.")
         return connector_class
+
+    @classmethod
+    def moves_checkpoints(cls, config: KVTransferConfig) -> bool:
+        """Whether the connector moves prefixes of caches that hit at one unit."""
+        return bool(getattr(cls.load_class(config), "moves_checkpoints", False))
 
     @classmethod
     def handles_all_groups(cls, config: KVTransferConfig) -> bool:

@@ -1,12 +1,47 @@
 """KV connectors: moving KV blocks in and out of this engine."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
+
+from vllm.exceptions import ConfigError
+
+_FLAG = "kv-transfer-config"
+KV_ROLES = ("kv_producer", "kv_consumer", "kv_both")
+LOAD_FAILURE_POLICIES = ("recompute", "fail")
+_TYPES: Mapping[str, type] = {
+    "kv_connector": str,
+    "kv_role": str,
+    "kv_connector_extra_config": dict,
+    "kv_connector_module_path": str,
+    "enable_permute_local_kv": bool,
+    "kv_load_failure_policy": str,
+    "engine_id": str,
+    "kv_ip": str,
+    "kv_port": int,
+}
+# Known elsewhere; they say nothing that this server would do otherwise.
+_NO_EFFECT = ("kv_rank", "kv_parallel_size", "kv_buffer_size", "kv_buffer_device")
 
 
 @dataclass
 class KVTransferConfig:
-    """A KV connector and its role."""
+    """A KV connector and its role.
+
+    Attributes:
+        kv_connector: Its name.
+        kv_role: "kv_producer" (prefills for others), "kv_consumer" or "kv_both".
+        kv_connector_extra_config: Its own settings.
+        kv_connector_module_path: Where its class is, if it is not a registered one.
+        enable_permute_local_kv: Interface only.
+        kv_load_failure_policy: "recompute" or "fail": what becomes of a request whose KV does not
+            come. The flag's default is recompute.
+        engine_id: This engine's name for others; the flag's default is a random one.
+        kv_ip: Address on which it answers other engines.
+        kv_port: Port on which it does; replica i of a data-parallel engine takes ``kv_port + i``.
+        instance_id: This run of the engine.
+    """
 
     kv_connector: str | None = None
     kv_role: str | None = None
@@ -15,6 +50,50 @@ class KVTransferConfig:
     enable_permute_local_kv: bool = False
     kv_load_failure_policy: str = "fail"
     engine_id: str | None = None
+    kv_ip: str = "127.0.0.1"
+    kv_port: int = 14579
+    instance_id: str = field(default_factory=lambda: uuid4().hex)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> "KVTransferConfig":
+        """Take the value of ``--kv-transfer-config``.
+
+        Raises:
+            ConfigError: A key is unknown or missing, or a value is of the wrong type or range.
+        """
+        unknown = sorted(set(raw) - set(_TYPES) - set(_NO_EFFECT))
+        if unknown:
+            names = ", ".join(map(repr, unknown))
+            raise ConfigError(f"{_FLAG} has unknown keys {names}: use {', '.join(_TYPES)}.")
+        for name, kind in _TYPES.items():
+            # Not isinstance: true is no number.
+            if name in raw and type(raw[name]) is not kind:
+                raise ConfigError(f"{_FLAG} {name}={raw[name]!r} must be a {kind.__name__}.")
+        for name, known in (
+            ("kv_role", KV_ROLES),
+            ("kv_load_failure_policy", LOAD_FAILURE_POLICIES),
+        ):
+            if raw.get(name, known[0]) not in known:
+                raise ConfigError(f"{_FLAG} {name}={raw[name]!r}: use one of {', '.join(known)}.")
+        for name in ("kv_connector", "kv_role"):
+            if name not in raw:
+                raise ConfigError(f"{_FLAG} has no {name}: set it.")
+        config = cls(**{name: raw[name] for name in _TYPES if name in raw})
+        if not 1 <= config.kv_port <= 65535:
+            raise ConfigError(f"{_FLAG} kv_port={config.kv_port} is no port: use 1 to 65535.")
+        config.kv_load_failure_policy = raw.get("kv_load_failure_policy", "recompute")
+        config.engine_id = config.engine_id or f"engine-{config.instance_id[:8]}"
+        return config
+
+    @property
+    def is_kv_producer(self) -> bool:
+        """Whether this engine prefills for others."""
+        return self.kv_role in ("kv_producer", "kv_both")
+
+    @property
+    def is_kv_consumer(self) -> bool:
+        """Whether this engine takes what others prefilled."""
+        return self.kv_role in ("kv_consumer", "kv_both")
 
     def get_from_extra_config(self, key: str, default: Any) -> Any:
         """Return an extra setting of the connector."""

@@ -59,14 +59,16 @@ class VllmConfig:
         """Refuse what a cache that hits at one unit cannot do.
 
         Raises:
-            ConfigError: A KV connector is configured.
+            ConfigError: A KV connector is configured that moves blocks alone.
         """
         transfer = self.kv_transfer_config
-        if transfer is not None and transfer.kv_connector is not None:
+        if transfer is None or transfer.kv_connector is None:
+            return
+        if not KVConnectorRegistry.moves_checkpoints(transfer):
             raise ConfigError(
                 f"KV connector {transfer.kv_connector!r} does not go with this model: its prefix "
-                "cache hits at one unit, through checkpoints that a connector cannot move. Leave "
-                "kv_transfer_config out."
+                "cache hits at one unit, through checkpoints that this connector cannot move. Use "
+                "TcpConnector, or leave kv_transfer_config out."
             )
 
     @property

@@ -34,6 +34,8 @@ class KVConnectorOutput:
     kv_connector_worker_meta: Any = None
     invalid_block_ids: set[int] = field(default_factory=set)
     expected_finished_count: int = 0
+    # Requests of which nothing that was loaded may be used; their connector has stopped writing.
+    failed_recving: set[str] = field(default_factory=set)
 
 
 @dataclass

@@ -12,10 +12,18 @@ import random
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.platforms.interface import Platform
 from vllm.sampling_params import SamplingParams
@@ -23,7 +31,7 @@ from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
-from vllm.v1.messages import EngineCoreRequest, LogprobsRows, PrefillStats
+from vllm.v1.messages import EngineCoreRequest, FinishReason, LogprobsRows, PrefillStats
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +48,8 @@ class Answer:
     stats: PrefillStats | None = None
     num_preemptions: int = 0
     prompt_rows: LogprobsRows | None = None
+    transfer: dict[str, Any] | None = None
+    finish_reason: FinishReason | None = None
 
 
 def make_core(
@@ -52,6 +62,7 @@ def make_core(
     speculative: SpeculativeConfig | None = None,
     platform: Platform | None = None,
     cache_dtype: str = "auto",
+    transfer: KVTransferConfig | None = None,
 ) -> EngineCore:
     checkpoint = resolve_checkpoint("deepseek-v4")
     model = ModelConfig(
@@ -73,6 +84,7 @@ def make_core(
             max_model_len=max_len, max_num_batched_tokens=budget, max_num_seqs=16
         ),
         speculative_config=speculative,
+        kv_transfer_config=transfer,
     )
     return EngineCore(config, partial(UniProcExecutor, platform=platform))
 
@@ -85,7 +97,13 @@ class Session:
         self.answers: dict[str, Answer] = {}
         self.prompts: dict[str, tuple[list[int], int]] = {}
 
-    def add(self, prompt: list[int], max_tokens: int, prompt_logprobs: int | None = None) -> str:
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        prompt_logprobs: int | None = None,
+        transfer: dict[str, Any] | None = None,
+    ) -> str:
         request_id = f"q{len(self.prompts)}"
         params = SamplingParams(
             temperature=0,
@@ -93,6 +111,7 @@ class Session:
             ignore_eos=True,
             logprobs=2,
             prompt_logprobs=prompt_logprobs,
+            extra_args=None if transfer is None else {"kv_transfer_params": transfer},
         )
         message = EngineCoreRequest(request_id, prompt, params, time.time())
         self.prompts[request_id] = (prompt, max_tokens)
@@ -112,6 +131,8 @@ class Session:
             for output in batch.outputs:
                 answer = self.answers[output.request_id]
                 answer.tokens += output.new_token_ids
+                answer.transfer = output.kv_transfer_params or answer.transfer
+                answer.finish_reason = output.finish_reason
                 if output.new_logprobs is not None:
                     # Column 0 is the sampled token, columns 1 and 2 the two best.
                     rows = output.new_logprobs.logprobs

@@ -15,16 +15,13 @@ def _switch(*names: str, advice: str = "leave it out") -> RefusedFlag:
 
 REFUSED_SERVE_FLAGS = (
     # Prefix cache and KV cache.
-    _value("--kv-transfer-config"),
     _value("--ec-transfer-config"),
     # Scheduling.
-    _value("--max-num-queued-tokens", advice="use --max-num-queued-reqs"),
     _value("--scheduler-cls"),
     # Model and weights.
-    _value("--hf-overrides", harmless=("{}",), advice="edit the checkpoint's config.json"),
     _value("--logprobs-mode", harmless=("raw_logprobs",)),
     _value("--hf-config-path", advice="put config.json beside the weights"),
-    _value("--rope-scaling", "--rope-theta", advice="edit the checkpoint's config.json"),
+    _value("--rope-scaling", "--rope-theta", advice="use --hf-overrides"),
     _value("--tokenizer-revision", advice="use --tokenizer with a folder"),
     _value("--logits-processors", advice="no code of a user's is run"),
     _value("--pooler-config"),
@@ -40,7 +37,6 @@ REFUSED_SERVE_FLAGS = (
     _switch("--skip-tokenizer-init"),
     _value("--device", harmless=("auto",)),
     # Parallelism.
-    _value("--tensor-parallel-size", "-tp", harmless=("1",)),
     _value("--pipeline-parallel-size", "-pp", harmless=("1",)),
     _value("--data-parallel-size", "-dp", harmless=("1",)),
     _value("--data-parallel-rank", "-dpn", harmless=("0",)),
@@ -53,7 +49,6 @@ REFUSED_SERVE_FLAGS = (
     _value("--chat-template-content-format", harmless=("auto", "string")),
     _value("--structured-outputs-config"),
     # Server.
-    _switch("--enable-per-request-metrics"),
     _switch("--enable-scale-out"),
     _switch("--enable-tokenizer-info-endpoint", advice="ask /tokenize"),
     _switch("--trust-request-chat-template", advice="use --chat-template"),

@@ -36,6 +36,7 @@ class ModelFacts:
         max_logprobs: Most likely tokens a request may ask for; -1: the whole vocabulary.
         is_embedded: Whether it is the checkpoint inside the package.
         has_priority: Whether the scheduler looks at priorities.
+        has_kv_transfer: Whether KV is given to, or taken from, other engines.
         default_sampling: Sampling fields that the checkpoint sets when a request does not.
         fingerprint: The ``system_fingerprint`` of responses.
     """
@@ -49,6 +50,7 @@ class ModelFacts:
     has_priority: bool
     fingerprint: str
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
+    has_kv_transfer: bool = False
     created: int = field(default_factory=unix_now)
 
     def resolve_name(self, name: str | None) -> str:
@@ -98,6 +100,7 @@ def make_model_facts(config: VllmConfig, max_model_len: int, generation_config: 
         max_logprobs=model.max_logprobs,
         is_embedded=model.is_embedded,
         has_priority=config.scheduler_config.policy == "priority",
+        has_kv_transfer=config.kv_transfer_config is not None,
         fingerprint=_fingerprint(config),
         default_sampling={
             name: defaults[name] for name in _DEFAULT_FIELDS if defaults.get(name) is not None

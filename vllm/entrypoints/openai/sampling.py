@@ -7,7 +7,7 @@ from vllm import envs
 from vllm.entrypoints.openai.context import ModelFacts
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
 from vllm.entrypoints.openai.structured_fields import make_structured_outputs
-from vllm.exceptions import UserInputError
+from vllm.exceptions import UnsupportedFeatureError, UserInputError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 _MAX_SALT_CHARS = 128
@@ -69,6 +69,25 @@ def check_request(request: SamplingRequest, facts: ModelFacts) -> None:
     _check_priority(request.priority, facts)
     _check_salt(request.cache_salt)
     _check_request_id(request.request_id)
+    _check_transfer(request, facts)
+
+
+def _check_transfer(request: SamplingRequest, facts: ModelFacts) -> None:
+    params = request.kv_transfer_params
+    if not params:
+        return
+    if not facts.has_kv_transfer:
+        raise UnsupportedFeatureError(
+            "kv_transfer_params need a server that was started with --kv-transfer-config: leave "
+            "them out.",
+            "kv_transfer_params",
+        )
+    if params.get("do_remote_decode") and (request.n or 1) != 1:
+        raise UserInputError(
+            f"n={request.n} with kv_transfer_params.do_remote_decode: a prompt is prefilled once, "
+            "use n=1 here and n on the decoding server.",
+            "n",
+        )
 
 
 def _check_request_id(request_id: str | None) -> None:
@@ -194,5 +213,10 @@ def make_sampling_params(
         prompt_logprobs=logprobs.prompt,
         output_kind=kind,
         structured_outputs=make_structured_outputs(request),
+        extra_args=(
+            {"kv_transfer_params": request.kv_transfer_params}
+            if request.kv_transfer_params
+            else None
+        ),
         **fields,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -30,6 +31,7 @@ from vllm.entrypoints.openai.sampling import (
 )
 from vllm.entrypoints.openai.sse import encode_event, with_errors_as_events
 from vllm.entrypoints.openai.usage import UsageCounter
+from vllm.exceptions import UserInputError
 from vllm.outputs import CompletionOutput, PromptLogprobs
 from vllm.sampling_params import SamplingParams
 
@@ -176,6 +178,11 @@ async def _check(
         prompts = [replace(prompt, cache_boundaries=marks) for prompt in prompts]
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     prompts = [truncate(prompt, body, max_tokens, facts) for prompt in prompts]
+    if body.kv_transfer_params and len(prompts) != 1:
+        raise UserInputError(
+            f"kv_transfer_params come with {len(prompts)} prompts: send one prompt at a time.",
+            "kv_transfer_params",
+        )
     return _Completion(
         body=body,
         prompts=prompts,
@@ -191,9 +198,11 @@ async def _collect(request: _Completion, stream: EngineStream) -> bytes:
     await stream.start()
     usage = request.usage_counter()
     choices: list[CompletionChoice] = []
+    transfer: dict[str, Any] | None = None
     try:
         async for item in stream.outputs():
             usage.add(item)
+            transfer = item.output.kv_transfer_params or transfer
             for output in item.output.outputs:
                 answer = _Answer(request, item.job_index, output.index)
                 choices.append(answer.choice(output, item.output.prompt_logprobs))
@@ -202,6 +211,10 @@ async def _collect(request: _Completion, stream: EngineStream) -> bytes:
     choices.sort(key=lambda choice: choice.index)
     response = request.chunk(choices)
     response.usage = usage.usage
+    if request.context.args.operations.shows_metrics:
+        response.metrics = usage.metrics
+    if transfer is not None:
+        response.kv_transfer_params = transfer
     return msgspec.json.encode(response)
 
 
@@ -209,6 +222,7 @@ async def _events(request: _Completion, stream: EngineStream) -> AsyncIterator[b
     options = request.body.stream_options
     force = request.context.args.enable_force_include_usage
     in_every_chunk = force or bool(options and options.continuous_usage_stats)
+    shows_metrics = request.context.args.operations.shows_metrics
     usage = request.usage_counter()
     answers: dict[tuple[int, int], _Answer] = {}
     async for item in stream.outputs():
@@ -219,6 +233,8 @@ async def _events(request: _Completion, stream: EngineStream) -> AsyncIterator[b
             chunk = request.chunk([answer.choice(output, item.output.prompt_logprobs)])
             if in_every_chunk:
                 chunk.usage = usage.usage
+            if shows_metrics and output.finish_reason is not None:
+                chunk.metrics = usage.metrics
             yield encode_event(chunk)
     if force or (options and options.include_usage):
         last = request.chunk([])

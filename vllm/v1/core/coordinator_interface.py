@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, StepWork
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.prefix.exports import Exports, PrefixBlocks
 
 if TYPE_CHECKING:
-    from vllm.v1.messages import HeldPrefix, PrefillStats
+    from vllm.v1.core.prefix.held import HeldPrefixes
+    from vllm.v1.messages import PrefillStats
     from vllm.v1.metrics.stats import CachePolicyStats
     from vllm.v1.request import Request
 
@@ -23,9 +25,13 @@ class Coordinator(Protocol):
 
     Attributes:
         block_pool: The pool of all groups.
+        exports: The prefixes held for other engines.
+        held: The prefixes that somebody asked to keep; None: that cannot be asked for.
     """
 
     block_pool: BlockPool
+    exports: Exports
+    held: HeldPrefixes | None = None
 
     def look_up(self, request: Request, max_tokens: int) -> Lookup:
         """Find a request's longest cached prefix of at most ``max_tokens``; takes no block."""
@@ -66,17 +72,40 @@ class Coordinator(Protocol):
         """Apply a plan that fits the pool; returns the new blocks by group."""
         ...
 
-    def held_prefixes(self) -> Sequence[HeldPrefix]:
-        """Return the prefixes that somebody asked to keep."""
-        return ()
-
-    def forget_prefix(self, name: str) -> bool:
-        """Let go of such a prefix; returns whether there is one of the name."""
-        return False
-
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Publish what a delayed allocation did not."""
         return
+
+    def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
+        """Hold the longest cached prefix of a request for another engine to read.
+
+        Args:
+            name: Of the hold, for ``exports.release``.
+            request: The request; at least its last prompt token is left to the other engine.
+
+        Returns:
+            Where its rows lie; None, with nothing held, if none is cached.
+        """
+        found = self.look_up(request, request.num_prompt_tokens - 1)
+        if not found.num_tokens:
+            return None
+        self.exports.hold(name, found.blocks.blocks)
+        ids = tuple(tuple(group) for group in found.blocks.get_block_ids())
+        return PrefixBlocks(found.num_tokens, 0, (0,) * len(ids), ids)
+
+    def find_import(
+        self, request: Request, num_tokens: int, num_external_tokens: int
+    ) -> PrefixBlocks:
+        """Return where a connector shall write the rows of an allocated request's prefix.
+
+        Args:
+            request: The request, which is about to load.
+            num_tokens: Tokens of the prefix.
+            num_external_tokens: Of those, tokens that its local hit does not have.
+        """
+        tables = self.get_blocks(request.request_id)
+        ids = tuple(tuple(block.block_id for block in table) for table in tables)
+        return PrefixBlocks(num_tokens, num_tokens - num_external_tokens, (0,) * len(ids), ids)
 
     def free(self, request_id: str) -> None:
         """Give back everything a request holds; what is cached stays cached."""

@@ -8,6 +8,7 @@ the hit's blocks, take new ones, record copies). Keys and checkpoints become vis
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -28,8 +29,9 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
+from vllm.v1.core.prefix.exports import Exports, PrefixBlocks
 from vllm.v1.core.prefix.held import HeldPrefixes
-from vllm.v1.core.prefix.lookup import find_prefix
+from vllm.v1.core.prefix.lookup import find_prefix, hit_tables
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.prefix.publication import Publisher
 from vllm.v1.core.prefix.rebuilds import Rebuilds, prefer_rebuild
@@ -45,7 +47,7 @@ from vllm.v1.core.whole_block_coordinator import (
     UnitaryKVCacheCoordinator,
 )
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.messages import BYPASSED, HeldPrefix, PrefillStats
+from vllm.v1.messages import BYPASSED, PrefillStats
 from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
@@ -88,7 +90,8 @@ class CheckpointCoordinator(Coordinator):
         self._ends_in_flight: list[KVCacheBlock] = []
         self._waiting = DonorWaits(prefixes, self.requests, self._changed)
         self._rebuilds = Rebuilds(self.geometry)
-        self.held = HeldPrefixes(prefixes)
+        self.exports = Exports(self.block_pool)
+        self.held: HeldPrefixes = HeldPrefixes(prefixes)
         self._num_steps = 0
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
 
@@ -111,6 +114,18 @@ class CheckpointCoordinator(Coordinator):
         """Say where an admitted request's tokens come from, and learn from it."""
         hit = found.hit
         assert hit is not None
+        cache = self.requests.get(request.request_id)
+        if cache is not None and cache.is_loading:
+            # Of what is loaded nothing is missed.
+            dense_match = max(hit.dense_match, num_cached_tokens)
+            hit = replace(
+                hit,
+                position=num_cached_tokens,
+                dense_match=dense_match,
+                given_up=0,
+                rebuild=None,
+                num_saved_tokens=0,
+            )
         misses = explain_misses(
             self.index, self.geometry, request.block_hashes, request.num_tokens, hit
         )
@@ -194,7 +209,12 @@ class CheckpointCoordinator(Coordinator):
         if plan.first is not None:
             self._begin(plan.step.request, plan.first)
         cache = self.requests[request_id]
-        if plan.is_short and not plan.num_new_blocks:
+        if plan.step.num_external_tokens:
+            cache.dense_from, cache.is_unannounced = cache.published.num_units, True
+            cache.dense_from *= self.geometry.unit
+        elif cache.is_unannounced:
+            cache.is_unannounced = False
+        elif plan.is_short and not plan.num_new_blocks:
             cache.set_ready(plan.step.alloc_end)
             return self._no_blocks
         self._changed[request_id] = cache
@@ -280,6 +300,42 @@ class CheckpointCoordinator(Coordinator):
             cache.copies.append(BlockCopy(window.geometry.group_id, source, block, ()))
             cache.rebuilt_block_id = source.block_id
 
+    # ---- rows that other engines read and write ----------------------------------------------
+
+    def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
+        """Hold the longest prefix with a checkpoint for another engine to read."""
+        max_tokens = request.num_prompt_tokens - 1
+        hit = find_prefix(self.index, self.geometry, request.block_hashes, max_tokens)
+        if hit.checkpoint is None:
+            return None
+        tables = hit_tables(self.geometry, hit)
+        self.exports.hold(name, [blocks for _, blocks in tables])
+        ids = tuple(tuple(block.block_id for block in blocks) for _, blocks in tables)
+        bases = tuple(base for base, _ in tables)
+        return PrefixBlocks(hit.position, 0, bases, ids, hit.checkpoint.next_token)
+
+    def find_import(
+        self, request: Request, num_tokens: int, num_external_tokens: int
+    ) -> PrefixBlocks:
+        """Return where a connector shall write the rows of an allocated request's prefix."""
+        cache = self.requests[request.request_id]
+        assert cache.dense_from is not None, "the request does not load"
+        bases = [0] * len(self.geometry.groups)
+        ids: list[tuple[int, ...]] = [()] * len(self.geometry.groups)
+        for table in cache.dense:
+            ids[table.geometry.group_id] = tuple(block.block_id for block in table.blocks)
+        for window in cache.windows:
+            bases[window.geometry.group_id] = window.base
+            ids[window.geometry.group_id] = tuple(block.block_id for block in window.blocks)
+        return PrefixBlocks(num_tokens, cache.dense_from, tuple(bases), tuple(ids))
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Publish a prefix that a connector has written, with its checkpoint."""
+        cache = self.requests[request.request_id]
+        if cache.is_loading:
+            cache.dense_from = None
+            self._publisher.publish(cache, num_computed_tokens, (num_computed_tokens,))
+
     # ---- the edges of schedule() -------------------------------------------------------------
 
     def new_step_starts(self) -> None:
@@ -318,7 +374,7 @@ class CheckpointCoordinator(Coordinator):
             if cache.rebuilt_block_id is not None:
                 work.drafter_rebuilds[request_id] = cache.rebuilt_block_id
                 cache.rebuilt_block_id = None
-            tables = tuple(cache.take_window_tables())
+            tables = () if cache.is_unannounced else tuple(cache.take_window_tables())
             if tables:
                 work.window_tables[request_id] = tables
             if cache.spared_until:
@@ -340,7 +396,7 @@ class CheckpointCoordinator(Coordinator):
         self._rebuilds.end(request_id)
         if cache is None or not cache.is_admitted:
             return
-        if self.settings.enable_caching:
+        if self.settings.enable_caching and not cache.is_loading:
             self._publisher.publish_accepted(cache)
         self._publisher.follow(cache)
         if cache.request.cache_ttls:
@@ -376,14 +432,6 @@ class CheckpointCoordinator(Coordinator):
             self.held.clear()
         return done
 
-    def held_prefixes(self) -> Sequence[HeldPrefix]:
-        """Return the prefixes that somebody asked to keep."""
-        return tuple(self.held.describe())
-
-    def forget_prefix(self, name: str) -> bool:
-        """Let go of such a prefix; returns whether there is one of the name."""
-        return self.held.forget(name)
-
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""
         return self.prefixes.policy_stats()
@@ -401,6 +449,7 @@ class CheckpointCoordinator(Coordinator):
         yield from self._ends_in_flight
         for cache in self.requests.values():
             yield from cache.held_blocks()
+        yield from self.exports.held_blocks()
 
 
 def get_kv_cache_coordinator(

@@ -14,6 +14,7 @@ from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.prefix.drafter_rows import StaleRow
+from vllm.v1.core.prefix.exports import PrefixBlocks
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     get_kv_cache_spec_kind,
@@ -353,6 +354,34 @@ class KVCacheManager(CacheQueries):
             self.prefix_cache_stats.reset = True
         return True
 
+    # ---- rows that other engines read and write ----------------------------------------------
+
+    def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
+        """Hold a request's longest cached prefix for another engine, until ``release_export``.
+
+        Returns:
+            Where its rows lie; None, with nothing held, if none is cached.
+        """
+        if not self.enable_caching:
+            return None
+        return self.coordinator.export_prefix(name, request)
+
+    def release_export(self, name: str) -> bool:
+        """Let go of an exported prefix; False if there is none of the name."""
+        return self.coordinator.exports.release(name)
+
+    def find_import(
+        self, request: Request, num_tokens: int, num_external_tokens: int
+    ) -> PrefixBlocks:
+        """Return where a connector shall write the prefix of a request that is about to load.
+
+        Args:
+            request: The request; its blocks are allocated.
+            num_tokens: Tokens of the prefix.
+            num_external_tokens: Of those, tokens that its local hit does not have.
+        """
+        return self.coordinator.find_import(request, num_tokens, num_external_tokens)
+
     # ---- the edges of schedule() -------------------------------------------------------------
 
     def new_step_starts(self) -> None:
@@ -376,11 +405,13 @@ class KVCacheManager(CacheQueries):
 
     def held_prefixes(self) -> Sequence[HeldPrefix]:
         """Return the prefixes that somebody asked to keep."""
-        return self.coordinator.held_prefixes()
+        held = self.coordinator.held
+        return () if held is None else tuple(held.describe())
 
     def forget_prefix(self, name: str) -> bool:
         """Let go of such a prefix; returns whether there is one of the name."""
-        return self.coordinator.forget_prefix(name)
+        held = self.coordinator.held
+        return held is not None and held.forget(name)
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""

@@ -72,6 +72,8 @@ class RequestCache:
         spared_until: Where a step ends that leaves spare checkpoints; 0: it leaves none.
         rebuild: Tokens of its hit whose window rows it computes again.
         rebuilt_block_id: Block of the checkpoint whose last row its drafter makes anew.
+        dense_from: While a connector writes its rows: below this token dense rows were there.
+        is_unannounced: Whether the worker has not heard of the request, which loads.
     """
 
     request: Request
@@ -88,6 +90,8 @@ class RequestCache:
     spared_until: int = 0
     rebuild: Rebuild | None = None
     rebuilt_block_id: int | None = None
+    dense_from: int | None = None
+    is_unannounced: bool = False
 
     @property
     def num_accepted(self) -> int:
@@ -98,6 +102,11 @@ class RequestCache:
     def exact_from(self) -> int:
         """The first boundary at which its window rows are those of its tokens; 0: everywhere."""
         return self.rebuild.end if self.rebuild is not None else 0
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a connector still writes its rows: nothing of them may be published."""
+        return self.dense_from is not None
 
     def set_ready(self, alloc_end: int) -> None:
         """Remember up to where the tables need no change; ``alloc_end`` if there is no table."""

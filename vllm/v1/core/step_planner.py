@@ -17,7 +17,7 @@ from vllm.v1.core.policy.retention import (
 from vllm.v1.core.policy.spare import NO_SPARES, Spares, spare_boundaries
 from vllm.v1.core.prefix.drafter_rows import StaleRow, stale_groups
 from vllm.v1.core.prefix.held import hold_boundaries
-from vllm.v1.core.prefix.lookup import PrefixHit, find_junction, plan_partials
+from vllm.v1.core.prefix.lookup import PrefixHit, dense_part, find_junction, plan_partials
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
 
@@ -63,7 +63,6 @@ class StepPlanner:
             num_available: Free blocks it may take; a short step takes some for the next, too, if
                 that leaves enough.
         """
-        assert step.num_external_tokens == 0, "refused by VllmConfig"
         publishes = self.publishes(step)
         if cache is None:
             plan = self._plan_first(step, publishes)
@@ -238,6 +237,13 @@ class StepPlanner:
         """Plan the first step of a request, from its hit if it has one."""
         found = step.lookup
         hit = found.hit if found is not None and found.num_tokens else None
+        if step.num_external_tokens:
+            # A connector brings the checkpoint of its end, and the dense rows that are not here.
+            assert step.delays_caching, "loads run beside the steps"
+            hit = None
+            if found is not None and found.hit is not None:
+                hashes = step.request.block_hashes
+                hit = dense_part(self._index, self._geometry, hashes, found.hit, step.start)
         first = self._plan_first_step(step.request, found.hit if found else None, hit)
         rebuild = hit.rebuild if hit is not None else None
         boundaries = self._boundaries(step, first.wanted, rebuild) if publishes else ()

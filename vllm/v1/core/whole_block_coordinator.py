@@ -19,6 +19,7 @@ from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.policy.masks import num_window_tail_blocks, resolve_retention_interval
 from vllm.v1.core.policy.retention import pinned_share
+from vllm.v1.core.prefix.exports import Exports
 from vllm.v1.core.prefix.records import whole_block_prefill_stats
 from vllm.v1.core.prefix.whole_block_lookup import HybridLookup
 from vllm.v1.core.single_type_kv_cache_manager import (
@@ -217,6 +218,7 @@ class KVCacheCoordinator(GroupManagers, Coordinator):
             metrics_collector=settings.metrics_collector,
         )
         super().__init__(settings, pool)
+        self.exports = Exports(pool)
         self.retention_interval = retention_interval
         assert settings.scheduler_block_size % settings.hash_block_size == 0
         for group_id, manager in enumerate(self.single_type_managers):
@@ -335,6 +337,7 @@ class KVCacheCoordinator(GroupManagers, Coordinator):
         for manager in self.single_type_managers:
             for table in manager.req_to_blocks.values():
                 yield from table
+        yield from self.exports.held_blocks()
 
     @abstractmethod
     def find_longest_cache_hit(

@@ -4,14 +4,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.distributed.kv_events import EventPublisherFactory
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.exceptions import InvariantError, VllmError
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.view.view import CacheView
 from vllm.v1.engine.cache_trace import make_scheduler
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
 from vllm.v1.engine.startup_report import report_model, report_start
@@ -22,6 +26,8 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 logger = init_logger(__name__)
+
+_TRANSFER_POLL_S = 0.005
 
 
 class EngineCore:
@@ -43,6 +49,7 @@ class EngineCore:
     ) -> None:
         report_model(vllm_config)
         # A taken address must show before the minutes that weights can take.
+        KVConnectorFactory.check_before_load(vllm_config)
         publisher = EventPublisherFactory.create(
             vllm_config.kv_events_config, vllm_config.parallel_config.data_parallel_index
         )
@@ -72,6 +79,7 @@ class EngineCore:
         self._refusals: list[tuple[str, VllmError]] = []
         self._drafts = vllm_config.speculative_config is not None
         self._checks_invariants = envs.VLLM_CHECK_INVARIANTS
+        self._view = CacheView(self.scheduler) if envs.VLLM_SERVER_DEV_MODE else None
         report_start(vllm_config, self.kv_cache_info, self.load_s)
 
     def _set_up_kv_cache(self, vllm_config: VllmConfig) -> KVCachePlan:
@@ -84,6 +92,11 @@ class EngineCore:
         return plan
 
     # ---- requests ----------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Start what compiles grammars, beside the loop."""
+        if envs.VLLM_WARM_GRAMMARS:
+            self._grammars.warm_up()
 
     def make_request(self, request: EngineCoreRequest) -> Request:
         """Build the scheduler's request and hash its prompt; any thread may call this."""
@@ -126,6 +139,8 @@ class EngineCore:
             return {}, False
         self._settle_grammars()
         plan = self.scheduler.schedule()
+        if self._view is not None:
+            self._view.note_step(plan)
         plan.grammar_masks = self.scheduler.get_grammar_bitmask(plan)
         has_orders = bool(
             plan.total_num_scheduled_tokens or plan.finished_req_ids or plan.kv_cache_block_copies
@@ -171,14 +186,21 @@ class EngineCore:
 
     def get_held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
         """Let go of one prefix, if asked to; return those that are held, and whether it was."""
-        manager = self.scheduler.kv_cache_manager
-        forgotten = bool(forget) and manager.forget_prefix(forget)
+        held, forgotten = self.scheduler.held_prefixes(forget)
         self.scheduler.publish_kv_events()
-        return manager.held_prefixes(), forgotten
+        return held, forgotten
+
+    def view_cache(self) -> bytes:
+        """Return a snapshot of the cache as JSON; empty without ``VLLM_SERVER_DEV_MODE``."""
+        return b"" if self._view is None else msgspec.json.encode(self._view.snapshot())
 
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Return the size and geometry of the KV cache."""
         return self.kv_cache_info
+
+    def find_fault(self) -> str | None:
+        """Return what is wrong with the workers; None: nothing. Any thread may ask."""
+        return self.executor.find_fault()
 
     def describe_state(self) -> str:
         """Say what the core was at, for the log of its death."""
@@ -191,8 +213,19 @@ class EngineCore:
             return f"{state}; broken invariant: {error}"
         return state
 
+    def _finish_transfers(self) -> None:
+        """Go on for a while as long as other engines fetch what is held for them."""
+        connector = self.scheduler.connector
+        if connector is None:
+            return
+        deadline = time.monotonic() + connector.drain_timeout_s
+        while connector.has_pending_work() and time.monotonic() < deadline:
+            self.step()
+            time.sleep(_TRANSFER_POLL_S)
+
     def shutdown(self) -> None:
         """Stop the scheduler's helpers and release the device."""
+        self._finish_transfers()
         self._grammars.shutdown()
         self.scheduler.shutdown()
         self.executor.shutdown()

@@ -11,7 +11,9 @@ from typing import Any
 
 from vllm import envs
 from vllm.config.cache import CacheConfig
+from vllm.config.kv_connectors import KVConnectorRegistry
 from vllm.config.kv_events import KVEventsConfig
+from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.load import LoadConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
@@ -24,6 +26,7 @@ from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.resolve import (
     ResolvedCheckpoint,
+    override_config,
     read_generation_config,
     read_hf_config,
     resolve_checkpoint,
@@ -57,14 +60,20 @@ class EngineArgs:
             tokens; None: as VLLM_PREFIX_CACHE_RETENTION_INTERVAL says, else auto.
         prefix_cache_pinned_share: Share of the pool that windows pinned under VLLM_PIN_SWA_TOKENS
             may hold; None: as VLLM_PIN_MAX_SHARE says.
+        tensor_parallel_size: Workers that share the model, each with a part of every matrix.
+        enable_expert_parallel: Those workers hold whole experts instead of a part of each.
+        distributed_executor_backend: uni, mp or ray; None: as many workers as there are say.
         max_num_batched_tokens: Tokens of one step over all requests.
         max_num_seqs: Requests running at a time.
         max_num_queued_reqs: Waiting requests before new ones are refused.
+        max_num_queued_tokens: Tokens of prompts that wait for their first token, likewise.
         speculative_config: A drafter, as ``SpeculativeConfig.from_dict`` takes it.
         cache_trace: File that records what decides about the prefix cache, hashes and no text.
         cache_trace_max_bytes: Of that file and the one before it, together.
+        kv_transfer_config: A KV connector, as ``KVTransferConfig.from_dict`` takes it.
         kv_events_config: Where KV cache events go, as ``KVEventsConfig.from_dict`` takes it.
         trust_remote_code: Without effect: no code of a model is ever run.
+        hf_overrides: Over the checkpoint's config.json; objects in it are merged.
         override_generation_config: Over the checkpoint's sampling defaults.
         show_hidden_metrics_for_version: Any version: metrics also appear under earlier names.
     """
@@ -86,6 +95,8 @@ class EngineArgs:
     download_dir: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    distributed_executor_backend: str | None = None
     block_size: int | None = None
     kv_cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.92
@@ -100,12 +111,15 @@ class EngineArgs:
     max_num_seqs: int | None = None
     scheduling_policy: str = "fcfs"
     max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
     speculative_config: dict[str, Any] | None = None
     kv_events_config: dict[str, Any] | None = None
+    kv_transfer_config: dict[str, Any] | None = None
     disable_log_stats: bool = False
     cache_trace: str | None = None
     cache_trace_max_bytes: int = ObservabilityConfig.cache_trace_max_bytes
     use_tqdm_on_load: bool = True
+    hf_overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
     override_generation_config: dict[str, Any] = dataclasses.field(default_factory=dict)
     kv_cache_metrics: bool = False
     kv_cache_metrics_sample: float = 0.01
@@ -144,19 +158,21 @@ class EngineArgs:
         return VllmConfig(
             model_config=model_config,
             cache_config=self._make_cache_config(model_config),
-            parallel_config=ParallelConfig(),
+            parallel_config=self._make_parallel_config(model_config),
             scheduler_config=self._make_scheduler_config(model_config),
             load_config=load_config,
             speculative_config=self._make_speculative_config(model_config),
             kv_events_config=self._make_kv_events_config(),
+            kv_transfer_config=self._make_kv_transfer_config(),
             observability_config=self._make_observability_config(),
         )
 
     def _check_values(self) -> None:
         """Refuse what no config class looks at."""
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if getattr(self, name) != 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is not supported yet: use 1.")
+        if self.pipeline_parallel_size != 1:
+            raise ConfigError(
+                f"pipeline_parallel_size={self.pipeline_parallel_size} is not supported yet: use 1."
+            )
         if self.trust_remote_code:
             logger.warning("trust_remote_code has no effect: no code of a model is ever run.")
         if self.tokenizer_mode not in TOKENIZER_MODES:
@@ -170,7 +186,7 @@ class EngineArgs:
             )
 
     def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
-        hf_config = read_hf_config(checkpoint.path)
+        hf_config = override_config(read_hf_config(checkpoint.path), self.hf_overrides)
         # Parsed for its errors too; the engine core parses it again where it is used.
         parsed = resolve_model(list(hf_config.get("architectures") or ())).parse_config(hf_config)
         # Some files leave these to defaults, or nest them in a text part.
@@ -206,6 +222,17 @@ class EngineArgs:
             max_logprobs=self.max_logprobs,
             enforce_eager=self.enforce_eager,
         )
+
+    def _make_parallel_config(self, model_config: ModelConfig) -> ParallelConfig:
+        config = ParallelConfig(
+            tensor_parallel_size=self.tensor_parallel_size,
+            enable_expert_parallel=self.enable_expert_parallel,
+            distributed_executor_backend=self.distributed_executor_backend,
+        )
+        size = self.tensor_parallel_size
+        entry = resolve_model(model_config.architectures)
+        entry.check_ranks(_parse_model(model_config), size, self.enable_expert_parallel)
+        return config
 
     def _make_cache_config(self, model_config: ModelConfig) -> CacheConfig:
         block_size = _resolve_block_size(self.block_size, model_config)
@@ -244,6 +271,7 @@ class EngineArgs:
             enable_chunked_prefill=chunked,
             policy=self.scheduling_policy,
             max_num_queued_reqs=self.max_num_queued_reqs,
+            max_num_queued_tokens=self.max_num_queued_tokens,
         )
 
     def _make_speculative_config(self, model_config: ModelConfig) -> SpeculativeConfig | None:
@@ -252,6 +280,13 @@ class EngineArgs:
         config = SpeculativeConfig.from_dict(self.speculative_config)
         if config.method == "mtp":
             _check_mtp(model_config)
+        return config
+
+    def _make_kv_transfer_config(self) -> KVTransferConfig | None:
+        if self.kv_transfer_config is None:
+            return None
+        config = KVTransferConfig.from_dict(self.kv_transfer_config)
+        KVConnectorRegistry.load_class(config)
         return config
 
     def _make_kv_events_config(self) -> KVEventsConfig | None:

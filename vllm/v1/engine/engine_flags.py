@@ -6,6 +6,7 @@ from vllm.config.cache import CACHE_DTYPES, HASH_ALGOS
 from vllm.config.load import LOAD_FORMATS
 from vllm.config.model import DTYPES, QUANTIZATIONS
 from vllm.config.observability import ObservabilityConfig
+from vllm.config.parallel import EXECUTOR_BACKENDS
 from vllm.config.scheduler import POLICIES
 from vllm.logger import LOG_FORMATS
 from vllm.utils.argparse_utils import human_int, human_int_or_auto, json_object
@@ -18,6 +19,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     _add_model_args(parser.add_argument_group("model"))
     _add_cache_args(parser.add_argument_group("KV cache"))
     _add_scheduler_args(parser.add_argument_group("scheduling"))
+    _add_parallel_args(parser.add_argument_group("parallelism"))
     _add_observability_args(parser.add_argument_group("observability"))
 
 
@@ -50,6 +52,13 @@ def _add_model_args(group: argparse._ArgumentGroup) -> None:
         type=human_int_or_auto,
         help="Longest prompt + answer in tokens (1k, 2M); -1 or auto: what fits in memory. "
         "Default: the model's context.",
+    )
+    group.add_argument(
+        "--hf-overrides",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="Values over those of the checkpoint's config.json; objects in it are merged.",
     )
     group.add_argument(
         "--override-generation-config",
@@ -118,6 +127,13 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}.',
     )
     group.add_argument(
+        "--kv-transfer-config",
+        type=json_object,
+        metavar="JSON",
+        help="Prefill apart from decode (docs/disaggregation.md): "
+        '{"kv_connector": "TcpConnector", "kv_role": "kv_producer", "kv_port": 14579}.',
+    )
+    group.add_argument(
         "--cache-trace",
         metavar="FILE",
         help="Record what decides about the prefix cache, hashes and no text, for vllm cache "
@@ -148,12 +164,42 @@ def _add_scheduler_args(group: argparse._ArgumentGroup) -> None:
         help="Waiting requests before new ones get 503. Default: no limit.",
     )
     group.add_argument(
+        "--max-num-queued-tokens",
+        type=human_int,
+        help="Tokens of prompts that wait for their first token before new ones get 503. "
+        "Default: no limit.",
+    )
+    group.add_argument(
         "--speculative-config",
         "-sc",
         type=json_object,
         metavar="JSON",
         help='Draft tokens: {"method": "mtp", "num_speculative_tokens": 1 to 4}, or "ngram" with '
         "prompt_lookup_max and prompt_lookup_min.",
+    )
+
+
+def _add_parallel_args(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=human_int,
+        default=1,
+        metavar="N",
+        help="Workers that share the model, each with a part of every matrix.",
+    )
+    group.add_argument(
+        "--enable-expert-parallel",
+        "-ep",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="Those workers hold whole experts instead of a part of each.",
+    )
+    group.add_argument(
+        "--distributed-executor-backend",
+        choices=EXECUTOR_BACKENDS,
+        help="uni: one worker in the engine core's process; mp: a process each on this machine; "
+        "ray: actors of a Ray cluster. Default: uni for one worker, else mp.",
     )
 
 

@@ -54,6 +54,7 @@ class ConnectorSteps:
             kv_connector_stats=connector.get_kv_connector_stats(),
             kv_connector_worker_meta=connector.build_connector_worker_meta(),
             invalid_block_ids=connector.get_block_ids_with_load_errors(),
+            failed_recving=connector.get_failed_loads(),
         )
         connector.clear_connector_metadata()
         return report

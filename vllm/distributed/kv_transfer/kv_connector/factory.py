@@ -25,6 +25,17 @@ class KVConnectorFactory(KVConnectorRegistry):
         return cast("type[KVConnectorBase_V1]", cls.load_class(config))
 
     @classmethod
+    def check_before_load(cls, config: VllmConfig) -> None:
+        """Let the configured connector, if any, refuse what cannot work.
+
+        Raises:
+            ConfigError: It does.
+        """
+        transfer = config.kv_transfer_config
+        if transfer is not None and transfer.kv_connector is not None:
+            cls.get_connector_class(transfer).check_before_load(config)
+
+    @classmethod
     def create_connector(
         cls,
         config: VllmConfig,

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.entrypoints.openai.engine_stream import EngineStream
 from vllm.entrypoints.openai.usage import UsageCounter
@@ -20,7 +21,7 @@ class AnswerNews:
         output: The engine's, for token ids, log probabilities and ``stop_reason``.
         request: The request's output that it came with, for prompt log probabilities.
         finish_reason: None while the answer grows; else "stop", "length", "abort", ..., and
-            "tool_calls" where the model stopped after at least one call.
+            "tool_calls" where the model stopped after at least one whole call.
     """
 
     index: int
@@ -47,6 +48,7 @@ class FinishedAnswer:
     prompt_logprobs: PromptLogprobs | None = None
     finish_reason: str = "stop"
     stop_reason: int | str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class _AnswerReader:
@@ -61,7 +63,7 @@ class _AnswerReader:
         reason = output.finish_reason
         if reason is not None:
             pieces += self._parser.finish(reason)
-        self._has_called |= any(isinstance(piece, ToolCallEnd) for piece in pieces)
+        self._has_called |= any(isinstance(p, ToolCallEnd) and p.is_whole for p in pieces)
         return pieces, "tool_calls" if reason == "stop" and self._has_called else reason
 
 
@@ -122,6 +124,7 @@ def _extend(answer: FinishedAnswer, news: AnswerNews) -> None:
     answer.token_ids += news.output.token_ids
     if news.output.logprobs is not None:
         answer.logprobs = [*(answer.logprobs or ()), *news.output.logprobs]
+    answer.kv_transfer_params = news.request.kv_transfer_params or answer.kv_transfer_params
     answer.prompt_logprobs = news.request.prompt_logprobs or answer.prompt_logprobs
     if news.finish_reason is not None:
         answer.finish_reason = news.finish_reason

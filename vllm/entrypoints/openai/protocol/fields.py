@@ -38,7 +38,6 @@ NEUTRAL_FIELDS: Mapping[str, NeutralField] = {
     "suffix": _EMPTY_TEXT,
     "logprob_token_ids": _ABSENT,
     "stream_interval": NeutralField((1,)),
-    "kv_transfer_params": _ABSENT,
     "vllm_xargs": _EMPTY_OBJECT,
     "return_prompt_text": _OFF,
     "prompt_embeds": _ABSENT,

@@ -155,6 +155,9 @@ class SamplingRequest(_Body):
     add_special_tokens: StrictBool | None = None
     return_token_ids: StrictBool | None = None
     return_tokens_as_token_ids: StrictBool | None = None
+    kv_transfer_params: dict[str, Any] | None = Field(
+        None, description="Prefill apart from decode: see docs/disaggregation.md."
+    )
 
 
 class CompletionRequest(SamplingRequest):

@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from vllm.entrypoints.openai.answer_metrics import AnswerMetrics
+
 # Token id -> {logprob, rank, decoded_token}, or null for the first prompt token.
 PromptLogprobsJson = list[dict[str, dict[str, Any]] | None]
 
@@ -19,11 +21,13 @@ class PromptTokensDetails(msgspec.Struct):
             ``cached_tokens`` by was lost to window state.
         miss_tokens: The tokens that had to be computed, by reason; they add up to
             ``prompt_tokens - cached_tokens``.
+        external_tokens: Of ``cached_tokens``, loaded from another engine.
     """
 
     cached_tokens: int
     dense_match_tokens: int | UnsetType = UNSET
     miss_tokens: dict[str, int] | UnsetType = UNSET
+    external_tokens: int | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct):
@@ -90,6 +94,8 @@ class CompletionBody(msgspec.Struct):
     system_fingerprint: str
     object: str = "text_completion"
     usage: Usage | UnsetType = UNSET
+    metrics: AnswerMetrics | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 class FunctionCall(msgspec.Struct):
@@ -169,8 +175,10 @@ class ChatBody(msgspec.Struct):
     system_fingerprint: str
     usage: Usage
     object: str = "chat.completion"
+    metrics: AnswerMetrics | UnsetType = UNSET
     prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 class ChatChunkBody(msgspec.Struct):
@@ -183,6 +191,7 @@ class ChatChunkBody(msgspec.Struct):
     system_fingerprint: str
     object: str = "chat.completion.chunk"
     usage: Usage | UnsetType = UNSET
+    metrics: AnswerMetrics | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 

@@ -168,6 +168,35 @@ def _blocks_below(
     return full, partial
 
 
+def hit_tables(
+    geometry: CacheGeometry, hit: PrefixHit
+) -> tuple[tuple[int, tuple[KVCacheBlock, ...]], ...]:
+    """Return per group the index of its first block and all blocks that a hit stands on."""
+    tables: list[tuple[int, tuple[KVCacheBlock, ...]]] = [(0, ())] * len(geometry.groups)
+    for group, full, partial in zip(
+        geometry.dense, hit.full_blocks, hit.partial_blocks, strict=True
+    ):
+        last = () if partial is None else (partial[0],)
+        tables[group.group_id] = (0, (*full, *last))
+    if hit.checkpoint is not None:
+        for group, blocks in zip(geometry.windows, hit.checkpoint.blocks, strict=True):
+            tables[group.group_id] = (group.rows_below(hit.position).start, blocks)
+    return tuple(tables)
+
+
+def dense_part(
+    index: PrefixIndex,
+    geometry: CacheGeometry,
+    block_hashes: Sequence[BlockHash],
+    hit: PrefixHit,
+    end: int,
+) -> PrefixHit:
+    """Return a hit on the dense rows alone that a lookup matched below ``end``, a boundary."""
+    position = min(geometry.floor_unit(hit.dense_match), end)
+    full, partial = find_dense_blocks(index, geometry, block_hashes, position)
+    return PrefixHit(position, full, partial, None, hit.dense_match)
+
+
 def find_junction(
     index: PrefixIndex, geometry: CacheGeometry, block_hashes: Sequence[BlockHash], hit: PrefixHit
 ) -> int:

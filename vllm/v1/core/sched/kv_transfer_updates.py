@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from vllm.logger import init_logger
@@ -45,12 +45,37 @@ class KVTransferUpdates:
             elif request.is_finished():
                 # Ended while its KV was on the way: its blocks waited for the writer.
                 self.held.free_blocks(request)
+        for request_id in output.failed_recving:
+            request = requests.by_id.get(request_id)
+            if request is not None and request.is_finished():
+                self.held.free_blocks(request)
         for request_id in output.finished_sending or ():
             request = requests.by_id.get(request_id)
             if request is None:
                 logger.warning("KV of unknown request %s was sent.", request_id)
             else:
                 self.held.free_blocks(request)
+
+    def apply_failed_loads(self, request_ids: Collection[str]) -> None:
+        """Deal with requests of which nothing may be used that the connector loaded.
+
+        Nothing of it was published, and the connector writes it no more.
+        """
+        requests = self.held.requests
+        failed = [r for r in requests.find_loading() if r.request_id in request_ids]
+        for request in failed:
+            request.resume_at(0)
+            requests.loaded_ids.add(request.request_id)
+            requests.failed_load_ids.add(request.request_id)
+        if not self.recomputes:
+            self._refuse(failed)
+
+    def _refuse(self, failed: Collection[Request]) -> None:
+        # The failure is the end of the transfers: nothing writes their blocks any more.
+        self.held.requests.remove(list(failed))
+        for request in failed:
+            reason = "KV blocks of the request failed to load from the connector."
+            self.held.refuse(request, reason)
 
     def apply_failed(self, block_ids: set[int]) -> set[str]:
         """Deal with blocks that the connector could not load.
@@ -80,11 +105,7 @@ class KVTransferUpdates:
                 request.resume_at(first_bad)
             requests.failed_load_ids.update(request.request_id for request in bad_waiting)
         else:
-            # The failure is the end of the transfers: nothing writes their blocks any more.
-            requests.remove(list(affected))
-            for request in affected:
-                reason = "KV blocks of the request failed to load from the connector."
-                self.held.refuse(request, reason)
+            self._refuse(affected)
         return {request.request_id for request in bad_running}
 
     def _first_bad_tokens(

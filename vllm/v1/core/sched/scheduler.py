@@ -14,7 +14,7 @@ nothing of the scheduler.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,7 +36,7 @@ from vllm.v1.core.sched.running_pass import RunningPass
 from vllm.v1.core.sched.step_builder import StepBuilder
 from vllm.v1.core.sched.update_pass import UpdatePass, make_output
 from vllm.v1.core.sched.wiring import make_connector, make_encoder_planner, make_manager
-from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, HeldPrefix
 from vllm.v1.metrics.stats import SchedulerStats, SpecDecodingStats
 from vllm.v1.request import Request, RequestStatus
 
@@ -119,9 +119,7 @@ class Scheduler(SchedulerInterface):
             vllm_config, kv_cache_config, self.limits, block_size, hash_block_size or block_size
         )
         self._encoder = make_encoder_planner(vllm_config, self.limits, mm_registry)
-        self.connector = make_connector(
-            vllm_config, kv_cache_config, self.kv_cache_manager.block_pool
-        )
+        self.connector = make_connector(vllm_config, kv_cache_config, self.kv_cache_manager)
         transfer = vllm_config.kv_transfer_config
         self.recompute_kv_load_failures = (
             transfer is not None and transfer.kv_load_failure_policy == "recompute"
@@ -151,9 +149,10 @@ class Scheduler(SchedulerInterface):
 
     def add_request(self, request: Request) -> None:
         """Queue a request."""
-        self._requests.add(request)
         if self.connector is not None:
+            # First: it may refuse the request.
             self.connector.on_new_request(request)
+        self._requests.add(request)
 
     def get_num_unfinished_requests(self) -> int:
         """Return how many requests wait or run."""
@@ -169,6 +168,8 @@ class Scheduler(SchedulerInterface):
             return True
         if self.connector is None:
             return False
+        if self.connector.has_pending_work():
+            return True
         return any(request.is_finished() for request in self._requests.by_id.values())
 
     def finish_requests(
@@ -318,6 +319,7 @@ class Scheduler(SchedulerInterface):
                 held, self.kv_cache_config, self.recompute_kv_load_failures
             )
             void = transfers.apply_failed(report.invalid_block_ids)
+            transfers.apply_failed_loads(report.failed_recving)
             outputs = update.run(scheduler_output, model_runner_output, void)
             transfers.apply_finished(report)
         self.publish_kv_events()
@@ -391,6 +393,12 @@ class Scheduler(SchedulerInterface):
         if reset_connector:
             done = self.reset_connector_cache() and done
         return done
+
+    def held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
+        """Let go of one held prefix, if asked to; return the others, and whether it was there."""
+        manager = self.kv_cache_manager
+        forgotten = bool(forget) and manager.forget_prefix(forget)
+        return manager.held_prefixes(), forgotten
 
     def reset_connector_cache(self) -> bool:
         """Forget the connector's prefixes; True if there is none."""

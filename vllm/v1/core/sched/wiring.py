@@ -21,7 +21,6 @@ from vllm.v1.core.sched.limits import SchedulerLimits
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
@@ -95,7 +94,7 @@ def _make_ec_connector(vllm_config: VllmConfig) -> Any:
 
 
 def make_connector(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, block_pool: BlockPool
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, manager: KVCacheManager
 ) -> Any:
     """Build the KV connector's scheduler side; None if none is configured."""
     transfer = vllm_config.kv_transfer_config
@@ -104,5 +103,6 @@ def make_connector(
     connector = KVConnectorFactory.create_connector(
         vllm_config, KVConnectorRole.SCHEDULER, kv_cache_config
     )
-    connector.bind_gpu_block_pool(block_pool)
+    connector.bind_gpu_block_pool(manager.block_pool)
+    connector.bind_kv_cache_manager(manager)
     return connector

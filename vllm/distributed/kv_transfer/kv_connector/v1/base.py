@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vllm.config import KVTransferConfig, VllmConfig
     from vllm.distributed.kv_events import KVCacheEvent
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -69,6 +69,9 @@ def supports_hma(connector: Any) -> bool:
 class SchedulerSide(ABC):
     """What the scheduler asks of a connector."""
 
+    # How long an engine that shuts down goes on for what other engines may still fetch.
+    drain_timeout_s: float = 0.0
+
     @abstractmethod
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -98,8 +101,20 @@ class SchedulerSide(ABC):
         """Take the scheduler's block pool, for connectors that hold blocks themselves."""
         return
 
+    def bind_kv_cache_manager(self, manager: KVCacheManager) -> None:
+        """Take the manager, for connectors that move prefixes with all that resuming needs."""
+        return
+
+    def has_pending_work(self) -> bool:
+        """Whether the workers may report something although no request waits or runs."""
+        return False
+
     def on_new_request(self, request: Request) -> None:
-        """Take note of a request that entered the queue."""
+        """Take note of a request that enters the queue.
+
+        Raises:
+            UserInputError: What it says of its transfer is wrong.
+        """
         return
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
@@ -181,6 +196,10 @@ class WorkerSide(ABC):
         """Return the blocks that could not be loaded in this step."""
         return set()
 
+    def get_failed_loads(self) -> set[str]:
+        """Return the requests whose loads failed as a whole since the last call."""
+        return set()
+
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Return the worker's message to the scheduler's side."""
         return None
@@ -210,6 +229,15 @@ class KVConnectorBase_V1(SchedulerSide, WorkerSide):
         self._kv_transfer_config: KVTransferConfig = vllm_config.kv_transfer_config
         self._kv_cache_config = kv_cache_config
         self._role = role
+
+    @classmethod
+    def check_before_load(cls, vllm_config: VllmConfig) -> None:
+        """Refuse, in the engine core's process and before weights load, what cannot work.
+
+        Raises:
+            ConfigError: A setting is wrong, or an address is taken.
+        """
+        return
 
     @property
     def role(self) -> KVConnectorRole:

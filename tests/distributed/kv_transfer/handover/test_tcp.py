@@ -1,0 +1,233 @@
+"""Both sides over real sockets on the loopback interface."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.transfer_engines import MANIFEST
+from tests.distributed.kv_transfer.handover.builders import HOLDER, ME, Engines
+from vllm.distributed.kv_transfer.handover.frames import Kind
+from vllm.distributed.kv_transfer.handover.messages import Hello
+from vllm.distributed.kv_transfer.handover.peers import PeerCheck
+from vllm.distributed.kv_transfer.handover.pulling import Conversation, Patience
+from vllm.distributed.kv_transfer.handover.tcp import (
+    TcpHolder,
+    TcpPuller,
+    exchange_hello,
+    listen,
+)
+from vllm.exceptions import ConfigError
+
+_WAIT_S = 30.0
+
+
+class RealTime(Engines):
+    """Engines whose time is the machine's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.now = time.monotonic()
+
+
+def free_port() -> int:
+    with listen("127.0.0.1", 0) as probe:
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def engines() -> RealTime:
+    return RealTime()
+
+
+@pytest.fixture
+def puller() -> Iterator[TcpPuller]:
+    puller = TcpPuller()
+    yield puller
+    puller.shutdown()
+
+
+@pytest.fixture
+def port(engines: RealTime) -> Iterator[int]:
+    """A holder's port."""
+    port = free_port()
+    holder = TcpHolder("127.0.0.1", port, engines.serving)
+    yield port
+    holder.shutdown()
+
+
+def finish(puller: TcpPuller, *conversations: Conversation) -> None:
+    """Wait until conversations have ended."""
+    deadline = time.monotonic() + _WAIT_S
+    left = set(map(id, conversations))
+    while left:
+        assert time.monotonic() < deadline, "a conversation does not end"
+        left -= {id(conversation) for conversation in puller.take_ended()}
+        time.sleep(0.002)
+
+
+def test_prefixes_come_one_after_the_other(engines: RealTime, puller: TcpPuller, port: int) -> None:
+    loads = []
+    for prompt in range(3):
+        engines.offer(f"lease-{prompt}", prompt, num_tokens=64)
+        loads.append(engines.load(f"lease-{prompt}", num_tokens=64, port=port))
+        puller.begin(loads[-1][0])
+    returning = engines.returning("lease-0", port)
+    puller.begin(returning)
+    finish(puller, returning, *(load for load, _ in loads))
+    for prompt, (load, blocks) in enumerate(loads):
+        assert load.outcome is not None
+        assert load.outcome.succeeded, load.outcome
+        assert engines.has_rows(blocks, prompt)
+    assert engines.leases.collect() == {"lease-0"}
+
+
+def test_nobody_listens(engines: RealTime, puller: TcpPuller) -> None:
+    load, _ = engines.load("a", port=free_port(), patience=Patience(0.2, 0.2))
+    puller.begin(load)
+    finish(puller, load)
+    assert load.outcome is not None
+    assert not load.outcome.succeeded
+
+
+def test_a_load_that_is_cancelled_ends_soon(engines: RealTime, puller: TcpPuller) -> None:
+    # A peer that accepts and says nothing.
+    with listen("127.0.0.1", 0) as mute:
+        load, _ = engines.load("a", port=mute.getsockname()[1], patience=Patience(600, 600))
+        puller.begin(load)
+        load.fail("the request ended")
+        finish(puller, load)
+
+
+def test_a_mute_peer_is_given_up(engines: RealTime, puller: TcpPuller) -> None:
+    with listen("127.0.0.1", 0) as mute:
+        load, _ = engines.load("a", port=mute.getsockname()[1], patience=Patience(0.1, 0.2))
+        puller.begin(load)
+        finish(puller, load)
+        assert load.outcome is not None
+        assert not load.outcome.succeeded
+
+
+class Meddler:
+    """A relay that changes what the holder answers, connection by connection."""
+
+    def __init__(self, port: int, meddle: Callable[[int, bytes], bytes | None]) -> None:
+        self._target = port
+        self._meddle = meddle
+        self._listener = listen("127.0.0.1", 0)
+        self.port = int(self._listener.getsockname()[1])
+        self.num_connections = 0
+        self._connections: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._target))
+            number, self.num_connections = self.num_connections, self.num_connections + 1
+            self._connections += (client, server)
+            for arguments in ((client, server, None), (server, client, number)):
+                self._start(self._pump, *arguments)
+
+    def _start(self, target: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, number: int | None) -> None:
+        try:
+            while data := source.recv(512):
+                changed = data if number is None else self._meddle(number, data)
+                if changed is None:
+                    break
+                sink.sendall(changed)
+        except OSError:
+            pass  # the other direction has ended
+        for connection in (source, sink):
+            with contextlib.suppress(OSError):  # it is closed already
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(_WAIT_S)
+        for connection in self._connections:
+            connection.close()
+
+
+def _flip(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 16])
+
+
+@pytest.mark.parametrize(
+    ("name", "meddle"),
+    [
+        ("changed on the first connection", lambda n, data: _flip(data) if n == 0 else data),
+        ("closed twice", lambda n, data: None if n < 2 else data),
+        ("cut in the middle", lambda n, data: data[: len(data) // 2] if n < 2 else data),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bad_line_is_survived(
+    engines: RealTime,
+    puller: TcpPuller,
+    port: int,
+    name: str,
+    meddle: Callable[[int, bytes], bytes | None],
+) -> None:
+    relay = Meddler(port, meddle)
+    engines.offer("a", prompt=9, num_tokens=256)
+    load, blocks = engines.load("a", 256, port=relay.port, patience=Patience(0.3, 20.0))
+    puller.begin(load)
+    finish(puller, load)
+    puller.shutdown()
+    relay.close()
+    assert load.outcome is not None
+    assert load.outcome.succeeded, (name, load.outcome)
+    assert relay.num_connections >= 2
+    assert engines.has_rows(blocks, prompt=9)
+
+
+def test_engines_are_compared_at_start(
+    engines: RealTime, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    PeerCheck(ME, [("127.0.0.1", port)]).run()
+    other = Hello({**MANIFEST, "weights": "abc"}, "puller", "run-x")
+    with pytest.raises(ConfigError, match=r"weights is .* at engine holder and 'abc' at engine"):
+        PeerCheck(other, [("127.0.0.1", port)]).run()
+    # One that is not up yet is no reason not to start.
+    PeerCheck(other, [("127.0.0.1", free_port())]).run()
+
+
+def test_greetings_go_both_ways(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        assert exchange_hello(connection, ME, _WAIT_S) == (Kind.WELCOME, "")
+    assert HOLDER.manifest == ME.manifest
+
+
+def test_a_taken_port_is_told(port: int) -> None:
+    with pytest.raises(ConfigError, match=rf"127.0.0.1:{port}.*kv_port"):
+        listen("127.0.0.1", port)
+
+
+def test_what_is_no_engine_is_let_go(port: int, engines: RealTime, puller: TcpPuller) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=_WAIT_S) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: somewhere.example\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):  # as good
+            assert stranger.recv(100) == b""
+    engines.offer("a", prompt=1)
+    load, _ = engines.load("a", port=port)
+    puller.begin(load)
+    finish(puller, load)
+    assert load.outcome is not None
+    assert load.outcome.succeeded

@@ -1,0 +1,314 @@
+"""Two engines in one process, over the loopback interface: the tokens of one."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.v1.engine.test_cache_keeps_outputs import (
+    MIN_SHARE,
+    Answer,
+    Session,
+    count_preferred,
+    make_core,
+    random_tokens,
+)
+from vllm.config import KVTransferConfig, SpeculativeConfig
+from vllm.distributed.kv_transfer.handover.tcp import listen
+from vllm.exceptions import UserInputError
+from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.messages import FinishReason
+
+pytestmark = pytest.mark.slow
+
+_WAIT_S = 120.0
+MAX_LEN = 450
+MTP = SpeculativeConfig(method="mtp", num_speculative_tokens=2)
+
+
+def config_of(role: str, port: int, policy: str = "recompute", **extra: Any) -> KVTransferConfig:
+    raw = {"kv_connector": "TcpConnector", "kv_role": role, "kv_port": port}
+    raw |= {"kv_connector_extra_config": extra, "kv_load_failure_policy": policy}
+    return KVTransferConfig.from_dict(raw)
+
+
+def free_port() -> int:
+    with listen("127.0.0.1", 0) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Pair:
+    """A prefilling and a decoding engine, stepped in turns."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.port = free_port()
+        taking = settings.pop("taking", {})
+        policy, extra = settings.pop("policy", "recompute"), settings.pop("extra", {})
+        giving = config_of("kv_producer", self.port, **extra)
+        self.p = Session(make_core(transfer=giving, **settings))
+        settings |= taking
+        self.d = Session(
+            make_core(transfer=config_of("kv_consumer", self.port, policy, **extra), **settings)
+        )
+
+    def step(self) -> None:
+        """Step both, and give the threads between them a turn."""
+        self.p.step()
+        self.d.step()
+        time.sleep(0.0005)
+
+    def until(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _WAIT_S
+        while not done():
+            assert time.monotonic() < deadline
+            self.step()
+
+    def prefill(self, prompt: list[int]) -> dict[str, Any]:
+        """Let the first engine compute a prompt; returns what its client is told."""
+        asked = {"do_remote_decode": True}
+        request_id = self.p.add(prompt, 1, transfer=asked)
+        answer = self.p.answers[request_id]
+        self.until(lambda: answer.finish_reason is not None)
+        assert answer.transfer is not None
+        return answer.transfer
+
+    def run(self) -> None:
+        """Go on until nothing is left to do."""
+        self.until(lambda: not (self.p.core.has_work() or self.d.core.has_work()))
+
+    def answer(self, prompt: list[int], max_tokens: int = 8) -> Answer:
+        """Prefill here, decode there."""
+        request_id = self.d.add(prompt, max_tokens, transfer=self.prefill(prompt))
+        self.run()
+        return self.d.answers[request_id]
+
+    def check_free(self) -> None:
+        """Nothing is held on either side."""
+        for session in (self.p, self.d):
+            manager = session.core.scheduler.kv_cache_manager
+            manager.check_invariants()
+            assert manager.usage == 0
+            pool = manager.block_pool
+            assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+
+    def shutdown(self) -> None:
+        for session in (self.p, self.d):
+            session.core.shutdown()
+
+
+@pytest.fixture
+def make_pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
+    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+    pairs: list[Pair] = []
+
+    def make(**settings: Any) -> Pair:
+        pairs.append(Pair(**{"unit": 32, "num_blocks": 600, "budget": 256, **settings}))
+        return pairs[-1]
+
+    yield make
+    for pair in pairs:
+        pair.shutdown()
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[Session]:
+    """One engine without a prefix cache."""
+    core: EngineCore = make_core(32, num_blocks=2000, budget=2048, caching=False)
+    yield Session(core)
+    core.shutdown()
+
+
+def check_answers(reference: Session, session: Session, ids: list[str]) -> None:
+    """An engine alone would have said the same."""
+    compared = total = 0
+    for request_id in ids:
+        prompt, max_tokens = session.prompts[request_id]
+        answer = session.answers[request_id]
+        assert len(answer.tokens) == max_tokens
+        compared += count_preferred(reference, prompt, answer.tokens)
+        total += max_tokens
+        assert answer.stats is not None
+        missed = sum(answer.stats.miss_tokens.values())
+        assert answer.stats.num_cached_tokens + missed == len(prompt)
+    assert compared / total >= MIN_SHARE, f"only {compared} of {total} tokens were comparable"
+
+
+@pytest.mark.parametrize("speculative", [None, MTP])
+@pytest.mark.parametrize("caching", [True, False])
+def test_prompts_of_many_lengths(
+    make_pair: Callable[..., Pair],
+    reference: Session,
+    speculative: SpeculativeConfig | None,
+    caching: bool,
+) -> None:
+    pair = make_pair(speculative=speculative, taking={"caching": caching})
+    rng = random.Random(11)
+    for length in (20, 32, 33, 97, 128, 129, 300):
+        answer = pair.answer(random_tokens(rng, length))
+        expected = (length - 1) // 32 * 32
+        assert answer.stats is not None
+        assert answer.stats.num_external_tokens == answer.stats.num_cached_tokens == expected
+    check_answers(reference, pair.d, list(pair.d.prompts))
+    pair.check_free()
+
+
+def test_what_was_received_is_hit_and_hits_shorten_what_travels(
+    make_pair: Callable[..., Pair], reference: Session
+) -> None:
+    pair = make_pair()
+    rng = random.Random(12)
+    first = random_tokens(rng, 200)
+    pair.answer(first)
+    again = pair.answer(first)
+    assert again.stats is not None
+    # All of it was here: nothing was loaded, and the holder was told.
+    assert (again.stats.num_cached_tokens, again.stats.num_external_tokens) == (192, 0)
+    longer = pair.answer(first + random_tokens(rng, 100))
+    assert longer.stats is not None
+    assert (longer.stats.num_cached_tokens, longer.stats.num_external_tokens) == (288, 96)
+    hits = pair.p.answers["q2"].stats
+    assert hits is not None
+    assert hits.num_cached_tokens >= 192, "the prefilling engine hits what it computed"
+    check_answers(reference, pair.d, list(pair.d.prompts))
+    pair.check_free()
+
+
+@pytest.mark.parametrize("speculative", [None, MTP])
+def test_many_at_once_in_tight_pools(
+    make_pair: Callable[..., Pair], reference: Session, speculative: SpeculativeConfig | None
+) -> None:
+    probe = reference.core.scheduler.kv_cache_config
+    geometry = CacheGeometry.from_config(
+        type(probe)(probe.num_blocks, [], probe.kv_cache_groups, hit_unit=32)
+    )
+    smallest = max_request_blocks(geometry, MAX_LEN, 2) + 1
+    pair = make_pair(num_blocks=smallest + 12, max_len=MAX_LEN, speculative=speculative)
+    rng = random.Random(13)
+    base = random_tokens(rng, 250)
+    waiting: dict[str, list[int]] = {}
+    ids: list[str] = []
+    aborted: list[str] = []
+
+    def hand_on() -> None:
+        """Send on what was prefilled, as a proxy does."""
+        for request_id in list(waiting):
+            params = pair.p.answers[request_id].transfer
+            if params is not None:
+                prompt = waiting.pop(request_id)
+                ids.append(pair.d.add(prompt, rng.randrange(1, 50), transfer=params))
+                if (len(ids) + len(aborted)) % 5 == 4:
+                    aborted.append(ids.pop())
+                    pair.d.core.abort_requests(aborted[-1:])
+
+    for _ in range(16):
+        prompt = base[: rng.randrange(1, 250)] + random_tokens(rng, rng.randrange(1, 90))
+        waiting[pair.p.add(prompt, 1, transfer={"do_remote_decode": True})] = prompt
+        for _ in range(rng.randrange(6)):
+            pair.step()
+        hand_on()
+    while waiting:
+        pair.step()
+        hand_on()
+    pair.run()
+    assert len(ids) >= 12
+    check_answers(reference, pair.d, ids)
+    external = [pair.d.answers[i].stats for i in ids]
+    assert sum(stats.num_external_tokens for stats in external if stats is not None) > 500
+    pair.check_free()
+
+
+def test_several_answers_to_one_prompt_load_it_once(
+    make_pair: Callable[..., Pair], reference: Session
+) -> None:
+    pair = make_pair()
+    prompt = random_tokens(random.Random(14), 200)
+    params = pair.prefill(prompt)
+    ids = [pair.d.add(prompt, 6, transfer=params) for _ in range(3)]
+    pair.run()
+    loaded = [pair.d.answers[i].stats for i in ids]
+    assert sorted(stats.num_external_tokens for stats in loaded if stats is not None) == [0, 0, 192]
+    check_answers(reference, pair.d, ids)
+    pair.check_free()
+
+
+def test_aborts_meet_transfers(make_pair: Callable[..., Pair]) -> None:
+    # "Blocks leak on P when D never acknowledges; on D when an abort meets a transfer".
+    pair = make_pair()
+    rng = random.Random(15)
+    for num_steps in range(6):
+        prompt = random_tokens(rng, 300)
+        request_id = pair.d.add(prompt, 8, transfer=pair.prefill(prompt))
+        for _ in range(num_steps):
+            pair.step()
+        pair.d.core.abort_requests([request_id])
+        pair.run()
+        pair.check_free()
+
+
+def test_an_unread_lease_expires(make_pair: Callable[..., Pair]) -> None:
+    pair = make_pair(extra={"lease_timeout_s": 0.2})
+    prompt = random_tokens(random.Random(16), 300)
+    params = pair.prefill(prompt)
+    assert pair.p.core.scheduler.kv_cache_manager.usage > 0
+    pair.run()
+    pair.check_free()
+    # Too late: computed here, without a wrong token.
+    request_id = pair.d.add(prompt, 4, transfer=params)
+    pair.run()
+    assert len(pair.d.answers[request_id].tokens) == 4
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_a_prefilling_engine_that_died(
+    make_pair: Callable[..., Pair], reference: Session, policy: str
+) -> None:
+    # "D answers with garbage after a failed receive"; "recompute unsupported for hybrid caches".
+    pair = make_pair(policy=policy, extra={"stuck_timeout_s": 0.2})
+    prompt = random_tokens(random.Random(17), 300)
+    params = pair.prefill(prompt)
+    pair.p.core.shutdown()
+    request_id = pair.d.add(prompt, 6, transfer=params)
+    answer = pair.d.answers[request_id]
+    deadline = time.monotonic() + _WAIT_S
+    while answer.finish_reason is None:
+        assert time.monotonic() < deadline
+        pair.d.step()
+    if policy == "fail":
+        assert answer.finish_reason is FinishReason.ERROR
+        assert not answer.tokens
+    else:
+        check_answers(reference, pair.d, [request_id])
+    assert pair.d.core.scheduler.kv_cache_manager.usage == 0
+
+
+def test_a_request_with_the_wrong_prefix_is_refused(make_pair: Callable[..., Pair]) -> None:
+    pair = make_pair()
+    rng = random.Random(18)
+    params = pair.prefill(random_tokens(rng, 100))
+    with pytest.raises(UserInputError, match="another prompt"):
+        pair.d.add(random_tokens(rng, 100), 4, transfer=params)
+    with pytest.raises(UserInputError, match="remote_num_tokens=96"):
+        pair.d.add(random_tokens(rng, 90), 4, transfer=params)
+    with pytest.raises(UserInputError, match="kv_consumer"):
+        pair.p.add(random_tokens(rng, 100), 4, transfer=params)
+    with pytest.raises(UserInputError, match="kv_producer"):
+        pair.d.add(random_tokens(rng, 100), 4, transfer={"do_remote_decode": True})
+    for session in (pair.p, pair.d):
+        assert not session.core.scheduler.requests
+
+
+def test_prompt_logprobs_are_computed_here(make_pair: Callable[..., Pair]) -> None:
+    pair = make_pair()
+    prompt = random_tokens(random.Random(19), 100)
+    params = pair.prefill(prompt)
+    request_id = pair.d.add(prompt, 2, prompt_logprobs=1, transfer=params)
+    pair.run()
+    answer = pair.d.answers[request_id]
+    assert answer.prompt_rows is not None
+    assert answer.stats is not None
+    assert answer.stats.num_cached_tokens == 0
+    pair.check_free()

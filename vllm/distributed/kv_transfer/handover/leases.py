@@ -1,0 +1,115 @@
+"""What the prefilling engine's worker holds for others, and when each of it may go.
+
+    offered --(pulled, any number of times)--> ended: released, expired or withdrawn
+                                                 `--> collected, once nobody reads it any more
+
+Only then does the scheduler free the blocks: rows that are on their way are never overwritten.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vllm.v1.core.prefix.exports import PrefixBlocks
+
+# Of leases that ended: enough to tell "gone" from "not heard of yet".
+_NUM_REMEMBERED = 4096
+
+
+@dataclass(slots=True)
+class Lease:
+    """One prefix that is held.
+
+    Attributes:
+        name: Its name.
+        blocks: Where its rows lie.
+        expires_at: By the table's clock.
+        num_readers: Connections that send its rows now.
+        has_ended: Whether no further row may be sent.
+    """
+
+    name: str
+    blocks: PrefixBlocks
+    expires_at: float
+    num_readers: int = 0
+    has_ended: bool = False
+
+
+class LeaseTable:
+    """The leases of one worker; every method may be called from any thread.
+
+    Owns: the leases.
+
+    Args:
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._leases: dict[str, Lease] = {}
+        self._gone: OrderedDict[str, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._leases)
+
+    def offer(self, name: str, blocks: PrefixBlocks, lifetime_s: float) -> None:
+        """Let others read a prefix for so long."""
+        with self._lock:
+            self._leases[name] = Lease(name, blocks, self._clock() + lifetime_s)
+
+    def is_gone(self, name: str) -> bool:
+        """Whether there was a lease of the name; False too for one nobody has heard of yet."""
+        with self._lock:
+            return name in self._gone
+
+    def begin_reading(self, name: str) -> Lease | None:
+        """Return a lease whose rows stay as they are until ``end_reading``; None: there is none."""
+        with self._lock:
+            lease = self._leases.get(name)
+            if lease is None or lease.has_ended:
+                return None
+            lease.num_readers += 1
+            return lease
+
+    def end_reading(self, lease: Lease) -> None:
+        """The other half of ``begin_reading``."""
+        with self._lock:
+            lease.num_readers -= 1
+
+    def end(self, name: str) -> None:
+        """End a lease: it was released or withdrawn; one that nobody knows stays unknown."""
+        with self._lock:
+            lease = self._leases.get(name)
+            if lease is not None:
+                lease.has_ended = True
+                self._remember(name)
+
+    def end_all(self) -> None:
+        """End every lease: the engine goes away."""
+        with self._lock:
+            for name, lease in self._leases.items():
+                lease.has_ended = True
+                self._remember(name)
+
+    def collect(self) -> set[str]:
+        """Forget the leases that have ended and are read no more; returns their names."""
+        with self._lock:
+            now = self._clock()
+            for name, lease in self._leases.items():
+                if lease.expires_at <= now and not lease.has_ended:
+                    lease.has_ended = True
+                    self._remember(name)
+            done = {n for n, it in self._leases.items() if it.has_ended and not it.num_readers}
+            for name in done:
+                del self._leases[name]
+            return done
+
+    def _remember(self, name: str) -> None:
+        self._gone[name] = None
+        while len(self._gone) > _NUM_REMEMBERED:
+            self._gone.popitem(last=False)

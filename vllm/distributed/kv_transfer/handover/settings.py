@@ -1,0 +1,104 @@
+"""The connector's own settings, from ``--kv-transfer-config``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.handover.pulling import Patience
+from vllm.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_SECONDS = {
+    "lease_timeout_s": 120.0,
+    "load_timeout_s": 30.0,
+    "quiet_timeout_s": 5.0,
+    "stuck_timeout_s": 2.0,
+    # The front end gives an engine core five seconds to stop.
+    "drain_timeout_s": 3.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverSettings:
+    """What an operator may say.
+
+    Attributes:
+        host: Address to listen on, and told to other engines.
+        port: Of this worker.
+        can_give: Whether it prefills for others.
+        can_take: Whether it takes prefixes from others.
+        lease_timeout_s: How long a prefix is held that nobody asks for.
+        load_timeout_s: How long a request waits for its prefix.
+        patience: How long a load waits for less.
+        drain_timeout_s: How long an engine that shuts down holds what others may still pull.
+        peers: Holders, as (host, port), to be compared with at start.
+    """
+
+    host: str
+    port: int
+    can_give: bool
+    can_take: bool
+    lease_timeout_s: float
+    load_timeout_s: float
+    patience: Patience
+    drain_timeout_s: float
+    peers: tuple[tuple[str, int], ...]
+
+
+def read_settings(config: VllmConfig) -> HandoverSettings:
+    """Read and check the settings; loads nothing.
+
+    Raises:
+        ConfigError: One is unknown or out of range, or the engine cannot hand prefixes over.
+    """
+    transfer = config.kv_transfer_config
+    assert transfer is not None
+    if config.parallel_config.world_size != 1:
+        raise ConfigError(
+            f"kv_connector {transfer.kv_connector!r} hands over the cache of one worker, not of "
+            f"{config.parallel_config.world_size}: set both parallel sizes to 1."
+        )
+    if transfer.is_kv_producer and not config.cache_config.enable_prefix_caching:
+        raise ConfigError(
+            f"kv_role {transfer.kv_role!r} gives away what the prefix cache holds, but prefix "
+            "caching is off: leave --no-enable-prefix-caching out."
+        )
+    extra = dict(transfer.kv_connector_extra_config)
+    peers = tuple(map(_read_peer, extra.pop("peers", ())))
+    seconds = {n: _read_seconds(n, extra.pop(n, default)) for n, default in _SECONDS.items()}
+    if extra:
+        known = ", ".join(["peers", *_SECONDS])
+        names = ", ".join(map(repr, sorted(extra)))
+        raise ConfigError(f"kv_connector_extra_config has unknown keys {names}: use {known}.")
+    return HandoverSettings(
+        transfer.kv_ip,
+        transfer.kv_port + config.parallel_config.data_parallel_index,
+        transfer.is_kv_producer,
+        transfer.is_kv_consumer,
+        seconds["lease_timeout_s"],
+        seconds["load_timeout_s"],
+        Patience(seconds["quiet_timeout_s"], seconds["stuck_timeout_s"]),
+        seconds["drain_timeout_s"],
+        peers,
+    )
+
+
+def _read_seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 86_400:
+        raise ConfigError(
+            f"kv_connector_extra_config {name}={value!r} must be a number of seconds, above 0 and "
+            "at most a day."
+        )
+    return float(value)
+
+
+def _read_peer(text: Any) -> tuple[str, int]:
+    host, _, port = str(text).rpartition(":")
+    if not host or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise ConfigError(
+            f"kv_connector_extra_config peers holds {text!r}: write host:port of a kv_producer."
+        )
+    return host, int(port)

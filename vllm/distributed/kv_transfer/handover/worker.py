@@ -1,0 +1,167 @@
+"""The worker's side of a handover: loads what it is told to, answers those who pull."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from vllm.distributed.kv_transfer.handover.host_memory import HostMemory
+from vllm.distributed.kv_transfer.handover.leases import LeaseTable
+from vllm.distributed.kv_transfer.handover.manifest import make_manifest
+from vllm.distributed.kv_transfer.handover.messages import Hello
+from vllm.distributed.kv_transfer.handover.orders import (
+    HandoverOrders,
+    HandoverReport,
+    LoadOrder,
+)
+from vllm.distributed.kv_transfer.handover.peers import PeerCheck
+from vllm.distributed.kv_transfer.handover.pulling import Conversation, Load, Returning
+from vllm.distributed.kv_transfer.handover.regions import list_regions, read_groups
+from vllm.distributed.kv_transfer.handover.serving import RowMemory, Serving
+from vllm.distributed.kv_transfer.handover.settings import HandoverSettings
+from vllm.distributed.kv_transfer.handover.tcp import TcpHolder, TcpPuller
+from vllm.logger import init_logger
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm.config import VllmConfig
+    from vllm.v1.core.policy.geometry import GroupGeometry
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger(__name__)
+
+
+class HandoverWorker:
+    """One worker's transfers.
+
+    Owns: its leases, its listening socket, its threads.
+
+    Args:
+        config: All configuration.
+        settings: Of the connector.
+        kv_cache_config: Groups and size of the KV cache.
+        kv_caches: Every layer's view of the pool.
+
+    Raises:
+        ConfigError: The port is taken, or a peer that is up does not match.
+        CheckpointError: The checkpoint's files cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        settings: HandoverSettings,
+        kv_cache_config: KVCacheConfig,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> None:
+        transfer = config.kv_transfer_config
+        assert transfer is not None
+        self._settings = settings
+        self._groups = read_groups(kv_cache_config)
+        self._memory = _make_memory(kv_cache_config, self._groups, kv_caches)
+        manifest = make_manifest(config, kv_cache_config)
+        self._me = Hello(manifest, transfer.engine_id or "", transfer.instance_id)
+        self._leases = LeaseTable(time.monotonic)
+        self._loads: dict[str, Load] = {}
+        self._returning: set[Conversation] = set()
+        self._failed: set[str] = set()
+        # No two pulls share a number, nor do those of two engines by any likely chance.
+        self._generations = itertools.count(secrets.randbits(62))
+        self._puller = TcpPuller()
+        self._peers = PeerCheck(self._me, settings.peers)
+        self._peers.run()
+        self._holder: TcpHolder | None = None
+        if settings.can_give:
+            self._holder = TcpHolder(settings.host, settings.port, self._make_serving)
+            logger.info("KV transfer: engine %s gives on %s:%d.", *self._where())
+
+    def _where(self) -> tuple[str, str, int]:
+        return self._me.engine_id, self._settings.host, self._settings.port
+
+    def _make_serving(self) -> Serving:
+        return Serving(self._me, self._groups, self._leases, self._memory)
+
+    def apply(self, orders: HandoverOrders) -> None:
+        """Begin what a step orders."""
+        for name, blocks in orders.offers.items():
+            self._leases.offer(name, blocks, self._settings.lease_timeout_s)
+        for name in orders.withdrawn:
+            self._leases.end(name)
+        for order in orders.loads:
+            self._begin_load(order)
+        for request_id in orders.cancelled:
+            load = self._loads.get(request_id)
+            if load is not None:
+                load.fail("the request ended")
+        now = time.monotonic()
+        deadline = now + self._settings.load_timeout_s
+        for remote in orders.returned:
+            returning = Returning(self._me, remote, deadline, now, self._settings.patience)
+            self._returning.add(returning)
+            self._puller.begin(returning)
+
+    def _begin_load(self, order: LoadOrder) -> None:
+        now = time.monotonic()
+        load = Load(
+            self._me,
+            order.remote,
+            order.blocks,
+            list_regions(self._groups, order.blocks.num_tokens, order.blocks.dense_from),
+            self._memory,
+            self._generations.__next__,
+            now + self._settings.load_timeout_s,
+            now,
+            self._settings.patience,
+        )
+        self._loads[order.request_id] = load
+        self._puller.begin(load)
+
+    def collect(self) -> set[str]:
+        """Return the requests whose prefixes came whole; the failed ones are kept for a call."""
+        ended = self._puller.take_ended()
+        self._returning.difference_update(ended)
+        received: set[str] = set()
+        if not self._loads:
+            return received
+        names = {id(load): request_id for request_id, load in self._loads.items()}
+        for conversation in ended:
+            request_id = names.get(id(conversation))
+            if request_id is None:
+                continue
+            del self._loads[request_id]
+            outcome = conversation.outcome
+            assert outcome is not None
+            if outcome.succeeded:
+                received.add(request_id)
+            else:
+                logger.warning("The KV of request %s did not come: %s.", request_id, outcome.reason)
+                self._failed.add(request_id)
+        return received
+
+    def take_failed(self) -> set[str]:
+        """Drain the requests whose prefixes did not come."""
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def make_report(self) -> HandoverReport:
+        """Return what the scheduler's side must know."""
+        return HandoverReport(dict.fromkeys(self._leases.collect(), 1), len(self._returning))
+
+    def shutdown(self) -> None:
+        """Stop everything; idempotent."""
+        self._leases.end_all()
+        self._puller.shutdown()
+        if self._holder is not None:
+            self._holder.shutdown()
+
+
+def _make_memory(
+    kv_cache_config: KVCacheConfig,
+    groups: tuple[GroupGeometry, ...],
+    kv_caches: Mapping[str, torch.Tensor],
+) -> RowMemory:
+    return HostMemory(kv_caches, kv_cache_config.kv_cache_groups, groups)

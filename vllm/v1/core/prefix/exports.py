@@ -1,0 +1,66 @@
+"""Cached prefixes that another engine reads, and those it writes here: where their rows lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixBlocks:
+    """Where the rows lie that a request needs to resume behind a prefix.
+
+    Attributes:
+        num_tokens: Tokens of the prefix.
+        dense_from: Rows of dense groups below this token are left out: they are there already.
+        bases: Per KV cache group the index (token position // block size) of its first block.
+        block_ids: Per group the ids of blocks base, base + 1, ...; empty: nothing is needed.
+        next_token: The token that followed when a drafter's last row was made, if it was known.
+    """
+
+    num_tokens: int
+    dense_from: int
+    bases: tuple[int, ...]
+    block_ids: tuple[tuple[int, ...], ...]
+    next_token: int | None = None
+
+
+class Exports:
+    """The prefixes that are held for other engines to read.
+
+    Owns: a hold on each of their blocks, from ``hold`` to ``release``.
+
+    Args:
+        pool: Where the blocks are.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._held: dict[str, tuple[KVCacheBlock, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, name: str, tables: Sequence[Sequence[KVCacheBlock]]) -> None:
+        """Keep blocks from being reused; ``name`` is not in use."""
+        assert name not in self._held
+        blocks = tuple(block for block in chain.from_iterable(tables) if not block.is_null)
+        self._pool.touch(blocks)
+        self._held[name] = blocks
+
+    def release(self, name: str) -> bool:
+        """Let go of a prefix; what is cached of it stays cached. False: there is none."""
+        blocks = self._held.pop(name, None)
+        if blocks is None:
+            return False
+        # A sequence's tail is reused before its head.
+        self._pool.free_blocks(tuple(reversed(blocks)))
+        return True
+
+    def held_blocks(self) -> Iterator[KVCacheBlock]:
+        """Iterate over the blocks, once per hold."""
+        return chain.from_iterable(self._held.values())
