@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.model_executor.models.decoder.building import build_model, make_harness
+from tests.model_executor.models.decoder.reference import PARITY_CONFIGS, build_hf_model
 from tests.model_executor.models.harness import PagedHarness
 from tests.model_executor.models.hf_reference import random_tokens, randomize_
 from tests.model_executor.models.tiny_config import tiny_config
@@ -17,6 +19,7 @@ from vllm.exceptions import CheckpointError, ConfigError
 from vllm.model_executor.layers.quantization.storages import Int8Rows
 from vllm.model_executor.model_loader.int8_weights import Int8Weights
 from vllm.model_executor.model_loader.loader import load_model_weights
+from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.v1.attention.ops.registry import get_reference_op
@@ -90,3 +93,25 @@ def test_a_quantised_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.M
         LLM(model=str(folder), quantization="int8", skip_tokenizer_init=True)
     with pytest.raises(ConfigError, match="quantization='int4' is unknown: use one of none, int8"):
         LLM(model="deepseek-v4", quantization="int4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma3", "qwen3", "gpt-oss"])
+def test_other_families(family: str, tmp_path: Path) -> None:
+    raw = PARITY_CONFIGS[family]
+    reference = build_hf_model(raw, seed=7)
+    state = {name: value.contiguous() for name, value in reference.state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors")
+    plain, weights = build_model(raw, state), Int8Weights(None)
+    model = DecoderForCausalLM(
+        plain.config, ops=get_reference_op, dtype=torch.float32, device="cpu", quantization=weights
+    )
+    load_model_weights(model, tmp_path, use_tqdm=False)
+    weights.finish_loading()
+    token_ids = random_tokens(40, 3)
+    exact = make_harness(plain).run(token_ids, [40])
+    by_torch = make_harness(model).run(token_ids, [40])
+    native = make_harness(model, native=1).run(token_ids, [40])
+    assert torch.nn.functional.cosine_similarity(by_torch, exact).median() > 0.99
+    assert not torch.equal(by_torch, exact)
+    torch.testing.assert_close(native, by_torch, atol=1e-3, rtol=1e-3)
