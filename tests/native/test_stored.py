@@ -60,6 +60,7 @@ def decode(source: Storage | StackedRows) -> torch.Tensor:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", builds())
 @settings(deadline=None, max_examples=25)
 @given(

@@ -72,6 +72,7 @@ def test_what_is_no_number_is_refused() -> None:
         stored.check("w")
 
 
+@pytest.mark.slow
 def test_logits_stay_near_and_native_ones_nearer(
     plain: tuple[Path, DeepseekV4ForCausalLM], rounded: DeepseekV4ForCausalLM
 ) -> None:
