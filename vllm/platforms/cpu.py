@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm import envs
 from vllm.logger import init_logger
-from vllm.platforms.host_cpus import count_usable_cores
+from vllm.platforms.host_cpus import bind_to, count_usable_cores, parse_binding
 from vllm.platforms.host_memory import read_host_memory
 from vllm.platforms.interface import Platform
 
@@ -83,6 +83,12 @@ class CpuPlatform(Platform):
             f", shared by {num_cores} engine cores" if num_cores > 1 else "",
         )
         return derived
+
+    def bind_host_threads(self, local_rank: int) -> None:
+        """Keep to the CPUs of ``VLLM_CPU_OMP_THREADS_BIND``."""
+        cpus = parse_binding(envs.VLLM_CPU_OMP_THREADS_BIND, local_rank)
+        if cpus is not None and bind_to(cpus):
+            logger.info("worker %d keeps to the CPUs %s", local_rank, sorted(cpus))
 
     def default_num_threads(self) -> int | None:
         """Return the cores this process may use; None when the user set OMP_NUM_THREADS."""

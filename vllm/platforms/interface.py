@@ -58,6 +58,14 @@ class Platform(ABC):
 
         return get_reference_op(name)
 
+    def bind_host_threads(self, local_rank: int) -> None:
+        """Keep the worker's threads to the host's CPUs that it was given, before any starts.
+
+        Raises:
+            ConfigError: What the operator gave it makes no sense here.
+        """
+        del local_rank
+
     def find_quantization(
         self, checkpoint: str, find_shard: ShardFinder = find_whole
     ) -> WeightQuantization | None:

@@ -19,7 +19,6 @@ REFUSED_SERVE_FLAGS = (
     # Scheduling.
     _value("--scheduler-cls"),
     # Model and weights.
-    _value("--quantization", "-q", harmless=("none",)),
     _value("--logprobs-mode", harmless=("raw_logprobs",)),
     _value("--hf-config-path", advice="put config.json beside the weights"),
     _value("--rope-scaling", "--rope-theta", advice="use --hf-overrides"),

@@ -86,6 +86,7 @@ class EngineArgs:
     skip_tokenizer_init: bool = False
     trust_remote_code: bool = False
     dtype: str = "auto"
+    quantization: str | None = None
     seed: int = 0
     max_model_len: int | None = None
     max_logprobs: int = 20
@@ -214,6 +215,7 @@ class EngineArgs:
             self.model,
             tokenizer=tokenizer,
             dtype=self.dtype,
+            quantization=self.quantization,
             seed=self.seed,
             max_model_len=self.max_model_len,  # type: ignore[arg-type]  # None: derived
             skip_tokenizer_init=self.skip_tokenizer_init,

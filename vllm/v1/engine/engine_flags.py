@@ -4,7 +4,7 @@ import argparse
 
 from vllm.config.cache import CACHE_DTYPES, HASH_ALGOS
 from vllm.config.load import LOAD_FORMATS
-from vllm.config.model import DTYPES
+from vllm.config.model import DTYPES, QUANTIZATIONS
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import EXECUTOR_BACKENDS
 from vllm.config.scheduler import POLICIES
@@ -35,6 +35,13 @@ def _add_model_args(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tokenizer-mode", choices=TOKENIZER_MODES, default="auto")
     group.add_argument(
         "--dtype", choices=DTYPES, default="auto", help="auto: float32 on a CPU, else the model's."
+    )
+    group.add_argument(
+        "--quantization",
+        "-q",
+        choices=QUANTIZATIONS,
+        help="int8: round plain weights to eight bits as they load (docs/native.md). What the "
+        "checkpoint quantises itself stays so without this flag.",
     )
     group.add_argument("--load-format", choices=LOAD_FORMATS, default="auto")
     group.add_argument("--revision", help="Branch, tag or commit of a hub id. Default: main.")
