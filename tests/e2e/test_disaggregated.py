@@ -126,7 +126,7 @@ def mixed_bodies(seed: int, count: int) -> list[tuple[str, dict[str, Any]]]:
         else:
             path, body["prompt"] = "/v1/completions", text
         if number % 5 == 2:
-            body["n"] = 2
+            body |= {"n": 2, "temperature": 0.8, "seed": number}
         if number % 7 == 3:
             body["prompt"], path = [text, "And now?"], "/v1/completions"
             body.pop("messages", None)

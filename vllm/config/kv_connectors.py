@@ -74,6 +74,8 @@ class KVConnectorRegistry:
     @classmethod
     def moves_checkpoints(cls, config: KVTransferConfig) -> bool:
         """Whether the connector moves prefixes of caches that hit at one unit."""
+        if not cls.is_known(config):
+            return False
         return bool(getattr(cls.load_class(config), "moves_checkpoints", False))
 
     @classmethod
