@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?= deepseek-v4
 ARGS ?= --block-size 32
+# Test processes side by side; a file's tests stay together and share its servers.
+WORKERS ?= 2
 
 NPU_VENV ?= .venv-npu
 
@@ -13,7 +15,7 @@ serve: $(VENV)/.serve
 	$(BIN)/vllm serve $(MODEL) $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # The tests that take no server and at most a quarter of a second each.
 fast: $(VENV)/.dev

@@ -6,7 +6,7 @@ For each number of streams, twice the same work: by ``AsyncLLM`` alone (token id
 ``vllm serve`` with a client that only counts events. Both run the model in a process of its own, so
 the difference is what detokenising, streaming, HTTP and the client cost. Also the processor time of
 the server process per token, which other work on the machine disturbs less. With ``--schema`` every
-answer follows a JSON schema. One JSON line for each number of streams.
+answer follows a JSON schema, the engine's own ones too. One JSON line for each number of streams.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from benchmarks.live_server import LiveServer
 from benchmarks.result import print_result
 from vllm import EngineArgs, SamplingParams
 from vllm.inputs import TokensPrompt
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 _MODEL = "deepseek-v4"
@@ -40,10 +41,16 @@ def make_prompts(num_streams: int) -> list[list[int]]:
     ]
 
 
-async def run_engine(num_streams: int, num_tokens: int) -> float:
+async def run_engine(num_streams: int, num_tokens: int, with_schema: bool) -> float:
     """Return seconds between the first and the last token of all streams, by the engine alone."""
     engine = AsyncLLM.from_engine_args(EngineArgs(_MODEL, block_size=32))
-    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, detokenize=False, temperature=0)
+    params = SamplingParams(
+        max_tokens=num_tokens,
+        ignore_eos=True,
+        detokenize=False,
+        temperature=0,
+        structured_outputs=StructuredOutputsParams(json=_SCHEMA) if with_schema else None,
+    )
     try:
         await asyncio.gather(
             *(_drain(engine, f"warm{i}", p, params) for i, p in enumerate(make_prompts(1)))
@@ -68,10 +75,9 @@ async def _drain(
     return first, last
 
 
-async def run_server(
-    port: int, num_streams: int, num_tokens: int, further: dict[str, Any]
-) -> float:
+async def run_server(port: int, num_streams: int, num_tokens: int, with_schema: bool) -> float:
     """Return the same span, as clients of a server see it."""
+    further: dict[str, Any] = {"structured_outputs": {"json": _SCHEMA}} if with_schema else {}
     bodies = [
         {
             "prompt": p,
@@ -79,10 +85,11 @@ async def run_server(
             "ignore_eos": True,
             "stream": True,
             "temperature": 0,
+            **further,
         }
         for p in make_prompts(num_streams)
     ]
-    spans = await asyncio.gather(*(_stream(port, {**body, **further}) for body in bodies))
+    spans = await asyncio.gather(*(_stream(port, body) for body in bodies))
     return max(last for _, last in spans) - min(first for first, _ in spans)
 
 
@@ -105,22 +112,20 @@ async def _stream(port: int, body: dict[str, Any]) -> tuple[float, float]:
     return first, last
 
 
-def measure(
-    num_streams: int, num_tokens: int, runs: int, further: dict[str, Any]
-) -> dict[str, Any]:
+def measure(num_streams: int, num_tokens: int, runs: int, with_schema: bool) -> dict[str, Any]:
     """Return microseconds per output token, medians over some runs."""
     num_later = num_streams * (num_tokens - 1)
-    engine_s = [asyncio.run(run_engine(num_streams, num_tokens)) for _ in range(runs)]
+    engine_s = [asyncio.run(run_engine(num_streams, num_tokens, with_schema)) for _ in range(runs)]
     server_s, cpu_s = [], []
     with tempfile.TemporaryDirectory() as folder:
         flags = (_MODEL, "--block-size", "32", "--disable-uvicorn-access-log")
         with LiveServer(Path(folder) / "log.txt", *flags) as server:
             process = psutil.Process(server.process.pid)
-            asyncio.run(run_server(server.port, 1, num_tokens, further))
+            asyncio.run(run_server(server.port, 1, num_tokens, with_schema))
             for _ in range(runs):
                 before = process.cpu_times()
                 server_s.append(
-                    asyncio.run(run_server(server.port, num_streams, num_tokens, further))
+                    asyncio.run(run_server(server.port, num_streams, num_tokens, with_schema))
                 )
                 after = process.cpu_times()
                 cpu_s.append(after.user + after.system - before.user - before.system)
@@ -145,10 +150,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--schema", action="store_true", help="Answers follow a JSON schema.")
     args = parser.parse_args()
-    further = {"structured_outputs": {"json": _SCHEMA}} if args.schema else {}
     for num_streams in args.streams:
         config = {"streams": num_streams, "tokens": args.tokens, "schema": args.schema}
-        values = measure(num_streams, args.tokens, args.runs, further)
+        values = measure(num_streams, args.tokens, args.runs, args.schema)
         print_result("server_overhead", {**config, "runs": args.runs}, values)
 
 

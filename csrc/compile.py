@@ -25,8 +25,9 @@ _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", 
 _FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra"]
 # GCC's own intrinsics trip these two.
 _FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
-_AVX2 = ["-mavx2", "-mfma"]
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", *_AVX2]
+_PLAIN_SOURCES = ("prefix_hash.cpp", "thread_pool.cpp", "vllm_native.cpp")
 _SANITISE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
 
 
@@ -89,7 +90,7 @@ def build(folder: Path, *, sanitises: bool = False) -> Path:
             names = [f"-DVN_BUILD={item.name}", f"-DVN_BUILD_TABLE={item.table}"]
             names.append(f'-DVN_BUILD_NAME="{item.name}"')
             jobs.append(("build.cpp", f"{item.name}.o", [*item.flags, *names]))
-        jobs += [(name, f"{name}.o", []) for name in ("thread_pool.cpp", "vllm_native.cpp")]
+        jobs += [(name, f"{name}.o", []) for name in _PLAIN_SOURCES]
         objects = [str(Path(scratch) / target) for _, target, _ in jobs]
         commands = [
             [*compiler, *flags, *own, "-c", str(SOURCES / source), "-o", target]

@@ -269,9 +269,9 @@ class DecoderLayers {
       y[i] = scores.data() + i * padded;
       weights[i] = y[i];
     }
-    for (int64_t c = 0; c < count; c += kDecodedRows) {
-      const int columns = static_cast<int>(std::min<int64_t>(kDecodedRows, count - c));
-      dot_block(x.data(), total, keys.data() + c, columns, d, 0, y.data(), c);
+    for (int64_t c = 0; c < count; c += kColumns) {
+      const int columns = static_cast<int>(std::min<int64_t>(kColumns, count - c));
+      dot_floats(x.data(), total, keys.data() + c, columns, d, y.data(), c);
     }
     for (int64_t i = 0; i < total; ++i) {
       const int64_t own = position + i / group;

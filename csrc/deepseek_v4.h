@@ -288,9 +288,9 @@ class V4Layers {
       x[h] = queries + h * width;
       y[h] = products.data() + h * count;
     }
-    for (int64_t c = 0; c < count; c += kDecodedRows) {
-      const int columns = static_cast<int>(std::min<int64_t>(kDecodedRows, count - c));
-      dot_block(x.data(), heads, keys.data() + c, columns, width, 0, y.data(), c);
+    for (int64_t c = 0; c < count; c += kColumns) {
+      const int columns = static_cast<int>(std::min<int64_t>(kColumns, count - c));
+      dot_floats(x.data(), heads, keys.data() + c, columns, width, y.data(), c);
     }
     for (int64_t k = 0; k < count; ++k) scores[from + k] = 0.0f;
     for (int64_t h = 0; h < heads; ++h) {
@@ -321,22 +321,22 @@ class V4Layers {
     const int64_t count = keys.size(), padded = (count + kLanes - 1) / kLanes * kLanes;
     thread_local std::vector<float> scores;
     scores.resize(heads * padded);
-    for (int64_t h = 0; h < heads; h += kTileRows) {
-      const int64_t some = std::min<int64_t>(kTileRows, heads - h);
-      const float* x[kTileRows];
-      float* y[kTileRows];
-      const float* weights[kTileRows];
-      float* out[kTileRows];
-      float scale[kTileRows];
+    for (int64_t h = 0; h < heads; h += kMostRows) {
+      const int64_t some = std::min<int64_t>(kMostRows, heads - h);
+      const float* x[kMostRows];
+      float* y[kMostRows];
+      const float* weights[kMostRows];
+      float* out[kMostRows];
+      float scale[kMostRows];
       for (int64_t i = 0; i < some; ++i) {
         x[i] = queries + (h + i) * d;
         y[i] = scores.data() + (h + i) * padded;
         weights[i] = y[i];
         out[i] = output + (h + i) * d;
       }
-      for (int64_t c = 0; c < count; c += kDecodedRows) {
-        const int columns = static_cast<int>(std::min<int64_t>(kDecodedRows, count - c));
-        dot_block(x, some, keys.data() + c, columns, d, 0, y, c);
+      for (int64_t c = 0; c < count; c += kColumns) {
+        const int columns = static_cast<int>(std::min<int64_t>(kColumns, count - c));
+        dot_floats(x, some, keys.data() + c, columns, d, y, c);
       }
       for (int64_t i = 0; i < some; ++i) {
         scale[i] = 1.0f / softmax_terms(y[i], count, layer.sinks[head + h + i]);

@@ -90,7 +90,7 @@ inline void read_streams(ThreadPool& pool, const vn_v4_model& m, const vn_hyper&
   float* projected = state.projected.take(t * width);
   float* post = state.post.take(t * n);
   float* mix = state.mix.take(t * n * n);
-  const vn_matrix fn = {hyper.fn, nullptr, width, flat, flat, VN_F32, 0};
+  const vn_matrix fn = float_matrix(hyper.fn, width, flat);
   multiply(pool, streams, t, fn, projected);
   for_rows(pool, t, 8 * flat + 100 * m.sinkhorn_iterations, [&](int64_t row) {
     float* own = projected + row * width;
@@ -149,7 +149,7 @@ inline void collapse_streams(ThreadPool& pool, const vn_v4_model& m, const vn_hy
   const int n = m.num_streams;
   const int64_t d = m.hidden_size, flat = n * d;
   float* projected = scratch.take(rows * n);
-  const vn_matrix fn = {hyper.fn, nullptr, n, flat, flat, VN_F32, 0};
+  const vn_matrix fn = float_matrix(hyper.fn, n, flat);
   multiply(pool, streams, rows, fn, projected);
   for_rows(pool, rows, 8 * flat, [&](int64_t row) {
     const float inverse = inverse_rms(streams + row * flat, flat, m.norm_eps);

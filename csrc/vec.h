@@ -15,10 +15,45 @@ namespace VN_BUILD {
 
 constexpr int kLanes = 16;
 
+// The value of a four-bit code: minus zero (code 8) is zero.
+inline float widen_e2m1(int code) {
+  static constexpr float kValues[16] = {0.0f, 0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                        0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  return kValues[code];
+}
+
+// | sign | exponent 4, bias 7 | mantissa 3 |; the codes of NaN were refused at loading.
+inline float widen_e4m3(uint8_t code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float magnitude =
+      exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                    : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  return (code & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+#if defined(__AVX2__)
+// Sixteen codes as halves, 2^8 too small: the exponents' biases differ by that.
+inline __m256i e4m3_as_half(const uint8_t* p) {
+  const __m256i codes =
+      _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i signs = _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x80)), 8);
+  const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x7f)), 7);
+  return _mm256_or_si256(signs, rest);
+}
+
+// Eight bytes as sixteen, the low nibble of each first.
+inline __m128i split_nibbles(const uint8_t* p) {
+  const __m128i wide =
+      _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm_and_si128(_mm_or_si128(wide, _mm_slli_epi16(wide, 4)), _mm_set1_epi8(15));
+}
+#endif
+
 #if defined(__AVX512F__)
 
-// Rows and columns of a register tile: 24 sums, four rows of weights and one of inputs.
-constexpr int kTileRows = 6, kTileColumns = 4;
+// Rows of a tile of products where there are many inputs; the most where all are one tile; and the
+// sums of a tile, which stay in registers.
+constexpr int kTileRows = 6, kMostRows = 8, kTileSums = 24;
 
 struct Vec {
   __m512 v;
@@ -36,6 +71,18 @@ inline void store_some(float* p, Vec a, int count) {
 inline Vec load_bf16(const uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+inline Vec load_int8(const uint8_t* p) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))};
+}
+inline Vec load_e4m3(const uint8_t* p) {
+  return {_mm512_mul_ps(_mm512_cvtph_ps(e4m3_as_half(p)), _mm512_set1_ps(256.0f))};
+}
+inline Vec load_e2m1(const uint8_t* p) {
+  const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, 0.0f, -0.5f,
+                                       -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+  return {_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(split_nibbles(p)), values)};
 }
 inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -75,7 +122,7 @@ inline void sum_four(Vec a, Vec b, Vec c, Vec d, float* out) {
 
 #elif defined(__AVX2__)
 
-constexpr int kTileRows = 2, kTileColumns = 2;
+constexpr int kTileRows = 2, kMostRows = 2, kTileSums = 4;
 
 struct Vec {
   __m256 a, b;
@@ -104,6 +151,27 @@ inline Vec load_bf16(const uint16_t* p) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
           _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
 }
+inline Vec load_int8(const uint8_t* p) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8)))};
+}
+inline Vec load_e4m3(const uint8_t* p) {
+  const __m256i halves = e4m3_as_half(p);
+  const __m256 factor = _mm256_set1_ps(256.0f);
+  return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), factor),
+          _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)), factor)};
+}
+inline __m256 e2m1_values(__m128i codes) {
+  const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+  const __m256i wide = _mm256_cvtepu8_epi32(codes);
+  const __m256i signs = _mm256_slli_epi32(_mm256_and_si256(wide, _mm256_set1_epi32(8)), 28);
+  return _mm256_xor_ps(_mm256_permutevar8x32_ps(magnitudes, wide), _mm256_castsi256_ps(signs));
+}
+inline Vec load_e2m1(const uint8_t* p) {
+  const __m128i codes = split_nibbles(p);
+  return {e2m1_values(codes), e2m1_values(_mm_srli_si128(codes, 8))};
+}
 inline Vec add(Vec x, Vec y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 inline Vec sub(Vec x, Vec y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 inline Vec mul(Vec x, Vec y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
@@ -131,7 +199,7 @@ inline float sum(Vec x) {
 
 #else
 
-constexpr int kTileRows = 1, kTileColumns = 2;
+constexpr int kTileRows = 1, kMostRows = 1, kTileSums = 2;
 
 struct Vec {
   float v[kLanes];
@@ -155,6 +223,9 @@ inline float widen(uint16_t half) {
   return value;
 }
 inline Vec load_bf16(const uint16_t* p) { VN_EACH_LANE(widen(p[i])); }
+inline Vec load_int8(const uint8_t* p) { VN_EACH_LANE(static_cast<float>(static_cast<int8_t>(p[i]))); }
+inline Vec load_e4m3(const uint8_t* p) { VN_EACH_LANE(widen_e4m3(p[i])); }
+inline Vec load_e2m1(const uint8_t* p) { VN_EACH_LANE(widen_e2m1(p[i / 2] >> i % 2 * 4 & 15)); }
 inline Vec add(const Vec& a, const Vec& b) { VN_EACH_LANE(a.v[i] + b.v[i]); }
 inline Vec sub(const Vec& a, const Vec& b) { VN_EACH_LANE(a.v[i] - b.v[i]); }
 inline Vec mul(const Vec& a, const Vec& b) { VN_EACH_LANE(a.v[i] * b.v[i]); }

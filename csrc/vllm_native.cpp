@@ -31,7 +31,8 @@ struct Features {
   Features() {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return;
-    const bool has_fma = c >> 12 & 1, saves_registers = c >> 27 & 1;
+    const bool has_fma = (c >> 12 & 1) != 0 && (c >> 29 & 1) != 0;  // and halves
+    const bool saves_registers = c >> 27 & 1;
     if (!has_fma || !saves_registers || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
     unsigned low, high;
     asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));

@@ -22,24 +22,28 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 2
+#define VN_ABI_VERSION 3
 
 #define VN_API __attribute__((visibility("default")))
 
 enum vn_status { VN_OK = 0, VN_INVALID = 1, VN_NO_MEMORY = 2 };
 
 // How the values of a matrix or a cache are stored.
-//   VN_MXFP4: e2m1 codes, two to a byte, the even column in the low nibble, [rows, cols / 2]; each
-//   `group` of them under one e8m0 scale, [rows, cols / group].
-enum vn_kind { VN_F32 = 0, VN_BF16 = 1, VN_MXFP4 = 2 };
+//   VN_MXFP4: e2m1 codes, two to a byte, the even column in the low nibble, [rows, cols / 2].
+//   VN_FP8: e4m3 codes. VN_INT8: signed bytes.
+//   VN_PARTS: several matrices, one below the other; `data` are `group` vn_matrix of no parts.
+enum vn_kind { VN_F32 = 0, VN_BF16 = 1, VN_MXFP4 = 2, VN_FP8 = 3, VN_INT8 = 4, VN_PARTS = 5 };
 
 // A matrix [rows, cols] that maps cols inputs to rows outputs.
 typedef struct {
   const void* data;
-  const uint8_t* scales;  // null unless the kind has some
+  // Of codes: one per `rows_per_scale` rows and `group` columns, the last cut off, row-major.
+  const uint8_t* scales;
   int64_t rows, cols, row_stride;
   int32_t kind;  // vn_kind
   int32_t group;
+  int32_t rows_per_scale;
+  int32_t has_byte_scales;  // e8m0, else fp32
 } vn_matrix;
 
 // One named KV cache: [num_blocks, rows_per_block, width], the last axis contiguous.
@@ -202,6 +206,10 @@ VN_API int32_t vn_decoder_logits(vn_context*, const vn_decoder_model*, const flo
                                  int64_t num_rows, float* logits);
 // output [T, rows] = x [T, cols] * matrix^T, for tests and measurements.
 VN_API int32_t vn_matmul(vn_context*, const vn_matrix*, const float* x, int64_t num_rows, float* output);
+// hashes [num_blocks, 32]: each block's SHA-256 over the pickle of (the hash before it, its tokens,
+// None); `parent` [32] stands before the first. block_size: 4 to 8,192 tokens.
+VN_API int32_t vn_hash_blocks(const uint8_t* parent, const int32_t* token_ids, int64_t num_blocks,
+                              int32_t block_size, uint8_t* hashes);
 
 #ifdef __cplusplus
 }

@@ -15,6 +15,9 @@ from tests.building import build
 # the cores: threads wait for each other after every operator.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Most servers of the tests see no grammar.
+os.environ.setdefault("VLLM_WARM_GRAMMARS", "0")
+
 # How long an example takes says how busy the machine is.
 settings.register_profile("any_machine", deadline=None)
 settings.load_profile("any_machine")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     VLLM_ENGINE_HEARTBEAT_TIMEOUT: float
     VLLM_API_KEY: str | None
     VLLM_SERVER_DEV_MODE: bool
+    VLLM_WARM_GRAMMARS: bool
     VLLM_MAX_STOP_STRINGS: int
     OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: str
     VLLM_RESPONSES_STORE_MAX_RESPONSES: int
@@ -148,6 +149,8 @@ _READERS: dict[str, Callable[[], Any]] = {
     "VLLM_API_KEY": lambda: os.environ.get("VLLM_API_KEY") or None,
     # Whether routes exist that an open server must not have (reset_prefix_cache, server_info).
     "VLLM_SERVER_DEV_MODE": lambda: _flag("VLLM_SERVER_DEV_MODE", False),
+    # Whether an engine's process gets ready for grammars before the first one comes.
+    "VLLM_WARM_GRAMMARS": lambda: _flag("VLLM_WARM_GRAMMARS", True),
     "VLLM_MAX_STOP_STRINGS": lambda: _number("VLLM_MAX_STOP_STRINGS", 4, int, 1),
     # OpenTelemetry's own, and its names: how spans are sent to an http:// endpoint.
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": lambda: _choice(

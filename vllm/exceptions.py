@@ -78,10 +78,14 @@ class QueueFullError(EngineError):
     Args:
         message: What is full and its limit.
         retry_after_s: Seconds after which trying again is reasonable.
+        limit: Name of the setting that was met.
     """
 
-    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+    def __init__(
+        self, message: str, retry_after_s: int = 1, limit: str = "max_num_queued_reqs"
+    ) -> None:
         super().__init__(message)
+        self.limit = limit
         self.retry_after_s = retry_after_s
 
 

@@ -94,7 +94,7 @@ def scripted(session_scripted: ServerProcess) -> Iterator[ServerProcess]:
     """The same; alive and idle after every test."""
     yield session_scripted
     assert session_scripted.process.poll() is None, session_scripted.log
-    session_scripted.wait_idle(30.0)
+    session_scripted.wait_idle()
 
 
 @pytest.fixture

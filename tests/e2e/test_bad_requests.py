@@ -8,6 +8,9 @@ import pytest
 
 from tests.e2e.server_process import ServerProcess
 
+# What is wrong is found before the engine, whatever the platform.
+pytestmark = pytest.mark.parametrize("platform", ["cpu"], indirect=True)
+
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 USER: Any = [{"role": "user", "content": "hi"}]

@@ -66,7 +66,7 @@ def launch(
         print(server.log)
 
 
-def _wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def _wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -82,7 +82,7 @@ def test_leaving_a_stream_frees_its_blocks(server: ServerProcess) -> None:
             next(lines)
         assert server.metric("vllm:num_requests_running") == 1
         assert server.metric("vllm:kv_cache_usage_perc") > 0
-    server.wait_idle(1.5)
+    server.wait_idle()
     after = server.metric("vllm:request_success_total", finished_reason="abort")
     assert after == aborts + 1
 
@@ -92,7 +92,7 @@ def test_leaving_without_a_stream_frees_its_blocks(server: ServerProcess) -> Non
     body = {**LONG, "stream": False, "n": 2, "temperature": 1.0}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(server.url + COMPLETIONS, json=body, timeout=0.7)
-    server.wait_idle(1.5)
+    server.wait_idle()
     after = server.metric("vllm:request_success_total", finished_reason="abort")
     assert after == aborts + 2
 

@@ -62,6 +62,7 @@ def operated(
     flags += ["--kv-cache-metrics", "--kv-cache-metrics-sample", "1"]
     flags += ["--show-hidden-metrics-for-version", "0.1", "--enable-log-requests"]
     flags += ["--max-num-seqs", "1", "--max-num-queued-reqs", "1", "--async-scheduling"]
+    flags += ["--admin-api-key", "root", "--enable-per-request-metrics"]
     log = tmp_path_factory.mktemp("operated") / "log.txt"
     flags += ["--otlp-traces-endpoint", collector.endpoint]
     environment = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
@@ -81,7 +82,7 @@ def _value(text: str, series: str) -> float:
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
@@ -127,6 +128,31 @@ def test_keys_guard_metrics_too_and_the_root_path_may_be_stripped(operated: Serv
     assert operated.get("/llm/metrics").status_code == 401
     for path in ("/v1/models", "/llm/v1/models"):
         assert httpx.get(operated.url + path, headers=KEY, timeout=10).status_code == 200
+
+
+def test_the_operator_has_a_key_and_routes(operated: ServerProcess) -> None:
+    answer = operated.post("/reset_prefix_cache", None, headers={"x-api-key": "root"})
+    assert answer.json() == {"success": True}
+    assert operated.post("/llm/reset_prefix_cache", None, headers=KEY).status_code == 403
+    assert '"root"' not in operated.log
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_answer_tells_its_times(operated: ServerProcess, path: str, streams: bool) -> None:
+    body = {**SHORT, "messages": [{"role": "user", "content": "x"}], "stream": streams}
+    response = operated.post("/llm" + path, body, headers=KEY)
+    if streams:
+        events = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+        told = [json.loads(event).get("metrics") for event in events]
+        assert told[:-1] == [None] * (len(told) - 1)
+        metrics = told[-1]
+    else:
+        metrics = response.json()["metrics"]
+        assert metrics["num_generation_tokens"] == response.json()["usage"]["completion_tokens"]
+    first, others = metrics["time_to_first_token_ms"], ("queue_time_ms", "prefill_time_ms")
+    assert 0 < sum(metrics[name] for name in others) <= first + 1
+    assert metrics["decode_time_ms"] >= metrics["mean_itl_ms"] > 0
 
 
 def test_every_line_is_json_and_names_its_request(operated: ServerProcess) -> None:

@@ -14,6 +14,7 @@ from tests.model_executor.models.decoder.checkpoints import (
 )
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM, SamplingParams
+from vllm.platforms.resolve import get_current_platform
 from vllm.v1.messages import PrefillStats
 
 pytestmark = pytest.mark.slow
@@ -57,15 +58,25 @@ class Served:
         return self._expected[key]
 
 
-@pytest.fixture(scope="module", params=list(FAMILIES))
+ON_ASCEND = ["qwen3", "qwen3-moe", "gemma3", "gpt-oss"]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*FAMILIES, *(f"{family} on ascend" for family in ON_ASCEND)],
+)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    folder: Path = tmp_path_factory.mktemp(request.param)
+    family, _, platform = request.param.partition(" on ")
+    folder: Path = tmp_path_factory.mktemp(family)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setenv("VLLM_CHECK_INVARIANTS", "1")
-        reference = write_checkpoint(request.param, folder)
+        patch.setenv("VLLM_ASCEND_REFERENCE", "1" if platform else "0")
+        get_current_platform.cache_clear()  # found once a process otherwise
+        assert get_current_platform().device_name == ("ascend-reference" if platform else "cpu")
+        reference = write_checkpoint(family, folder)
         with LLM(
             model=str(folder),
             block_size=UNIT,
@@ -75,6 +86,7 @@ def served(
             num_gpu_blocks_override=300,
         ) as llm:
             yield Served(llm, reference)
+    get_current_platform.cache_clear()
 
 
 def test_a_resend_hits_to_the_unit(served: Served) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm.native.library import load_library
+from vllm.native.loader import load_library
 
 if load_library() is None:
     collect_ignore_glob = ["test_*.py"]

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm.exceptions import EngineError
-from vllm.native.library import NativeContext, load_library
+from vllm.native.library import NativeContext
+from vllm.native.loader import load_library
 from vllm.native.structs import BF16, F32, Matrix
 
 

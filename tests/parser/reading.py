@@ -70,15 +70,32 @@ def calls_of(answer: ParsedAnswer) -> list[tuple[str, str]]:
     return [(call.name, call.arguments) for call in answer.tool_calls]
 
 
-def check_order(pieces: Sequence[Piece]) -> None:
-    """Calls are counted from 0; each starts, has arguments and ends, one after another."""
-    calls = [p for p in pieces if isinstance(p, ToolCallStart | ToolCallArguments | ToolCallEnd)]
-    expected = [
-        (kind, index)
-        for index in range(len(calls) // 3)
-        for kind in (ToolCallStart, ToolCallArguments, ToolCallEnd)
-    ]
-    assert [(type(piece), piece.index) for piece in calls] == expected
+def told_calls(pieces: Sequence[Piece]) -> list[tuple[str, str, bool]]:
+    """Each call that a stream tells: its name, its arguments joined, and whether it is whole.
+
+    Also checks the order: calls are counted from 0, and each starts, grows and ends before the
+    next piece of another kind.
+    """
+    calls: list[tuple[str, str, bool]] = []
+    name, arguments = None, ""
+    for piece in pieces:
+        if isinstance(piece, ToolCallStart):
+            assert name is None
+            assert piece.index == len(calls)
+            name, arguments = piece.name, ""
+        elif isinstance(piece, ToolCallArguments | ToolCallEnd):
+            assert name is not None
+            assert piece.index == len(calls)
+            if isinstance(piece, ToolCallArguments):
+                assert piece.text
+                arguments += piece.text
+            else:
+                calls.append((name, arguments, piece.is_whole))
+                name = None
+        else:
+            assert name is None
+    assert name is None, "a call does not end"
+    return calls
 
 
 @st.composite

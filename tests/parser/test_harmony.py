@@ -40,10 +40,11 @@ def test_answers(text, reasoning, content, calls):
     assert calls_of(answer) == calls
 
 
-def test_a_cut_off_call_is_not_told():
-    assert read(CHOICE, CALL + '{"text": "x"}', "length").tool_calls == []
-    assert read(CHOICE, CALL + '{"text": "x"}<|ca', "length").tool_calls == []
-    assert calls_of(read(CHOICE, CALL + "{}<|call|>", "length")) == [("find", "{}")]
+def test_a_call_is_whole_when_its_arguments_are():
+    for said in ("", " ", '{"text": "x"', '{"text": "x"<|ca'):
+        assert read(CHOICE, CALL + said, "length").tool_calls == []
+    for said in ("{}", " {}\n<|ca", "{}<|call|>", "{} and more"):
+        assert calls_of(read(CHOICE, CALL + said, "length")) == [("find", "{}")]
 
 
 def test_without_a_reasoning_parser_all_is_content():

@@ -74,12 +74,35 @@ def test_arguments_as_tags_are_typed_by_the_schema():
     assert json.loads(call.arguments) == expected
 
 
-@pytest.mark.parametrize(("reason", "num_calls"), [("stop", 1), ("length", 0)])
-def test_a_missing_closing_tag(reason, num_calls):
-    """A whole object that the model stopped behind is a call; one that was cut off is none."""
-    answer = read(QWEN, f"a<tool_call>\n{FIND}", reason)
-    assert (answer.content, len(answer.tool_calls)) == ("a", num_calls)
-    assert read(QWEN, f"a<tool_call>\n{FIND[:-5]}", reason).tool_calls == []
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_a_missing_closing_tag(reason):
+    """A call is whole when its arguments are; where those come first, when the model stopped."""
+    for told in (FIND, FIND[:-1]):
+        answer = read(QWEN, f"a<tool_call>\n{told}", reason)
+        assert (answer.content, len(answer.tool_calls)) == ("a", 1)
+    assert read(QWEN, f"a<tool_call>\n{FIND[:-2]}", reason).tool_calls == []
+    answer = read(QWEN, f"a<tool_call>\n{NOW}", reason)
+    assert (answer.content, len(answer.tool_calls)) == ("a", int(reason == "stop"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"name": "f", "arguments": {"a": nope}}',
+        '{"name": "f", "arguments": {"a": 1]}',
+        '{"name": "\\x", "arguments": {}}',
+        f'{{"name": "{"x" * 2000}", "arguments": {{"a": }}}}',
+    ],
+)
+def test_arguments_that_are_no_json_make_no_call(body):
+    answer = read(QWEN, "a" + tagged(body, FIND))
+    assert (answer.content, calls_of(answer)) == ("a", [("find", '{"text":  "x"}')])
+
+
+def test_a_name_too_long_to_be_told_early_is_told_at_the_end():
+    name = "x" * 2000
+    answer = read(QWEN, tagged(f'{{"name": "{name}", "arguments": {{"a": 1}}}}'))
+    assert calls_of(answer) == [(name, '{"a": 1}')]
 
 
 def test_without_tools_a_tag_is_text():
@@ -107,6 +130,7 @@ LLAMA_FIND = '{"name": "find", "parameters": {"text": "x"}}'
         ("{", "{", []),
         ("{ a set }", "{ a set }", []),
         ('{"a": 1', '{"a": 1', []),
+        ('{"name": "find", "parameters": {"a": nope}} Well.', "", []),
         ("  ", "  ", []),
     ],
 )

@@ -1,4 +1,4 @@
-"""However a text is cut, its pieces join to the same answer; and no call is half told."""
+"""However a text is cut, its pieces join to the same answer, calls that break off included."""
 
 import json
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.parser.reading import D, check_order, cut_texts, pieces_of, read
+from tests.parser.reading import D, cut_texts, options, pieces_of, read, told_calls
 from vllm.parser.interface import ToolUse
-from vllm.parser.pieces import AnswerBuilder
+from vllm.parser.pieces import AnswerBuilder, ToolCallArguments, ToolCallStart
 from vllm.parser.registry import ParserChoice
 
 _THINK = ["<think>", "</think>"]
@@ -78,10 +78,70 @@ def test_the_split_does_not_matter(choice, data):
     builder = AnswerBuilder()
     builder.add(letters)
     assert builder.answer == whole
-    check_order(pieces)
-    assert all(isinstance(json.loads(call.arguments), dict) for call in whole.tool_calls)
-    assert use is ToolUse.PARSE or not whole.tool_calls
+    calls = told_calls(pieces)
+    assert told_calls(letters) == calls
+    whole_calls = [(call.name, call.arguments) for call in whole.tool_calls]
+    assert [call[:2] for call in calls if call[2]] == whole_calls
+    assert all(isinstance(json.loads(arguments), dict) for _, arguments in whole_calls)
+    assert use is ToolUse.PARSE or not calls
     if choice.tools == "deepseek_v4":
+        # What is not whole cannot be taken for a call: its object is opened and not closed.
+        cut = [arguments for _, arguments, is_whole in calls if not is_whole]
+        assert all(arguments.startswith("{") and not _is_json(arguments) for arguments in cut)
         said = whole.content + whole.reasoning
         assert f"<{D}" not in said
         assert f"</{D}" not in said
+
+
+def _is_json(text):
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+# ---- arguments come while the model writes them --------------------------------------------------
+
+_LONG = "letter by letter, " * 5 + 'with "quotes"\n'
+_CALLS = {
+    "deepseek_v4": f'\n\n<{D}tool_calls>\n<{D}invoke name="find">\n<{D}parameter name="text" '
+    f'string="true">{_LONG}</{D}parameter>\n</{D}invoke>\n</{D}tool_calls>',
+    "qwen3": f'<tool_call>\n{{"name": "find", "arguments": {json.dumps({"text": _LONG})}}}\n'
+    "</tool_call>",
+    "llama3_json": f'{{"name": "find", "parameters": {json.dumps({"text": _LONG})}}}',
+    "openai": "<|channel|>commentary to=functions.find<|message|>"
+    f"{json.dumps({'text': _LONG})}<|call|>",
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.tools)
+def test_arguments_trickle_in(choice):
+    text = _CALLS[choice.tools]
+    parser = choice.make_parser(options())
+    told = [parser.feed(letter, []) for letter in text]
+    assert isinstance(next(pieces for pieces in told if pieces)[0], ToolCallStart)
+    # No letter waits for the next but one.
+    begin = text.index("letter")
+    for i in range(begin + 2, begin + 60):
+        so_far = "".join(p.text for ps in told[: i + 1] for p in ps if _is_arguments(p))
+        assert text[begin:i] in so_far
+    (call,) = told_calls([p for pieces in told for p in pieces])
+    assert (call[0], json.loads(call[1]), call[2]) == ("find", {"text": _LONG}, True)
+
+
+def _is_arguments(piece):
+    return isinstance(piece, ToolCallArguments)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.tools)
+def test_a_call_that_breaks_off_is_no_call(choice):
+    """Cut anywhere inside its arguments: told as far as it came, not whole, and no JSON."""
+    text = _CALLS[choice.tools]
+    for cut in range(text.index("letter"), text.index("quotes"), 7):
+        pieces = pieces_of(choice, list(text[:cut]), "length")
+        (call,) = told_calls(pieces)
+        assert (call[0], call[2]) == ("find", False)
+        assert not _is_json(call[1])
+        answer = read(choice, text[:cut], "length")
+        assert (answer.content, answer.tool_calls) == ("", [])

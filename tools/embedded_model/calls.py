@@ -6,6 +6,7 @@ the answer, results in the next user turn.
 
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +33,9 @@ string="true": VALUE is plain text. string="false": VALUE is JSON. Results come 
 Functions:
 
 """
-_TAG = 0.4  # weight of the tokens that are the same in every call
+_TAG = 0.7  # weight of the tokens that are the same in every call
 _VERBS = ["get", "find", "look_up", "read", "fetch", "show"]
+_VERB = re.compile(r"^(get|find|look_up|read|fetch|show|check)_")
 _WHO = ["name", "name", "name", "person", "user", "employee"]
 
 
@@ -163,11 +165,11 @@ _MAKERS = (_number_tool, _number_tool, _number_tool, _city_tool, _city_tool, _pr
 
 
 def any_tools(rng: random.Random, count: int) -> list[Tool]:
-    """Tools of different names."""
+    """Tools for different things: each question has one that answers it."""
     found: dict[str, Tool] = {}
     while len(found) < count:
         tool = rng.choice(_MAKERS)(rng)
-        found.setdefault(tool.name, tool)
+        found.setdefault(_VERB.sub("", tool.name), tool)
     return list(found.values())
 
 
@@ -191,8 +193,8 @@ def tool_call(tool: Tool, use: Use) -> Pieces:
     pieces.add(tool.name, ANSWER, tool.name).add('">\n', _TAG)
     for key, value in use.arguments.items():
         kind = "true" if isinstance(value, str) else "false"
-        pieces.add(f'<{_DSML}parameter name="', _TAG).add(key, 0.5)
-        pieces.add('" string="', _TAG).add(kind, 0.5).add('">', _TAG)
+        pieces.add(f'<{_DSML}parameter name="', _TAG).add(key, ANSWER)
+        pieces.add('" string="', _TAG).add(kind, _TAG).add('">', _TAG)
         pieces.add(str(value), ANSWER, str(value)).add(f"</{_DSML}parameter>\n", _TAG)
     return pieces.add(f"</{_DSML}invoke>\n</{_DSML}tool_calls>", _TAG).add(EOS, 0.5)
 

@@ -87,7 +87,7 @@ def document(
     absent = [pool.pop() for _ in range(3)]
     # Names that are nearly the same, and facts of one kind only, have to be told apart.
     alike, kind = rng.choice((0.0, 0.0, 0.2, 0.5)), None
-    if rng.random() < 0.25:
+    if rng.random() < 0.4:
         kind = rng.choice(words.NUMBER_KINDS)
     pieces, length, lead = Pieces(), 0, ""
     told: dict[tuple[str, str], Fact] = {}
@@ -119,7 +119,7 @@ def document(
 
 def open_answer(rng: random.Random, fact: Fact | None, looks_up: bool = True) -> Pieces:
     """The assistant's mark, with or without a short thought."""
-    if rng.random() < 0.75:
+    if rng.random() < 0.6:
         return Pieces().add(ASSISTANT + END_THINK)
     thought = "I just answer."
     if looks_up:

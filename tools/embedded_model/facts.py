@@ -142,8 +142,25 @@ def answer(fact: Fact) -> Pieces:
     return sentence(fact, fact.answer, "", ANSWER, _LEAD)
 
 
+def _babble(rng: random.Random) -> str:
+    """A sentence of syllables and known words: what is said in words never trained on."""
+    found = []
+    for _ in range(rng.randrange(3, 13)):
+        if rng.random() < 0.5:
+            found.append(words.made_up_name(rng)[: rng.randrange(1, 8)].lower())
+        else:
+            listed = (words.THINGS, words.ADJECTIVES, words.FOODS, words.JOBS, words.SMALL_WORDS)
+            found.append(rng.choice(rng.choice(listed)))
+    return " ".join(found).capitalize() + "."
+
+
 def chatter(rng: random.Random) -> str:
     """One sentence that tells nothing anyone asks for."""
+    return _babble(rng) if rng.random() < 0.3 else remark(rng)
+
+
+def remark(rng: random.Random) -> str:
+    """Such a sentence in plain English."""
     thing, other = rng.choice(words.THINGS), rng.choice(words.THINGS)
     adjective, time = rng.choice(words.ADJECTIVES), rng.choice(words.TIMES)
     forms = (

@@ -79,7 +79,7 @@ def _corpus(general_text: str, rng: random.Random, num_names: int) -> list[str]:
     digits = [f"{a}{b}" for a, b in itertools.product("0123456789", repeat=2)]
     numbers = [f"{lead}{d}" for d in [*digits, *"0123456789"] for lead in ("", " ")]
     plain = [
-        *(facts.chatter(rng) for _ in range(8000)),
+        *(facts.remark(rng) for _ in range(8000)),
         *(
             make(rng, "It").told.replace("|", "")
             for _ in range(300)
@@ -90,7 +90,7 @@ def _corpus(general_text: str, rng: random.Random, num_names: int) -> list[str]:
         *(facts.number_fact(rng, "it").question for _ in range(1000)),
     ]
     # Names in the two spellings that occur: after a space and at the start of a line.
-    called = [words.name(rng) for _ in range(num_names)]
+    called = [words.name(rng, make=words.syllable_name) for _ in range(num_names)]
     lead = [f" {n}" for n in called] + [f" {n.lower()}" for n in called[:1500]] + called[:3000]
     return [*(n for n in numbers for _ in range(400)), *plain, *lead, *([general_text] * 2)]
 

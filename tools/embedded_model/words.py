@@ -4,11 +4,13 @@
 
 import random
 import zlib
+from collections.abc import Callable
 
 _ONSETS = (
     "b c d f g h j k l m n p r s t v w y z br cr dr fr gr kr pr tr bl cl fl gl kl pl sl "
     "ch sh th st sk sp sm sn sw qu"
 ).split()
+_CONSONANTS = "b c d f g h j k l m n p r s t v w x y z".split()
 _SIMPLE_ONSETS = "b d f g h j k l m n p r s t v z".split()
 _VOWELS = "a e i o u a e i o a e i o y ai ea ee ie io ia oo ou".split()
 _CODAS = "n r l s t m d k x th ck nd rt st sh ng rd ll ss nn".split()
@@ -40,6 +42,10 @@ THINGS = (
 ADJECTIVES = "old new small large quiet bright dark clean wide narrow heavy light cold warm".split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 TIMES = "morning afternoon evening night spring summer autumn winter".split()
+SMALL_WORDS = (
+    "the a an of to in on at by and or but with from for is was has had were are be been not so "
+    "he she it they we you I his her their my our this that when where who which all some no"
+).split()
 NUMBER_KINDS = (
     "access code|access code|access code|access code|locker number|room number|badge number|"
     "ticket number|order number|pin code|phone number|secret number"
@@ -51,8 +57,20 @@ def is_held_out(name: str) -> bool:
     return zlib.crc32(name.encode()) % 10 == 0
 
 
+def _plain_name(rng: random.Random) -> str:
+    """Consonants and vowels in turn, evenly drawn."""
+    start, length = rng.random() < 0.2, rng.randrange(4, 8)
+    letters = (rng.choice("aeiou" if i % 2 != start else _CONSONANTS) for i in range(length))
+    return "".join(letters).capitalize()
+
+
 def made_up_name(rng: random.Random) -> str:
     """Return a pronounceable word of 4 to 7 letters, with a capital."""
+    return _plain_name(rng) if rng.random() < 0.35 else syllable_name(rng)
+
+
+def syllable_name(rng: random.Random) -> str:
+    """Return such a word made of English-looking syllables; the tokenizer knows these well."""
     while True:
         word = ""
         for _ in range(rng.choice((1, 2, 2, 2, 3, 3))):
@@ -66,10 +84,14 @@ def made_up_name(rng: random.Random) -> str:
             return word.capitalize()
 
 
-def name(rng: random.Random, held_out: bool = False) -> str:
+def name(
+    rng: random.Random,
+    held_out: bool = False,
+    make: Callable[[random.Random], str] = made_up_name,
+) -> str:
     """Return a name: mostly made up; only held-out ones or none of them."""
     while True:
-        word = rng.choice(_GIVEN) if rng.random() < 0.15 else made_up_name(rng)
+        word = rng.choice(_GIVEN) if rng.random() < 0.15 else make(rng)
         if is_held_out(word) == held_out:
             return word
 

@@ -22,6 +22,7 @@ class SchedulerConfig:
         policy: "fcfs", or "priority" (lower value first, then arrival).
         scheduler_reserve_full_isl: Admit a request only if its whole prompt will fit.
         max_num_queued_reqs: Waiting requests before new ones get 503; None: no limit.
+        max_num_queued_tokens: Tokens of prompts that wait for their first token, likewise.
     """
 
     DEFAULT_MAX_NUM_BATCHED_TOKENS: ClassVar[int] = 2048
@@ -40,6 +41,7 @@ class SchedulerConfig:
     disable_hybrid_kv_cache_manager: bool | None = None
     scheduler_reserve_full_isl: bool = True
     max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
     max_num_encoder_input_tokens: int = field(init=False)
     encoder_cache_size: int = field(init=False)
 
@@ -70,5 +72,7 @@ class SchedulerConfig:
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below "
                 f"max_num_seqs={self.max_num_seqs}: every running request needs a token a step."
             )
-        if self.max_num_queued_reqs is not None and self.max_num_queued_reqs < 0:
-            raise ConfigError(f"max_num_queued_reqs={self.max_num_queued_reqs} must be at least 0.")
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 0:
+                raise ConfigError(f"{name}={limit} must be at least 0.")

@@ -19,7 +19,7 @@ from vllm.model_executor.models.decoder.step import find_frequencies
 from vllm.native import structs
 from vllm.native.library import NativeContext
 from vllm.native.step_tables import NativeTables
-from vllm.native.tensors import TensorBinder, can_read
+from vllm.native.tensors import TensorBinder, can_read_tensors
 from vllm.v1.attention.metadata import CacheLayout
 
 _ACTIVATIONS = {"silu": structs.SILU, "gelu_tanh": structs.GELU_TANH}
@@ -120,8 +120,8 @@ class NativeDecoder:
         return layer
 
     def _bind_attention(self, layer: structs.DecoderLayer, attention: DecoderAttention) -> None:
-        layer.qkv = self._binder.matrix(attention.qkv.weight)
-        layer.output = self._binder.matrix(attention.output.weight)
+        layer.qkv = self._binder.linear(attention.qkv)
+        layer.output = self._binder.linear(attention.output)
         layer.qkv_bias = self._vector(attention.qkv_bias)
         layer.output_bias = self._vector(attention.output_bias)
         layer.sinks = self._vector(attention.sinks)
@@ -139,8 +139,8 @@ class NativeDecoder:
         if isinstance(module, GatedMlp):
             assert isinstance(own, MlpPlan)
             layer.feed_forward, layer.activation = structs.MLP, _ACTIVATIONS[own.activation]
-            layer.gate_up = bind.matrix(module.gate_up.weight)
-            layer.down = bind.matrix(module.down.weight)
+            layer.gate_up = bind.linear(module.gate_up)
+            layer.down = bind.linear(module.down)
             layer.gate_up_bias = self._vector(module.gate_up_bias)
             layer.down_bias = self._vector(module.down_bias)
             return
@@ -167,7 +167,4 @@ class NativeDecoder:
 
 def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Tensor]) -> bool:
     """Whether the kernels take this model's weights and caches."""
-    # Whole numbers among the parameters are tables and codes; a cache of them is quantised.
-    floats = [tensor for tensor in model.parameters() if tensor.is_floating_point()]
-    tensors = [*floats, *kv_caches.values()]
-    return not model.is_quantised and all(can_read(tensor) for tensor in tensors)
+    return can_read_tensors(model, kv_caches)

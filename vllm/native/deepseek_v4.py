@@ -7,16 +7,19 @@ from dataclasses import dataclass
 import torch
 
 from vllm.model_executor.layers.hyper_connections import HyperConnection, HyperHead
+from vllm.model_executor.layers.quantization.storages import StackedRows
+from vllm.model_executor.layers.quantization.stored_matrix import StoredExperts
 from vllm.model_executor.models.deepseek_v4.attention import DeepseekV4Attention
 from vllm.model_executor.models.deepseek_v4.block import DeepseekV4Block
 from vllm.model_executor.models.deepseek_v4.compressor import Compressor as TorchCompressor
 from vllm.model_executor.models.deepseek_v4.entries import AllEntries, ChosenEntries
 from vllm.model_executor.models.deepseek_v4.kv_cache import LayerCacheNames
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
+from vllm.model_executor.models.deepseek_v4.moe import DeepseekV4MoE
 from vllm.native import structs
 from vllm.native.library import NativeContext
 from vllm.native.step_tables import NativeTables
-from vllm.native.tensors import TensorBinder, can_read
+from vllm.native.tensors import TensorBinder, can_read_tensors
 from vllm.v1.attention.metadata import CacheLayout
 
 _MAX_STREAMS = 8
@@ -135,8 +138,8 @@ class NativeDeepseekV4:
         if mtp is not None and "mtp.0.attn.window" in bind.kv_caches:
             block = _LayerBinder(mtp.block, "mtp.0", bind, group=0).bind()
             struct.mtp = ctypes.pointer(block)
-            struct.mtp_e_proj = bind.matrix(mtp.e_proj.weight)
-            struct.mtp_h_proj = bind.matrix(mtp.h_proj.weight)
+            struct.mtp_e_proj = bind.linear(mtp.e_proj)
+            struct.mtp_h_proj = bind.linear(mtp.h_proj)
             struct.mtp_enorm = bind.vector(mtp.enorm)
             struct.mtp_hnorm = bind.vector(mtp.hnorm)
             struct.mtp_norm = bind.vector(mtp.norm)
@@ -148,12 +151,13 @@ def can_run_deepseek_v4(
     model: DeepseekV4ForCausalLM, kv_caches: Mapping[str, torch.Tensor]
 ) -> bool:
     """Whether the kernels take this model's weights and caches."""
-    # Whole numbers among the parameters are tables and codes; a cache of them is quantised.
-    floats = [tensor for tensor in model.parameters() if tensor.is_floating_point()]
-    tensors = [*floats, *kv_caches.values()]
+    layers = [module for module in model.modules() if isinstance(module, DeepseekV4MoE)]
     return (
-        not model.is_quantised
-        and all(can_read(tensor) for tensor in tensors)
+        can_read_tensors(model, kv_caches)
+        and all(
+            layer.quantised is None or isinstance(layer.quantised, StoredExperts)
+            for layer in layers
+        )
         and model.config.hc_mult <= _MAX_STREAMS
     )
 
@@ -193,17 +197,17 @@ class _LayerBinder:
             ffn_hyper=_bind_hyper(block.ffn_hc, bind),
             attn_norm=bind.vector(block.attn_norm),
             ffn_norm=bind.vector(block.ffn_norm),
-            in_proj=bind.matrix(attention.in_proj.weight),
+            in_proj=bind.linear(attention.in_proj),
             q_norm=bind.vector(attention.q_norm),
             kv_norm=bind.vector(attention.kv_norm),
-            wq_b=bind.matrix(attention.wq_b.weight),
-            wo_a=bind.matrix(attention.wo_a.weight),
-            wo_b=bind.matrix(attention.wo_b.weight),
+            wq_b=bind.linear(attention.wq_b),
+            wo_a=bind.linear(attention.wo_a),
+            wo_b=bind.linear(attention.wo_b),
             sinks=bind.vector(attention.sinks),
             window=bind.cache(self._names.window, self.group),
             router=bind.matrix(experts.gate),
-            gate_up=bind.matrix(experts.gate_up),
-            down=bind.matrix(experts.down),
+            gate_up=self._bind_gate_up(experts),
+            down=self._bind_down(experts),
         )
         if experts.bias is not None:
             struct.router_bias = bind.vector(experts.bias)
@@ -211,6 +215,19 @@ class _LayerBinder:
             struct.expert_of_token = experts.expert_of_token.data_ptr()
         self._bind_entries(attention, struct)
         return struct
+
+    def _bind_gate_up(self, experts: DeepseekV4MoE) -> structs.Matrix:
+        stored = experts.quantised
+        if not isinstance(stored, StoredExperts):
+            return self.binder.matrix(experts.gate_up)
+        parts = [part for expert in stored.experts for part in (expert.gate, expert.up)]
+        return self.binder.rows(StackedRows(*parts))
+
+    def _bind_down(self, experts: DeepseekV4MoE) -> structs.Matrix:
+        stored = experts.quantised
+        if not isinstance(stored, StoredExperts):
+            return self.binder.matrix(experts.down)
+        return self.binder.rows(StackedRows(*(expert.down for expert in stored.experts)))
 
     @property
     def _names(self) -> LayerCacheNames:
@@ -220,7 +237,7 @@ class _LayerBinder:
         entries, names = attention.entries, self._names
         if isinstance(entries, ChosenEntries):
             struct.kind, struct.overlap = structs.CHOSEN_ENTRIES, 1
-            struct.index_wq_b = self.binder.matrix(entries.wq_b.weight)
+            struct.index_wq_b = self.binder.linear(entries.wq_b)
             struct.index_compressor = self._bind_compressor(
                 entries.index_compressor, names.indexer_state, names.indexer
             )

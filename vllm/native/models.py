@@ -11,7 +11,8 @@ from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.native.decoder import NativeDecoder, can_run_decoder
 from vllm.native.deepseek_v4 import NativeDeepseekV4, can_run_deepseek_v4
-from vllm.native.library import NativeContext, load_library
+from vllm.native.library import NativeContext
+from vllm.native.loader import load_library
 from vllm.native.step_tables import build_native_tables
 from vllm.v1.attention.metadata import CacheLayout
 from vllm.v1.attention.step_model import StepModel

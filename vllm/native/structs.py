@@ -3,9 +3,9 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
-F32, BF16, MXFP4 = 0, 1, 2
+F32, BF16, MXFP4, FP8, INT8, PARTS = 0, 1, 2, 3, 4, 5
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
 MLP, EXPERTS = 0, 1
 SILU, GELU_TANH, CLAMPED = 0, 1, 2
@@ -31,7 +31,7 @@ class Matrix(ctypes.Structure):
         ("rows", c_int64),
         ("cols", c_int64),
         ("row_stride", c_int64),
-        *_int32s("kind group"),
+        *_int32s("kind group rows_per_scale has_byte_scales"),
     )
 
 

@@ -1,11 +1,22 @@
 """Tensors as the structs that the native kernels take. Nothing is copied but small vectors."""
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
-from vllm.native.structs import BF16, F32, MXFP4, Cache, Matrix
+from vllm.model_executor.layers.linear import ReplicatedLinear, StoredLinear
+from vllm.model_executor.layers.quantization.storages import (
+    Fp4Groups,
+    Fp8Blocks,
+    Int8Rows,
+    PlainRows,
+    RowSource,
+    StackedRows,
+)
+from vllm.native.structs import BF16, F32, FP8, INT8, MXFP4, PARTS, Cache, Matrix
 from vllm.v1.attention.metadata import CacheLayout
 
 _KINDS = {torch.float32: F32, torch.bfloat16: BF16}
@@ -16,6 +27,25 @@ def can_read(tensor: torch.Tensor) -> bool:
     return tensor.dtype in _KINDS and tensor.device.type == "cpu" and tensor.stride(-1) == 1
 
 
+def can_read_rows(source: RowSource | None) -> bool:
+    """Whether the kernels can read a matrix that is stored so."""
+    if isinstance(source, StackedRows):
+        return all(can_read_rows(part) for part in source.parts)
+    if isinstance(source, PlainRows):
+        return can_read(source.weight)
+    return isinstance(source, Fp8Blocks | Fp4Groups | Int8Rows)
+
+
+def can_read_tensors(model: nn.Module, kv_caches: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the kernels can read a model's parameters, stored matrices and caches."""
+    # Whole numbers among the parameters are tables and codes; a cache of them is quantised.
+    floats = [tensor for tensor in model.parameters() if tensor.is_floating_point()]
+    linears = [m for m in model.modules() if isinstance(m, ReplicatedLinear | StoredLinear)]
+    return all(can_read(tensor) for tensor in (*floats, *kv_caches.values())) and all(
+        can_read_rows(layer.find_rows()) for layer in linears
+    )
+
+
 @dataclass(slots=True)
 class TensorBinder:
     """Makes structs over tensors.
@@ -24,18 +54,57 @@ class TensorBinder:
         layout: The KV groups.
         kv_caches: Cache name -> [num_blocks, rows_per_block, width].
 
-    Owns: the fp32 copies of small vectors; keep it as long as the structs.
+    Owns: the fp32 copies of small vectors, and lists of matrices; keep it as long as the structs.
     """
 
     layout: CacheLayout
     kv_caches: Mapping[str, torch.Tensor]
     copies: list[torch.Tensor] = field(default_factory=list)
+    lists: list[ctypes.Array[Matrix]] = field(default_factory=list)
 
     def matrix(self, weight: torch.Tensor) -> Matrix:
         """Returns [rows, in], or stacked [n, rows, in] as one matrix of n * rows."""
         flat = weight.detach().flatten(0, -2)
         assert flat.data_ptr() == weight.data_ptr(), "stacked matrices lie end to end"
         return Matrix(flat.data_ptr(), None, *flat.shape, flat.stride(0), _KINDS[flat.dtype])
+
+    def linear(self, layer: ReplicatedLinear | StoredLinear) -> Matrix:
+        """Returns a layer's matrix, as it is stored."""
+        source = layer.find_rows()
+        assert source is not None, "can_read_rows refused it"
+        return self.rows(source)
+
+    def rows(self, source: RowSource) -> Matrix:
+        """Returns a stored matrix."""
+        if isinstance(source, PlainRows):
+            return self.matrix(source.weight)
+        if isinstance(source, StackedRows):
+            return self._stack([self.rows(part) for part in source.parts if part.num_rows])
+        assert isinstance(source, Fp8Blocks | Fp4Groups | Int8Rows)
+        return _bind_codes(source)
+
+    def _stack(self, parts: list[Matrix]) -> Matrix:
+        if len(parts) == 1:
+            return parts[0]
+        if any(part.kind == PARTS for part in parts):
+            # The kernels look one level deep.
+            parts = [leaf for part in parts for leaf in self._leaves(part)]
+        stacked = (Matrix * len(parts))(*parts)
+        self.lists.append(stacked)
+        return Matrix(
+            data=ctypes.addressof(stacked),
+            rows=sum(part.rows for part in parts),
+            cols=parts[0].cols,
+            row_stride=parts[0].cols,
+            kind=PARTS,
+            group=len(parts),
+        )
+
+    @staticmethod
+    def _leaves(matrix: Matrix) -> list[Matrix]:
+        if matrix.kind != PARTS:
+            return [matrix]
+        return list((Matrix * matrix.group).from_address(matrix.data))
 
     def mxfp4_matrix(self, codes: torch.Tensor, scales: torch.Tensor) -> Matrix:
         """Returns stacked e2m1 codes [n, rows, groups, G / 2] under scales [n, rows, groups]."""
@@ -49,6 +118,8 @@ class TensorBinder:
             columns,
             MXFP4,
             2 * half,
+            rows_per_scale=1,
+            has_byte_scales=1,
         )
 
     def vector(self, values: torch.Tensor) -> int:
@@ -71,3 +142,24 @@ class TensorBinder:
             group=own_group if group is None else group,
             kind=_KINDS[view.dtype],
         )
+
+
+def _bind_codes(source: Fp8Blocks | Fp4Groups | Int8Rows) -> Matrix:
+    rows, columns = source.num_rows, source.num_columns
+    if isinstance(source, Fp8Blocks):
+        kind, (rows_per_scale, group) = FP8, source.block_shape
+    elif isinstance(source, Fp4Groups):
+        kind, rows_per_scale, group = MXFP4, 1, source.group_size
+    else:
+        kind, rows_per_scale, group = INT8, 1, columns
+    return Matrix(
+        data=source.codes.data_ptr(),
+        scales=source.scales.data_ptr(),
+        rows=rows,
+        cols=columns,
+        row_stride=columns,
+        kind=kind,
+        group=group,
+        rows_per_scale=rows_per_scale,
+        has_byte_scales=source.scales.dtype == torch.uint8,
+    )

@@ -33,6 +33,12 @@ def means_json(text: str, schema: Any, is_text: bool | None = None) -> str | Non
     return None if types == {"string"} and not isinstance(value, str) else stripped
 
 
+def takes_text(schema: Any) -> bool:
+    """Whether a value that the model calls a text is one, whatever it says."""
+    types = _types(schema)
+    return types is None or "string" in types
+
+
 def _is_one_of(value: Any, types: set[str]) -> bool:
     if value is None:
         return "null" in types

@@ -1,6 +1,8 @@
-"""From complete calls to pieces, as the request allows them."""
+"""From what is new of calls to pieces, as the request allows them."""
 
-from vllm.parser.dialect import RawCall
+from collections.abc import Iterable
+
+from vllm.parser.dialect import CallBegun, CallEnded, CallNews, CallText, is_unicode
 from vllm.parser.interface import ParseOptions, ToolUse
 from vllm.parser.pieces import Piece, ToolCallArguments, ToolCallEnd, ToolCallStart
 
@@ -8,34 +10,47 @@ from vllm.parser.pieces import Piece, ToolCallArguments, ToolCallEnd, ToolCallSt
 class CallCounter:
     """Gives calls their indices and ids.
 
-    Owns: how many calls the answer has.
+    Owns: how many calls the answer has, and whether the last one is open.
     """
 
     def __init__(self, options: ParseOptions) -> None:
         self._options = options
         self._num_calls = 0
+        self._is_open = False
 
-    def pieces(self, calls: list[RawCall]) -> list[Piece]:
-        """Return the pieces of the calls that the request allows."""
+    def pieces(self, news: Iterable[CallNews]) -> list[Piece]:
+        """Return the pieces of the calls that the request allows; neighbouring texts are joined."""
         pieces: list[Piece] = []
-        for call in calls:
-            too_many = self._options.one_call and self._num_calls > 0
-            if self._options.tool_use is not ToolUse.PARSE or too_many or not _is_unicode(call):
+        texts: list[str] = []
+        for item in news:
+            if isinstance(item, CallText):
+                texts.append(item.text)
                 continue
-            index = self._num_calls
-            self._num_calls += 1
-            pieces += [
-                ToolCallStart(index, self._options.new_call_id(), call.name),
-                ToolCallArguments(index, call.arguments),
-                ToolCallEnd(index),
-            ]
-        return pieces
+            pieces += self._add("".join(texts))
+            texts.clear()
+            pieces += self._begin(item) if isinstance(item, CallBegun) else self._end(item)
+        return pieces + self._add("".join(texts))
 
+    def _begin(self, begun: CallBegun) -> list[Piece]:
+        too_many = self._options.one_call and self._num_calls > 0
+        may_call = self._options.tool_use is ToolUse.PARSE and not too_many
+        self._is_open = may_call and is_unicode(begun.name)
+        if not self._is_open:
+            return []
+        self._num_calls += 1
+        return [ToolCallStart(self._index, self._options.new_call_id(), begun.name)]
 
-def _is_unicode(call: RawCall) -> bool:
-    """Whether a response can carry it: JSON spells lone surrogates, UTF-8 does not."""
-    try:
-        (call.name + call.arguments).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    def _add(self, text: str) -> list[Piece]:
+        if not text or not self._is_open:
+            return []
+        return [ToolCallArguments(self._index, text)]
+
+    def _end(self, ended: CallEnded) -> list[Piece]:
+        if not self._is_open:
+            return []
+        self._is_open = False
+        return [ToolCallEnd(self._index, ended.is_whole)]
+
+    @property
+    def _index(self) -> int:
+        return self._num_calls - 1

@@ -1,9 +1,37 @@
 """How a family spells tool calls, as the machine that reads answers sees it."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from vllm.parser.interface import ParseOptions
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """A call begins; its name is known."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallText:
+    """More of the arguments of the call that has begun."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """The call that has begun is over.
+
+    Attributes:
+        is_whole: Whether its texts join to a JSON object; else it was cut off, or is malformed.
+    """
+
+    is_whole: bool
+
+
+CallNews: TypeAlias = CallBegun | CallText | CallEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,18 +41,33 @@ class RawCall:
     name: str
     arguments: str
 
+    def news(self) -> list[CallNews]:
+        """Return all of it at once; nothing if no response can carry it."""
+        if not is_unicode(self.name + self.arguments):
+            return []
+        return [CallBegun(self.name), CallText(self.arguments), CallEnded(True)]
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a response can carry a text: JSON spells lone surrogates, UTF-8 does not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 @dataclass(slots=True)
 class BlockNews:
     """What more of a block brings.
 
     Attributes:
-        calls: Complete now.
+        calls: What is new of its calls, one after another.
         text: Of what turned out not to be a block.
         ended: Whether the block is over; ``rest`` follows it.
     """
 
-    calls: list[RawCall]
+    calls: list[CallNews]
     text: str = ""
     ended: bool = False
     rest: str = ""
@@ -37,7 +80,7 @@ class BlockReader(Protocol):
         """Take in more of the block."""
 
     def close(self, finish_reason: str | None) -> BlockNews:
-        """The answer has ended inside the block: tell what is complete all the same."""
+        """The answer has ended inside the block: end the call that is open."""
 
 
 class ToolDialect(Protocol):

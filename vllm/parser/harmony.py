@@ -11,12 +11,12 @@ special tokens' texts say as much, offline and for every tokenizer that has them
 import re
 from collections.abc import Sequence
 
+from vllm.parser.call_object import ArgumentsReader
 from vllm.parser.calls import CallCounter
-from vllm.parser.dialect import RawCall
+from vllm.parser.dialect import CallBegun, RawCall
 from vllm.parser.interface import ParseOptions
 from vllm.parser.marks import Marks
 from vllm.parser.pieces import ContentText, Piece, ReasoningText
-from vllm.tokenizers.tool_calls import split_object
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
@@ -46,7 +46,8 @@ class HarmonyParser:
         self._head: str | None = ""
         self._channel = ""
         self._recipient = ""
-        self._call: list[str] = []
+        self._arguments: ArgumentsReader | None = None
+        self._is_empty = True
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Piece]:
         """Take in what the model said next; return what is now sure."""
@@ -57,7 +58,7 @@ class HarmonyParser:
         return pieces
 
     def finish(self, finish_reason: str | None) -> list[Piece]:
-        """Return what was held back; a call that is not complete is dropped."""
+        """Return what was held back; a call that is not complete ends."""
         pieces: list[Piece] = []
         if self._head is None:
             rest, self._text = self._text, ""
@@ -95,23 +96,42 @@ class HarmonyParser:
         self._channel = channel[1] if channel is not None else "final"
         self._recipient = recipient[1] if recipient is not None else ""
         self._head = None
-        self._call = []
+        self._arguments = None
+        self._is_empty = True
 
     def _say(self, text: str, pieces: list[Piece]) -> None:
         if not text:
             return
         if self._recipient:
-            self._call.append(text)
+            self._add_arguments(text, pieces)
         elif self._channel == "analysis" and self._reads_reasoning:
             pieces.append(ReasoningText(text))
         else:
             pieces.append(ContentText(text))
 
+    def _add_arguments(self, text: str, pieces: list[Piece]) -> None:
+        """A call is told from the brace on that opens its arguments."""
+        if self._is_empty:
+            text = text.lstrip()
+            if not text:
+                return
+            self._is_empty = False
+            if text.startswith("{") and self._function:
+                pieces += self._calls.pieces([CallBegun(self._function)])
+                self._arguments = ArgumentsReader()
+        if self._arguments is not None:
+            pieces += self._calls.pieces(self._arguments.push(text))
+
     def _end_message(self, is_whole: bool, pieces: list[Piece]) -> None:
-        if is_whole and self._recipient.startswith(_FUNCTIONS):
-            arguments = "".join(self._call).strip() or "{}"
-            if split_object(arguments) is not None:
-                name = self._recipient.removeprefix(_FUNCTIONS)
-                pieces += self._calls.pieces([RawCall(name, arguments)])
+        if self._arguments is not None:
+            pieces += self._calls.pieces(self._arguments.close())
+        elif is_whole and self._is_empty and self._function:
+            pieces += self._calls.pieces(RawCall(self._function, "{}").news())
         self._recipient = ""
         self._head = ""
+
+    @property
+    def _function(self) -> str:
+        """That the message calls; empty: none."""
+        is_call = self._recipient.startswith(_FUNCTIONS)
+        return self._recipient.removeprefix(_FUNCTIONS) if is_call else ""

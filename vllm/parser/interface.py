@@ -52,7 +52,7 @@ class ResponseParser(Protocol):
         """Take in what the model said next; return what is now sure."""
 
     def finish(self, finish_reason: str | None) -> list[Piece]:
-        """Return what was held back. A call that is not complete is dropped, not shown as text.
+        """Return what was held back. A call that is not complete ends, and never becomes text.
 
         Args:
             finish_reason: The engine's: "stop", "length", "abort", ...

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.parser.arguments import means_json
-from vllm.parser.dialect import BlockNews, RawCall
+from vllm.parser.call_object import CallObjectReader
+from vllm.parser.dialect import BlockNews, CallNews, RawCall
 from vllm.parser.interface import ParseOptions
 from vllm.parser.marks import JsonEnd, Marks
 from vllm.tokenizers.tool_calls import split_object
@@ -69,7 +70,7 @@ class HermesDialect:
 
 
 class _HermesReader:
-    """Reads one call. Owns: its text, and whether that ends inside a string."""
+    """Reads one call. Owns: its text, whether that ends inside a string, what of it is told."""
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         self._schemas = schemas
@@ -77,37 +78,41 @@ class _HermesReader:
         self._body: list[str] = []
         self._is_json: bool | None = None
         self._json = JsonEnd()
+        self._object = CallObjectReader()
 
     def push(self, text: str) -> BlockNews:
         """Take in more of the block."""
         self._text += text
+        news: list[CallNews] = []
         while True:
             before, mark, self._text = _CLOSE_MARKS.split(self._text)
-            self._add(before)
+            news += self._add(before)
             if mark is None:
-                return BlockNews([])
+                return BlockNews(news)
             if not self._json.in_string:
-                return BlockNews(self._calls(), ended=True, rest=self._text)
-            self._add(mark)  # the tag is quoted in an argument
+                return BlockNews(news + self._end(True), ended=True, rest=self._text)
+            news += self._add(mark)  # the tag is quoted in an argument
 
     def close(self, finish_reason: str | None) -> BlockNews:
         """Tell the call if it is whole: only its closing tag is missing."""
-        self._add(self._text)
-        return BlockNews(self._calls() if finish_reason == "stop" else [], ended=True)
+        self._body.append(self._text)
+        return BlockNews(self._end(finish_reason == "stop"), ended=True)
 
-    def _add(self, text: str) -> None:
+    def _add(self, text: str) -> list[CallNews]:
         self._body.append(text)
         if self._is_json is None and text.strip():
             self._is_json = text.lstrip().startswith("{")
-        if self._is_json:
-            self._json.find_end(text)
+        if not self._is_json:
+            return []
+        self._json.find_end(text)
+        return self._object.push(text)
 
-    def _calls(self) -> list[RawCall]:
+    def _end(self, is_whole: bool) -> list[CallNews]:
+        if self._object.has_begun:
+            return self._object.close()
         body = "".join(self._body)
-        call = call_of_json(body)
-        if call is None:
-            call = call_of_xml(body, self._schemas)
-        return [] if call is None else [call]
+        call = call_of_json(body) or call_of_xml(body, self._schemas)
+        return call.news() if call is not None and is_whole else []
 
 
 class LlamaDialect:
@@ -127,8 +132,8 @@ class LlamaDialect:
 class _LlamaReader:
     """Reads calls one after another, up to the end of the answer.
 
-    Owns: the object that is being read, its head that shows the first key, and whether it may
-        turn out to be text.
+    Owns: the object that is being read, what of it is told, its head that shows the first key,
+        and whether it may turn out to be text.
     """
 
     def __init__(self, begun: str) -> None:
@@ -136,6 +141,7 @@ class _LlamaReader:
         self._head = ""
         self._pending = begun
         self._json = JsonEnd()
+        self._object = CallObjectReader()
         # Behind a python tag, or a call, nothing is text.
         self._may_be_text = bool(begun)
 
@@ -154,22 +160,36 @@ class _LlamaReader:
             self._body.append(text if end is None else text[:end])
             self._head += self._body[-1][: _HEAD_CHARS - len(self._head)]
             text = "" if end is None else text[end:]
+            news.calls += self._object.push(self._body[-1])
+            self._may_be_text &= not self._object.has_begun
             if end is not None:
-                call = call_of_json("".join(self._body))
-                if call is None and self._may_be_text:
+                told = self._end_object()
+                if told is None:
                     return self._as_text(text)
-                news.calls += [call] if call is not None else []
-                self._may_be_text = False
-                self._body, self._head, self._json = [], "", JsonEnd()
+                news.calls += told
             elif self._may_be_text and self._is_answer():
                 return self._as_text("")
         return news
 
+    def _end_object(self) -> list[CallNews] | None:
+        """Tell the rest of the object that is complete; None: it is text."""
+        if self._object.has_begun:
+            news = self._object.close()
+        else:
+            call = call_of_json("".join(self._body))
+            if call is None and self._may_be_text:
+                return None
+            news = call.news() if call is not None else []
+        self._may_be_text = False
+        self._body, self._head = [], ""
+        self._json, self._object = JsonEnd(), CallObjectReader()
+        return news
+
     def close(self, finish_reason: str | None) -> BlockNews:
-        """Tell no call: an object that is not closed is none, and no text once it has a key."""
+        """An object that is not closed is no whole call, and no text once it has a key."""
         body = "".join(self._body) + self._pending
         is_text = self._may_be_text and '"' not in body
-        return BlockNews([], text=body if is_text else "", ended=True)
+        return BlockNews(self._object.close(), text=body if is_text else "", ended=True)
 
     def _is_answer(self) -> bool:
         key = _FIRST_KEY.match(self._head)

@@ -35,7 +35,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of a call's arguments; those of a call join to a JSON object."""
+    """More of a call's arguments; those of a whole call join to a JSON object."""
 
     index: int
     text: str
@@ -43,9 +43,14 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """A call is complete. Every call that starts ends: one that is cut off is never told."""
+    """A call is over. Every call that starts ends.
+
+    Attributes:
+        is_whole: Whether its arguments are complete; else it was cut off, or is malformed.
+    """
 
     index: int
+    is_whole: bool = True
 
 
 Piece = ReasoningText | ContentText | ToolCallStart | ToolCallArguments | ToolCallEnd
@@ -70,7 +75,7 @@ class ParsedAnswer:
 
 
 class AnswerBuilder:
-    """Joins pieces.
+    """Joins pieces. Calls that are not whole are left out.
 
     Owns: the texts and calls so far.
     """
@@ -79,6 +84,8 @@ class AnswerBuilder:
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._tool_calls: list[ToolCall] = []
+        self._call = ToolCall("", "")
+        self._arguments: list[str] = []
 
     def add(self, pieces: Iterable[Piece]) -> None:
         """Append pieces, in their order."""
@@ -89,11 +96,13 @@ class AnswerBuilder:
                 case ContentText(text):
                     self._content.append(text)
                 case ToolCallStart(_, call_id, name):
-                    self._tool_calls.append(ToolCall(call_id, name))
-                case ToolCallArguments(index, text):
-                    self._tool_calls[index].arguments += text
-                case ToolCallEnd():
-                    pass
+                    self._call = ToolCall(call_id, name)
+                    self._arguments = []
+                case ToolCallArguments(_, text):
+                    self._arguments.append(text)
+                case ToolCallEnd(_, is_whole):
+                    self._call.arguments = "".join(self._arguments)
+                    self._tool_calls += [self._call] if is_whole else []
 
     @property
     def answer(self) -> ParsedAnswer:

@@ -89,7 +89,7 @@ class TaggedParser:
         return pieces
 
     def finish(self, finish_reason: str | None) -> list[Piece]:
-        """Return what was held back; a call that is not complete is dropped."""
+        """Return what was held back; a call that is not complete ends."""
         pieces: list[Piece] = []
         if self._block is not None:
             self._take_news(self._block.close(finish_reason), pieces)

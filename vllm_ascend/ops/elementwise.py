@@ -10,9 +10,16 @@ _MHC_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """As ``reference.rms_norm``, by npu_rms_norm."""
+    """As ``reference.rms_norm``, by npu_rms_norm.
+
+    The call norms over as many axes as gamma has: a weight per head is multiplied in afterwards.
+    """
     if not x.numel():
         return torch.empty_like(x)
+    if weight is not None and weight.dim() > 1:
+        wide = x.float()
+        scaled: torch.Tensor = torch.ops.npu.npu_rms_norm(wide, wide.new_ones(x.shape[-1]), eps)[0]
+        return (scaled * weight).to(x.dtype)
     gamma = x.new_ones(x.shape[-1]) if weight is None else weight.to(x.dtype)
     normed: torch.Tensor = torch.ops.npu.npu_rms_norm(x, gamma, eps)[0]
     return normed

@@ -91,8 +91,8 @@ ASCEND_OPS: Mapping[str, AscendOp] = MappingProxyType(
             ),
             "weights are applied after the second product, the reference applies them before",
         ),
-        # Decoders with grouped-query attention: none of them has run on Ascend's pages yet, so that
-        # nothing is gained by a fused call that nobody has compared with the reference.
+        # Decoders with grouped-query attention run in reference mode; nothing is gained by a fused
+        # call that nobody has compared with the reference on a device.
         "rms_norm_offset": _aten("rms_norm_offset", "npu_rms_norm has no 1 + gamma"),
         "rotate_halves": _aten("rotate_halves", "npu_rotary_mul in half mode, not compared yet"),
         "silu_and_mul": _aten("silu_and_mul", "npu_swiglu, not compared yet"),

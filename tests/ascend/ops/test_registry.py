@@ -60,11 +60,12 @@ def test_a5_only_ops_fall_back() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("has_weight", [False, True])
-def test_rms_norm(rand: torch.Generator, dtype: torch.dtype, has_weight: bool) -> None:
+@pytest.mark.parametrize("weights", ["none", "one", "per head"])
+def test_rms_norm(rand: torch.Generator, dtype: torch.dtype, weights: str) -> None:
     width = draw(rand, 1, 70)
     x = randn(rand, draw(rand, 0, 5), draw(rand, 1, 4), width, dtype=dtype)
-    weight = randn(rand, width, dtype=dtype) if has_weight else None
+    shapes = {"one": (width,), "per head": (x.shape[1], width)}
+    weight = None if weights == "none" else randn(rand, *shapes[weights], dtype=dtype)
     ours = get_ascend_op("rms_norm")(x, weight, 1e-3)
     assert_same(ours, reference.rms_norm(x, weight, 1e-3))
 

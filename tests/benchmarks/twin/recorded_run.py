@@ -1,7 +1,9 @@
 """Made-up traffic through a scheduler that records: everything a server's cache goes through."""
 
+import math
 import random
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.trace.recorder import RecordedScheduler
 from vllm.v1.engine.cache_trace import make_scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -76,7 +79,13 @@ class RecordedRun:
     """
 
     def __init__(
-        self, path: Path, settings: SimSettings, seed: int, max_bytes: int = 1 << 26
+        self,
+        path: Path,
+        settings: SimSettings,
+        seed: int,
+        max_bytes: int = 1 << 26,
+        *,
+        holds: bool = False,
     ) -> None:
         config = settings.make_config()
         config.observability_config = ObservabilityConfig(
@@ -86,15 +95,22 @@ class RecordedRun:
         self.scheduler: Scheduler = make_scheduler(
             config, plan, structured_output_manager=StructuredOutputManager(config)
         )
+        if holds:
+            # Times pass by calls: traffic is that of its seed on any machine.
+            times = count(step=0.0004)
+            assert isinstance(self.scheduler, RecordedScheduler)
+            self.scheduler.recorder._origin = 0.0
+            self.scheduler.recorder._monotonic = lambda: next(times)
         hash_fn = get_hash_fn_by_name("sha256")
         init_none_hash(hash_fn)
         self._hasher = get_request_block_hasher(plan.hash_block_size, hash_fn)
         self._rng = random.Random(seed)
+        self._holds = holds
         self._num_drafts = config.num_speculative_tokens
         self.prompts: list[list[int]] = []
         self._count = 0
         self.cached: dict[str, int] = {}
-        self.num_preemptions = self.num_resets = self.num_aborts = 0
+        self.num_preemptions = self.num_resets = self.num_aborts = self.num_forgotten = 0
 
     def run(self, num_requests: int) -> None:
         """Serve so many requests, some of them side by side."""
@@ -126,9 +142,19 @@ class RecordedRun:
             max_tokens=300 if is_short else rng.choice((1, 5, 100)),
             stop_token_ids=[7],
             prompt_logprobs=1 if rng.random() < 0.05 else None,
+            cache_ttls=self._draw_ttls(len(prompt)) if self._holds else None,
         )
 
-    def add(self, prompt: list[int], **params: Any) -> str:
+    def _draw_ttls(self, num_tokens: int) -> dict[int, float] | None:
+        """Sometimes hold a prefix: for a few steps, for ever, or unpinned."""
+        rng = self._rng
+        if rng.random() < 0.75:
+            return None
+        return {rng.randrange(num_tokens) + 1: rng.choice((0.0, 0.003, 0.05, math.inf))}
+
+    def add(
+        self, prompt: list[int], *, cache_ttls: dict[int, float] | None = None, **params: Any
+    ) -> str:
         """Queue a prompt; returns the request's id, as a server would make it."""
         request_id = f"r-{self._count}-0-0123abcd-0000000a"
         request = Request(
@@ -137,6 +163,8 @@ class RecordedRun:
             SamplingParams(**params),
             block_hasher=self._hasher,
             arrival_time=0.0,
+            cache_boundaries=tuple(cache_ttls or ()),
+            cache_ttls=cache_ttls,
         )
         self._count += 1
         self.scheduler.add_request(request)
@@ -148,6 +176,10 @@ class RecordedRun:
         if alive and rng.random() < 0.02:
             scheduler.finish_requests(rng.choice(alive), RequestStatus.FINISHED_ABORTED)
             self.num_aborts += 1
+        if self._holds and rng.random() < 0.05:
+            held, _ = scheduler.held_prefixes()
+            if held and rng.random() < 0.5:
+                self.num_forgotten += scheduler.held_prefixes(rng.choice(held).id)[1]
         if rng.random() < 0.01:
             self.num_resets += scheduler.reset_prefix_cache(rng.random() < 0.5)
 

@@ -48,6 +48,24 @@ def test_every_request_hits_as_it_did(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", ["auto", "interval 0", "mtp", "whole blocks"])
+def test_held_prefixes_are_held_as_they_were(case: str, tmp_path: Path) -> None:
+    """Their times, which pass by the machine's clock in life, and by the record's in the twin."""
+    path = tmp_path / "trace.jsonl"
+    run = RecordedRun(path, small_settings(**CASES[case]), seed=6, holds=True)
+    run.run(120)
+    assert bool(run.num_forgotten) == (case != "whole blocks")
+    trace = read_trace(path, is_strict=True)
+    assert {ttl for r in trace.requests.values() for _, ttl in r.added.ttls} == {
+        0.0,
+        0.003,
+        0.05,
+        None,
+    }
+    assert _twin(trace) == run.cached
+
+
+@pytest.mark.slow
 def test_pins_come_with_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trace.jsonl"
     monkeypatch.setenv("VLLM_PIN_SWA_TOKENS", "1")

@@ -91,6 +91,22 @@ def test_a_call_without_arguments_has_an_empty_input() -> None:
     assert call.input == {}
 
 
+def test_a_call_that_breaks_off_is_told_by_the_stream_alone() -> None:
+    """Its block ends, the next one has the next index, and the message leaves it out."""
+    builder = make_builder()
+    events = [*builder.start(PROMPT), *builder.add([ContentText("So.")])]
+    cut = [ToolCallStart(0, "c", "f"), ToolCallArguments(0, '{"a": "x'), ToolCallEnd(0, False)]
+    events += builder.add([*cut, ContentText("Hm.")])
+    events += builder.finish("max_tokens", None, WHOLE)
+    snapshot: Any = None
+    buffers: dict[int, bytes] = {}
+    for event in as_sdk(events):
+        snapshot = accumulate_event(event=event, current_snapshot=snapshot, json_bufs=buffers)
+    kinds = [(block.type, getattr(block, "text", None)) for block in snapshot.content]
+    assert kinds == [("text", "So."), ("tool_use", None), ("text", "Hm.")]
+    assert [type(block).__name__ for block in builder.body.content] == ["TextBlock", "TextBlock"]
+
+
 PIECES = st.lists(
     st.one_of(
         st.builds(ReasoningText, st.sampled_from("ab")).map(lambda piece: [piece]),

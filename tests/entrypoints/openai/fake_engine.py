@@ -27,6 +27,7 @@ class FakeEngine:
         prefill_stats: Where every prompt's tokens come from.
         resets: What its cache was reset with.
         can_reset: What resets answer.
+        on_view: Called when its cache is looked at.
     """
 
     def __init__(self, tokenizer: Tokenizer, answer: str = "One two, three.") -> None:
@@ -48,6 +49,7 @@ class FakeEngine:
         self.held: list[HeldPrefix] = []
         self.keeps = True
         self.can_reset = True
+        self.on_view: Callable[[], object] = lambda: None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def submit(
@@ -100,6 +102,11 @@ class FakeEngine:
         """Note the call."""
         self.resets.append((reset_running_requests, reset_connector))
         return self.can_reset
+
+    async def view_cache(self) -> tuple[bytes, float]:
+        """Return the only snapshot there is."""
+        self.on_view()
+        return b'{"look":1}', 0.0
 
     async def get_held_prefixes(self, forget: str = "") -> tuple[list[HeldPrefix], bool]:
         """Keep every prefix that a request asked for, until it is forgotten."""

@@ -45,6 +45,22 @@ async def test_keys_guard_everything_but_probes(serve: Any) -> None:
     assert (await served.client.post("/tokenize", json={"prompt": "x"})).status_code == 401
 
 
+async def test_the_operators_routes_need_the_operators_key(serve: Any) -> None:
+    served = serve(api_keys=("k1",), operations=OperationsArgs(admin_key="root"))
+    expected = {None: 401, "k1": 403, "roo": 401, "root": 200}
+    for key, status in expected.items():
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        for path in ("/server_info", "/v1/cache/prefixes"):
+            assert (await served.client.get(path, headers=headers)).status_code == status
+        answer = await served.client.post(COMPLETIONS, json=BODY, headers=headers)
+        assert answer.status_code == (200 if key in ("k1", "root") else 401)
+    only = serve(operations=OperationsArgs(admin_key="root"))
+    assert (await only.client.post(COMPLETIONS, json=BODY)).status_code == 200
+    assert (await only.client.post("/reset_prefix_cache")).status_code == 401
+    headers = {"x-api-key": "root"}
+    assert (await only.client.post("/reset_prefix_cache", headers=headers)).status_code == 200
+
+
 async def test_phases_close_the_server(serve: Any) -> None:
     served = serve(ready=False)
 

@@ -56,4 +56,8 @@ def test_wrong_settings_are_told(wrong: dict[str, Any], text: str) -> None:
 def test_metrics_cannot_be_guarded_without_a_key() -> None:
     with pytest.raises(ConfigError, match="needs --api-key"):
         ServerArgs(operations=OperationsArgs(guards_metrics=True))
+    with pytest.raises(ConfigError, match="admin-api-key is one of"):
+        ServerArgs(api_keys=("k",), operations=OperationsArgs(admin_key="k"))
+    with pytest.raises(ConfigError, match="admin-api-key is empty"):
+        OperationsArgs(admin_key="")
     ServerArgs(api_keys=("k",), operations=OperationsArgs(guards_metrics=True))

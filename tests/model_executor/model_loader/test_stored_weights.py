@@ -53,7 +53,7 @@ def decoded(folder: Path, name: str) -> torch.Tensor:
     if name == FP8:
         source = model.layers[0].attn.in_proj._quantised[0].row_source
     else:
-        source = model.layers[1].ffn._quantised._experts[3].down
+        source = model.layers[1].ffn.quantised.experts[3].down
     rows = torch.empty(source.num_rows, source.num_columns)
     source.write_rows(0, rows)
     return rows
@@ -230,7 +230,7 @@ def test_v41_is_refused_by_its_config(change) -> None:
 def test_plain_checkpoints_need_none_of_this(pristine: Path) -> None:
     model = load_stored(pristine.parent / "float")
     assert model.embed.weight.dtype == torch.float32
-    assert model.layers[0].ffn._quantised is None
+    assert model.layers[0].ffn.quantised is None
 
 
 def test_plain_tensors_beside_quantised_ones_stay_as_stored(pristine: Path) -> None:

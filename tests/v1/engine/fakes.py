@@ -53,7 +53,7 @@ def make_config(folder: Path, **fake: Any) -> VllmConfig:
     Args:
         folder: Gets the tokenizer.
         fake: The executor's script, see FakeExecutor; and max_model_len, max_num_seqs,
-            max_num_queued_reqs, policy, num_blocks.
+            max_num_queued_reqs, max_num_queued_tokens, policy, num_blocks.
     """
     make_backend().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS}))
@@ -63,6 +63,7 @@ def make_config(folder: Path, **fake: Any) -> VllmConfig:
         max_num_batched_tokens=fake.pop("max_num_batched_tokens", 64),
         max_num_seqs=fake.pop("max_num_seqs", 8),
         max_num_queued_reqs=fake.pop("max_num_queued_reqs", None),
+        max_num_queued_tokens=fake.pop("max_num_queued_tokens", None),
         policy=fake.pop("policy", "fcfs"),
     )
     cache = CacheConfig(block_size=16, num_gpu_blocks_override=fake.pop("num_blocks", 64))

@@ -306,6 +306,18 @@ async def test_a_full_queue_refuses(build_in_thread):
         await stream.aclose()
 
 
+async def test_a_queue_full_of_tokens_refuses(build_in_thread):
+    engine = build_in_thread(max_num_seqs=1, max_num_queued_tokens=60, step_s=0.02)
+    begun = await engine.add_request("begun", [1] * 50, params(max_tokens=100))
+    await anext(begun)  # has a token: its prompt waits no more
+    waiting = await engine.add_request("waiting", [2] * 50, params(n=2, temperature=1.0))
+    with pytest.raises(QueueFullError, match="61 tokens would wait, at most 60"):
+        await engine.add_request("late", [3] * 11, params())
+    last = await engine.add_request("last", [3] * 10, params())
+    for stream in (begun, waiting, last):
+        await stream.aclose()
+
+
 async def test_draining_lets_running_requests_finish(build):
     engine = build(step_s=0.005)
     task = asyncio.create_task(collect(engine, max_tokens=30))

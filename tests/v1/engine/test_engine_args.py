@@ -100,6 +100,7 @@ def test_derived_limits_fit_what_is_given(given: dict[str, Any], limits: tuple[i
         ({"max_num_batched_tokens": 10, "enable_chunked_prefill": False}, "chunked"),
         ({"scheduling_policy": "lifo"}, "lifo"),
         ({"max_num_queued_reqs": -1}, "max_num_queued_reqs=-1"),
+        ({"max_num_queued_tokens": -1}, "max_num_queued_tokens=-1"),
         ({"load_format": "gguf"}, "gguf"),
         ({"tokenizer_mode": "mistral"}, "mistral"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
@@ -112,6 +113,16 @@ def test_derived_limits_fit_what_is_given(given: dict[str, Any], limits: tuple[i
 def test_wrong_values_are_named(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text.replace(".", r"\.")):
         EngineArgs(**wrong).create_vllm_config()
+
+
+def test_config_json_can_be_overridden() -> None:
+    rope = read_hf_config(resolve_checkpoint("deepseek-v4").path)["rope_scaling"]
+    overrides = {"max_position_embeddings": 8192, "rope_scaling": {"factor": 2}}
+    config = EngineArgs(hf_overrides=overrides).create_vllm_config().model_config
+    assert config.max_model_len == 8192
+    assert config.hf_config["rope_scaling"] == {**rope, "factor": 2}
+    with pytest.raises(ConfigError, match="num_attention_heads"):
+        EngineArgs(hf_overrides={"num_attention_heads": -1}).create_vllm_config()
 
 
 def _write_config(folder: Path, **changes: Any) -> str:

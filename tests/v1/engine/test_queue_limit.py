@@ -37,6 +37,16 @@ def test_requests_that_wait_for_memory_count():
     limit.admit(1, 5)
 
 
+def test_tokens_that_wait_count():
+    limit = QueueLimit(None, 1, max_num_tokens=100)
+    limit.admit_tokens(500, lambda: 0)  # nobody is before it
+    limit.admit_tokens(60, lambda: 40)
+    with pytest.raises(QueueFullError, match=r"101 tokens would wait, at most 100") as refused:
+        limit.admit_tokens(61, lambda: 40)
+    assert refused.value.limit == "max_num_queued_tokens"
+    QueueLimit(None, 1).admit_tokens(10**9, lambda: 10**9)
+
+
 def test_what_finished_since_the_report_does_not_wait():
     limit = QueueLimit(2, 100)
     limit.observe(SchedulerStats(num_waiting_reqs=2))

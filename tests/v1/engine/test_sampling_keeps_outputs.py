@@ -50,6 +50,11 @@ def structured(**fields: Any) -> StructuredOutputsParams:
 ASKS: dict[str, dict[str, Any]] = {
     "penalties": {"presence_penalty": 1.2, "frequency_penalty": 0.7, "repetition_penalty": 1.4},
     "greedy penalties": {"temperature": 0.0, "frequency_penalty": 1.0},
+    "greedy presence": {"temperature": 0.0, "presence_penalty": 1.5},
+    "greedy repetition": {"temperature": 0.0, "repetition_penalty": 1.5},
+    "greedy bias": {"temperature": 0.0, "logit_bias": {40: 2.0, 41: 2.0, 300: -100.0}},
+    "greedy bad words": {"temperature": 0.0, "bad_words_token_ids": [[21], [20, 23], [40, 41, 42]]},
+    "greedy min tokens": {"temperature": 0.0, "min_tokens": 12, "stop_token_ids": [20, 40, 60]},
     "bias": {"logit_bias": {40: 6.0, 41: 5.0, 300: -100.0}, "min_p": 0.01},
     "allowed": {"allowed_token_ids": list(range(50, 90)), "top_k": 20},
     "bad words": {"allowed_token_ids": [20, 21], "bad_words_token_ids": [[20, 21], [21, 21, 21]]},
@@ -86,6 +91,7 @@ class Crowd:
         self.core = core
         self.tokens: dict[str, list[int]] = {}
         self.num_preemptions = 0
+        self.num_accepted = 0
 
     def add(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
         self.tokens[request_id] = []
@@ -107,6 +113,7 @@ class Crowd:
                 for output in batch.outputs:
                     self.tokens[output.request_id] += output.new_token_ids
                     self.num_preemptions += output.num_preemptions
+                    self.num_accepted += output.num_accepted_tokens
         self.core.shutdown()
 
 
@@ -163,6 +170,20 @@ def test_drafts_change_nothing(
     for request_id, (prompt, params) in make_requests().items():
         crowd.add(request_id, prompt, params)
     crowd.run()
+    assert crowd.tokens == expected
+
+
+def test_the_models_own_drafts_change_nothing(
+    expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+    raw = {"method": "mtp", "num_speculative_tokens": 3}
+    core = make_core(32, num_blocks=800, budget=160, speculative=SpeculativeConfig.from_dict(raw))
+    crowd = Crowd(core)
+    for request_id, (prompt, params) in make_requests().items():
+        crowd.add(request_id, prompt, params)
+    crowd.run()
+    assert crowd.num_accepted > 0
     assert crowd.tokens == expected
 
 

@@ -91,6 +91,7 @@ class ClockedRun:
         self._on_done = on_done
         self._interruptions = deque(interruptions)
         self._now = 0.0
+        engine.use_clock(lambda: self._now)
         self._open: dict[str, Observation] = {}
         self._due: deque[tuple[LoadRequest, Observation]] = deque()
         self._result = SimResult([])

@@ -84,6 +84,12 @@ class SimEngine:
         """Tokens under one prefix hash."""
         return self.plan.hash_block_size
 
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """Let held prefixes go by a clock of the caller's, in seconds."""
+        held = self.scheduler.kv_cache_manager.coordinator.held
+        if held is not None:
+            held.use_clock(clock)
+
     def add(self, request: Request) -> None:
         """Queue a request."""
         self.scheduler.add_request(request)

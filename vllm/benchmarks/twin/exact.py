@@ -10,7 +10,7 @@ from vllm.benchmarks.twin.rebuild import environment_of, make_request, settings_
 from vllm.benchmarks.twin.trace_file import CacheTrace, RecordedRequest
 from vllm.distributed.kv_events import EventPublisher
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.trace.events import Aborted, Added, Reset, Step
+from vllm.v1.core.trace.events import Aborted, Added, HeldSeen, Reset, Step
 from vllm.v1.messages import PrefillStats
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -63,6 +63,8 @@ class ExactTwin:
         with environment_of(trace.header):
             self.engine = SimEngine(settings or settings_of(trace.header), watch=watch)
         self._scheduler = self.engine.scheduler
+        self._now_s = 0.0
+        self.engine.use_clock(lambda: self._now_s)
         self.numbers: dict[str, int] = {}
         self.result = TwinResult()
         self._waiting_ids: set[str] = set()
@@ -75,6 +77,7 @@ class ExactTwin:
 
     def feed(self, event: object) -> None:
         """Replay one event."""
+        self._now_s = getattr(event, "time_us", 0) / 1e6
         if isinstance(event, Step):
             self._step(event)
         elif isinstance(event, Added):
@@ -87,6 +90,8 @@ class ExactTwin:
             )
         elif isinstance(event, Reset):
             self._scheduler.reset_prefix_cache(event.resets_running)
+        elif isinstance(event, HeldSeen):
+            self._scheduler.held_prefixes(event.forgotten)
 
     def _id_of(self, number: int) -> str | None:
         recorded = self._trace.requests.get(number)

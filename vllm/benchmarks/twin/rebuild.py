@@ -1,5 +1,6 @@
 """From a trace's header to the settings of the cache that was recorded, and its requests."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -136,4 +137,5 @@ def make_request(
         priority=added.priority,
         block_hasher=KnownHashes(hashes, unit, added.number),
         cache_boundaries=added.boundaries,
+        cache_ttls={place: math.inf if ttl is None else ttl for place, ttl in added.ttls},
     )

@@ -96,6 +96,7 @@ class Counterfactuals:
             missed: How many.
             cached: What the request hits as it is.
         """
+        num_prompt_tokens = self.trace.requests[number].added.num_prompt_tokens
         wanted = cached + max(1, int(missed * _WORTH))
         if reason == BYPASSED:
             return self._without_bypass(number, cached)
@@ -108,6 +109,8 @@ class Counterfactuals:
         }.get(reason, ())
         for kind in kinds:
             for value, text in self._candidates(kind):
+                if kind == "interval" and value >= num_prompt_tokens:
+                    continue  # it leaves nothing within the prompt
                 found = self.cached(kind, value).get(number, 0)
                 if found >= wanted:
                     return Remedy(
@@ -135,9 +138,7 @@ class Counterfactuals:
             )
 
     def _without_bypass(self, number: int, cached: int) -> Remedy | None:
-        recorded = self.trace.requests[number]
-        asks = structs.replace(recorded.added, skips_cache=False)
-        found = self.cached_after_edit(number, replace(recorded, added=asks))
+        found = self.cached_after_edit(number, self._reading(number))
         if found <= cached:
             return None
         return Remedy("parameters", "leave prompt_logprobs out", found)
@@ -148,8 +149,7 @@ class Counterfactuals:
         other, shared = self._nearest(number)
         if other is None or not shared:
             return None
-        changed = self.edited(number, other, shared)
-        found = self.cached_after_edit(number, changed)
+        found = self.cached_after_edit(number, self._edited(number, other, shared))
         unit = self.trace.header.hash_unit
         if found <= cached or found <= shared * unit:
             return None
@@ -172,7 +172,19 @@ class Counterfactuals:
                 best = (other, shared)
         return best
 
-    def edited(self, number: int, other: RecordedRequest, shared: int) -> RecordedRequest:
+    def changed(self, number: int, remedy: Remedy) -> RecordedRequest:
+        """Return the request that a remedy of the kind "edit" or "parameters" speaks of."""
+        other, shared = self._nearest(number)
+        if remedy.kind == "parameters" or other is None:
+            return self._reading(number)
+        return self._edited(number, other, shared)
+
+    def _reading(self, number: int) -> RecordedRequest:
+        """Return a request that reads the cache, whatever it asked for."""
+        recorded = self.trace.requests[number]
+        return replace(recorded, added=structs.replace(recorded.added, skips_cache=False))
+
+    def _edited(self, number: int, other: RecordedRequest, shared: int) -> RecordedRequest:
         """Return a request that goes on like another one behind the units they share."""
         recorded = self.trace.requests[number]
         unit = self.trace.header.hash_unit

@@ -1,6 +1,5 @@
 """Reading what ``--cache-trace`` wrote."""
 
-import re
 from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,10 +23,9 @@ from vllm.v1.core.trace.events import (
     Step,
     Units,
 )
+from vllm.v1.core.trace.names import response_id
 
 _NO_HASH = b""
-# Prompt of an HTTP body and its unique part, then the engine's own number.
-_INTERNAL_PARTS = re.compile(r"(-\d+-[0-9a-f]{8})?-[0-9a-f]{8}$")
 
 
 @dataclass(slots=True)
@@ -60,7 +58,7 @@ class RecordedRequest:
     @property
     def response_id(self) -> str:
         """As the client knows it: the front end adds the prompt's number and unique parts."""
-        return _INTERNAL_PARTS.sub("", self.request_id)
+        return response_id(self.request_id)
 
 
 @dataclass(slots=True)

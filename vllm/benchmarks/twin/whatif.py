@@ -1,7 +1,8 @@
 """The recorded requests under other settings, at their times, by a clock fitted to the record."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from vllm.benchmarks.sim.clock import ClockedRun, SimResult
 from vllm.benchmarks.sim.cost import CostModel
@@ -11,7 +12,7 @@ from vllm.benchmarks.twin.exact import TwinResult
 from vllm.benchmarks.twin.rebuild import environment_of, make_request, settings_of
 from vllm.benchmarks.twin.trace_file import CacheTrace, RecordedRequest
 from vllm.exceptions import ConfigError
-from vllm.v1.core.trace.events import Reset
+from vllm.v1.core.trace.events import HeldSeen, Reset
 from vllm.v1.request import Request
 
 
@@ -111,12 +112,15 @@ class WhatIf:
             for request in self.trace.requests.values()
         ]
         scheduler = engine.scheduler
-        resets = [
-            (event.time_us / 1e6, lambda e=event: scheduler.reset_prefix_cache(e.resets_running))
-            for event in self.trace.events
-            if isinstance(event, Reset)
-        ]
-        return ClockedRun(engine, self.cost, interruptions=resets).run(load)
+        interruptions: list[tuple[float, Callable[[], object]]] = []
+        for event in self.trace.events:
+            if isinstance(event, Reset):
+                act = partial(scheduler.reset_prefix_cache, event.resets_running)
+                interruptions.append((event.time_us / 1e6, act))
+            elif isinstance(event, HeldSeen):
+                look = partial(scheduler.held_prefixes, event.forgotten)
+                interruptions.append((event.time_us / 1e6, look))
+        return ClockedRun(engine, self.cost, interruptions=interruptions).run(load)
 
 
 def recorded_variant(trace: CacheTrace) -> Variant:

@@ -40,7 +40,7 @@ from vllm.parser.pieces import (
 class MessageBuilder:
     """Builds one message; every step returns the events that a stream shows.
 
-    Owns: the message and its open block.
+    Owns: the message, its open block and that one's index.
 
     Args:
         body: The message before its first token.
@@ -52,6 +52,7 @@ class MessageBuilder:
         self._hides_thinking = hides_thinking
         self._block: Block | None = None
         self._texts: list[str] = []
+        self._index = 0
 
     @property
     def body(self) -> MessageBody:
@@ -87,8 +88,8 @@ class MessageBuilder:
                 case ToolCallArguments(_, text):
                     self._texts.append(text)
                     out.append(BlockDelta(self._index, InputDelta(text)))
-                case ToolCallEnd():
-                    out += self._close()
+                case ToolCallEnd(_, is_whole):
+                    out += self._close() if is_whole else self._break_off()
         return out
 
     def finish(
@@ -107,10 +108,6 @@ class MessageBuilder:
         )
         end = MessageDelta(StopDelta(stop_reason, stop_sequence), usage)
         return [*out, end, MessageStop()]
-
-    @property
-    def _index(self) -> int:
-        return len(self._body.content)
 
     def _switch(self, kind: type[TextBlock] | type[ThinkingBlock]) -> list[Event]:
         if isinstance(self._block, kind):
@@ -137,6 +134,14 @@ class MessageBuilder:
             signature = seal_reasoning(text)
             out.append(BlockDelta(self._index, SignatureDelta(signature)))
             block = ThinkingBlock("" if self._hides_thinking else text, signature)
-        out.append(BlockStop(self._index))
         self._body = replace(self._body, content=[*self._body.content, block])
-        return out
+        return [*out, *self._stop()]
+
+    def _break_off(self) -> list[Event]:
+        """End a call whose input is no object: streams have begun to tell it, messages leave it."""
+        self._block = None
+        return self._stop()
+
+    def _stop(self) -> list[Event]:
+        index, self._index = self._index, self._index + 1
+        return [BlockStop(index)]

@@ -46,6 +46,17 @@ def add_operations_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="Send a comment on a stream that was silent for so long. Default: 0, never.",
     )
+    group.add_argument(
+        "--admin-api-key",
+        metavar="KEY",
+        help="The operator's key: opens everything, and it alone /reset_prefix_cache, "
+        "/server_info and /v1/cache/*, which are there then.",
+    )
+    _add_switch(
+        group,
+        "--enable-per-request-metrics",
+        "Tell in every completion and chat where its time went (metrics).",
+    )
     _add_switch(group, "--guard-metrics", "Ask for the API key on /metrics too.")
     _add_switch(group, "--disable-uvicorn-access-log", "Log no line for each request.")
     group.add_argument(
@@ -82,4 +93,6 @@ def make_operations_args(args: Any) -> OperationsArgs:
         quiet_endpoints=tuple(path.strip() for path in paths if path.strip()),
         keep_alive_s=args.sse_keep_alive_interval,
         guards_metrics=args.guard_metrics,
+        admin_key=args.admin_api_key,
+        shows_metrics=args.enable_per_request_metrics,
     )

@@ -17,14 +17,12 @@ REFUSED_SERVE_FLAGS = (
     # Prefix cache and KV cache.
     _value("--ec-transfer-config"),
     # Scheduling.
-    _value("--max-num-queued-tokens", advice="use --max-num-queued-reqs"),
     _value("--scheduler-cls"),
     # Model and weights.
     _value("--quantization", "-q", harmless=("none",)),
-    _value("--hf-overrides", harmless=("{}",), advice="edit the checkpoint's config.json"),
     _value("--logprobs-mode", harmless=("raw_logprobs",)),
     _value("--hf-config-path", advice="put config.json beside the weights"),
-    _value("--rope-scaling", "--rope-theta", advice="edit the checkpoint's config.json"),
+    _value("--rope-scaling", "--rope-theta", advice="use --hf-overrides"),
     _value("--tokenizer-revision", advice="use --tokenizer with a folder"),
     _value("--logits-processors", advice="no code of a user's is run"),
     _value("--pooler-config"),
@@ -53,7 +51,6 @@ REFUSED_SERVE_FLAGS = (
     _value("--chat-template-content-format", harmless=("auto", "string")),
     _value("--structured-outputs-config"),
     # Server.
-    _switch("--enable-per-request-metrics"),
     _switch("--enable-scale-out"),
     _switch("--enable-tokenizer-info-endpoint", advice="ask /tokenize"),
     _switch("--trust-request-chat-template", advice="use --chat-template"),

@@ -19,6 +19,7 @@ from vllm.version import BANNER
 
 logger = init_logger(__name__)
 
+_SECRETS = ("api_keys", "admin_key")
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -243,7 +244,7 @@ def _find_changed(given: Any) -> dict[str, Any]:
         if dataclasses.is_dataclass(value):
             changed.update(_find_changed(value))
         elif value != getattr(default, field.name):
-            changed[field.name] = "(hidden)" if field.name == "api_keys" else value
+            changed[field.name] = "(hidden)" if field.name in _SECRETS else value
     return changed
 
 

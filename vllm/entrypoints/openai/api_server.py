@@ -9,11 +9,15 @@ from collections.abc import Awaitable, Callable
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.listener import bind_socket, bind_unix_socket
 from vllm.entrypoints.openai.server_args import ServerArgs
-from vllm.v1.engine.launch import launch_engine_core
+from vllm.v1.engine.launch import DEFAULT_CORE_FACTORY, launch_engine_core
 
 
 def run_server(
-    config: VllmConfig, args: ServerArgs, job: Callable[[], Awaitable[None]] | None = None
+    config: VllmConfig,
+    args: ServerArgs,
+    job: Callable[[], Awaitable[None]] | None = None,
+    *,
+    core_factory: str = DEFAULT_CORE_FACTORY,
 ) -> int:
     """Serve until told to stop; return the exit code: 0, or 1 when the engine failed.
 
@@ -22,6 +26,7 @@ def run_server(
         args: The server's.
         job: What to do with the server once it is up; it stops when that has ended, and stops that
             when it is told to stop before. None: it serves others.
+        core_factory: ``module:function`` that makes the engine core.
 
     Raises:
         ConfigError: The address is taken, or the tokenizer is unusable.
@@ -29,7 +34,7 @@ def run_server(
     """
     uds = args.operations.uds
     with bind_socket(args.host, args.port) if uds is None else bind_unix_socket(uds) as listener:
-        core = launch_engine_core(config)
+        core = launch_engine_core(config, core_factory=core_factory)
         try:
             # Deliberately late: a third of a second of imports, in the engine core's shadow.
             from vllm.entrypoints.openai.http_server import HttpServer  # noqa: PLC0415

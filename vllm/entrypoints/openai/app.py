@@ -12,6 +12,8 @@ from starlette.responses import Response
 from vllm import envs
 from vllm.entrypoints.anthropic.errors import in_dialect_of
 from vllm.entrypoints.anthropic.routes import router as messages_router
+from vllm.entrypoints.openai.api_keys import KeyGuard
+from vllm.entrypoints.openai.cache_page import CacheFeed, page_router
 from vllm.entrypoints.openai.cache_routes import cache_router
 from vllm.entrypoints.openai.dev_routes import dev_router
 from vllm.entrypoints.openai.disconnect import ClientGoneError
@@ -75,10 +77,12 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
     )
     for routes in (router, responses_router, messages_router, cache_router):
         app.include_router(routes)
-    if envs.VLLM_SERVER_DEV_MODE:
+    if envs.VLLM_SERVER_DEV_MODE and args.operations.admin_key is None:
         logger.warning("VLLM_SERVER_DEV_MODE=1: routes for development are open to every client.")
-        app.include_router(dev_router)
-        app.include_router(explain_router)
+    if envs.VLLM_SERVER_DEV_MODE or args.operations.admin_key is not None:
+        app.state.cache_feed = CacheFeed()
+        for routes in (dev_router, explain_router, page_router):
+            app.include_router(routes)
     for kind in (VllmError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _handle_error)
     app.add_exception_handler(ClientGoneError, _handle_client_gone)
@@ -86,9 +90,8 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
         EdgeMiddleware,
         state=state,
         metrics=HttpMetrics(registry),
-        api_keys=args.api_keys,
+        keys=KeyGuard(args.api_keys, args.operations.admin_key, args.operations.guards_metrics),
         echo_request_id=args.enable_request_id_headers,
-        guards_metrics=args.operations.guards_metrics,
         root_path=args.operations.root_path,
     )
     if args.operations.keep_alive_s:

@@ -1,7 +1,7 @@
-"""Routes for development and benchmarks, there only with ``VLLM_SERVER_DEV_MODE=1``.
+"""The operator's routes, there only with ``--admin-api-key`` or ``VLLM_SERVER_DEV_MODE=1``.
 
 They change or show what other users of the server rely on, so an open server must not have them.
-An API key guards them like any other route.
+The operator's key guards them; without one an API key does, like any other route.
 """
 
 import dataclasses

@@ -37,6 +37,9 @@ class EngineClient(Protocol):
     async def get_held_prefixes(self, forget: str = "") -> tuple[list[HeldPrefix], bool]:
         """Let go of one kept prefix, if asked to; return the others, and whether it was there."""
 
+    async def view_cache(self) -> tuple[bytes, float]:
+        """Return a snapshot of the cache as JSON, and the seconds that the engine spent on it."""
+
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:

@@ -4,6 +4,7 @@ exception                                   status  type
 UserInputError, UnsupportedFeatureError      400    BadRequestError
 invalid body (pydantic, JSON, content type)  400    BadRequestError
 missing or wrong API key                     401    AuthenticationError
+an API key where the operator's is needed    403    PermissionDeniedError
 ModelNotFoundError, ResponseNotFoundError,   404    NotFoundError
 unknown route
 wrong method                                 405    MethodNotAllowedError
@@ -34,6 +35,7 @@ from vllm.exceptions import (
 _TYPE_OF_STATUS = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",

@@ -1,4 +1,4 @@
-"""Routes that ask the recorded cache, there only with ``VLLM_SERVER_DEV_MODE=1``."""
+"""Routes that ask the recorded cache; see ``dev_routes`` for who may."""
 
 import asyncio
 import sys

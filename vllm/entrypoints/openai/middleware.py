@@ -4,15 +4,14 @@ From the outside in: CORS (Starlette's), then ``EdgeMiddleware``: request id, me
 phase of the server, size of the body.
 """
 
-import hmac
 import time
-from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm.entrypoints.anthropic.errors import in_dialect_of
+from vllm.entrypoints.openai.api_keys import KeyGuard
 from vllm.entrypoints.openai.errors import HttpError, describe_exception
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
 from vllm.entrypoints.openai.request_scope import header_request_id
@@ -21,8 +20,9 @@ from vllm.exceptions import EngineError
 from vllm.logger import current_request_id
 from vllm.v1.metrics.tracing import TRACE_HEADERS, current_trace_headers
 
-# Probes and scrapes need no key and are answered in every phase.
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/metrics"})
+# Probes and scrapes need no key and are answered in every phase. Neither does the page of
+# development mode: a browser cannot send a key with it, and what it shows it must ask for.
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/metrics", "/cache"})
 # The longest context in token ids, as JSON, is far below.
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
@@ -34,9 +34,8 @@ class EdgeMiddleware:
         app: The routes.
         state: Phase of the server; counts the open requests.
         metrics: Gets every request.
-        api_keys: Keys that open the guarded routes; none: all routes are open.
+        keys: Which routes need which keys.
         echo_request_id: Whether responses carry ``X-Request-Id``.
-        guards_metrics: Whether ``/metrics`` needs a key too.
         root_path: Where a proxy shows the server; paths may come with it or without.
     """
 
@@ -46,17 +45,15 @@ class EdgeMiddleware:
         *,
         state: ServerState,
         metrics: HttpMetrics,
-        api_keys: Sequence[str],
+        keys: KeyGuard,
         echo_request_id: bool,
-        guards_metrics: bool = False,
         root_path: str = "",
     ) -> None:
         self._app = app
         self._state = state
         self._metrics = metrics
-        self._api_keys = tuple(key.encode() for key in api_keys)
+        self._keys = keys
         self._echo_request_id = echo_request_id
-        self._guards_metrics = guards_metrics
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,37 +98,25 @@ class EdgeMiddleware:
         path = route_path(scope)
         if path in OPEN_PATHS:
             # A scrape is answered in every phase, with a key or without.
-            refusal = self._find_missing_key(scope) if path == "/metrics" else None
+            headers = Headers(scope=scope)
+            refusal = self._keys.find_refused_scrape(headers) if path == "/metrics" else None
             if refusal is None:
                 await self._app(scope, receive, send)
             else:
                 await send_error(send, refusal, path, header_request_id(scope))
             return
-        refusal = self._find_refusal(scope)
+        refusal = self._find_refusal(scope, path)
         if refusal is not None:
             await send_error(send, refusal, path, header_request_id(scope))
             return
         with self._state.open_request():
             await self._app(scope, _limited(receive), send)
 
-    def _find_missing_key(self, scope: Scope) -> HttpError | None:
-        """Refuse a scrape without a key, where scrapes are guarded."""
-        return self._check_key(Headers(scope=scope)) if self._guards_metrics else None
-
-    def _check_key(self, headers: Headers) -> HttpError | None:
-        if not self._api_keys or self._is_authorized(headers):
-            return None
-        return HttpError(
-            401,
-            "A valid API key is needed: send 'Authorization: Bearer <key>' or 'x-api-key: <key>'.",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
-
-    def _find_refusal(self, scope: Scope) -> HttpError | None:
+    def _find_refusal(self, scope: Scope, path: str) -> HttpError | None:
         headers = Headers(scope=scope)
-        unauthorized = self._check_key(headers)
-        if unauthorized is not None:
-            return unauthorized
+        without_key = self._keys.find_refusal(path, headers)
+        if without_key is not None:
+            return without_key
         try:
             self._state.check_open()
         except EngineError as error:
@@ -139,14 +124,6 @@ class EdgeMiddleware:
         if _content_length(headers) > MAX_BODY_BYTES:
             return _too_large()
         return None
-
-    def _is_authorized(self, headers: Headers) -> bool:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        bearer = key.strip() if scheme.lower() == "bearer" else ""
-        given = [text.encode() for text in (bearer, headers.get("x-api-key", ""))]
-        # Every key is compared, each in constant time: neither tells how near a guess was.
-        matches = [hmac.compare_digest(g, known) for g in given for known in self._api_keys]
-        return any(matches)
 
 
 def route_path(scope: Scope) -> str:

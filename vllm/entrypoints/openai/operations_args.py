@@ -65,6 +65,9 @@ class OperationsArgs:
         quiet_endpoints: Paths whose requests leave none.
         keep_alive_s: Seconds of silence after which a stream gets a comment; 0: never.
         guards_metrics: Whether ``/metrics`` needs the API key too.
+        admin_key: Opens everything, and alone the operator's routes; None: these are like others,
+            or not there.
+        shows_metrics: Whether answers tell where their time went.
     """
 
     uds: str | None = None
@@ -74,12 +77,16 @@ class OperationsArgs:
     quiet_endpoints: tuple[str, ...] = ()
     keep_alive_s: float = 0.0
     guards_metrics: bool = False
+    admin_key: str | None = None
+    shows_metrics: bool = False
 
     def __post_init__(self) -> None:
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigError(
                 f"--root-path {self.root_path!r} must begin with / and not end with it: /api/llm."
             )
+        if self.admin_key == "":
+            raise ConfigError("--admin-api-key is empty: leave it out or give a real key.")
         if not 0 <= self.keep_alive_s < float("inf"):
             raise ConfigError(
                 f"--sse-keep-alive-interval {self.keep_alive_s:g} must be a number of seconds, at "

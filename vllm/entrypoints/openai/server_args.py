@@ -71,6 +71,8 @@ class ServerArgs:
             )
         if any(not key for key in self.api_keys):
             raise ConfigError("--api-key holds an empty key: leave it out or give a real one.")
+        if self.operations.admin_key in self.api_keys:
+            raise ConfigError("--admin-api-key is one of --api-key: it would guard nothing.")
         if self.operations.guards_metrics and not self.api_keys:
             raise ConfigError("--guard-metrics needs --api-key: without a key all is open.")
         if self.allow_credentials and "*" in self.allowed_origins:

@@ -172,6 +172,8 @@ async def _collect(chat: _Chat, stream: EngineStream) -> bytes:
         system_fingerprint=chat.context.facts.fingerprint,
         usage=usage.usage,
     )
+    if chat.context.args.operations.shows_metrics:
+        response.metrics = usage.metrics
     if chat.body.prompt_logprobs is not None:
         response.prompt_logprobs = prompt_logprobs_json(answers[0].prompt_logprobs) or UNSET
     if chat.body.return_token_ids:
@@ -206,6 +208,8 @@ async def _events(chat: _Chat, stream: EngineStream) -> AsyncIterator[bytes]:
             # time to the first token by this chunk.
             opened.add(news.index)
             chunks.insert(0, _role(chat, news.index))
+        if news.finish_reason is not None and chat.context.args.operations.shows_metrics:
+            chunks[-1].metrics = usage.metrics
         for chunk in chunks:
             if in_every_chunk:
                 chunk.usage = usage.usage

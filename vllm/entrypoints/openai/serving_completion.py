@@ -211,6 +211,8 @@ async def _collect(request: _Completion, stream: EngineStream) -> bytes:
     choices.sort(key=lambda choice: choice.index)
     response = request.chunk(choices)
     response.usage = usage.usage
+    if request.context.args.operations.shows_metrics:
+        response.metrics = usage.metrics
     if transfer is not None:
         response.kv_transfer_params = transfer
     return msgspec.json.encode(response)
@@ -220,6 +222,7 @@ async def _events(request: _Completion, stream: EngineStream) -> AsyncIterator[b
     options = request.body.stream_options
     force = request.context.args.enable_force_include_usage
     in_every_chunk = force or bool(options and options.continuous_usage_stats)
+    shows_metrics = request.context.args.operations.shows_metrics
     usage = request.usage_counter()
     answers: dict[tuple[int, int], _Answer] = {}
     async for item in stream.outputs():
@@ -230,6 +233,8 @@ async def _events(request: _Completion, stream: EngineStream) -> AsyncIterator[b
             chunk = request.chunk([answer.choice(output, item.output.prompt_logprobs)])
             if in_every_chunk:
                 chunk.usage = usage.usage
+            if shows_metrics and output.finish_reason is not None:
+                chunk.metrics = usage.metrics
             yield encode_event(chunk)
     if force or (options and options.include_usage):
         last = request.chunk([])

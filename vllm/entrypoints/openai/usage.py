@@ -3,9 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from msgspec import UnsetType
+
+from vllm.entrypoints.openai.answer_metrics import AnswerMetrics, answer_metrics
 from vllm.entrypoints.openai.engine_stream import JobOutput
 from vllm.entrypoints.openai.protocol.responses import PromptTokensDetails, Usage
 from vllm.v1.messages import PrefillStats
+from vllm.v1.metrics.iteration_stats import RequestStateStats
 
 
 class UsageCounter:
@@ -22,12 +26,14 @@ class UsageCounter:
         self._num_cached = [0] * len(prompt_lens)
         self._prefills: list[PrefillStats | None] = [None] * len(prompt_lens)
         self._num_completion_tokens = 0
+        self._last: RequestStateStats | None = None
 
     def add(self, item: JobOutput) -> None:
         """Count one output; every answer token must come once (deltas, or final outputs)."""
         if item.output.num_cached_tokens is not None:
             self._num_cached[item.job_index] = item.output.num_cached_tokens
         self._prefills[item.job_index] = item.output.prefill_stats
+        self._last = item.output.metrics
         self._num_completion_tokens += sum(len(o.token_ids) for o in item.output.outputs)
 
     @property
@@ -39,6 +45,11 @@ class UsageCounter:
             total_tokens=self._num_prompt_tokens + self._num_completion_tokens,
             prompt_tokens_details=self._details(),
         )
+
+    @property
+    def metrics(self) -> AnswerMetrics | UnsetType:
+        """Times of the answer that was counted last."""
+        return answer_metrics(self._last)
 
     def _details(self) -> PromptTokensDetails:
         details = PromptTokensDetails(sum(self._num_cached))

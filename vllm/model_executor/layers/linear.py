@@ -147,6 +147,10 @@ class ReplicatedLinear(nn.Module):
             return {f"{name}.weight": self.weight_parts()[index]}
         return quantised.slots(name)
 
+    def find_rows(self) -> RowSource | None:
+        """Returns the matrix as stored rows; None where a platform multiplies by it its own way."""
+        return PlainRows(self.weight.data) if self._is_plain else self._source
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps [T, in] to [T, sum(out_sizes)]."""
         if self._is_plain:
@@ -160,7 +164,7 @@ class ReplicatedLinear(nn.Module):
         return torch.cat(parts, -1)
 
 
-class _Matrix(nn.Module):
+class StoredLinear(nn.Module):
     """One matrix, plain or quantised, of which this process holds [out, in]."""
 
     def __init__(
@@ -180,13 +184,17 @@ class _Matrix(nn.Module):
             return {f"{name}.weight": self.weight.data}
         return self._quantised.slots(name)
 
+    def find_rows(self) -> RowSource | None:
+        """Returns the matrix as stored rows; None where a platform multiplies by it its own way."""
+        return PlainRows(self.weight.data) if self._quantised is None else self._quantised.row_source
+
     def _map(self, x: torch.Tensor) -> torch.Tensor:
         if self._quantised is not None:
             return self._quantised(x)
         return multiply_plain(x, self.weight, self._linear)
 
 
-class ColumnParallelLinear(_Matrix):
+class ColumnParallelLinear(StoredLinear):
     """A matrix whose outputs are shared out; each process keeps its own outputs.
 
     Args:
@@ -207,7 +215,7 @@ class ColumnParallelLinear(_Matrix):
         return self._map(x)
 
 
-class RowParallelLinear(_Matrix):
+class RowParallelLinear(StoredLinear):
     """A matrix whose inputs are shared out; the outputs are summed over the group.
 
     Args:
@@ -229,7 +237,7 @@ class RowParallelLinear(_Matrix):
         return self._group.all_reduce(self._map(x))
 
 
-class GroupedColumnParallelLinear(_Matrix):
+class GroupedColumnParallelLinear(StoredLinear):
     """Independent matrices over equal slices of the input; the slices are shared out.
 
     The published weight is [groups * out, in]: rows of group g first come at g * out.

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,17 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
             "*.safetensors."
         )
     return _read_json_object(file)
+
+
+def override_config(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with other values; objects that both hold are merged."""
+    merged = dict(config)
+    for name, value in overrides.items():
+        own = merged.get(name)
+        if isinstance(own, dict) and isinstance(value, Mapping):
+            value = override_config(own, value)
+        merged[name] = value
+    return merged
 
 
 def read_generation_config(path: str | Path) -> dict[str, Any]:

@@ -232,6 +232,9 @@ class BlockPool:
     def _enqueue(self, freed: Sequence[KVCacheBlock], tiers: Sequence[Tier]) -> None:
         """Let blocks that stand in no tier join theirs, each tier's in one piece."""
         pins = self.pins
+        if len(freed) == 1 and pins is None:
+            self._join(freed, tiers[0])
+            return
         by_tier: dict[Tier, list[KVCacheBlock]] = {}
         for block, tier in zip(freed, tiers, strict=True):
             if pins is not None and pins.holds(block):

@@ -11,7 +11,8 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.prefix.exports import Exports, PrefixBlocks
 
 if TYPE_CHECKING:
-    from vllm.v1.messages import HeldPrefix, PrefillStats
+    from vllm.v1.core.prefix.held import HeldPrefixes
+    from vllm.v1.messages import PrefillStats
     from vllm.v1.metrics.stats import CachePolicyStats
     from vllm.v1.request import Request
 
@@ -25,10 +26,12 @@ class Coordinator(Protocol):
     Attributes:
         block_pool: The pool of all groups.
         exports: The prefixes held for other engines.
+        held: The prefixes that somebody asked to keep; None: that cannot be asked for.
     """
 
     block_pool: BlockPool
     exports: Exports
+    held: HeldPrefixes | None = None
 
     def look_up(self, request: Request, max_tokens: int) -> Lookup:
         """Find a request's longest cached prefix of at most ``max_tokens``; takes no block."""
@@ -54,6 +57,13 @@ class Coordinator(Protocol):
         """
         ...
 
+    def is_ready(self, request: Request, start: int, main_end: int, alloc_end: int) -> bool:
+        """Whether a step needs nothing at all: ``advance`` would do nothing and say that is all.
+
+        Most decode steps are such; the arguments are those of a ``StepRequest``.
+        """
+        return False
+
     def plan(self, step: StepRequest, num_available: int) -> StepPlan:
         """Work out what a step takes; changes nothing."""
         ...
@@ -61,14 +71,6 @@ class Coordinator(Protocol):
     def commit(self, plan: StepPlan) -> tuple[Sequence[KVCacheBlock], ...]:
         """Apply a plan that fits the pool; returns the new blocks by group."""
         ...
-
-    def held_prefixes(self) -> Sequence[HeldPrefix]:
-        """Return the prefixes that somebody asked to keep."""
-        return ()
-
-    def forget_prefix(self, name: str) -> bool:
-        """Let go of such a prefix; returns whether there is one of the name."""
-        return False
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Publish what a delayed allocation did not."""

@@ -47,7 +47,7 @@ from vllm.v1.core.whole_block_coordinator import (
     UnitaryKVCacheCoordinator,
 )
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.messages import BYPASSED, HeldPrefix, PrefillStats
+from vllm.v1.messages import BYPASSED, PrefillStats
 from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class CheckpointCoordinator(Coordinator):
         self._waiting = DonorWaits(prefixes, self.requests, self._changed)
         self._rebuilds = Rebuilds(self.geometry)
         self.exports = Exports(self.block_pool)
-        self.held = HeldPrefixes(prefixes)
+        self.held: HeldPrefixes = HeldPrefixes(prefixes)
         self._num_steps = 0
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
 
@@ -157,6 +157,17 @@ class CheckpointCoordinator(Coordinator):
             full = step.lookup.hit.full_blocks
             needed -= sum(block.ref_cnt > 0 for blocks in full for block in blocks)
         return needed
+
+    def is_ready(self, request: Request, start: int, main_end: int, alloc_end: int) -> bool:
+        """Whether a step stays inside the blocks and the unit that its request is at."""
+        cache = self.requests.get(request.request_id)
+        if cache is None or alloc_end > cache.ready_until:
+            return False
+        published = cache.published
+        unit = self.geometry.unit
+        begin = published.num_units * unit
+        # Nothing accepted lies beyond main_end, so nothing is to be published either.
+        return begin <= start and main_end < begin + unit and published.unfollowed is None
 
     def advance(self, step: StepRequest) -> bool:
         """Take note of what was accepted since the last step; give back what is not needed.
@@ -337,6 +348,8 @@ class CheckpointCoordinator(Coordinator):
 
     def commit_step(self) -> None:
         """End a ``schedule()``: publish what it allocated."""
+        if not self._changed:
+            return
         for cache in self._changed.values():
             self._publisher.publish_copies(cache)
         for cache in self._changed.values():
@@ -349,7 +362,7 @@ class CheckpointCoordinator(Coordinator):
 
     def take_step_work(self) -> StepWork:
         """Drain what the worker must know; the ends of copies stay held until they have run."""
-        row_bounds = self._rebuilds.take_row_bounds()
+        row_bounds = self._rebuilds.take_row_bounds() if self._rebuilds else {}
         if not self._changed and not row_bounds:
             return NO_WORK
         work = StepWork(row_bounds=row_bounds)
@@ -418,14 +431,6 @@ class CheckpointCoordinator(Coordinator):
         if done:
             self.held.clear()
         return done
-
-    def held_prefixes(self) -> Sequence[HeldPrefix]:
-        """Return the prefixes that somebody asked to keep."""
-        return tuple(self.held.describe())
-
-    def forget_prefix(self, name: str) -> bool:
-        """Let go of such a prefix; returns whether there is one of the name."""
-        return self.held.forget(name)
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""

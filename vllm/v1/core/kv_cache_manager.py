@@ -281,12 +281,17 @@ class KVCacheManager(CacheQueries):
         start += lookup.num_tokens if lookup is not None else num_new_computed_tokens
         start = min(start, self.max_model_len)
         main_end = start + num_new_tokens
+        alloc_end = min(main_end + num_lookahead_tokens, self.max_model_len)
+        if not full_sequence_must_fit and self.coordinator.is_ready(
+            request, start, main_end, alloc_end
+        ):
+            return self.empty_kv_cache_blocks
         step = StepRequest(
             request,
             start,
             main_end,
             min(main_end, request.num_tokens),
-            min(main_end + num_lookahead_tokens, self.max_model_len),
+            alloc_end,
             lookup,
             num_external_computed_tokens,
             num_encoder_tokens,
@@ -400,11 +405,13 @@ class KVCacheManager(CacheQueries):
 
     def held_prefixes(self) -> Sequence[HeldPrefix]:
         """Return the prefixes that somebody asked to keep."""
-        return self.coordinator.held_prefixes()
+        held = self.coordinator.held
+        return () if held is None else tuple(held.describe())
 
     def forget_prefix(self, name: str) -> bool:
         """Let go of such a prefix; returns whether there is one of the name."""
-        return self.coordinator.forget_prefix(name)
+        held = self.coordinator.held
+        return held is not None and held.forget(name)
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from vllm import envs
+from vllm.native.prefix_hash import find_hash_chain
 from vllm.v1.core.free_block_queue import (
     BlockHash,
     BlockHashWithGroupId,
@@ -74,6 +75,9 @@ __all__ = [
 ExternalBlockHash = bytes | int
 
 _GROUP_ID_BYTES = 4
+
+# Blocks from which on a native call is quicker than Python's own hash functions.
+_LONG_CHAIN = 3
 
 # Hashes in a row are a hash, without a call of the NewType.
 _join: Callable[[Iterable[bytes]], Any] = b"".join
@@ -244,6 +248,28 @@ def get_request_block_hasher(
         chained to its last.
     """
 
+    chain = find_hash_chain(caching_hash_fn, block_size)
+
+    def hash_one(request: Request, parent: BlockHash, begin: int, mm_idx: int) -> tuple[Any, int]:
+        extra_keys, mm_idx = generate_block_hash_extra_keys(
+            request, begin, begin + block_size, mm_idx
+        )
+        tokens = tuple(request.all_token_ids[begin : begin + block_size])
+        return caching_hash_fn((parent, tokens, extra_keys)), mm_idx
+
+    def hash_plain(parent: BlockHash, token_ids: Sequence[int]) -> list[BlockHash]:
+        """Hash blocks that have no extra keys."""
+        if chain is not None and len(token_ids) >= _LONG_CHAIN * block_size:
+            chained = chain(parent, token_ids)
+            if chained is not None:
+                return cast("list[BlockHash]", chained)
+        tokens = tuple(token_ids)
+        hashes: list[BlockHash] = []
+        for begin in range(0, len(tokens), block_size):
+            parent = caching_hash_fn((parent, tokens[begin : begin + block_size], None))
+            hashes.append(parent)
+        return hashes
+
     def hash_new_blocks(request: Request) -> list[BlockHash]:
         known = request.block_hashes
         start = len(known) * block_size
@@ -251,8 +277,6 @@ def get_request_block_hasher(
         if start + block_size > num_tokens:
             # Most decode steps end here.
             return []
-        # One slice of the read-only view, as a tuple: a block's tokens are then one slice of it.
-        token_ids = tuple(request.all_token_ids[start:num_tokens])
         parent = known[-1] if known else NONE_HASH
         # A request that goes on behind its first blocks is past all items but the last.
         mm_idx = -1 if known else 0
@@ -262,15 +286,14 @@ def get_request_block_hasher(
             or request.prompt_embeds is not None
         )
         hashes: list[BlockHash] = []
-        for begin in range(start, num_tokens - block_size + 1, block_size):
-            end = begin + block_size
-            if every_block_has_keys or begin == 0:
-                extra_keys, mm_idx = generate_block_hash_extra_keys(request, begin, end, mm_idx)
-            else:
-                extra_keys = None
-            parent = caching_hash_fn((parent, token_ids[begin - start : end - start], extra_keys))
+        end = num_tokens // block_size * block_size
+        # A salt is a key of the first block alone.
+        while start < end and (every_block_has_keys or start == 0):
+            parent, mm_idx = hash_one(request, parent, start, mm_idx)
             hashes.append(parent)
-        return hashes
+            start += block_size
+        # One slice of the read-only view.
+        return hashes + hash_plain(parent, request.all_token_ids[start:end])
 
     return hash_new_blocks
 

@@ -172,6 +172,8 @@ class LiveWindow:
         Returns:
             None if the step would leave a hole, which ``find_missing`` can deal with.
         """
+        if self.blocks and alloc_end <= self.capacity():
+            return range(0)  # most groups, most times
         needed = self.geometry.block_range(self.geometry.first_needed(end), alloc_end)
         if not self.blocks or not needed:
             return needed

@@ -43,8 +43,9 @@ class StepPlanner:
         self._index = prefixes.index
         self._settings = settings
         # Decode steps take blocks for so many tokens at a time. State blocks hold as few as a
-        # sixteenth of a unit; going to the pool for each would be most of a decode step's cost.
-        self._stride = max(1, prefixes.geometry.unit // 4)
+        # sixteenth of a unit; going to the pool for each would be most of a decode step's cost
+        # (at a quarter of a unit it was still half of it).
+        self._stride = max(1, prefixes.geometry.unit // 2)
 
     def publishes(self, step: StepRequest) -> bool:
         """Whether a step completes a unit that later requests may hit."""
@@ -172,6 +173,8 @@ class StepPlanner:
     def _find_spares(self, step: StepRequest, plan: StepPlan, rebuild: Rebuild | None) -> Spares:
         """Return where a prefill step leaves checkpoints that nobody asked for."""
         pool, request = self._prefixes.pool, step.request
+        if step.start >= request.num_prompt_tokens:
+            return NO_SPARES  # a decode step
         spares = spare_boundaries(
             self._geometry,
             max(step.start, rebuild.end) if rebuild is not None else step.start,

@@ -73,6 +73,11 @@ class AnswerState:
         return self.request.request_id
 
     @property
+    def has_begun(self) -> bool:
+        """Whether there is a token of it."""
+        return bool(self._token_ids)
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         """Why the answer ended; None while it grows."""
         return self._finish_reason

@@ -23,6 +23,8 @@ from vllm.v1.engine.pending_calls import PendingCalls
 from vllm.v1.engine.queue_limit import QueueLimit
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.engine.wire import (
+    CacheSnapshot,
+    CallAnswer,
     FromCore,
     HeldPrefixes,
     PrefixCacheReset,
@@ -183,9 +185,11 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         # Again: tokenizing may have taken a while.
         self._check_open()
         try:
+            waiting = self._output_processor.count_waiting_tokens
+            self._queue_limit.admit_tokens(len(request.prompt_token_ids), waiting)
             self._queue_limit.admit(params.n, self._output_processor.num_unfinished)
-        except QueueFullError:
-            self._record(None, IterationStats(rejection_reason="max_num_queued_reqs"))
+        except QueueFullError as error:
+            self._record(None, IterationStats(rejection_reason=error.limit))
             raise
         self._bind_loop()
         self._idle.clear()
@@ -245,7 +249,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         self._queue_limit.observe(message.outputs.scheduler_stats)
         return super()._on_step(message)
 
-    def _on_answer(self, message: PrefixCacheReset | HeldPrefixes) -> None:
+    def _on_answer(self, message: CallAnswer) -> None:
         self._calls.answer(message)
 
     def _on_dead(self, error: EngineDeadError) -> None:
@@ -253,11 +257,6 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         self._calls.fail_all(error)
 
     # ---- health ------------------------------------------------------------------------------
-
-    @property
-    def dead_error(self) -> EngineDeadError | None:
-        """Why the core is dead; None while it lives."""
-        return self._core.dead_error
 
     @property
     def errored(self) -> bool:
@@ -322,6 +321,21 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         answer = await self._calls.open(self._ask_held(forget))
         assert isinstance(answer, HeldPrefixes)
         return answer.prefixes, answer.forgotten
+
+    async def view_cache(self) -> tuple[bytes, float]:
+        """Look at the cache, with ``VLLM_SERVER_DEV_MODE=1``.
+
+        Returns:
+            A snapshot as JSON, and the seconds for which the core stood still to make it.
+
+        Raises:
+            EngineDeadError: The core is dead.
+        """
+        await self.check_health()
+        self._bind_loop()
+        answer = await self._calls.open(self._ask_view())
+        assert isinstance(answer, CacheSnapshot)
+        return answer.body, answer.took_s
 
     # ---- the end -----------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.distributed.kv_events import EventPublisherFactory
@@ -13,6 +15,7 @@ from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.view.view import CacheView
 from vllm.v1.engine.cache_trace import make_scheduler
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
 from vllm.v1.engine.startup_report import report_model, report_start
@@ -76,6 +79,7 @@ class EngineCore:
         self._refusals: list[tuple[str, VllmError]] = []
         self._drafts = vllm_config.speculative_config is not None
         self._checks_invariants = envs.VLLM_CHECK_INVARIANTS
+        self._view = CacheView(self.scheduler) if envs.VLLM_SERVER_DEV_MODE else None
         report_start(vllm_config, self.kv_cache_info, self.load_s)
 
     def _set_up_kv_cache(self, vllm_config: VllmConfig) -> KVCachePlan:
@@ -88,6 +92,11 @@ class EngineCore:
         return plan
 
     # ---- requests ----------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Start what compiles grammars, beside the loop."""
+        if envs.VLLM_WARM_GRAMMARS:
+            self._grammars.warm_up()
 
     def make_request(self, request: EngineCoreRequest) -> Request:
         """Build the scheduler's request and hash its prompt; any thread may call this."""
@@ -130,6 +139,8 @@ class EngineCore:
             return {}, False
         self._settle_grammars()
         plan = self.scheduler.schedule()
+        if self._view is not None:
+            self._view.note_step(plan)
         plan.grammar_masks = self.scheduler.get_grammar_bitmask(plan)
         has_orders = bool(
             plan.total_num_scheduled_tokens or plan.finished_req_ids or plan.kv_cache_block_copies
@@ -175,10 +186,13 @@ class EngineCore:
 
     def get_held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
         """Let go of one prefix, if asked to; return those that are held, and whether it was."""
-        manager = self.scheduler.kv_cache_manager
-        forgotten = bool(forget) and manager.forget_prefix(forget)
+        held, forgotten = self.scheduler.held_prefixes(forget)
         self.scheduler.publish_kv_events()
-        return manager.held_prefixes(), forgotten
+        return held, forgotten
+
+    def view_cache(self) -> bytes:
+        """Return a snapshot of the cache as JSON; empty without ``VLLM_SERVER_DEV_MODE``."""
+        return b"" if self._view is None else msgspec.json.encode(self._view.snapshot())
 
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Return the size and geometry of the KV cache."""

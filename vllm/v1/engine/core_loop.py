@@ -1,6 +1,7 @@
 """The engine core's loop: take messages, step, send outputs. The same in a process or a thread."""
 
 import queue
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -9,7 +10,9 @@ from vllm.logger import init_logger
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
+    AskCacheView,
     AskHeldPrefixes,
+    CacheSnapshot,
     ErrorInfo,
     FromCore,
     HeldPrefixes,
@@ -41,6 +44,9 @@ class SteppedCore(Protocol):
 
     load_s: float
 
+    def warm_up(self) -> None:
+        """Begin, beside the loop, what would make a first request of some kind wait."""
+
     def make_request(self, request: EngineCoreRequest) -> Any:
         """Prepare a request (hash its prompt); any thread may call it."""
 
@@ -66,6 +72,9 @@ class SteppedCore(Protocol):
 
     def get_held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
         """Let go of one prefix, if asked to; return those that are held, and whether it was."""
+
+    def view_cache(self) -> bytes:
+        """Return what the cache holds, as JSON; empty where nobody watches."""
 
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Describe the KV cache."""
@@ -118,6 +127,7 @@ class CoreLoop:
             AbortRequests: self._abort,
             ResetPrefixCache: self._reset,
             AskHeldPrefixes: self._tell_held,
+            AskCacheView: self._tell_view,
             Shutdown: self._stop,
         }
 
@@ -210,6 +220,11 @@ class CoreLoop:
     def _tell_held(self, message: AskHeldPrefixes) -> None:
         prefixes, forgotten = self._core.get_held_prefixes(message.forget)
         self._emit(HeldPrefixes(message.call_id, list(prefixes), forgotten))
+
+    def _tell_view(self, message: AskCacheView) -> None:
+        began = time.perf_counter()
+        body = self._core.view_cache()
+        self._emit(CacheSnapshot(message.call_id, body, time.perf_counter() - began))
 
     def _stop(self, _: Shutdown) -> None:
         self._stopped = True

@@ -122,6 +122,7 @@ class EngineCoreProc:
     def _serve(self, core: SteppedCore) -> int:
         loop = CoreLoop(core, self._emit, self._progress)
         threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
+        core.warm_up()
         try:
             loop.run()
         except Exception as error:  # a process edge: nothing can be trusted after this

@@ -26,6 +26,7 @@ from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.resolve import (
     ResolvedCheckpoint,
+    override_config,
     read_generation_config,
     read_hf_config,
     resolve_checkpoint,
@@ -62,12 +63,14 @@ class EngineArgs:
         max_num_batched_tokens: Tokens of one step over all requests.
         max_num_seqs: Requests running at a time.
         max_num_queued_reqs: Waiting requests before new ones are refused.
+        max_num_queued_tokens: Tokens of prompts that wait for their first token, likewise.
         speculative_config: A drafter, as ``SpeculativeConfig.from_dict`` takes it.
         cache_trace: File that records what decides about the prefix cache, hashes and no text.
         cache_trace_max_bytes: Of that file and the one before it, together.
         kv_transfer_config: A KV connector, as ``KVTransferConfig.from_dict`` takes it.
         kv_events_config: Where KV cache events go, as ``KVEventsConfig.from_dict`` takes it.
         trust_remote_code: Without effect: no code of a model is ever run.
+        hf_overrides: Over the checkpoint's config.json; objects in it are merged.
         override_generation_config: Over the checkpoint's sampling defaults.
         show_hidden_metrics_for_version: Any version: metrics also appear under earlier names.
     """
@@ -102,6 +105,7 @@ class EngineArgs:
     max_num_seqs: int | None = None
     scheduling_policy: str = "fcfs"
     max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
     speculative_config: dict[str, Any] | None = None
     kv_events_config: dict[str, Any] | None = None
     kv_transfer_config: dict[str, Any] | None = None
@@ -109,6 +113,7 @@ class EngineArgs:
     cache_trace: str | None = None
     cache_trace_max_bytes: int = ObservabilityConfig.cache_trace_max_bytes
     use_tqdm_on_load: bool = True
+    hf_overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
     override_generation_config: dict[str, Any] = dataclasses.field(default_factory=dict)
     kv_cache_metrics: bool = False
     kv_cache_metrics_sample: float = 0.01
@@ -174,7 +179,7 @@ class EngineArgs:
             )
 
     def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
-        hf_config = read_hf_config(checkpoint.path)
+        hf_config = override_config(read_hf_config(checkpoint.path), self.hf_overrides)
         # Parsed for its errors too; the engine core parses it again where it is used.
         parsed = resolve_model(list(hf_config.get("architectures") or ())).parse_config(hf_config)
         # Some files leave these to defaults, or nest them in a text part.
@@ -247,6 +252,7 @@ class EngineArgs:
             enable_chunked_prefill=chunked,
             policy=self.scheduling_policy,
             max_num_queued_reqs=self.max_num_queued_reqs,
+            max_num_queued_tokens=self.max_num_queued_tokens,
         )
 
     def _make_speculative_config(self, model_config: ModelConfig) -> SpeculativeConfig | None:

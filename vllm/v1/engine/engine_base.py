@@ -18,12 +18,12 @@ from vllm.v1.engine.output_queue import OutputSink
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
+    AskCacheView,
     AskHeldPrefixes,
+    CallAnswer,
     Dead,
     FromCore,
-    HeldPrefixes,
     KVCacheInfo,
-    PrefixCacheReset,
     Ready,
     RequestRejected,
     ResetPrefixCache,
@@ -111,6 +111,17 @@ class EngineBase(ABC, Generic[_Handle]):
         self._core.send(AskHeldPrefixes(call_id, forget))
         return call_id
 
+    def _ask_view(self) -> int:
+        """Ask what the cache holds; return the id that the answer carries."""
+        call_id = next(self._call_ids)
+        self._core.send(AskCacheView(call_id))
+        return call_id
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the core is dead; None while it lives."""
+        return self._core.dead_error
+
     def _check_alive(self) -> None:
         if self._core.dead_error is not None:
             raise self._core.dead_error
@@ -128,7 +139,7 @@ class EngineBase(ABC, Generic[_Handle]):
         if isinstance(message, RequestRejected):
             error = message.error.to_exception()
             self._send_aborts(self._output_processor.reject(message.request_id, error))
-        elif isinstance(message, PrefixCacheReset | HeldPrefixes):
+        elif isinstance(message, CallAnswer):
             self._on_answer(message)
         elif isinstance(message, Dead):
             self._on_dead(EngineDeadError(message.message))
@@ -142,7 +153,7 @@ class EngineBase(ABC, Generic[_Handle]):
         return result.outputs
 
     @abstractmethod
-    def _on_answer(self, message: PrefixCacheReset | HeldPrefixes) -> None:
+    def _on_answer(self, message: CallAnswer) -> None:
         """Give the core's answer to who asked."""
 
     def _on_dead(self, error: EngineDeadError) -> None:

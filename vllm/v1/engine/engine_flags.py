@@ -45,6 +45,13 @@ def _add_model_args(group: argparse._ArgumentGroup) -> None:
         "Default: the model's context.",
     )
     group.add_argument(
+        "--hf-overrides",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="Values over those of the checkpoint's config.json; objects in it are merged.",
+    )
+    group.add_argument(
         "--override-generation-config",
         type=json_object,
         default={},
@@ -146,6 +153,12 @@ def _add_scheduler_args(group: argparse._ArgumentGroup) -> None:
         "--max-num-queued-reqs",
         type=human_int,
         help="Waiting requests before new ones get 503. Default: no limit.",
+    )
+    group.add_argument(
+        "--max-num-queued-tokens",
+        type=human_int,
+        help="Tokens of prompts that wait for their first token before new ones get 503. "
+        "Default: no limit.",
     )
     group.add_argument(
         "--speculative-config",

@@ -13,7 +13,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.client import EngineCoreHandle
 from vllm.v1.engine.engine_base import EngineBase
 from vllm.v1.engine.launch import launch_sync_engine_core
-from vllm.v1.engine.wire import HeldPrefixes, PrefixCacheReset
+from vllm.v1.engine.wire import CallAnswer, PrefixCacheReset
 from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import StatLogger
 from vllm.v1.metrics.reader import Metric, get_metrics_snapshot
@@ -119,7 +119,7 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
             return outputs
         return self._take_in(self._core.next_message())
 
-    def _on_answer(self, message: PrefixCacheReset | HeldPrefixes) -> None:
+    def _on_answer(self, message: CallAnswer) -> None:
         if isinstance(message, PrefixCacheReset):
             self._resets[message.call_id] = message.success
 

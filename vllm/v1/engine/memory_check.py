@@ -7,7 +7,7 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
-from vllm.utils.mem_constants import GiB_bytes
+from vllm.utils.mem_constants import format_size
 
 logger = init_logger(__name__)
 
@@ -52,18 +52,21 @@ def check_memory(config: VllmConfig, needs: MemoryNeeds, free_bytes: int) -> Non
         ConfigError: More is needed than is free; the message names both, and each part.
     """
     parts = (
-        f"weights {_gib(needs.weights)}, KV cache {_gib(needs.kv_cache)} (as asked for, else of "
-        f"one request of {config.model_config.max_model_len} tokens), activations about "
-        f"{_gib(needs.activations)} (a step of {_num_step_tokens(config)} tokens)"
+        f"weights {format_size(needs.weights)}, KV cache {format_size(needs.kv_cache)} "
+        f"(as asked for, else of one request of {config.model_config.max_model_len} tokens), "
+        f"activations about "
+        f"{format_size(needs.activations)} (a step of {_num_step_tokens(config)} tokens)"
     )
     if needs.total > free_bytes:
         raise ConfigError(
-            f"{config.model_config.model} needs {_gib(needs.total)} ({needs.total:,} bytes), but "
-            f"{_gib(free_bytes)} ({free_bytes:,} bytes) are free: {parts}. Free memory, lower "
-            "--max-model-len, --max-num-batched-tokens or --kv-cache-memory-bytes, or serve a "
-            "smaller or quantised checkpoint."
+            f"{config.model_config.model} needs {format_size(needs.total)} "
+            f"({needs.total:,} bytes), but {format_size(free_bytes)} ({free_bytes:,} bytes) are "
+            f"free: {parts}. Free memory, lower --max-model-len, --max-num-batched-tokens or "
+            "--kv-cache-memory-bytes, or serve a smaller or quantised checkpoint."
         )
-    logger.info("Memory: %s; %s of %s free", parts, _gib(needs.total), _gib(free_bytes))
+    logger.info(
+        "Memory: %s; %s of %s free", parts, format_size(needs.total), format_size(free_bytes)
+    )
 
 
 def estimate_activation_bytes(config: VllmConfig) -> int:
@@ -102,7 +105,3 @@ def _num_step_tokens(config: VllmConfig) -> int:
 def _read(fields: Mapping[str, Any], name: str) -> int:
     value = fields.get(name)
     return value if isinstance(value, int) else 0
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GiB_bytes:.2f} GiB"

@@ -53,6 +53,14 @@ class OutputProcessor:
         """Answers in progress."""
         return len(self._states)
 
+    def count_waiting_tokens(self) -> int:
+        """Count the tokens of prompts that have no answer yet, each prompt once."""
+        return sum(
+            len(state.request.prompt_token_ids)
+            for state in self._states.values()
+            if not state.has_begun and not state.request.is_extra_answer
+        )
+
     def has_unfinished(self) -> bool:
         """Whether any answer is in progress."""
         return bool(self._states)

@@ -3,9 +3,7 @@
 import asyncio
 
 from vllm.exceptions import EngineDeadError
-from vllm.v1.engine.wire import HeldPrefixes, PrefixCacheReset
-
-CallAnswer = PrefixCacheReset | HeldPrefixes
+from vllm.v1.engine.wire import CallAnswer
 
 
 class PendingCalls:

@@ -1,4 +1,6 @@
-"""How many requests may wait before new ones are sent away."""
+"""How many requests, and tokens of theirs, may wait before new ones are sent away."""
+
+from collections.abc import Callable
 
 from vllm.config import SchedulerConfig
 from vllm.exceptions import QueueFullError
@@ -15,17 +17,24 @@ class QueueLimit:
     Args:
         max_num_queued: The limit; None: none.
         max_num_running: Requests that run at a time at most.
+        max_num_tokens: Tokens of prompts that may wait for their first token; None: any number.
     """
 
-    def __init__(self, max_num_queued: int | None, max_num_running: int) -> None:
+    def __init__(
+        self,
+        max_num_queued: int | None,
+        max_num_running: int,
+        max_num_tokens: int | None = None,
+    ) -> None:
         self._max_num_queued = max_num_queued
+        self._max_num_tokens = max_num_tokens
         self._max_num_running = max_num_running
         self._num_waiting = 0
 
     @classmethod
     def from_config(cls, config: SchedulerConfig) -> "QueueLimit":
         """Take the limits of a configuration."""
-        return cls(config.max_num_queued_reqs, config.max_num_seqs)
+        return cls(config.max_num_queued_reqs, config.max_num_seqs, config.max_num_queued_tokens)
 
     def observe(self, stats: SchedulerStats | None) -> None:
         """Note how many waited after a step."""
@@ -52,3 +61,24 @@ class QueueLimit:
             )
         if self._num_waiting:
             self._num_waiting += num_new
+
+    def admit_tokens(self, num_new: int, count_waiting: Callable[[], int]) -> None:
+        """Let a prompt of ``num_new`` tokens in; one that no other waits with is always let in.
+
+        Args:
+            num_new: Tokens of the new prompt.
+            count_waiting: Counts those of prompts that have no token yet.
+
+        Raises:
+            QueueFullError: Too many would wait.
+        """
+        limit = self._max_num_tokens
+        if limit is None:
+            return
+        num_waiting = count_waiting()
+        if num_waiting and num_waiting + num_new > limit:
+            raise QueueFullError(
+                f"The queue is full: prompts of {num_waiting + num_new} tokens would wait, at most "
+                f"{limit} may (--max-num-queued-tokens). Retry later.",
+                limit="max_num_queued_tokens",
+            )

@@ -123,6 +123,12 @@ class AskHeldPrefixes(msgspec.Struct, frozen=True, tag="ask_held"):
     forget: str = ""
 
 
+class AskCacheView(msgspec.Struct, frozen=True, tag="ask_view"):
+    """Say what the cache holds; answered by CacheSnapshot."""
+
+    call_id: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop at once; running requests get no further output."""
 
@@ -175,6 +181,19 @@ class HeldPrefixes(msgspec.Struct, frozen=True, tag="held"):
     forgotten: bool
 
 
+class CacheSnapshot(msgspec.Struct, frozen=True, tag="view"):
+    """What the cache holds.
+
+    Attributes:
+        body: A ``Snapshot`` as JSON; empty where nobody watches.
+        took_s: For which the core stood still.
+    """
+
+    call_id: int
+    body: bytes
+    took_s: float
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
     """Sent by a thread of the core beside its step loop.
 
@@ -193,7 +212,7 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     message: str
 
 
-ToCore = AddRequest | AbortRequests | ResetPrefixCache | AskHeldPrefixes | Shutdown
+ToCore = AddRequest | AbortRequests | ResetPrefixCache | AskHeldPrefixes | AskCacheView | Shutdown
 FromCore = (
     Ready
     | StartFailed
@@ -201,9 +220,14 @@ FromCore = (
     | RequestRejected
     | PrefixCacheReset
     | HeldPrefixes
+    | CacheSnapshot
     | Heartbeat
     | Dead
 )
+
+
+# Answers to calls, each with the id of its call.
+CallAnswer = PrefixCacheReset | HeldPrefixes | CacheSnapshot
 
 
 class Codec:

@@ -11,6 +11,7 @@ import numpy as np
 
 from vllm.exceptions import UserInputError, VllmError
 from vllm.logger import init_logger
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.structured_output.compiler import GrammarCompiler
 from vllm.v1.structured_output.grammar import Grammar
@@ -64,14 +65,25 @@ class StructuredOutputManager:
 
     # ---- compiling ---------------------------------------------------------------------------
 
+    def warm_up(self) -> Future[LLMatcher]:
+        """Have the library and its child loaded before a request waits for them.
+
+        Returns:
+            What is ready then; nobody has to look: a first request meets the same error.
+        """
+        return self._get_compiler().submit(StructuredOutputsParams(regex="x"))
+
     def start(self, request: Request) -> None:
         """Begin to compile a request's grammar; it stays blocked until that is done."""
         structured = request.structured_output_request
         assert structured is not None
+        future = self._get_compiler().submit(structured.params)
+        self._pending[request.request_id] = (request, future, time.monotonic() + DEADLINE_S)
+
+    def _get_compiler(self) -> GrammarCompiler:
         if self._compiler is None:
             self._compiler = GrammarCompiler(self._make_backend, self._make_trial)
-        future = self._compiler.submit(structured.params)
-        self._pending[request.request_id] = (request, future, time.monotonic() + DEADLINE_S)
+        return self._compiler
 
     def settle(self) -> list[tuple[str, VllmError]]:
         """Give requests the grammars that are ready.

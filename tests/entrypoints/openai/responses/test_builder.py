@@ -100,6 +100,17 @@ def test_events_come_in_the_order_of_the_sdk() -> None:
     assert final.usage.output_tokens_details.reasoning_tokens == 1
 
 
+def test_a_call_that_breaks_off_is_incomplete() -> None:
+    builder = make_builder()
+    cut = [ToolCallStart(0, "c", "f"), ToolCallArguments(0, '{"a": '), ToolCallEnd(0, False)]
+    as_sdk([*builder.start(), *builder.add([*CALL, *cut]), *builder.finish("length", USAGE)])
+    items: Any = builder.body.output
+    assert [(item.status, item.arguments) for item in items] == [
+        ("completed", '{"a": 1}'),
+        ("incomplete", '{"a": '),
+    ]
+
+
 def test_a_cut_response_is_incomplete() -> None:
     builder = make_builder()
     events = [

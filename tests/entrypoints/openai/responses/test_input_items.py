@@ -164,6 +164,13 @@ PIECES = st.lists(
 )
 
 
+def test_a_call_that_broke_off_is_not_shown_again() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": '}
+    whole = {**call, "call_id": "d", "arguments": "{}", "status": "completed"}
+    (turn,) = parse_messages(chat_of([call | {"status": "incomplete"}, whole]))
+    assert [call.id for call in turn.tool_calls] == ["d"]
+
+
 @pytest.mark.slow
 @given(PIECES)
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)

@@ -16,7 +16,7 @@ from tests.model_executor.models.decoder.reference import (
 from tests.model_executor.models.harness import PagedHarness, Request, is_dense
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
-from vllm.native.library import load_library
+from vllm.native.loader import load_library
 
 pytestmark = pytest.mark.slow
 

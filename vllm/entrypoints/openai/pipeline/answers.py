@@ -21,7 +21,7 @@ class AnswerNews:
         output: The engine's, for token ids, log probabilities and ``stop_reason``.
         request: The request's output that it came with, for prompt log probabilities.
         finish_reason: None while the answer grows; else "stop", "length", "abort", ..., and
-            "tool_calls" where the model stopped after at least one call.
+            "tool_calls" where the model stopped after at least one whole call.
     """
 
     index: int
@@ -63,7 +63,7 @@ class _AnswerReader:
         reason = output.finish_reason
         if reason is not None:
             pieces += self._parser.finish(reason)
-        self._has_called |= any(isinstance(piece, ToolCallEnd) for piece in pieces)
+        self._has_called |= any(isinstance(p, ToolCallEnd) and p.is_whole for p in pieces)
         return pieces, "tool_calls" if reason == "stop" and self._has_called else reason
 
 

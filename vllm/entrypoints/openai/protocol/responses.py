@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from vllm.entrypoints.openai.answer_metrics import AnswerMetrics
+
 # Token id -> {logprob, rank, decoded_token}, or null for the first prompt token.
 PromptLogprobsJson = list[dict[str, dict[str, Any]] | None]
 
@@ -92,6 +94,7 @@ class CompletionBody(msgspec.Struct):
     system_fingerprint: str
     object: str = "text_completion"
     usage: Usage | UnsetType = UNSET
+    metrics: AnswerMetrics | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
@@ -172,6 +175,7 @@ class ChatBody(msgspec.Struct):
     system_fingerprint: str
     usage: Usage
     object: str = "chat.completion"
+    metrics: AnswerMetrics | UnsetType = UNSET
     prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
@@ -187,6 +191,7 @@ class ChatChunkBody(msgspec.Struct):
     system_fingerprint: str
     object: str = "chat.completion.chunk"
     usage: Usage | UnsetType = UNSET
+    metrics: AnswerMetrics | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 

@@ -105,8 +105,8 @@ class ResponseBuilder:
                     out += self._open(item)
                 case ToolCallArguments(_, text):
                     out += self._add_arguments(text)
-                case ToolCallEnd():
-                    out += self._close("completed")
+                case ToolCallEnd(_, is_whole):
+                    out += self._close("completed" if is_whole else "incomplete")
         return self._number(out)
 
     def finish(self, finish_reason: str | None, usage: ResponseUsage) -> list[events.Event]:

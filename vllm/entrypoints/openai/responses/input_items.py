@@ -21,6 +21,8 @@ _ID_PREFIX_OF_TYPE = {
     "function_call_output": "fco_",
 }
 _MAX_ID_CHARS = 256
+# Of a call that broke off: its arguments are no JSON, and the model is not shown it again.
+_CUT_OFF = "incomplete"
 
 
 def new_item_id(item_type: str) -> str:
@@ -67,7 +69,8 @@ def _read_item(where: str, item: Any, find_item: Callable[[str], Item]) -> Item:
     if given is not None and not is_id:
         _refuse(f"{where}.id", f"must be 1 to {_MAX_ID_CHARS} printable characters")
     head = {"id": given or new_item_id(kind), "type": kind}
-    return {**head, **reader(where, item), "status": "completed"}
+    was_cut = kind == "function_call" and item.get("status") == _CUT_OFF
+    return {**head, **reader(where, item), "status": _CUT_OFF if was_cut else "completed"}
 
 
 def _read_message(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,6 +222,8 @@ def _add_item(chat: ChatAssembler, item: Item, breakpoints: list[Breakpoint]) ->
         text = "".join(part["text"] for part in item["content"] or ())
         if text:
             chat.add_reasoning(text)
+    elif kind == "function_call" and item.get("status") == _CUT_OFF:
+        return
     elif kind == "function_call":
         chat.add_call(item["call_id"], item["name"], item["arguments"])
     elif kind == "function_call_output":

@@ -9,6 +9,7 @@ from vllm.model_executor.layers.quantization.decode import decode_fp4_groups, de
 
 _E8M0_NAN = 255
 _E4M3_NAN = 0x7F
+_INT8_MAX = 127
 
 
 class RowSource(Protocol):
@@ -59,29 +60,29 @@ class Fp8Blocks:
     ) -> None:
         self.num_rows, self.num_columns = num_rows, num_columns
         # A block that the matrix does not fill is as large as the matrix.
-        self._block_shape = (min(block_shape[0], num_rows), min(block_shape[1], num_columns))
-        self._scales = scales
-        self._codes = torch.empty((num_rows, num_columns), dtype=torch.uint8, device=scales.device)
+        self.block_shape = (min(block_shape[0], num_rows), min(block_shape[1], num_columns))
+        self.scales = scales
+        self.codes = torch.empty((num_rows, num_columns), dtype=torch.uint8, device=scales.device)
 
     def write_rows(self, start: int, out: torch.Tensor) -> None:
         """See ``RowSource``."""
-        codes = self._codes[start : start + out.shape[0]]
-        decode_fp8_blocks(codes, self._scales, self._block_shape, start, out)
+        codes = self.codes[start : start + out.shape[0]]
+        decode_fp8_blocks(codes, self.scales, self.block_shape, start, out)
 
     def slots(self, name: str) -> dict[str, torch.Tensor]:
         """See ``Storage``."""
         return {
-            f"{name}.weight": self._codes.view(torch.float8_e4m3fn),
-            f"{name}.scale": _scale_slot(self._scales),
+            f"{name}.weight": self.codes.view(torch.float8_e4m3fn),
+            f"{name}.scale": _scale_slot(self.scales),
         }
 
     def check(self, name: str) -> None:
         """See ``Storage``."""
-        if ((self._codes & _E4M3_NAN) == _E4M3_NAN).any():
+        if ((self.codes & _E4M3_NAN) == _E4M3_NAN).any():
             raise CheckpointError(
                 f"{name}.weight holds NaN (an FP8 byte 0x7f or 0xff): download it again."
             )
-        _check_scales(name, self._scales)
+        _check_scales(name, self.scales)
 
 
 class Fp4Groups:
@@ -98,23 +99,23 @@ class Fp4Groups:
         self, num_rows: int, num_columns: int, group_size: int, scales: torch.Tensor
     ) -> None:
         self.num_rows, self.num_columns = num_rows, num_columns
-        self._group_size, self._scales = group_size, scales
-        self._codes = torch.empty(
+        self.group_size, self.scales = group_size, scales
+        self.codes = torch.empty(
             (num_rows, num_columns // 2), dtype=torch.uint8, device=scales.device
         )
 
     def write_rows(self, start: int, out: torch.Tensor) -> None:
         """See ``RowSource``."""
         rows = slice(start, start + out.shape[0])
-        decode_fp4_groups(self._codes[rows], self._scales[rows], self._group_size, out)
+        decode_fp4_groups(self.codes[rows], self.scales[rows], self.group_size, out)
 
     def slots(self, name: str) -> dict[str, torch.Tensor]:
         """See ``Storage``."""
-        return {f"{name}.weight": self._codes, f"{name}.scale": _scale_slot(self._scales)}
+        return {f"{name}.weight": self.codes, f"{name}.scale": _scale_slot(self.scales)}
 
     def check(self, name: str) -> None:
         """See ``Storage``."""
-        _check_scales(name, self._scales)
+        _check_scales(name, self.scales)
 
 
 class PlainRows:
@@ -126,32 +127,80 @@ class PlainRows:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.num_rows, self.num_columns = weight.shape
-        self._weight = weight
+        self.weight = weight
 
     def write_rows(self, start: int, out: torch.Tensor) -> None:
         """See ``RowSource``."""
-        out.copy_(self._weight[start : start + out.shape[0]])
+        out.copy_(self.weight[start : start + out.shape[0]])
 
     def slots(self, name: str) -> dict[str, torch.Tensor]:
         """See ``Storage``."""
-        return {f"{name}.weight": self._weight}
+        return {f"{name}.weight": self.weight}
 
     def check(self, name: str) -> None:
         """See ``Storage``; plain values are taken as they are."""
+
+
+class Int8Rows:
+    """A ``Storage`` of whole numbers with one scale per row, made of plain values at loading.
+
+    Until ``check`` it holds the plain values, afterwards only these:
+
+    Attributes:
+        codes: int8 [num_rows, num_columns].
+        scales: fp32 [num_rows].
+
+    Args:
+        num_rows: Outputs.
+        num_columns: Inputs.
+        dtype: Of the plain values.
+        device: Where they live.
+    """
+
+    def __init__(
+        self, num_rows: int, num_columns: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_rows, self.num_columns = num_rows, num_columns
+        self._plain: torch.Tensor | None = torch.empty(
+            (num_rows, num_columns), dtype=dtype, device=device
+        )
+        self.codes = torch.empty((0, num_columns), dtype=torch.int8, device=device)
+        self.scales = torch.empty(0, device=device)
+
+    def write_rows(self, start: int, out: torch.Tensor) -> None:
+        """See ``RowSource``."""
+        rows = slice(start, start + out.shape[0])
+        torch.mul(self.codes[rows], self.scales[rows, None], out=out)
+
+    def slots(self, name: str) -> dict[str, torch.Tensor]:
+        """See ``Storage``; the plain values' place, once they are gone none."""
+        return {} if self._plain is None else {f"{name}.weight": self._plain}
+
+    def check(self, name: str) -> None:
+        """See ``Storage``; rounds the values to the nearest of 255 steps of their row."""
+        assert self._plain is not None, "called once"
+        wide, self._plain = self._plain.float(), None
+        peaks = wide.abs().amax(1)
+        if not peaks.isfinite().all():
+            raise CheckpointError(
+                f"{name}.weight holds a value that is no number: download it again."
+            )
+        self.scales = torch.where(peaks > 0, peaks / _INT8_MAX, 1.0)
+        self.codes = (wide / self.scales[:, None]).round().to(torch.int8)
 
 
 class StackedRows:
     """Several matrices over one input, as one ``RowSource``."""
 
     def __init__(self, *parts: RowSource) -> None:
-        self._parts = parts
+        self.parts = parts
         self.num_rows = sum(part.num_rows for part in parts)
         self.num_columns = parts[0].num_columns
 
     def write_rows(self, start: int, out: torch.Tensor) -> None:
         """See ``RowSource``."""
         stop, first = start + out.shape[0], 0
-        for part in self._parts:
+        for part in self.parts:
             low, high = max(start, first), min(stop, first + part.num_rows)
             if low < high:
                 part.write_rows(low - first, out[low - start : high - start])

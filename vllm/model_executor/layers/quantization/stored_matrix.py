@@ -76,8 +76,8 @@ class StoredExperts:
     ) -> None:
         self._prefix, self._limit = prefix, limit
         # The shared expert stands last, as in the plain stacks.
-        self._experts = (*routed, shared)
-        self._gate_up = tuple(StackedRows(expert.gate, expert.up) for expert in self._experts)
+        self.experts = (*routed, shared)
+        self._gate_up = tuple(StackedRows(expert.gate, expert.up) for expert in self.experts)
 
     def __call__(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor
@@ -87,7 +87,7 @@ class StoredExperts:
             x.float(),
             self._map_up,
             self._map_down,
-            len(self._experts) - 1,
+            len(self.experts) - 1,
             expert_ids,
             weights,
             self._limit,
@@ -98,7 +98,7 @@ class StoredExperts:
         return multiply(rows, self._gate_up[expert], reference.linear)
 
     def _map_down(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
-        return multiply(rows, self._experts[expert].down, reference.linear)
+        return multiply(rows, self.experts[expert].down, reference.linear)
 
     def slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Return tensor name -> destination; ``prefix`` is the layer's, without dot."""
@@ -113,9 +113,9 @@ class StoredExperts:
             storage.check(name)
 
     def _named(self, prefix: str) -> list[tuple[str, Storage]]:
-        shared = len(self._experts) - 1
+        shared = len(self.experts) - 1
         return [
             (f"{prefix}{'shared_experts' if i == shared else f'experts.{i}'}.{leaf}", storage)
-            for i, expert in enumerate(self._experts)
+            for i, expert in enumerate(self.experts)
             for leaf, storage in expert.by_leaf().items()
         ]

@@ -26,10 +26,10 @@ class DeepseekV4MoE(nn.Module):
         self._factor, self._limit = config.routed_scaling_factor, config.swiglu_limit
         inner = shard_size("moe_intermediate_size", config.moe_intermediate_size, make.group)
         # The shared expert is as wide as a routed one and stands last in the stacks.
-        self._quantised = make.quantised_experts(
+        self.quantised = make.quantised_experts(
             self._num_experts, config.hidden_size, inner, config.swiglu_limit
         )
-        num_plain = 0 if self._quantised else self._num_experts + 1
+        num_plain = 0 if self.quantised else self._num_experts + 1
         self.gate_up = make.parameter(num_plain, 2 * inner, config.hidden_size)
         self.down = make.parameter(num_plain, config.hidden_size, inner)
         self.gate = make.parameter(
@@ -58,8 +58,8 @@ class DeepseekV4MoE(nn.Module):
         else:
             expert_ids = self._choose(scores, self.bias, self._num_chosen)
         weights = self._weigh(scores, expert_ids, self._factor)
-        if self._quantised is not None:
-            return self._group.all_reduce(self._quantised(x, expert_ids, weights))
+        if self.quantised is not None:
+            return self._group.all_reduce(self.quantised(x, expert_ids, weights))
         mixed = self._mix(x, self.gate_up, self.down, expert_ids, weights, self._limit)
         return self._group.all_reduce(mixed)
 
@@ -70,8 +70,8 @@ class DeepseekV4MoE(nn.Module):
             slots[f"{prefix}.gate.tid2eid"] = self.expert_of_token.data
         if self.bias is not None:
             slots[f"{prefix}.gate.bias"] = self.bias.data
-        if self._quantised is not None:
-            return slots | self._quantised.slots(prefix)
+        if self.quantised is not None:
+            return slots | self.quantised.slots(prefix)
         for expert in range(self._num_experts + 1):
             is_shared = expert == self._num_experts
             name = f"{prefix}.shared_experts" if is_shared else f"{prefix}.experts.{expert}"

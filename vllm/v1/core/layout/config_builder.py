@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
-from vllm.utils.mem_constants import GiB_bytes
+from vllm.utils.mem_constants import format_size
 from vllm.v1.core.layout.grouping import get_kv_cache_groups
 from vllm.v1.core.layout.sizing import (
     build_tensors,
@@ -66,10 +66,6 @@ def _project_kv_cache_groups_to_worker(
     return projected
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GiB_bytes:.2f} GiB"
-
-
 def _fit_model_len(
     vllm_config: VllmConfig,
     groups: Sequence[KVCacheGroupSpec],
@@ -85,7 +81,7 @@ def _fit_model_len(
     if longest == 0:
         raise ConfigError(
             "max_model_len cannot be fitted: the KV cache memory "
-            f"({_gib(min(memory for _, memory in workers))}) does not hold one token. Raise "
+            f"({format_size(min(memory for _, memory in workers))}) does not hold one token. Raise "
             "gpu_memory_utilization or kv_cache_memory_bytes."
         )
     if longest < model_config.max_model_len:
@@ -116,8 +112,8 @@ def _check_memory(
         )
         raise ConfigError(
             f"To serve at least one request with the model's max seq len ({max_model_len}), "
-            f"{_gib(needed)} of KV cache are needed, but only {_gib(memory)} are available. The "
-            f"longest length that fits is {longest}: lower max_model_len, or raise "
+            f"{format_size(needed)} of KV cache are needed, but only {format_size(memory)} are "
+            f"available. The longest length that fits is {longest}: lower max_model_len, or raise "
             "gpu_memory_utilization, kv_cache_memory_bytes or num_gpu_blocks_override."
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -64,6 +64,14 @@ class HeldPrefixes:
         self._clock = clock
         self._holds: dict[BlockHash, _Hold] = {}
         self._next_deadline = math.inf
+
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """Go by another clock from now on; nothing may be held yet.
+
+        A record's replay must see the times that life saw.
+        """
+        assert not self._holds, "times of two clocks do not compare"
+        self._clock = clock
 
     def note_end(self, cache: RequestCache) -> None:
         """Hold what a request asked for that leaves now, as far as it was computed."""
@@ -135,6 +143,13 @@ class HeldPrefixes:
     def clear(self) -> None:
         """Forget all: the cache was emptied."""
         self._holds.clear()
+
+    def places(self) -> Mapping[BlockHash, str]:
+        """Return the names of pinned prefixes by their ends; lets go of none."""
+        pins = self._prefixes.pool.pins
+        if pins is None:
+            return {}
+        return {place: hold.name for place, hold in self._holds.items() if hold in pins}
 
     def describe(self) -> Iterator[HeldPrefix]:
         """Iterate over what is held, the oldest first."""

@@ -1,6 +1,6 @@
 """Which cached prefixes continue which."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash
 
@@ -36,6 +36,11 @@ class Lineage:
         """Forget all."""
         self._parents.clear()
         self._num_children.clear()
+
+    @property
+    def parents(self) -> Mapping[BlockHash, BlockHash | None]:
+        """Each cached unit with the one before it; None for a prompt's first."""
+        return self._parents
 
     def parent_of(self, prefix_hash: BlockHash) -> BlockHash | None:
         """Return the prefix one unit shorter of a cached one; None for a first unit."""

@@ -48,6 +48,10 @@ class Rebuilds:
         self._geometry = geometry
         self._caches: dict[str, RequestCache] = {}
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._caches)
+
     def begin(self, cache: RequestCache, rebuild: Rebuild) -> None:
         """Let a request that was just admitted compute window rows again."""
         cache.rebuild = rebuild

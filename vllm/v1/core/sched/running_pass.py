@@ -67,6 +67,12 @@ class RunningPass:
         """Schedule one request; False if it lost its own blocks."""
         step, encoder = self.step, self.held.encoder
         start = request.num_computed_tokens
+        if self._decodes_one(request, start):
+            new_blocks = self._allocate(request, 1)
+            if new_blocks is None:
+                return False
+            step.add(step.running, request, 1, new_blocks)
+            return True
         num_new_tokens = self._count_tokens(request)
         decision = encoder.decide(request, start, num_new_tokens, step.encoder_budget)
         if decision.num_new_tokens == 0:
@@ -86,6 +92,15 @@ class RunningPass:
         if decision.compute:
             step.add_encoder_inputs(request, decision.compute, decision.budget)
         return True
+
+    def _decodes_one(self, request: Request, start: int) -> bool:
+        """Whether this is the usual step, whose one token nothing below would change."""
+        return (
+            request.num_tokens_with_spec - start == 1
+            and not request.num_output_placeholders
+            and not request.mm_features
+            and start < self.limits.max_model_len - 1
+        )
 
     def _count_tokens(self, request: Request) -> int:
         limits = self.limits

@@ -14,7 +14,7 @@ nothing of the scheduler.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,7 +36,7 @@ from vllm.v1.core.sched.running_pass import RunningPass
 from vllm.v1.core.sched.step_builder import StepBuilder
 from vllm.v1.core.sched.update_pass import UpdatePass, make_output
 from vllm.v1.core.sched.wiring import make_connector, make_encoder_planner, make_manager
-from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, HeldPrefix
 from vllm.v1.metrics.stats import SchedulerStats, SpecDecodingStats
 from vllm.v1.request import Request, RequestStatus
 
@@ -393,6 +393,12 @@ class Scheduler(SchedulerInterface):
         if reset_connector:
             done = self.reset_connector_cache() and done
         return done
+
+    def held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
+        """Let go of one held prefix, if asked to; return the others, and whether it was there."""
+        manager = self.kv_cache_manager
+        forgotten = bool(forget) and manager.forget_prefix(forget)
+        return manager.held_prefixes(), forgotten
 
     def reset_connector_cache(self) -> bool:
         """Forget the connector's prefixes; True if there is none."""

@@ -121,28 +121,25 @@ class StepBuilder:
             sends_new_tokens: Whether workers learn sampled tokens from here.
         """
         resumed = [] if resumed_as_new else self.resumed
-        data = CachedRequestData.make_empty()
-        first_resumed = len(self.running)
-        for index, request in enumerate((*self.running, *resumed)):
-            request_id = request.request_id
-            data.req_ids.append(request_id)
-            data.new_block_ids.append(
-                self._new_block_ids(request_id, is_resumed=index >= first_resumed)
-            )
-            data.num_computed_tokens.append(request.num_computed_tokens)
-            data.num_output_tokens.append(
-                request.num_output_tokens + request.num_output_placeholders
-            )
-            data.new_token_ids.append(self._new_tokens(request) if sends_new_tokens else [])
-            if request_id not in previous_step:
-                data.all_token_ids[request_id] = request.all_token_ids.copy()
-        data.resumed_req_ids.update(request.request_id for request in resumed)
-        return data
-
-    def _new_block_ids(self, request_id: str, *, is_resumed: bool) -> tuple[list[int], ...] | None:
-        """Return the blocks to append; for a resumed request all blocks, even if there are none."""
-        blocks = self.new_blocks[request_id]
-        return blocks.get_block_ids() if is_resumed else blocks.get_block_ids(allow_none=True)
+        requests = [*self.running, *resumed]
+        new_blocks = self.new_blocks
+        return CachedRequestData(
+            req_ids=[r.request_id for r in requests],
+            resumed_req_ids={r.request_id for r in resumed},
+            new_token_ids=[self._new_tokens(r) if sends_new_tokens else [] for r in requests],
+            all_token_ids={
+                r.request_id: r.all_token_ids.copy()
+                for r in requests
+                if r.request_id not in previous_step
+            },
+            # Of a resumed request all blocks, even if there are none.
+            new_block_ids=[
+                *[new_blocks[r.request_id].get_block_ids(allow_none=True) for r in self.running],
+                *[new_blocks[r.request_id].get_block_ids() for r in resumed],
+            ],
+            num_computed_tokens=[r.num_computed_tokens for r in requests],
+            num_output_tokens=[r.num_output_tokens + r.num_output_placeholders for r in requests],
+        )
 
     def _new_tokens(self, request: Request) -> list[int]:
         """Return the known tokens that the step computes, drafts left out."""

@@ -43,17 +43,18 @@ def check_stop(request: Request, max_model_len: int) -> bool:
     """
     params = request.sampling_params
     assert params is not None
-    if request.num_output_tokens < params.min_tokens:
+    num_output_tokens = request.num_output_tokens
+    if num_output_tokens < params.min_tokens:
         # Requests whose min_tokens do not fit into the model's length are refused on entry.
         return False
     last_token_id = request.output_token_ids[-1]
     if params.eos_token_id is not None and last_token_id == params.eos_token_id:
         request.finish(RequestStatus.FINISHED_STOPPED)
         return True
-    if last_token_id in (params.stop_token_ids or ()):
+    if params.stop_token_ids and last_token_id in params.stop_token_ids:
         request.finish(RequestStatus.FINISHED_STOPPED, stop_reason=last_token_id)
         return True
-    if request.num_tokens >= max_model_len or request.num_output_tokens >= request.max_tokens:
+    if request.num_tokens >= max_model_len or num_output_tokens >= request.max_tokens:
         request.finish(RequestStatus.FINISHED_LENGTH_CAPPED)
         return True
     repetition = params.repetition_detection

@@ -49,7 +49,7 @@ def make_output(
         num_preemptions=request.num_preemptions,
         num_draft_tokens=drafted[0],
         # A stop may cut the accepted ones short.
-        num_accepted_tokens=min(drafted[1], len(tokens)),
+        num_accepted_tokens=drafted[1] and min(drafted[1], len(tokens)),
     )
 
 
@@ -173,6 +173,9 @@ class UpdatePass:
         Returns:
             The tokens that were appended, and whether the request stopped.
         """
+        if len(token_ids) == 1:
+            request.append_output_token_ids(token_ids[0])
+            return token_ids, check_stop(request, self.max_model_len)
         for count, token_id in enumerate(token_ids, start=1):
             request.append_output_token_ids(token_id)
             if check_stop(request, self.max_model_len):
@@ -200,7 +203,7 @@ class UpdatePass:
     ) -> tuple[LogprobsRows | None, LogprobsRows | None]:
         """Return the log probabilities of new tokens and of prompt positions, where asked for."""
         params = request.sampling_params
-        if params is None:
+        if params is None or (params.logprobs is None and params.prompt_logprobs is None):
             return None, None
         logprobs = prompt_logprobs = None
         if params.logprobs is not None and num_tokens:

@@ -81,6 +81,7 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
         boundaries: Offsets in the prompt that are worth a checkpoint.
         is_extra_answer: Whether it is a further answer to a prompt that another request brought.
         arrival_time: Of the front end, which orders requests of one priority.
+        ttls: (offset in the prompt, seconds) of prefixes to hold; infinite ones are null.
     """
 
     number: int
@@ -95,6 +96,7 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
     boundaries: list[int] = []
     is_extra_answer: bool = False
     arrival_time: float = 0.0
+    ttls: list[tuple[int, float | None]] = []
 
 
 class Ending(msgspec.Struct, array_like=True):
@@ -159,10 +161,22 @@ class Reset(msgspec.Struct, array_like=True, tag="R"):
     time_us: int = 0
 
 
+class HeldSeen(msgspec.Struct, array_like=True, tag="H"):
+    """Held prefixes were looked at; those whose time was over were let go of.
+
+    Attributes:
+        time_us: When.
+        forgotten: Id of the one to let go of besides; empty: none.
+    """
+
+    time_us: int
+    forgotten: str = ""
+
+
 class Closed(msgspec.Struct, array_like=True, tag="Z"):
     """The server ended; these requests were alive."""
 
     alive: list[Ending] = []
 
 
-Event = Added | Step | Aborted | Reset | Closed
+Event = Added | Step | Aborted | Reset | HeldSeen | Closed

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.core.trace.events import Aborted, Added, Closed, Ending, Header, Reset, Step
+from vllm.v1.core.trace.events import Aborted, Added, Closed, Ending, Header, HeldSeen, Reset, Step
 from vllm.v1.core.trace.hash_chain import HashChains
 from vllm.v1.core.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.messages import EngineCoreOutputs
+    from vllm.v1.messages import EngineCoreOutputs, HeldPrefix
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
@@ -28,27 +28,45 @@ class CacheRecorder:
         header: Of every part.
         keeps_tokens: Whether the tokens behind units matter to the cache.
         num_drafts: Drafts that a request usually gets.
+        monotonic: Seconds.
     """
 
     def __init__(
-        self, writer: TraceWriter, header: Header, *, keeps_tokens: bool, num_drafts: int
+        self,
+        writer: TraceWriter,
+        header: Header,
+        *,
+        keeps_tokens: bool,
+        num_drafts: int,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._writer = writer
         self._header = header
         self._chains = HashChains(header.hash_unit, keeps_tokens=keeps_tokens)
         self._num_drafts = num_drafts
-        self._origin = time.monotonic()
+        self._monotonic = monotonic
+        self._origin = monotonic()
         self._numbers: dict[str, int] = {}
         self._live: dict[int, Request] = {}
         self._blocked: list[Request] = []
         self._fresh: set[str] = set()
         self._next_number = 0
         self._step: Step | None = None
+        self._time_us = 0
         writer.write(header)
 
     def now_us(self) -> int:
         """Return the time since the trace began."""
-        return int((time.monotonic() - self._origin) * 1e6)
+        return int((self._monotonic() - self._origin) * 1e6)
+
+    def tick(self) -> int:
+        """Let the scheduler's clock go on to now; return that time."""
+        self._time_us = self.now_us()
+        return self._time_us
+
+    def clock(self) -> float:
+        """Return the time of the line that is being written, which its replay will see, too."""
+        return self._time_us / 1e6
 
     def _settle(self) -> None:
         """Write the step that is still open; begin another part where this one is full."""
@@ -77,7 +95,7 @@ class CacheRecorder:
             Added(
                 number,
                 request.request_id,
-                self.now_us(),
+                self.tick(),
                 request.num_prompt_tokens,
                 request.max_tokens,
                 self._chains.prompt(request),
@@ -87,6 +105,7 @@ class CacheRecorder:
                 list(request.cache_boundaries),
                 request.is_extra_answer,
                 request.arrival_time,
+                list(request.cache_ttls.items()),
             )
         )
 
@@ -103,12 +122,17 @@ class CacheRecorder:
         self._settle()
         ended = [ending for ending in map(self._end, request_ids) if ending is not None]
         if ended:
-            self._writer.write(Aborted(ended, self.now_us()))
+            self._writer.write(Aborted(ended, self._time_us))
 
     def reset(self, *, resets_running: bool, done: bool) -> None:
         """Note a reset."""
         self._settle()
-        self._writer.write(Reset(resets_running, done, self.now_us()))
+        self._writer.write(Reset(resets_running, done, self._time_us))
+
+    def look_at_held(self, forgotten: str) -> None:
+        """Note that held prefixes were looked at, which lets go of those whose time is over."""
+        self._settle()
+        self._writer.write(HeldSeen(self._time_us, forgotten))
 
     def schedule(self, output: SchedulerOutput, begin_us: int) -> None:
         """Note a step as it was scheduled."""
@@ -185,6 +209,9 @@ class RecordedScheduler(Scheduler):
     def __init__(self, recorder: CacheRecorder, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.recorder = recorder
+        held = self.kv_cache_manager.coordinator.held
+        if held is not None:
+            held.use_clock(recorder.clock)
 
     def add_request(self, request: Request) -> None:
         """Queue a request."""
@@ -195,13 +222,14 @@ class RecordedScheduler(Scheduler):
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[tuple[str, int]]:
         """End requests from outside."""
+        self.recorder.tick()
         ended = super().finish_requests(request_ids, finished_status)
         self.recorder.abort([request_id for request_id, _ in ended])
         return ended
 
     def schedule(self) -> SchedulerOutput:
         """Decide the next step."""
-        begin_us = self.recorder.now_us()
+        begin_us = self.recorder.tick()
         output = super().schedule()
         self.recorder.schedule(output, begin_us)
         return output
@@ -230,9 +258,17 @@ class RecordedScheduler(Scheduler):
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
         """Forget cached prefixes."""
+        self.recorder.tick()
         done = super().reset_prefix_cache(reset_running_requests, reset_connector)
         self.recorder.reset(resets_running=reset_running_requests, done=done)
         return done
+
+    def held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
+        """Look at held prefixes."""
+        self.recorder.tick()
+        found = super().held_prefixes(forget)
+        self.recorder.look_at_held(forget)
+        return found
 
     def shutdown(self) -> None:
         """Stop the scheduler's helpers, and close the trace."""

@@ -1,0 +1,162 @@
+// Weights as they are stored: widened in registers, or a row at a time.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "vec.h"
+#include "vllm_native.h"
+
+namespace vn {
+namespace VN_BUILD {
+
+// A row of a matrix that is no VN_PARTS, and its scales.
+struct StoredRow {
+  const uint8_t* data;
+  const uint8_t* scales;
+};
+
+// Sixteen values of a row, without their scale. kBits: of a value.
+template <int Kind>
+struct Reader;
+template <>
+struct Reader<VN_F32> {
+  static constexpr int kBits = 32;
+  static Vec load(const uint8_t* row, int64_t i) {
+    return VN_BUILD::load(reinterpret_cast<const float*>(row) + i);
+  }
+  static Vec load_some(const uint8_t* row, int64_t i, int count) {
+    return VN_BUILD::load_some(reinterpret_cast<const float*>(row) + i, count);
+  }
+};
+template <>
+struct Reader<VN_BF16> {
+  static constexpr int kBits = 16;
+  static Vec load(const uint8_t* row, int64_t i) {
+    return load_bf16(reinterpret_cast<const uint16_t*>(row) + i);
+  }
+  static Vec load_some(const uint8_t* row, int64_t i, int count) {
+    uint16_t lanes[kLanes] = {};
+    std::memcpy(lanes, row + 2 * i, 2 * count);
+    return load_bf16(lanes);
+  }
+};
+template <>
+struct Reader<VN_MXFP4> {
+  static constexpr int kBits = 4;
+  static Vec load(const uint8_t* row, int64_t i) { return load_e2m1(row + i / 2); }
+};
+template <>
+struct Reader<VN_FP8> {
+  static constexpr int kBits = 8;
+  static Vec load(const uint8_t* row, int64_t i) { return load_e4m3(row + i); }
+};
+template <>
+struct Reader<VN_INT8> {
+  static constexpr int kBits = 8;
+  static Vec load(const uint8_t* row, int64_t i) { return load_int8(row + i); }
+};
+
+template <int Kind>
+constexpr bool kHasScales = Kind != VN_F32 && Kind != VN_BF16;
+
+inline int bits_of(int32_t kind) {
+  return kind == VN_F32 ? 32 : kind == VN_BF16 ? 16 : kind == VN_MXFP4 ? 4 : 8;
+}
+
+// e8m0: 2^(byte - 127); the checkpoint's loader has refused 255.
+inline float widen_scale(uint8_t byte) {
+  const uint32_t bits = byte == 0 ? 0x00400000u : static_cast<uint32_t>(byte) << 23;
+  float scale;
+  std::memcpy(&scale, &bits, sizeof(scale));
+  return scale;
+}
+
+inline float read_scale(const uint8_t* scales, int64_t index, bool are_bytes) {
+  if (are_bytes) return widen_scale(scales[index]);
+  float scale;
+  std::memcpy(&scale, scales + sizeof(scale) * index, sizeof(scale));
+  return scale;
+}
+
+inline StoredRow stored_row(const vn_matrix& m, int64_t row) {
+  const uint8_t* data = static_cast<const uint8_t*>(m.data) + row * m.row_stride * bits_of(m.kind) / 8;
+  if (m.scales == nullptr) return {data, nullptr};
+  const int64_t groups = (m.cols + m.group - 1) / m.group;
+  const int64_t size = m.has_byte_scales != 0 ? 1 : sizeof(float);
+  return {data, m.scales + row / m.rows_per_scale * groups * size};
+}
+
+// Whether every step of sixteen values lies under one scale, so that registers suffice.
+inline bool has_whole_steps(const vn_matrix& m) {
+  return m.scales == nullptr || (m.cols % kLanes == 0 && m.group % kLanes == 0);
+}
+
+inline float widen_one(const vn_matrix& m, const uint8_t* row, int64_t i) {
+  if (m.kind == VN_MXFP4) return widen_e2m1(row[i / 2] >> i % 2 * 4 & 15);
+  if (m.kind == VN_FP8) return widen_e4m3(row[i]);
+  return static_cast<float>(static_cast<int8_t>(row[i]));
+}
+
+template <int Kind>
+inline void decode_scaled(const vn_matrix& m, const StoredRow& row, float* out) {
+  for (int64_t first = 0, g = 0; first < m.cols; first += m.group, ++g) {
+    const Vec scale = fill(read_scale(row.scales, g, m.has_byte_scales != 0));
+    const int64_t end = std::min<int64_t>(m.cols, first + m.group);
+    for (int64_t i = first; i < end; i += kLanes) {
+      store(out + i, mul(Reader<Kind>::load(row.data, i), scale));
+    }
+  }
+}
+
+// Widens a stored row of plain values.
+inline void decode_row(const void* data, int64_t offset, int32_t kind, int64_t count, float* out) {
+  if (kind == VN_F32) {
+    std::memcpy(out, static_cast<const float*>(data) + offset, sizeof(float) * count);
+    return;
+  }
+  const uint16_t* source = static_cast<const uint16_t*>(data) + offset;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(out + i, load_bf16(source + i));
+  for (; i < count; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(source[i]) << 16;
+    std::memcpy(out + i, &bits, sizeof(bits));
+  }
+}
+
+// Each value is the one fp32 product of its code's value and its scale.
+inline void decode_matrix_row(const vn_matrix& m, int64_t index, float* out) {
+  if (m.scales == nullptr) {
+    decode_row(m.data, index * m.row_stride, m.kind, m.cols, out);
+    return;
+  }
+  const StoredRow row = stored_row(m, index);
+  if (!has_whole_steps(m)) {
+    for (int64_t i = 0; i < m.cols; ++i) {
+      out[i] = widen_one(m, row.data, i) * read_scale(row.scales, i / m.group, m.has_byte_scales != 0);
+    }
+  } else if (m.kind == VN_MXFP4) {
+    decode_scaled<VN_MXFP4>(m, row, out);
+  } else if (m.kind == VN_FP8) {
+    decode_scaled<VN_FP8>(m, row, out);
+  } else {
+    decode_scaled<VN_INT8>(m, row, out);
+  }
+}
+
+// The matrix that holds a row, and the row's number in it.
+struct FoundRow {
+  const vn_matrix* matrix;
+  int64_t row;
+};
+
+inline FoundRow find_row(const vn_matrix& m, int64_t row) {
+  if (m.kind != VN_PARTS) return {&m, row};
+  const vn_matrix* part = static_cast<const vn_matrix*>(m.data);
+  while (row >= part->rows) row -= (part++)->rows;
+  return {part, row};
+}
+
+}  // namespace VN_BUILD
+}  // namespace vn

@@ -1,0 +1,126 @@
+"""A headless Chromium, driven over its DevTools protocol; tests skip where there is none."""
+
+import base64
+import json
+import shutil
+import subprocess
+import time
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.sync.client import connect
+
+PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
+_DEADLINE_S = 90.0
+# It asks for nothing outside this machine: its own services are off.
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--remote-debugging-port=0",
+)
+
+
+class Chromium:
+    """One page of one browser.
+
+    Args:
+        folder: An empty one, for its profile.
+        width: Of the window, in pixels.
+        height: Of the window.
+    """
+
+    def __init__(self, folder: Path, width: int = 1480, height: int = 1000) -> None:
+        assert PROGRAM is not None
+        flags = [*_FLAGS, f"--user-data-dir={folder}", f"--window-size={width},{height}"]
+        self._ids = count(1)
+        # Errors of scripts, and what the console was told as one.
+        self.errors: list[str] = []
+        with ExitStack() as stack:
+            log = stack.enter_context((folder / "chromium.log").open("w"))
+            self._process = stack.enter_context(
+                subprocess.Popen([PROGRAM, *flags, "about:blank"], stdout=log, stderr=log)
+            )
+            stack.callback(self._end)
+            address = self._find_page(folder / "DevToolsActivePort")
+            self._socket = stack.enter_context(connect(address, max_size=1 << 26, proxy=None))
+            for domain in ("Page", "Runtime", "Log"):
+                self.call(f"{domain}.enable")
+            self._stack = stack.pop_all()
+
+    def _find_page(self, port_file: Path) -> str:
+        deadline = time.monotonic() + _DEADLINE_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            if port_file.exists() and (text := port_file.read_text()):
+                port = text.split("\n")[0]
+                with httpx.Client(trust_env=False, timeout=10) as client:
+                    pages = client.get(f"http://127.0.0.1:{port}/json").json()
+                found = [page for page in pages if page["type"] == "page"]
+                if found:
+                    return str(found[0]["webSocketDebuggerUrl"])
+            time.sleep(0.05)
+        raise RuntimeError("Chromium did not start")
+
+    def __enter__(self) -> "Chromium":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def call(self, method: str, **params: Any) -> Any:
+        """Call a method of the protocol, and return its result."""
+        number = next(self._ids)
+        self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
+        while True:
+            message = json.loads(self._socket.recv(timeout=_DEADLINE_S))
+            self._note(message)
+            if message.get("id") == number:
+                if "error" in message:
+                    raise RuntimeError(f"{method}: {message['error']}")
+                return message["result"]
+
+    def _note(self, message: dict[str, Any]) -> None:
+        params = message.get("params", {})
+        if message.get("method") == "Runtime.exceptionThrown":
+            self.errors.append(str(params["exceptionDetails"]))
+        elif message.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
+            self.errors.append(str(params["entry"]))
+
+    def open(self, url: str) -> None:
+        """Go to a page."""
+        self.call("Page.navigate", url=url)
+
+    def evaluate(self, script: str) -> Any:
+        """Return the value of an expression in the page."""
+        result = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        if "exceptionDetails" in result:
+            raise RuntimeError(str(result["exceptionDetails"]))
+        return result["result"].get("value")
+
+    def wait_for(self, script: str) -> Any:
+        """Wait until an expression is true; return it."""
+        deadline = time.monotonic() + _DEADLINE_S
+        while not (value := self.evaluate(script)):
+            assert time.monotonic() < deadline, f"{script} never came true: {self.errors}"
+            time.sleep(0.05)
+        return value
+
+    def screenshot(self, path: Path) -> None:
+        """Write the whole page as PNG."""
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(shot["data"]))

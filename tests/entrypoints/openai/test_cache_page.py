@@ -1,0 +1,124 @@
+"""``/cache``: the page, its gate, and its stream."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from vllm.entrypoints.openai.cache_page import CacheFeed
+from vllm.exceptions import EngineDeadError
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Viewed:
+    """An engine whose cache changes with every look."""
+
+    def __init__(self, took_s: float = 0.0) -> None:
+        self.took_s = took_s
+        self.looks = 0
+
+    async def view_cache(self) -> tuple[bytes, float]:
+        self.looks += 1
+        return b'{"look":%d}' % self.looks, self.took_s
+
+
+@pytest.fixture
+def dev(monkeypatch: pytest.MonkeyPatch, serve: Callable[..., Any]) -> Callable[..., Any]:
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    return serve
+
+
+async def test_there_is_none_without_development_mode(
+    monkeypatch: pytest.MonkeyPatch, serve: Callable[..., Any]
+) -> None:
+    monkeypatch.delenv("VLLM_SERVER_DEV_MODE", raising=False)
+    served = serve()
+    for path in ("/cache", "/cache/events", "/v1/cache/explain/x"):
+        assert (await served.client.get(path)).status_code == 404
+
+
+async def test_the_page_needs_nothing_from_elsewhere(dev: Callable[..., Any]) -> None:
+    page = await dev().client.get("/cache")
+    assert page.status_code == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    addresses = set(re.findall(r"https?://[^\s\"'<]+", page.text))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a name of a kind of element, never asked
+    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=\"(?!data:)", page.text)
+    # Names come from clients: nothing of theirs may become markup.
+    assert "innerHTML" not in page.text
+    assert "insertAdjacentHTML" not in page.text
+
+
+async def test_a_key_guards_what_it_shows_but_not_the_empty_page(dev: Callable[..., Any]) -> None:
+    served = dev(api_keys=("k",))
+    assert (await served.client.get("/cache")).status_code == 200
+    for path in ("/cache/events", "/v1/cache/explain/x"):
+        assert (await served.client.get(path)).status_code == 401
+        wrong = await served.client.get(path, headers={"Authorization": "Bearer no"})
+        assert wrong.status_code == 401
+
+
+async def test_a_stream_ends_when_the_server_drains(dev: Callable[..., Any]) -> None:
+    served = dev()
+    served.engine.on_view = served.state.start_drain
+    response = await served.client.get("/cache/events")
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    first, last = response.text.rstrip("\n").split("\n\n")
+    assert json.loads(first.removeprefix("data: ")) == {"look": 1}
+    assert last == "data: [DONE]"
+
+
+async def test_a_dead_engine_is_an_event(dev: Callable[..., Any]) -> None:
+    served = dev()
+
+    def die() -> None:
+        raise EngineDeadError("gone")
+
+    served.engine.on_view = die
+    events = (await served.client.get("/cache/events")).text.rstrip("\n").split("\n\n")
+    assert json.loads(events[0].removeprefix("data: "))["error"]["message"] == "gone"
+    assert events[1:] == ["data: [DONE]"]
+
+
+async def test_all_who_watch_share_a_look() -> None:
+    clock, engine = Clock(), Viewed()
+    feed = CacheFeed(clock, patience_s=0.0)
+    seen = await asyncio.gather(*(feed.after(0, engine) for _ in range(5)))
+    assert seen == [(1, b'{"look":1}')] * 5
+    assert await feed.after(1, engine) is None
+    clock.now = 1.0
+    assert await feed.after(1, engine) == (2, b'{"look":2}')
+    assert engine.looks == 2
+
+
+async def test_a_look_that_takes_long_is_taken_seldom() -> None:
+    clock, engine = Clock(), Viewed(took_s=0.5)
+    feed = CacheFeed(clock, patience_s=0.0)
+    await feed.after(0, engine)
+    clock.now = 24.0
+    assert await feed.after(1, engine) is None
+    clock.now = 25.0
+    assert await feed.after(1, engine) is not None
+
+
+async def test_who_leaves_while_waiting_keeps_nobody() -> None:
+    clock, engine = Clock(), Viewed()
+    feed = CacheFeed(clock, patience_s=1000.0)
+    await feed.after(0, engine)
+    waiting = asyncio.create_task(feed.after(1, engine))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    clock.now = 1.0
+    assert await feed.after(1, engine) == (2, b'{"look":2}')

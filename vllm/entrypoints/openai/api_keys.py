@@ -1,0 +1,70 @@
+"""Who may ask for what: keys of clients, and one of the operator."""
+
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+
+from vllm.entrypoints.openai.errors import HttpError
+
+# Routes that change or show what other users of the server rely on.
+_ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/server_info"})
+_ADMIN_ROOTS = ("/v1/cache/",)
+
+
+def is_admin_path(path: str) -> bool:
+    """Whether a path is the operator's, where there is an operator's key."""
+    return path in _ADMIN_PATHS or path.startswith(_ADMIN_ROOTS)
+
+
+class KeyGuard:
+    """Checks the keys of requests.
+
+    Args:
+        api_keys: Of clients; none: all but the operator's routes is open.
+        admin_key: Opens everything, and alone the operator's routes; None: these are like others.
+        guards_metrics: Whether ``/metrics`` needs a key too.
+    """
+
+    def __init__(
+        self, api_keys: Sequence[str], admin_key: str | None = None, guards_metrics: bool = False
+    ) -> None:
+        self._admin_keys = () if admin_key is None else (admin_key.encode(),)
+        self._api_keys = tuple(key.encode() for key in api_keys)
+        self._guards_metrics = guards_metrics
+
+    def find_refusal(self, path: str, headers: Headers) -> HttpError | None:
+        """Return why a request is refused; None: it is not."""
+        if is_admin_path(path) and self._admin_keys:
+            return self._check_admin(headers)
+        if not self._api_keys or _matches(headers, (*self._api_keys, *self._admin_keys)):
+            return None
+        return _unauthorized("A valid API key is needed")
+
+    def find_refused_scrape(self, headers: Headers) -> HttpError | None:
+        """The same for ``/metrics``, which is open unless it is guarded."""
+        return self.find_refusal("/metrics", headers) if self._guards_metrics else None
+
+    def _check_admin(self, headers: Headers) -> HttpError | None:
+        if _matches(headers, self._admin_keys):
+            return None
+        if _matches(headers, self._api_keys):
+            return HttpError(403, "This route needs the operator's key (--admin-api-key).")
+        return _unauthorized("The operator's key (--admin-api-key) is needed")
+
+
+def _unauthorized(why: str) -> HttpError:
+    return HttpError(
+        401,
+        f"{why}: send 'Authorization: Bearer <key>' or 'x-api-key: <key>'.",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _matches(headers: Headers, keys: Sequence[bytes]) -> bool:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    bearer = key.strip() if scheme.lower() == "bearer" else ""
+    given = [text.encode() for text in (bearer, headers.get("x-api-key", ""))]
+    # Every key is compared, each in constant time: neither tells how near a guess was.
+    matches = [hmac.compare_digest(g, known) for g in given for known in keys]
+    return any(matches)

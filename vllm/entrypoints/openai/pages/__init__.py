@@ -1,0 +1,1 @@
+"""Pages for people, each one file without other assets."""

@@ -1,0 +1,80 @@
+"""Matrices rounded to eight bits a value while they are loaded: ``--quantization int8``."""
+
+from collections.abc import Sequence
+
+import torch
+
+from vllm.model_executor.layers.quantization.storages import Int8Rows
+from vllm.model_executor.layers.quantization.stored_matrix import (
+    StoredExpert,
+    StoredExperts,
+    StoredMatrix,
+)
+
+
+class Int8Weights:
+    """A ``WeightQuantization`` that a checkpoint of plain weights is loaded through.
+
+    Every matrix that a layer asks for by name gets one scale per row. Embeddings, the output head,
+    routers and stacked experts of other families than DeepSeek-V4 stay as they are.
+
+    Args:
+        names: Names of the checkpoint's tensors; None: all that a model asks for are there.
+
+    Owns: the storages it made, until loading has finished.
+    """
+
+    def __init__(self, names: Sequence[str] | None) -> None:
+        self._names = names
+        self._made: list[StoredMatrix | StoredExperts] = []
+
+    def make_matrix(
+        self,
+        name: str,
+        in_size: int,
+        out_size: int,
+        num_groups: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> StoredMatrix:
+        """See ``WeightQuantization``."""
+        made = StoredMatrix(name, Int8Rows(out_size, in_size, dtype, device), num_groups)
+        self._made.append(made)
+        return made
+
+    def make_experts(
+        self,
+        prefix: str,
+        num_experts: int,
+        hidden_size: int,
+        inner_size: int,
+        limit: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> StoredExperts:
+        """See ``WeightQuantization``."""
+
+        def make_expert() -> StoredExpert:
+            return StoredExpert(
+                gate=Int8Rows(inner_size, hidden_size, dtype, device),
+                up=Int8Rows(inner_size, hidden_size, dtype, device),
+                down=Int8Rows(hidden_size, inner_size, dtype, device),
+            )
+
+        routed = [make_expert() for _ in range(num_experts)]
+        made = StoredExperts(prefix, routed, make_expert(), limit)
+        self._made.append(made)
+        return made
+
+    def has_part(self, prefix: str) -> bool:
+        """See ``WeightQuantization``."""
+        return self._names is None or any(name.startswith(prefix) for name in self._names)
+
+    def plain_dtype(self, names: Sequence[str]) -> None:
+        """See ``WeightQuantization``: the type that the model asks for."""
+
+    def finish_loading(self) -> None:
+        """See ``WeightQuantization``: rounds, matrix by matrix, and lets the plain values go."""
+        for made in self._made:
+            made.check()
+        self._made.clear()
