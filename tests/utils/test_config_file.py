@@ -56,7 +56,7 @@ def test_the_command_line_goes_before_it(file: Path) -> None:
         ("- a\n- b", "'key: value' lines"),
         ("a: [", "cannot be read as YAML"),
         ("port: many", "invalid int value"),
-        ("tensor-parallel-size: 8", "--tensor-parallel-size 8 is known but not supported yet"),
+        ("pipeline-parallel-size: 8", "--pipeline-parallel-size 8 is known but not supported yet"),
     ],
 )
 def test_a_wrong_file_is_told(

@@ -7,6 +7,7 @@ import torch
 
 from vllm import envs
 from vllm.logger import init_logger
+from vllm.model_executor.models.causal_lm import CausalLM
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.native.decoder import NativeDecoder, can_run_decoder
@@ -49,6 +50,8 @@ def make_native_model(
 def _find_obstacle(model: Any, kv_caches: Mapping[str, torch.Tensor]) -> str:
     if not envs.VLLM_NATIVE:
         return "VLLM_NATIVE=0"
+    if isinstance(model, CausalLM) and model.share.size > 1:
+        return "one of several workers"
     if load_library() is None:
         return "the library is not built: make native"
     if isinstance(model, DeepseekV4ForCausalLM):

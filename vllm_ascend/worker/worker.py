@@ -1,6 +1,7 @@
 """The core's worker with Ascend's pages, memory accounting and decode graphs."""
 
 from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import ALONE, WorkerPlace
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
@@ -34,15 +35,18 @@ class NPUWorker(Worker):
     Args:
         vllm_config: The configuration, the platform's defaults filled in.
         platform: An Ascend platform.
-        local_rank: Index of the device on this machine.
+        place: Where it stands among the workers that share the model.
 
     Owns: as ``Worker``; the decode graphs.
     """
 
     def __init__(
-        self, vllm_config: VllmConfig, platform: AscendPlatform, local_rank: int = 0
+        self,
+        vllm_config: VllmConfig,
+        platform: AscendPlatform,
+        place: WorkerPlace = ALONE,
     ) -> None:
-        super().__init__(vllm_config, platform, local_rank)
+        super().__init__(vllm_config, platform, place)
         self._ascend = platform
         self._first_snapshot: MemorySnapshot | None = None
 

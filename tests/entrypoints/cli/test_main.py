@@ -24,8 +24,8 @@ def test_help_of_serve(capsys: pytest.CaptureFixture[str], argument: str) -> Non
         assert flag in text
     # What is not served stands apart, and only where everything is asked for.
     options, _, notes = text.partition("accepted, without effect")
-    assert "--tensor-parallel-size" not in options
-    assert ("--tensor-parallel-size" in notes) == (argument == "--help=all")
+    assert "--pipeline-parallel-size" not in options
+    assert ("--pipeline-parallel-size" in notes) == (argument == "--help=all")
 
 
 def test_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,6 +141,9 @@ class FakeExecutor:
     def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
         self.kv_cache_config = kv_cache_configs[0]
 
+    def find_fault(self) -> str | None:
+        return None
+
     def shutdown(self) -> None:
         self._prompts.clear()
 

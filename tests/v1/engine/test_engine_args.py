@@ -103,7 +103,17 @@ def test_derived_limits_fit_what_is_given(given: dict[str, Any], limits: tuple[i
         ({"max_num_queued_tokens": -1}, "max_num_queued_tokens=-1"),
         ({"load_format": "gguf"}, "gguf"),
         ({"tokenizer_mode": "mistral"}, "mistral"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
+        ({"tensor_parallel_size": 0}, "at least 1"),
+        (
+            {"tensor_parallel_size": 3},
+            "does not divide the model's num_attention_heads 4, o_groups",
+        ),
+        ({"tensor_parallel_size": 4}, "does not divide the model's o_groups 2:"),
+        ({"distributed_executor_backend": "mpi"}, "'mpi' is unknown: use one of uni, mp, ray"),
+        (
+            {"distributed_executor_backend": "uni", "tensor_parallel_size": 2},
+            "'uni' runs one worker, but 2",
+        ),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
         ({"model": ""}, "empty"),
         ({"model": "/no/such/folder"}, "/no/such/folder"),

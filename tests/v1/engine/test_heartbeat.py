@@ -1,5 +1,6 @@
+from vllm.utils.liveness import beat_interval_s
 from vllm.v1.engine.core_loop import Progress
-from vllm.v1.engine.heartbeat import HeartbeatMonitor, Pulse, beat_interval_s
+from vllm.v1.engine.heartbeat import HeartbeatMonitor, Pulse
 from vllm.v1.engine.wire import Heartbeat
 
 

@@ -1,5 +1,6 @@
 """UniProcExecutor over the real worker and model, with dummy weights."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -149,10 +150,12 @@ def test_specs_are_checked_with_the_device_in_use_and_before_weights_load() -> N
     config.load_config = LoadConfig("auto")
     platform = DeviceWithMemory()
 
-    def refuse(checked: VllmConfig, specs: list[dict[str, Any]]) -> None:
+    def refuse(
+        checked: VllmConfig, specs: list[dict[str, Any]], get_total_bytes: Callable[[], int]
+    ) -> None:
         (worker_specs,) = specs
         assert "layers.0.attn.window" in worker_specs
-        raise ConfigError(f"{platform.total_memory_bytes()} bytes will not do.")
+        raise ConfigError(f"{get_total_bytes()} bytes will not do.")
 
     with pytest.raises(ConfigError, match="1073741824 bytes will not do"):
         UniProcExecutor(config, platform, refuse)

@@ -72,8 +72,6 @@ IGNORED_SERVE_FLAGS = (
     _value(_NO_MOE_KERNELS, "--eplb-config"),
     _value(_NO_MOE_KERNELS, "--expert-placement-strategy"),
     # Parallelism that one worker has anyway.
-    _switch("the one worker holds every expert", "--enable-expert-parallel", "-ep"),
-    _value(_ONE_WORKER, "--distributed-executor-backend"),
     _value(_ONE_WORKER, "--worker-cls"),
     _value(_ONE_WORKER, "--worker-extension-cls"),
     _value(_ONE_WORKER, "--nnodes", "-n"),

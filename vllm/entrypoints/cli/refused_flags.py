@@ -38,7 +38,6 @@ REFUSED_SERVE_FLAGS = (
     _switch("--skip-tokenizer-init"),
     _value("--device", harmless=("auto",)),
     # Parallelism.
-    _value("--tensor-parallel-size", "-tp", harmless=("1",)),
     _value("--pipeline-parallel-size", "-pp", harmless=("1",)),
     _value("--data-parallel-size", "-dp", harmless=("1",)),
     _value("--data-parallel-rank", "-dpn", harmless=("0",)),

@@ -21,6 +21,7 @@ from vllm.model_executor.layers.quantization.products import (
     multiply_plain,
 )
 from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource, StackedRows
+from vllm.model_executor.model_loader.shards import WHOLE_SHARE, RankShare
 from vllm.v1.attention.ops.registry import OpResolver
 
 
@@ -35,6 +36,7 @@ class TensorFactory:
         ops: Resolves op names.
         quantization: Which matrices are stored in another way; None: none is.
         prefix: Published prefix of the names asked for, with its dot.
+        share: Which part of the model this process holds.
     """
 
     dtype: torch.dtype
@@ -43,6 +45,7 @@ class TensorFactory:
     ops: OpResolver
     quantization: WeightQuantization | None = None
     prefix: str = ""
+    share: RankShare = WHOLE_SHARE
 
     def within(self, prefix: str) -> "TensorFactory":
         """Returns a factory for the tensors whose published names begin with ``prefix``."""
@@ -162,6 +165,17 @@ class ReplicatedLinear(nn.Module):
         outputs = zip(self._quantised, plain, strict=True)
         parts = [part if q is None else q.map_prepared(prepared) for q, part in outputs]
         return torch.cat(parts, -1)
+
+
+class MergedColumnParallelLinear(ReplicatedLinear):
+    """Several matrices over the same input, the outputs of each shared out.
+
+    Args:
+        in_size: Width of the input.
+        out_sizes: This process's share of each output's width.
+        make: Allocates the weight.
+        names: Published names of the matrices.
+    """
 
 
 class StoredLinear(nn.Module):

@@ -6,12 +6,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from vllm.model_executor.model_loader.shards import ShardFinder, find_whole
+
 _STD = 0.02
 
 
 @torch.no_grad()
-def fill_with_dummy_weights(slots: Mapping[str, Tensor], seed: int) -> None:
+def fill_with_dummy_weights(
+    slots: Mapping[str, Tensor], seed: int, find_shard: ShardFinder = find_whole
+) -> None:
     """Fill every slot with small values that depend on the seed, its name and its shape only.
+
+    Ranks that hold parts of a tensor draw the whole of it, so that together they hold one model.
 
     Norm weights are one, routing tables name different experts, all else is normal with deviation
     0.02.
@@ -21,6 +27,12 @@ def fill_with_dummy_weights(slots: Mapping[str, Tensor], seed: int) -> None:
     for name, slot in slots.items():
         if name.endswith("norm.weight"):
             slot.fill_(1.0)
+            continue
+        shard = find_shard(name)
+        if shard is not None:
+            whole = slot.new_empty(shard.whole_shape(slot.shape))
+            fill_with_dummy_weights({name: whole}, seed)
+            slot.copy_(whole.narrow(shard.axis, *shard.find_range(whole.shape[shard.axis])))
             continue
         digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
         generator = torch.Generator(device=slot.device)

@@ -10,6 +10,7 @@ from torch import Tensor, float8_e4m3fn, float8_e8m0fnu, int8, uint8
 from vllm.exceptions import CheckpointError, UnsupportedFeatureError, UnsupportedModelError
 from vllm.model_executor.model_loader.checkpoint_files import name_some
 from vllm.model_executor.model_loader.safetensors_header import ITEM_BITS, StoredTensor
+from vllm.model_executor.model_loader.shards import ELSEWHERE, Shard, ShardFinder, find_whole
 from vllm.model_executor.model_loader.weight_names import TensorPart, published_parts
 
 _FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
@@ -35,10 +36,11 @@ DSPARK_MARK = "mtp.0.main_proj.weight"
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One published tensor: where it is stored and the slot of its name."""
+    """One published tensor: where it is stored, the slot of its name, which part the slot takes."""
 
     stored: StoredTensor
     part: TensorPart
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ def plan_load(
     optional_prefixes: Sequence[str] = (),
     ignored_prefixes: Sequence[str] = (),
     find_parts: PartFinder = published_parts,
+    find_shard: ShardFinder = find_whole,
 ) -> LoadPlan:
     """Match a checkpoint's tensors with a model's slots.
 
@@ -100,6 +103,7 @@ def plan_load(
         optional_prefixes: The tensors of such a prefix may all be absent, but not some of them.
         ignored_prefixes: Tensors with such a prefix have no slot on purpose.
         find_parts: Tells which slots a stored tensor of some name and shape fills.
+        find_shard: Tells which part of a published tensor its slot takes.
 
     Raises:
         UnsupportedFeatureError: A tensor is quantised that the model keeps plain.
@@ -107,7 +111,12 @@ def plan_load(
         CheckpointError: Tensors are missing, unexpected, stored twice, misshapen or mistyped.
     """
     _refuse_v41(stored)
-    copies = [Copy(t, part) for t in stored for part in find_parts(t.name, t.shape)]
+    copies = [
+        Copy(tensor, part, shard)
+        for tensor in stored
+        for part in find_parts(tensor.name, tensor.shape)
+        if (shard := find_shard(part.name)) is not ELSEWHERE
+    ]
     dropped, reason = tuple(ignored_prefixes), "the model's config.json asks for no such part"
     if any(c.part.name == DSPARK_MARK for c in copies):
         dropped, reason = (*dropped, _MTP), "they are a DSpark drafter, which is not supported yet"
@@ -137,6 +146,12 @@ def plan_load(
 
 def part_shape(copy: Copy) -> tuple[int, ...]:
     """Return the shape of the part of the stored tensor that a copy takes."""
+    shape = whole_part_shape(copy)
+    return shape if copy.shard is None else copy.shard.cut_shape(shape)
+
+
+def whole_part_shape(copy: Copy) -> tuple[int, ...]:
+    """Return the shape of the published tensor, of which other ranks may take other parts."""
     shape = copy.stored.shape
     if copy.stored.dtype == "F4":
         # Counted by value in the file, by byte of two values in memory.
@@ -181,7 +196,9 @@ def _any_starts_with(copies: Iterable[Copy], prefix: str) -> bool:
 
 
 def _shape_problem(copy: Copy, slot: Tensor) -> str | None:
-    found, wanted = part_shape(copy), tuple(slot.shape)
+    found, wanted = whole_part_shape(copy), tuple(slot.shape)
+    if copy.shard is not None:
+        wanted = copy.shard.whole_shape(wanted)
     if found == wanted:
         return None
     return f"{copy.part.name} is {list(found)}, must be {list(wanted)}"

@@ -25,6 +25,7 @@ from vllm.model_executor.model_loader.dummy import fill_with_dummy_weights
 from vllm.model_executor.model_loader.load_plan import Copy, LoadPlan, part_bytes, plan_load
 from vllm.model_executor.model_loader.mapped_file import MappedFile
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
+from vllm.model_executor.model_loader.shards import Shard, ShardFinder, find_whole
 from vllm.model_executor.model_loader.weight_names import TensorPart
 
 logger = init_logger(__name__)
@@ -81,6 +82,7 @@ def load_model_weights(
     *,
     use_tqdm: bool = True,
     stored: Sequence[StoredTensor] | None = None,
+    find_shard: ShardFinder = find_whole,
 ) -> LoadReport:
     """Fill every weight slot of ``model``.
 
@@ -91,6 +93,7 @@ def load_model_weights(
         seed: Of the dummy weights.
         use_tqdm: Whether a terminal gets a progress bar.
         stored: What ``read_stored_tensors`` returned for the path; None: it is asked here.
+        find_shard: Tells which part of a tensor the model holds; only that part is read.
 
     Raises:
         CheckpointError: A file or a tensor is missing, broken, unexpected or of the wrong shape.
@@ -100,7 +103,7 @@ def load_model_weights(
     start_s = time.perf_counter()
     slots = model.weight_slots()
     if load_format == "dummy":
-        fill_with_dummy_weights(slots, seed)
+        fill_with_dummy_weights(slots, seed, find_shard)
         logger.warning("The weights are random (--load-format dummy): the answers mean nothing")
         mtp_present = any(name.startswith("mtp.") for name in slots)
         return LoadReport(len(slots), 0, 0, mtp_present, (), time.perf_counter() - start_s)
@@ -117,6 +120,7 @@ def load_model_weights(
         optional_prefixes=model.optional_weight_prefixes,
         ignored_prefixes=model.ignored_weight_prefixes,
         find_parts=model.tensor_parts,
+        find_shard=find_shard,
     )
     _log_plan(plan, may_have_mtp=bool(model.optional_weight_prefixes))
     num_bytes = _copy_all(plan.copies, slots, use_tqdm)
@@ -201,7 +205,7 @@ def _copy_file(
             for stored, parts in groupby(copies, key=lambda copy: copy.stored):
                 tensor = mapped.read(stored)
                 for copy in parts:
-                    source = take_part(tensor, copy.part)
+                    source = take_shard(take_part(tensor, copy.part), copy.shard)
                     _check_table(copy.part.name, source, slots)
                     _copy_values(source, slots[copy.part.name])
                     bar.update(source.nbytes)
@@ -225,6 +229,13 @@ def take_part(tensor: Tensor, part: TensorPart) -> Tensor:
         return tensor
     of_expert = tensor[part.expert]
     return of_expert if part.rows is None else of_expert[part.rows[0] : part.rows[1]]
+
+
+def take_shard(tensor: Tensor, shard: Shard | None) -> Tensor:
+    """Return a rank's part of a published tensor: a view, which touches no other bytes."""
+    if shard is None:
+        return tensor
+    return tensor.narrow(shard.axis, *shard.find_range(tensor.shape[shard.axis]))
 
 
 def _check_table(name: str, table: Tensor, slots: Mapping[str, Tensor]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from vllm.exceptions import CheckpointError, UnsupportedFeatureError
+from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError
 from vllm.model_executor.layers.quantization.storages import (
     Fp4Groups,
     Fp8Blocks,
@@ -28,6 +28,7 @@ from vllm.model_executor.layers.quantization.stored_matrix import (
 )
 from vllm.model_executor.model_loader.load_plan import DSPARK_MARK, Copy, part_shape
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
+from vllm.model_executor.model_loader.shards import Shard, ShardFinder, find_whole
 from vllm.model_executor.model_loader.weight_names import published_parts
 
 _BYTE_SCALES = frozenset({"F8_E8M0", "U8"})
@@ -45,13 +46,18 @@ class StoredWeights:
     Args:
         stored: What the files hold.
         quantization_config: The config's, or empty; see the module docstring.
+        find_shard: Tells which part of a tensor this rank holds.
 
     Owns: the storages it made, until loading has finished.
     """
 
     def __init__(
-        self, stored: Iterable[StoredTensor], quantization_config: Mapping[str, Any]
+        self,
+        stored: Iterable[StoredTensor],
+        quantization_config: Mapping[str, Any],
+        find_shard: ShardFinder = find_whole,
     ) -> None:
+        self._find_shard = find_shard
         self._tensors: dict[str, StoredTensor] = {}
         for tensor in stored:
             for part in published_parts(tensor.name, tensor.shape):
@@ -139,44 +145,63 @@ class StoredWeights:
     def _make_storage(
         self, name: str, num_rows: int, num_columns: int, device: torch.device
     ) -> Storage | None:
-        """Returns the storage of a quantised matrix; None for a plain or an absent one."""
+        """Returns the storage of this rank's part of a quantised matrix, [num_rows, num_columns].
+
+        None for a plain or an absent one.
+        """
         weight = self._tensors.get(f"{name}.weight")
         if weight is None or weight.dtype in _FLOATS:
             return None
+        shard = self._find_shard(f"{name}.weight")
+        whole = (num_rows, num_columns)
+        if shard is not None:
+            num_rows, num_columns = shard.whole_shape(whole)
+            whole = (num_rows, num_columns)
         if weight.dtype == "F8_E4M3":
-            _check_shape(weight, (num_rows, num_columns))
-            return self._make_fp8(name, weight, device)
+            _check_shape(weight, whole)
+            return self._make_fp8(name, weight, shard, device)
         if weight.dtype in _NIBBLES and f"{name}.scale" in self._tensors:
             _check_shape(weight, (num_rows, num_columns // 2))
-            return self._make_fp4(name, weight, num_columns, device)
+            return self._make_fp4(name, weight, num_columns, shard, device)
         if weight.dtype == "F4":
-            _check_shape(weight, (num_rows, num_columns))
-            return self._make_fp4(name, weight, num_columns, device)
+            _check_shape(weight, whole)
+            return self._make_fp4(name, weight, num_columns, shard, device)
         raise UnsupportedFeatureError(
             f"Tensor {weight.name} of {weight.file.name} is of type {weight.dtype}"
             f"{_MISSING_SCALE if weight.dtype in _NIBBLES else ''}: supported are F8_E4M3, FP4 "
             "(two to a byte, I8 or U8, with a .scale), BF16, F16 and F32. Convert it."
         )
 
-    def _make_fp8(self, name: str, weight: StoredTensor, device: torch.device) -> Storage:
+    def _make_fp8(
+        self, name: str, weight: StoredTensor, shard: Shard | None, device: torch.device
+    ) -> Storage:
         scale = self._find_scale(name, weight)
         rows, columns = weight.shape
         block_rows = find_block_size(rows, scale.shape[0], self._block_shape[0])
         block_columns = find_block_size(columns, scale.shape[1], self._block_shape[1])
         if block_rows is None or block_columns is None:
             raise _misfit(weight, scale)
-        scales = _empty_scales(scale, device)
-        return Fp8Blocks(rows, columns, (block_rows, block_columns), scales)
+        block_shape = (block_rows, block_columns)
+        _check_cut(weight, (rows, columns), block_shape, shard)
+        rows, columns = _cut(shard, (rows, columns))
+        return Fp8Blocks(rows, columns, block_shape, _empty_scales(scale, shard, device))
 
     def _make_fp4(
-        self, name: str, weight: StoredTensor, num_columns: int, device: torch.device
+        self,
+        name: str,
+        weight: StoredTensor,
+        num_columns: int,
+        shard: Shard | None,
+        device: torch.device,
     ) -> Storage:
         scale = self._find_scale(name, weight)
         rows = weight.shape[0]
         group_size = find_block_size(num_columns, scale.shape[1])
         if group_size is None or scale.shape[0] != rows or num_columns % 2:
             raise _misfit(weight, scale)
-        return Fp4Groups(rows, num_columns, group_size, _empty_scales(scale, device))
+        _check_cut(weight, (rows, num_columns), (1, group_size), shard)
+        rows, columns = _cut(shard, (rows, num_columns))
+        return Fp4Groups(rows, columns, group_size, _empty_scales(scale, shard, device))
 
     def _find_scale(self, name: str, weight: StoredTensor) -> StoredTensor:
         scale = self._tensors.get(f"{name}.scale")
@@ -227,9 +252,32 @@ def _read_block_shape(quantization_config: Mapping[str, Any]) -> tuple[int, int]
     return _DEFAULT_BLOCK_SHAPE
 
 
-def _empty_scales(scale: StoredTensor, device: torch.device) -> torch.Tensor:
+def _empty_scales(scale: StoredTensor, shard: Shard | None, device: torch.device) -> torch.Tensor:
     dtype = torch.uint8 if scale.dtype in _BYTE_SCALES else torch.float32
-    return torch.empty(scale.shape, dtype=dtype, device=device)
+    return torch.empty(_cut(shard, scale.shape), dtype=dtype, device=device)
+
+
+def _cut(shard: Shard | None, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape if shard is None else shard.cut_shape(shape)
+
+
+def _check_cut(
+    weight: StoredTensor,
+    shape: tuple[int, int],
+    block_shape: tuple[int, int],
+    shard: Shard | None,
+) -> None:
+    """Refuse a boundary between ranks that falls within a block of values under one scale."""
+    if shard is None:
+        return
+    part, block = shard.find_range(shape[shard.axis])[1], block_shape[shard.axis]
+    if part % block:
+        raise ConfigError(
+            f"Tensor {weight.name} of {weight.file.name} ({weight.dtype} {list(shape)}) has one "
+            f"scale for {block} {'rows' if shard.axis == 0 else 'columns'}, and {shard.count} "
+            f"ranks would get {part} each, which cuts a block: use a --tensor-parallel-size that "
+            "leaves whole blocks, or --enable-expert-parallel where the tensor is an expert's."
+        )
 
 
 def _check_shape(weight: StoredTensor, wanted: tuple[int, int]) -> None:

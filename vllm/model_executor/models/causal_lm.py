@@ -11,6 +11,7 @@ from torch import nn
 from vllm.distributed.parallel_state import SingleProcessGroup, TensorParallelGroup
 from vllm.model_executor.layers.linear import TensorFactory
 from vllm.model_executor.layers.quantization import WeightQuantization
+from vllm.model_executor.model_loader.shards import RankShare
 from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.attention.step_tables import StepMetadata
 
@@ -43,6 +44,7 @@ class CausalLM(nn.Module, Generic[ConfigT]):
         device: Where the weights live.
         group: The processes that share the model.
         quantization: Which matrices the checkpoint stores in another way; None: none.
+        spreads_experts: Whether the processes hold whole experts, not a part of each.
     """
 
     def __init__(
@@ -54,12 +56,15 @@ class CausalLM(nn.Module, Generic[ConfigT]):
         device: torch.device | str,
         group: TensorParallelGroup | None = None,
         quantization: WeightQuantization | None = None,
+        spreads_experts: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
         self.is_quantised = quantization is not None
+        group = group or SingleProcessGroup()
+        self.share = RankShare(group.rank, group.size, spreads_experts and group.size > 1)
         make = TensorFactory(
-            dtype, torch.device(device), group or SingleProcessGroup(), ops, quantization
+            dtype, torch.device(device), group, ops, quantization, share=self.share
         )
         self._build(PartsOf(config, ops, make))
 

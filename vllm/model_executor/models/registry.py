@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
 from vllm.exceptions import UnsupportedModelError
+from vllm.model_executor.model_loader.shards import RankShare, ShardFinder
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,9 @@ class ModelEntry:
         config: Function (raw) -> the model's config; torch-free.
         kv_cache_specs: Function (config, block_size, cache_dtype, state_dtype) -> specs by cache
             name; torch-free.
+        shards: Module that says what a rank holds: ``find_shard(config, share, name)``,
+            ``check_ranks(config, size, spreads_experts)``, ``cut_config(config, size)``;
+            torch-free.
         block_sizes: The values of ``--block-size`` that suit the model, its default first.
     """
 
@@ -26,6 +31,7 @@ class ModelEntry:
     config: str
     kv_cache_specs: str
     block_sizes: str
+    shards: str
 
     def load_model_class(self) -> Any:
         """Imports and returns the model class."""
@@ -44,6 +50,22 @@ class ModelEntry:
         function: Callable[..., Any] = _load(self.kv_cache_specs)
         return function
 
+    def check_ranks(self, config: Any, size: int, spreads_experts: bool) -> None:
+        """Refuses a number of ranks that a parsed config cannot be shared out to.
+
+        Raises:
+            ConfigError: An axis does not divide; the message names it and its size.
+        """
+        _load(f"{self.shards}:check_ranks")(config, size, spreads_experts)
+
+    def cut_config(self, config: Any, size: int) -> Any:
+        """Returns a parsed config whose caches are those of one of ``size`` ranks."""
+        return _load(f"{self.shards}:cut_config")(config, size)
+
+    def make_shard_finder(self, config: Any, share: RankShare) -> ShardFinder:
+        """Returns what tells which part of a published tensor a rank holds."""
+        return partial(_load(f"{self.shards}:find_shard"), config, share)
+
     def load_block_sizes(self) -> tuple[int, ...]:
         """Imports and returns the block sizes."""
         sizes: tuple[int, ...] = _load(self.block_sizes)
@@ -61,6 +83,7 @@ def _decoder(config: str) -> ModelEntry:
         config=f"{_MODELS}.{config}",
         kv_cache_specs=f"{_MODELS}.decoder.kv_cache:decoder_kv_cache_specs",
         block_sizes=f"{_MODELS}.decoder.kv_cache:SUPPORTED_BLOCK_SIZES",
+        shards=f"{_MODELS}.decoder.shards",
     )
 
 
@@ -71,6 +94,7 @@ MODELS: Mapping[str, ModelEntry] = MappingProxyType(
             config=f"{_DEEPSEEK_V4}.config:DeepseekV4Config.from_dict",
             kv_cache_specs=f"{_DEEPSEEK_V4}.kv_cache:deepseek_v4_kv_cache_specs",
             block_sizes=f"{_DEEPSEEK_V4}.kv_cache:SUPPORTED_BLOCK_SIZES",
+            shards=f"{_DEEPSEEK_V4}.shards",
         ),
         "Gemma3ForCausalLM": _decoder("gemma3:read_gemma3"),
         "Gemma3ForConditionalGeneration": _decoder("gemma3:read_gemma3_with_vision"),

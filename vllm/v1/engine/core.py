@@ -198,6 +198,10 @@ class EngineCore:
         """Return the size and geometry of the KV cache."""
         return self.kv_cache_info
 
+    def find_fault(self) -> str | None:
+        """Return what is wrong with the workers; None: nothing. Any thread may ask."""
+        return self.executor.find_fault()
+
     def describe_state(self) -> str:
         """Say what the core was at, for the log of its death."""
         num_running, num_waiting = self.scheduler.get_request_counts()

@@ -1,5 +1,6 @@
 """The production engine core; the one module of the engine that imports an executor and torch."""
 
+from collections.abc import Callable
 from functools import partial
 
 from vllm import platforms
@@ -7,6 +8,10 @@ from vllm.config import VllmConfig
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.kv_cache_setup import check_fixed_pool, smallest_pool_bytes
 from vllm.v1.engine.memory_check import MemoryNeeds, check_memory, estimate_activation_bytes
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.process_ranks import start_process_ranks
+from vllm.v1.executor.ranked_executor import RankedExecutor
+from vllm.v1.executor.ray_ranks import start_ray_ranks
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
@@ -14,15 +19,28 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 def build_engine_core(vllm_config: VllmConfig) -> EngineCore:
     """Make the engine core of this process, the platform's defaults filled in."""
     config = platforms.current_platform.check_and_update_config(vllm_config)
-    executor = partial(UniProcExecutor, check_specs=_check_specs, check_weights=_check_weights)
-    return EngineCore(config, executor)
+    return EngineCore(config, _choose_executor(config))
 
 
-def _check_specs(config: VllmConfig, specs: list[dict[str, KVCacheSpec]]) -> None:
-    platform = platforms.current_platform
-    check_fixed_pool(
-        config, specs, platform.fixed_kv_cache_bytes(config), platform.total_memory_bytes
+def _choose_executor(config: VllmConfig) -> Callable[[VllmConfig], Executor]:
+    parallel = config.parallel_config
+    backend = parallel.distributed_executor_backend or ("mp" if parallel.world_size > 1 else "uni")
+    if backend == "uni":
+        return partial(UniProcExecutor, check_specs=_check_specs, check_weights=_check_weights)
+    start_ranks = start_process_ranks if backend == "mp" else start_ray_ranks
+    return partial(
+        RankedExecutor,
+        start_ranks=start_ranks,
+        check_specs=_check_specs,
+        check_weights=_check_weights,
     )
+
+
+def _check_specs(
+    config: VllmConfig, specs: list[dict[str, KVCacheSpec]], get_total_bytes: Callable[[], int]
+) -> None:
+    fixed_bytes = platforms.current_platform.fixed_kv_cache_bytes(config)
+    check_fixed_pool(config, specs, fixed_bytes, get_total_bytes)
 
 
 def _check_weights(

@@ -79,6 +79,9 @@ class SteppedCore(Protocol):
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Describe the KV cache."""
 
+    def find_fault(self) -> str | None:
+        """Return what is wrong with the workers; None: nothing. Any thread may ask."""
+
     def describe_state(self) -> str:
         """Say what the core was at, for the log of its death."""
 

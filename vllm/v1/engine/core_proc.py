@@ -22,9 +22,10 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VllmError
 from vllm.logger import init_logger, setup_logging
 from vllm.platforms.resolve import get_current_platform
+from vllm.utils.liveness import beat_interval_s
 from vllm.v1.engine.channel import Channel, Endpoints
 from vllm.v1.engine.core_loop import CoreLoop, Progress, SteppedCore
-from vllm.v1.engine.heartbeat import Pulse, beat_interval_s
+from vllm.v1.engine.heartbeat import Pulse
 from vllm.v1.engine.wire import Codec, Dead, ErrorInfo, FromCore, Ready, StartFailed
 
 logger = init_logger(__name__)
@@ -93,6 +94,7 @@ class EngineCoreProc:
         self._pulse = Pulse(self._progress, order.heartbeat_timeout_s)
         self._stopping = threading.Event()
         self._parent_pid = os.getppid()
+        self._core: SteppedCore | None = None
 
     def run(self) -> int:
         """Build the core and serve; return the process's exit status."""
@@ -120,6 +122,7 @@ class EngineCoreProc:
         return core
 
     def _serve(self, core: SteppedCore) -> int:
+        self._core = core
         loop = CoreLoop(core, self._emit, self._progress)
         threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
         core.warm_up()
@@ -152,9 +155,19 @@ class EngineCoreProc:
     def _beat(self) -> None:
         while not self._stopping.wait(beat_interval_s(self._order.heartbeat_timeout_s)):
             self._emit(self._pulse.take_beat())
+            self._check_workers()
             # The lifeline stays open in a child that the front end forked.
             if os.getppid() != self._parent_pid:
                 self._exit_as_orphan()
+
+    def _check_workers(self) -> None:
+        """End the process if a worker is gone: without work no step would find out."""
+        fault = None if self._core is None else self._core.find_fault()
+        if fault is not None and not self._stopping.is_set():
+            logger.error("The engine core cannot go on: %s.", fault)
+            self._emit(Dead(fault))
+            self._channel.close_sender()
+            os._exit(1)
 
     def _await_orphaning(self) -> None:
         # Raw reads: a buffered one would hold a lock that interpreter shutdown wants.

@@ -60,6 +60,9 @@ class EngineArgs:
             tokens; None: as VLLM_PREFIX_CACHE_RETENTION_INTERVAL says, else auto.
         prefix_cache_pinned_share: Share of the pool that windows pinned under VLLM_PIN_SWA_TOKENS
             may hold; None: as VLLM_PIN_MAX_SHARE says.
+        tensor_parallel_size: Workers that share the model, each with a part of every matrix.
+        enable_expert_parallel: Those workers hold whole experts instead of a part of each.
+        distributed_executor_backend: uni, mp or ray; None: as many workers as there are say.
         max_num_batched_tokens: Tokens of one step over all requests.
         max_num_seqs: Requests running at a time.
         max_num_queued_reqs: Waiting requests before new ones are refused.
@@ -91,6 +94,8 @@ class EngineArgs:
     download_dir: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    distributed_executor_backend: str | None = None
     block_size: int | None = None
     kv_cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.92
@@ -152,7 +157,7 @@ class EngineArgs:
         return VllmConfig(
             model_config=model_config,
             cache_config=self._make_cache_config(model_config),
-            parallel_config=ParallelConfig(),
+            parallel_config=self._make_parallel_config(model_config),
             scheduler_config=self._make_scheduler_config(model_config),
             load_config=load_config,
             speculative_config=self._make_speculative_config(model_config),
@@ -163,9 +168,10 @@ class EngineArgs:
 
     def _check_values(self) -> None:
         """Refuse what no config class looks at."""
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if getattr(self, name) != 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is not supported yet: use 1.")
+        if self.pipeline_parallel_size != 1:
+            raise ConfigError(
+                f"pipeline_parallel_size={self.pipeline_parallel_size} is not supported yet: use 1."
+            )
         if self.trust_remote_code:
             logger.warning("trust_remote_code has no effect: no code of a model is ever run.")
         if self.tokenizer_mode not in TOKENIZER_MODES:
@@ -214,6 +220,17 @@ class EngineArgs:
             max_logprobs=self.max_logprobs,
             enforce_eager=self.enforce_eager,
         )
+
+    def _make_parallel_config(self, model_config: ModelConfig) -> ParallelConfig:
+        config = ParallelConfig(
+            tensor_parallel_size=self.tensor_parallel_size,
+            enable_expert_parallel=self.enable_expert_parallel,
+            distributed_executor_backend=self.distributed_executor_backend,
+        )
+        size = self.tensor_parallel_size
+        entry = resolve_model(model_config.architectures)
+        entry.check_ranks(_parse_model(model_config), size, self.enable_expert_parallel)
+        return config
 
     def _make_cache_config(self, model_config: ModelConfig) -> CacheConfig:
         block_size = _resolve_block_size(self.block_size, model_config)

@@ -6,6 +6,7 @@ from vllm.config.cache import CACHE_DTYPES, HASH_ALGOS
 from vllm.config.load import LOAD_FORMATS
 from vllm.config.model import DTYPES
 from vllm.config.observability import ObservabilityConfig
+from vllm.config.parallel import EXECUTOR_BACKENDS
 from vllm.config.scheduler import POLICIES
 from vllm.logger import LOG_FORMATS
 from vllm.utils.argparse_utils import human_int, human_int_or_auto, json_object
@@ -18,6 +19,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     _add_model_args(parser.add_argument_group("model"))
     _add_cache_args(parser.add_argument_group("KV cache"))
     _add_scheduler_args(parser.add_argument_group("scheduling"))
+    _add_parallel_args(parser.add_argument_group("parallelism"))
     _add_observability_args(parser.add_argument_group("observability"))
 
 
@@ -167,6 +169,30 @@ def _add_scheduler_args(group: argparse._ArgumentGroup) -> None:
         metavar="JSON",
         help='Draft tokens: {"method": "mtp", "num_speculative_tokens": 1 to 4}, or "ngram" with '
         "prompt_lookup_max and prompt_lookup_min.",
+    )
+
+
+def _add_parallel_args(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=human_int,
+        default=1,
+        metavar="N",
+        help="Workers that share the model, each with a part of every matrix.",
+    )
+    group.add_argument(
+        "--enable-expert-parallel",
+        "-ep",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="Those workers hold whole experts instead of a part of each.",
+    )
+    group.add_argument(
+        "--distributed-executor-backend",
+        choices=EXECUTOR_BACKENDS,
+        help="uni: one worker in the engine core's process; mp: a process each on this machine; "
+        "ray: actors of a Ray cluster. Default: uni for one worker, else mp.",
     )
 
 

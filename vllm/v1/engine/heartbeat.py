@@ -1,25 +1,11 @@
 """When silence means death: the engine core's heartbeats, and judging the core by them."""
 
-import threading
 import time
 from collections.abc import Callable
 
+from vllm.utils.liveness import COMPUTING_SHARE, LONG_STEP_TIMEOUTS, family_cpu_clock
 from vllm.v1.engine.core_loop import Progress
 from vllm.v1.engine.wire import Heartbeat
-
-# Beats per timeout: a few may be late without harm.
-_BEATS_PER_TIMEOUT = 8
-_MAX_INTERVAL_S = 1.0
-# A step that computes may take this many timeouts (a first big prefill on a slow machine) ...
-_LONG_STEP_TIMEOUTS = 4
-# ... where computing means that the loop's thread uses at least this share of a core. One that
-# waits for a lock or a dead device uses none.
-_COMPUTING_SHARE = 0.2
-
-
-def beat_interval_s(timeout_s: float) -> float:
-    """Return the seconds between two beats for a given timeout."""
-    return min(_MAX_INTERVAL_S, timeout_s / _BEATS_PER_TIMEOUT)
 
 
 class Pulse:
@@ -29,7 +15,7 @@ class Pulse:
         progress: Of the step loop, which runs in the main thread.
         timeout_s: Seconds of silence that mean death.
         clock: Monotonic seconds.
-        cpu_clock: CPU seconds of the loop's thread; None: of the main thread.
+        cpu_clock: CPU seconds of the loop's thread and its workers; None: the main thread's.
     """
 
     def __init__(
@@ -40,9 +26,9 @@ class Pulse:
         cpu_clock: Callable[[], float] | None = None,
     ) -> None:
         self._progress = progress
-        self._long_step_s = timeout_s * _LONG_STEP_TIMEOUTS
+        self._long_step_s = timeout_s * LONG_STEP_TIMEOUTS
         self._clock = clock
-        self._cpu_clock = cpu_clock or _main_thread_cpu_clock()
+        self._cpu_clock = cpu_clock or family_cpu_clock()
         self._count = -1
         self._num_grace_beats = 0
         self._step_began = self._last_beat = clock()
@@ -59,15 +45,7 @@ class Pulse:
         return Heartbeat(count + self._num_grace_beats, self._progress.busy)
 
     def _is_computing(self, now: float, cpu: float) -> bool:
-        return cpu - self._last_cpu >= _COMPUTING_SHARE * (now - self._last_beat)
-
-
-def _main_thread_cpu_clock() -> Callable[[], float]:
-    thread_id = threading.main_thread().ident
-    if thread_id is None or not hasattr(time, "pthread_getcpuclockid"):
-        return lambda: 0.0
-    clock_id = time.pthread_getcpuclockid(thread_id)
-    return lambda: time.clock_gettime(clock_id)
+        return cpu - self._last_cpu >= COMPUTING_SHARE * (now - self._last_beat)
 
 
 class HeartbeatMonitor:

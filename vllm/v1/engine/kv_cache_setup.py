@@ -178,7 +178,7 @@ def smallest_pool_bytes(vllm_config: VllmConfig, specs: list[dict[str, KVCacheSp
 
     Args:
         vllm_config: The configuration; not changed.
-        specs: Of the one worker, the spec of each cache by name.
+        specs: Per worker, the spec of each cache by name; all alike.
 
     Raises:
         ConfigError: The specs cannot be laid out.
@@ -186,7 +186,7 @@ def smallest_pool_bytes(vllm_config: VllmConfig, specs: list[dict[str, KVCacheSp
     trial = replace(vllm_config, model_config=copy.copy(vllm_config.model_config))
     if trial.model_config.original_max_model_len == -1:
         trial.model_config.max_model_len = 1
-    (own,) = specs
+    own = specs[0]
     try:
         groups = get_kv_cache_groups(trial, own)
         return needed_bytes(trial, groups, groups) if groups else 0

@@ -16,10 +16,11 @@ from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
+from vllm.utils.liveness import beat_interval_s
 from vllm.v1.engine.channel import Channel
 from vllm.v1.engine.client import Mailbox, expect_ready
 from vllm.v1.engine.core_proc import LaunchOrder
-from vllm.v1.engine.heartbeat import HeartbeatMonitor, beat_interval_s
+from vllm.v1.engine.heartbeat import HeartbeatMonitor
 from vllm.v1.engine.wire import Codec, Dead, FromCore, Heartbeat, Ready, Shutdown, ToCore
 
 logger = init_logger(__name__)

@@ -1,10 +1,20 @@
 """What the engine core asks of its workers, however many and wherever they are."""
 
+from collections.abc import Callable
 from typing import Protocol
 
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+
+SpecsCheck = Callable[[VllmConfig, list[dict[str, KVCacheSpec]], Callable[[], int]], None]
+"""Called with the configuration, each worker's cache specs and what tells a device's memory, the
+devices in use, before weights load."""
+
+WeightsCheck = Callable[[VllmConfig, list[dict[str, KVCacheSpec]], int, int], None]
+"""Called with the configuration, the specs, the bytes the weights will take, and the bytes that
+were free, before a value is read."""
 
 
 class Executor(Protocol):
@@ -24,6 +34,9 @@ class Executor(Protocol):
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return what the last step drafted for the next one, once; None without a drafter."""
+
+    def find_fault(self) -> str | None:
+        """Return what is wrong with the workers; None: nothing. Any thread may ask."""
 
     def shutdown(self) -> None:
         """Release the devices; idempotent."""

@@ -1,15 +1,15 @@
 """One worker in the engine core's own process."""
 
-from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from vllm import platforms
 from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import ALONE
 from vllm.exceptions import ConfigError
 from vllm.platforms.interface import Platform
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+from vllm.v1.executor.abstract import SpecsCheck, WeightsCheck
+from vllm.v1.executor.worker_setup import make_worker, register_caches
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
@@ -20,10 +20,8 @@ class UniProcExecutor:
     Args:
         vllm_config: The configuration; the platform's defaults are filled in here if they were not.
         platform: The device's kind; None: the current one.
-        check_specs: Called with the configuration and each worker's cache specs, the devices in
-            use, before weights load.
-        check_weights: Called with both, the bytes the weights will take, and the bytes that were
-            free, before a value is read.
+        check_specs: See ``SpecsCheck``.
+        check_weights: See ``WeightsCheck``.
 
     Raises:
         ConfigError: The configuration does not suit the platform or the model.
@@ -36,9 +34,8 @@ class UniProcExecutor:
         self,
         vllm_config: VllmConfig,
         platform: Platform | None = None,
-        check_specs: Callable[[VllmConfig, list[dict[str, KVCacheSpec]]], None] | None = None,
-        check_weights: Callable[[VllmConfig, list[dict[str, KVCacheSpec]], int, int], None]
-        | None = None,
+        check_specs: SpecsCheck | None = None,
+        check_weights: WeightsCheck | None = None,
     ) -> None:
         platform = platforms.current_platform if platform is None else platform
         config = platform.check_and_update_config(vllm_config)
@@ -47,16 +44,14 @@ class UniProcExecutor:
                 f"{config.parallel_config.world_size} workers were asked for, but this executor "
                 "runs one: use tensor_parallel_size=1 and pipeline_parallel_size=1."
             )
-        # Before specs are grouped and the scheduler asks for managers, both in this process.
-        register_all_kvcache_specs(None)
-        platform.register_custom_kv_cache_specs(config)
-        self._worker: Any = _load_class(platform.worker_class_path)(config, platform)
+        register_caches(config, platform)
+        self._worker: Any = make_worker(config, platform, ALONE)
         # A wrong block size or cache dtype must show before the minutes that weights can take.
         specs = self.get_kv_cache_specs()
         self._worker.init_device()
         if check_specs is not None:
             # Some devices tell their memory only once they are in use.
-            check_specs(config, specs)
+            check_specs(config, specs, platform.total_memory_bytes)
         if check_weights is not None:
             free_bytes = platform.free_memory_bytes()
             check_weights(config, specs, self._worker.build_model(), free_bytes)
@@ -85,11 +80,10 @@ class UniProcExecutor:
         drafts: DraftTokenIds | None = self._worker.take_draft_token_ids()
         return drafts
 
+    def find_fault(self) -> str | None:
+        """Return None: a worker in this process cannot be gone without it."""
+        return None
+
     def shutdown(self) -> None:
         """Release the device; idempotent."""
         self._worker.shutdown()
-
-
-def _load_class(path: str) -> Any:
-    module_name, _, class_name = path.rpartition(".")
-    return getattr(import_module(module_name), class_name)

@@ -7,15 +7,20 @@ from typing import Any
 
 import torch
 
+from vllm import envs
 from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import ALONE, SingleProcessGroup, WorkerPlace
+from vllm.distributed.process_group import TorchProcessGroup
 from vllm.exceptions import CheckpointError, ConfigError, EngineError
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization import WeightQuantization
 from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
+from vllm.model_executor.model_loader.shards import RankShare
 from vllm.model_executor.model_loader.stored_weights import StoredWeights
 from vllm.model_executor.models.registry import ModelEntry, resolve_model
 from vllm.platforms.interface import Platform
+from vllm.utils.liveness import LONG_STEP_TIMEOUTS
 from vllm.v1.attention.metadata import CacheLayout
 from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -39,18 +44,24 @@ class Worker:
     Args:
         vllm_config: The configuration, the platform's defaults filled in.
         platform: The device's kind.
-        local_rank: Index of the device on this machine.
+        place: Where it stands among the workers that share the model.
 
     Owns: the model, and through its runner everything on the device.
     """
 
-    def __init__(self, vllm_config: VllmConfig, platform: Platform, local_rank: int = 0) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, platform: Platform, place: WorkerPlace = ALONE
+    ) -> None:
         self._config = vllm_config
         self._platform = platform
-        self._local_rank = local_rank
+        self._place = place
+        spreads_experts = vllm_config.parallel_config.enable_expert_parallel
+        self._share = RankShare(place.rank, place.size, spreads_experts and place.size > 1)
+        self._group: TorchProcessGroup | SingleProcessGroup = SingleProcessGroup()
         self._device: torch.device | None = None
         self._entry: ModelEntry = resolve_model(vllm_config.model_config.architectures)
         self._model_spec: Any = self._entry.parse_config(vllm_config.model_config.hf_config)
+        self._find_shard = self._entry.make_shard_finder(self._model_spec, self._share)
         self._dtype = resolve_dtype(vllm_config.model_config.dtype)
         self._model: Any = None
         self._stored: list[StoredTensor] = []
@@ -58,18 +69,36 @@ class Worker:
         self._runner: ModelRunner | None = None
 
     def init_device(self) -> None:
-        """Select the device and the number of host threads."""
+        """Select the device and the number of host threads; meet the other workers.
+
+        Raises:
+            EngineError: The others did not come.
+        """
         num_threads = self._platform.default_num_threads()
         if num_threads is not None:
-            torch.set_num_threads(num_threads)
-        self._device = self._platform.make_device(self._local_rank)
+            torch.set_num_threads(max(1, num_threads // self._place.local_size))
+        self._device = self._platform.make_device(self._place.local_rank)
+        if self._place.size > 1:
+            self._group = self._join_group()
         logger.info(
             "worker %d: device %s, %s, %d host threads",
-            self._local_rank,
+            self._place.rank,
             self._device,
             self._dtype,
             torch.get_num_threads(),
         )
+
+    def _join_group(self) -> TorchProcessGroup:
+        place, backend = self._place, self._platform.dist_backend
+        # A step may take this long before it counts as hung: no collective waits longer.
+        timeout_s = LONG_STEP_TIMEOUTS * envs.VLLM_ENGINE_HEARTBEAT_TIMEOUT
+        try:
+            return TorchProcessGroup(place.rank, place.size, backend, place.rendezvous, timeout_s)
+        except RuntimeError as error:
+            raise EngineError(
+                f"worker {place.rank} of {place.size} did not meet the others over {backend}: "
+                f"{error}"
+            ) from error
 
     def build_model(self) -> int:
         """Build the model, its weights not filled yet; on a CPU they take no memory until then.
@@ -90,6 +119,8 @@ class Worker:
                 ops=self._make_op_resolver(),
                 dtype=self._dtype,
                 device=self._device,
+                group=self._group,
+                spreads_experts=self._share.spreads_experts,
                 **chosen,
             )
         except RuntimeError as error:
@@ -117,8 +148,11 @@ class Worker:
             model_config.path or model_config.model,
             load_config.load_format,
             model_config.seed,
-            use_tqdm=load_config.use_tqdm and logger.isEnabledFor(logging.INFO),
+            use_tqdm=load_config.use_tqdm
+            and self._place.rank == 0
+            and logger.isEnabledFor(logging.INFO),
             stored=self._stored,
+            find_shard=self._find_shard,
         )
         self._stored = []
         if self._quantization is not None:
@@ -149,7 +183,8 @@ class Worker:
         found = self._platform.find_quantization(model_config.path or model_config.model)
         if found is not None:
             return found
-        weights = StoredWeights(stored, model_config.hf_config.get("quantization_config") or {})
+        declared = model_config.hf_config.get("quantization_config") or {}
+        weights = StoredWeights(stored, declared, self._find_shard)
         return weights if weights.is_quantised else None
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
@@ -160,7 +195,7 @@ class Worker:
         """
         cache_config = self._config.cache_config
         specs: dict[str, KVCacheSpec] = self._entry.load_kv_cache_specs()(
-            self._model_spec,
+            self._entry.cut_config(self._model_spec, self._place.size),
             cache_config.block_size,
             resolve_cache_dtype(cache_config.cache_dtype, self._dtype),
             # Compressor sums run over up to 128 rows; every known implementation keeps them fp32.
@@ -170,7 +205,12 @@ class Worker:
 
     def determine_available_memory(self) -> int:
         """Return the bytes the KV pool may take, now that the weights are loaded."""
-        return self._platform.default_kv_cache_bytes(self._config)
+        available = self._platform.default_kv_cache_bytes(self._config)
+        is_given = self._platform.fixed_kv_cache_bytes(self._config) is not None
+        if self._platform.device_type == "cpu" and not is_given:
+            # Workers of one host find the same memory free.
+            available //= self._place.local_size
+        return available
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV cache and become ready for steps.
@@ -221,3 +261,5 @@ class Worker:
             self._runner.shutdown()
         self._runner = None
         self._model = None
+        self._group.close()
+        self._group = SingleProcessGroup()

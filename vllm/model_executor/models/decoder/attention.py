@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from vllm.model_executor.layers.linear import ReplicatedLinear, RowParallelLinear
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.models.decoder.config import LayerPlan
 from vllm.model_executor.models.decoder.kv_cache import cache_name
 from vllm.model_executor.models.decoder.step import ModelParts, Step
@@ -16,7 +16,7 @@ class DecoderAttention(nn.Module):
     """Attention of one layer.
 
     Letters: T rows, H query heads in K groups of G, d values per head; a cached row is keys then
-    values of K heads.
+    values of K heads. Of several ranks each has its own H and K, and sums the output.
 
     Args:
         index: The layer.
@@ -27,19 +27,24 @@ class DecoderAttention(nn.Module):
     def __init__(self, index: int, plan: LayerPlan, parts: ModelParts) -> None:
         super().__init__()
         make, ops = parts.make, parts.ops
-        self._shape = shape = parts.config.attention
+        whole = parts.config.attention
+        self._shape = shape = whole.for_ranks(make.group.size)
         self._cache_name = cache_name(index)
         self._rope = plan.rope
         self._norm_plan = parts.config.norm
         self._num_groups = shape.num_heads // shape.num_kv_heads
         kv_size = shape.num_kv_heads * shape.head_dim
         sizes = (shape.num_heads * shape.head_dim, kv_size, kv_size)
-        self.qkv = ReplicatedLinear(
+        self.qkv = MergedColumnParallelLinear(
             parts.config.hidden_size, sizes, make, ("q_proj", "k_proj", "v_proj")
         )
         self.qkv_bias = make.parameter(sum(sizes)) if shape.has_qkv_bias else None
         self.output = RowParallelLinear(
-            "num_attention_heads * head_dim", sizes[0], parts.config.hidden_size, make, "o_proj"
+            "num_attention_heads * head_dim",
+            whole.num_heads * whole.head_dim,
+            parts.config.hidden_size,
+            make,
+            "o_proj",
         )
         self.output_bias = (
             make.parameter(parts.config.hidden_size) if shape.has_output_bias else None

@@ -8,11 +8,9 @@ import torch
 from torch import nn
 
 from vllm.model_executor.layers.quantization.decode import decode_fp4_groups
-from vllm.model_executor.models.decoder.config import ClampedExpertsPlan
+from vllm.model_executor.layers.spread_experts import find_share, run_own_experts
+from vllm.model_executor.models.decoder.config import MXFP4_GROUP_SIZE, ClampedExpertsPlan
 from vllm.model_executor.models.decoder.step import ModelParts
-
-GROUP_SIZE = 32
-"""Values under one MXFP4 scale."""
 
 # Values of a decoded tile: 1 MiB of fp32.
 _TILE_VALUES = 1 << 18
@@ -47,9 +45,9 @@ class MxFp4Stack(nn.Module):
 
     def __init__(self, num_experts: int, in_size: int, out_size: int, parts: ModelParts) -> None:
         super().__init__()
-        make, num_groups = parts.make, in_size // GROUP_SIZE
+        make, num_groups = parts.make, in_size // MXFP4_GROUP_SIZE
         self.codes = make.parameter(
-            num_experts, out_size, num_groups, GROUP_SIZE // 2, dtype=torch.uint8
+            num_experts, out_size, num_groups, MXFP4_GROUP_SIZE // 2, dtype=torch.uint8
         )
         self.scales = make.parameter(num_experts, out_size, num_groups, dtype=torch.uint8)
         self._linear = parts.ops("linear")
@@ -62,7 +60,7 @@ class MxFp4Stack(nn.Module):
         tiles = []
         for first in range(0, codes.shape[0], self._tile_rows):
             part = slice(first, first + self._tile_rows)
-            tile = decode_fp4_groups(codes[part], scales[part], GROUP_SIZE)
+            tile = decode_fp4_groups(codes[part], scales[part], MXFP4_GROUP_SIZE)
             tiles.append(self._linear(wide, tile))
         return torch.cat(tiles, 1).to(rows.dtype)
 
@@ -76,15 +74,20 @@ class ClampedExperts(nn.Module):
 
     def __init__(self, plan: ClampedExpertsPlan, parts: ModelParts) -> None:
         super().__init__()
-        make, hidden, inner = parts.make, parts.config.hidden_size, plan.inner_size
+        make, hidden = parts.make, parts.config.hidden_size
         self.plan = plan
         self.router = make.parameter(plan.num_experts, hidden, dtype=torch.float32)
         self.router_bias = make.parameter(plan.num_experts, dtype=torch.float32)
+        self._group = make.group
+        self._own, inner = find_share(make, plan.num_experts, plan.inner_size)
+        # Ranks that hold a part of every expert sum: one of them adds the bias.
+        self._adds_bias = make.share.spreads_experts or make.group.rank == 0
+        num_own = len(self._own)
         stack = MxFp4Stack if plan.is_mxfp4 else PlainStack
-        self.gate_up = stack(plan.num_experts, hidden, 2 * inner, parts)
-        self.down = stack(plan.num_experts, inner, hidden, parts)
-        self.gate_up_bias = make.parameter(plan.num_experts, 2 * inner)
-        self.down_bias = make.parameter(plan.num_experts, hidden)
+        self.gate_up = stack(num_own, hidden, 2 * inner, parts)
+        self.down = stack(num_own, inner, hidden, parts)
+        self.gate_up_bias = make.parameter(num_own, 2 * inner)
+        self.down_bias = make.parameter(num_own, hidden)
         self._choose, self._run = parts.ops("choose_by_softmax"), parts.ops("run_experts")
         self._activate = parts.ops("clamped_glu_and_mul")
 
@@ -93,14 +96,18 @@ class ClampedExperts(nn.Module):
         logits = nn.functional.linear(x.float(), self.router, self.router_bias)
         # A softmax over the chosen logits is the softmax over all, scaled to a sum of one.
         ids, weights = self._choose(logits, self.plan.num_chosen, True)
-        output: torch.Tensor = self._run(x, ids, weights, self._run_expert)
-        return output
+        output: torch.Tensor
+        if len(self._own) == self.plan.num_experts:
+            output = self._run(x, ids, weights, self._run_expert)
+        else:
+            output = run_own_experts(x, ids, weights, self._own, self._run_expert, self._run)
+        return self._group.all_reduce(output)
 
     def _run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
         gate_up = self.gate_up(rows, expert) + self.gate_up_bias[expert]
         inner = self._activate(gate_up, self.plan.alpha, self.plan.limit)
-        output: torch.Tensor = self.down(inner, expert) + self.down_bias[expert]
-        return output
+        output: torch.Tensor = self.down(inner, expert)
+        return output + self.down_bias[expert] if self._adds_bias else output
 
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination."""

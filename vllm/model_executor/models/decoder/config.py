@@ -4,13 +4,15 @@ A family's module reads its config.json into a ``DecoderConfig``; ``decoder.mode
 network from it. Sizes are in values, windows in tokens, the query's own included.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.decoder.rope_config import RopeConfig
 
 Activation = Literal["silu", "gelu_tanh"]
+MXFP4_GROUP_SIZE = 32
+"""Values under one MXFP4 scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,11 @@ class AttentionShape:
     has_qk_norm: bool = False
     has_sinks: bool = False
     soft_cap: float = 0.0
+
+    def for_ranks(self, size: int) -> "AttentionShape":
+        """Returns the heads of one of ``size`` ranks; several hold the same key head if need be."""
+        num_kv_heads = max(1, self.num_kv_heads // size)
+        return replace(self, num_heads=self.num_heads // size, num_kv_heads=num_kv_heads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from vllm.model_executor.layers.linear import ReplicatedLinear, RowParallelLinear
+from vllm.distributed.parallel_state import shard_size
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.spread_experts import find_share, run_own_experts
 from vllm.model_executor.models.decoder.clamped_experts import ClampedExperts
 from vllm.model_executor.models.decoder.config import (
     ClampedExpertsPlan,
@@ -33,13 +35,14 @@ class GatedMlp(nn.Module):
     def __init__(self, plan: MlpPlan, parts: ModelParts) -> None:
         super().__init__()
         make, hidden = parts.make, parts.config.hidden_size
-        self.gate_up = ReplicatedLinear(
-            hidden, (plan.inner_size, plan.inner_size), make, ("gate_proj", "up_proj")
+        inner = shard_size("intermediate_size", plan.inner_size, make.group)
+        self.gate_up = MergedColumnParallelLinear(
+            hidden, (inner, inner), make, ("gate_proj", "up_proj")
         )
         self.down = RowParallelLinear(
             "intermediate_size", plan.inner_size, hidden, make, "down_proj"
         )
-        self.gate_up_bias = make.parameter(2 * plan.inner_size) if plan.has_bias else None
+        self.gate_up_bias = make.parameter(2 * inner) if plan.has_bias else None
         self.down_bias = make.parameter(hidden) if plan.has_bias else None
         self._activate = parts.ops(_ACTIVATION_OPS[plan.activation])
 
@@ -74,9 +77,11 @@ class Experts(nn.Module):
         super().__init__()
         make, hidden = parts.make, parts.config.hidden_size
         self.plan = plan
+        self._group = make.group
         self.router = make.parameter(plan.num_experts, hidden, dtype=torch.float32)
-        self.gate_up = make.parameter(plan.num_experts, 2 * plan.inner_size, hidden)
-        self.down = make.parameter(plan.num_experts, hidden, plan.inner_size)
+        self._own, inner = find_share(make, plan.num_experts, plan.inner_size)
+        self.gate_up = make.parameter(len(self._own), 2 * inner, hidden)
+        self.down = make.parameter(len(self._own), hidden, inner)
         self._choose, self._run = parts.ops("choose_by_softmax"), parts.ops("run_experts")
         self._mlp = partial(
             parts.ops("gated_mlp"), activate=parts.ops(_ACTIVATION_OPS[plan.activation])
@@ -86,8 +91,12 @@ class Experts(nn.Module):
         """Maps the normed input [T, D] to [T, D]."""
         logits = nn.functional.linear(x.float(), self.router)
         ids, weights = self._choose(logits, self.plan.num_chosen, self.plan.normalises)
-        output: torch.Tensor = self._run(x, ids, weights, self._run_expert)
-        return output
+        output: torch.Tensor
+        if len(self._own) == self.plan.num_experts:
+            output = self._run(x, ids, weights, self._run_expert)
+        else:
+            output = run_own_experts(x, ids, weights, self._own, self._run_expert, self._run)
+        return self._group.all_reduce(output)
 
     def _run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
         output: torch.Tensor = self._mlp(rows, self.gate_up[expert], self.down[expert])
@@ -96,9 +105,9 @@ class Experts(nn.Module):
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination; experts are slices of the stacks."""
         slots = {f"{prefix}.gate.weight": self.router.data}
-        for expert in range(self.plan.num_experts):
-            gate, up = self.gate_up.data[expert].chunk(2)
+        for index, expert in enumerate(self._own):
+            gate, up = self.gate_up.data[index].chunk(2)
             name = f"{prefix}.experts.{expert}"
             slots[f"{name}.gate_proj.weight"], slots[f"{name}.up_proj.weight"] = gate, up
-            slots[f"{name}.down_proj.weight"] = self.down.data[expert]
+            slots[f"{name}.down_proj.weight"] = self.down.data[index]
         return slots

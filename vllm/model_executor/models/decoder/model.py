@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from vllm.distributed.parallel_state import shard_size
 from vllm.model_executor.layers.vocab import VocabParallelEmbedding
 from vllm.model_executor.model_loader.weight_names import TensorPart
 from vllm.model_executor.models.causal_lm import CausalLM
@@ -76,10 +77,10 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
             DecoderBlock(index, plan, parts) for index, plan in enumerate(config.layers)
         )
         self.norm = make.parameter(config.hidden_size)
+        self._group = make.group
+        num_rows = shard_size("vocab_size", config.vocab_size, make.group)
         self.head = (
-            make.parameter(config.vocab_size, config.hidden_size)
-            if config.has_head
-            else self.embed.weight
+            make.parameter(num_rows, config.hidden_size) if config.has_head else self.embed.weight
         )
         # Rounded as the published models round it.
         self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=make.dtype))
@@ -112,7 +113,7 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """Maps the residual stream [M, D] of any chosen rows to fp32 logits [M, V]."""
         hidden = self._norm(streams, self.norm, self.config.norm.eps)
-        logits: torch.Tensor = self._project(hidden, self.head)
+        logits = self._group.all_gather(self._project(hidden, self.head))
         if self.config.final_soft_cap:
             logits = self._soft_cap_(logits, self.config.final_soft_cap)
         return logits

@@ -5,7 +5,9 @@ from torch import nn
 from torch.nn.functional import linear
 
 from vllm.distributed.parallel_state import shard_size
+from vllm.model_executor.layers.quantization import QuantisedExperts
 from vllm.model_executor.layers.quantization.products import multiply_plain
+from vllm.model_executor.models.deepseek_v4.spread_experts import SpreadExperts
 from vllm.model_executor.models.deepseek_v4.step import ModelParts, Step
 
 
@@ -25,11 +27,15 @@ class DeepseekV4MoE(nn.Module):
         self._num_chosen = config.num_experts_per_tok
         self._factor, self._limit = config.routed_scaling_factor, config.swiglu_limit
         inner = shard_size("moe_intermediate_size", config.moe_intermediate_size, make.group)
+        self._spread = SpreadExperts(parts) if make.share.spreads_experts else None
+        self.quantised: QuantisedExperts | None = None
+        if self._spread is None:
+            self.quantised = make.quantised_experts(
+                self._num_experts, config.hidden_size, inner, config.swiglu_limit
+            )
         # The shared expert is as wide as a routed one and stands last in the stacks.
-        self.quantised = make.quantised_experts(
-            self._num_experts, config.hidden_size, inner, config.swiglu_limit
-        )
-        num_plain = 0 if self.quantised else self._num_experts + 1
+        is_stacked = self._spread is None and self.quantised is None
+        num_plain = self._num_experts + 1 if is_stacked else 0
         self.gate_up = make.parameter(num_plain, 2 * inner, config.hidden_size)
         self.down = make.parameter(num_plain, config.hidden_size, inner)
         self.gate = make.parameter(
@@ -58,6 +64,8 @@ class DeepseekV4MoE(nn.Module):
         else:
             expert_ids = self._choose(scores, self.bias, self._num_chosen)
         weights = self._weigh(scores, expert_ids, self._factor)
+        if self._spread is not None:
+            return self._group.all_reduce(self._spread(x, expert_ids, weights))
         if self.quantised is not None:
             return self._group.all_reduce(self.quantised(x, expert_ids, weights))
         mixed = self._mix(x, self.gate_up, self.down, expert_ids, weights, self._limit)
@@ -70,6 +78,8 @@ class DeepseekV4MoE(nn.Module):
             slots[f"{prefix}.gate.tid2eid"] = self.expert_of_token.data
         if self.bias is not None:
             slots[f"{prefix}.gate.bias"] = self.bias.data
+        if self._spread is not None:
+            return slots | self._spread.weight_slots(prefix)
         if self.quantised is not None:
             return slots | self.quantised.slots(prefix)
         for expert in range(self._num_experts + 1):

@@ -1,0 +1,65 @@
+"""Engines over ranks that outlive them: a process of a rank takes seconds to start."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.client import InlineCore
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.engine_args import EngineArgs
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor.process_ranks import ProcessRanks
+from vllm.v1.executor.ranked_executor import RankedExecutor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+
+class LentRanks:
+    """Ranks for one more executor, which does not end them.
+
+    Args:
+        ranks: The processes.
+        meeting: A file of their own to meet at.
+    """
+
+    def __init__(self, ranks: ProcessRanks, meeting: Path) -> None:
+        self._ranks = ranks
+        self.places = [replace(p, rendezvous=f"file://{meeting}") for p in ranks.places]
+        self.order, self.find_fault = ranks.order, ranks.find_fault
+
+    def close(self) -> None:
+        """Nothing: another executor is to come."""
+
+
+def run_engine(
+    prompts: Sequence[list[int]], ranks: LentRanks | None = None, **arguments: Any
+) -> tuple[list[list[int]], list[int]]:
+    """Answer prompts one after the other; tokens, and how many of each prompt were hits.
+
+    Args:
+        prompts: Token ids.
+        ranks: Where the model is; None: in this process alone.
+        arguments: Of the engine.
+    """
+    if ranks is not None:
+        arguments["tensor_parallel_size"] = len(ranks.places)
+    config = EngineArgs(**arguments).create_vllm_config()
+    make: Any = UniProcExecutor
+    if ranks is not None:
+        make = partial(RankedExecutor, start_ranks=lambda _: ranks)
+    engine = LLMEngine(config, InlineCore(lambda: EngineCore(config, make)))
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    tokens, hits = [], []
+    try:
+        for index, prompt in enumerate(prompts):
+            engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
+            outputs = []
+            while engine.has_unfinished_requests():
+                outputs += engine.step()
+            tokens.append(list(outputs[-1].outputs[0].token_ids))
+            hits.append(outputs[-1].num_cached_tokens or 0)
+    finally:
+        engine.shutdown()
+    return tokens, hits

@@ -1,0 +1,97 @@
+"""Real ranks in processes: the tokens of one process; a rank that dies or hangs ends them all."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.model_executor.models.hf_reference import random_tokens
+from tests.v1.executor.rank_engines import LentRanks, run_engine
+from vllm.exceptions import ConfigError, EngineDeadError
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.executor.messages import Failure, RunStep, rebuild_failure
+from vllm.v1.executor.process_ranks import ProcessRanks
+
+pytestmark = pytest.mark.slow
+
+_MTP = {"method": "mtp", "num_speculative_tokens": 2}
+# Longer than any step here takes on a busy machine.
+_TIMEOUT_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def _one_process_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("VLLM_NATIVE", "0")
+    monkeypatch.setenv("VLLM_ASCEND_REFERENCE", "0")
+    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[ProcessRanks]:
+    """Two ranks that every test here uses; the last one ends them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("VLLM_ASCEND_REFERENCE", "0")
+        processes = ProcessRanks(2, _TIMEOUT_S)
+    yield processes
+    processes.close()
+
+
+@pytest.fixture
+def lend(ranks: ProcessRanks, tmp_path: Path) -> Callable[[], LentRanks]:
+    """Lend the ranks out."""
+    taken = iter(range(100))
+    return lambda: LentRanks(ranks, tmp_path / f"meeting{next(taken)}")
+
+
+def _check(lend: Callable[[], LentRanks], vocab_size: int, **arguments: Any) -> None:
+    """Compare two ranks, with and without whole experts, with one process."""
+    long = random_tokens(200, 5, vocab_size)
+    prompts = [long, [*long, 7, 9], long[:150], random_tokens(5, 6, vocab_size)]
+    spread = arguments.pop("spread", False)
+    arguments |= {"kv_cache_memory_bytes": 8 << 20, "max_model_len": 1024, "block_size": 32}
+    expected, hits = run_engine(prompts, **arguments)
+    assert hits[1] >= 96
+    for enable_expert_parallel in {False, spread}:
+        found = run_engine(
+            prompts, lend(), enable_expert_parallel=enable_expert_parallel, **arguments
+        )
+        assert found == (expected, hits)
+
+
+def test_deepseek_v4(lend: Callable[[], LentRanks]) -> None:
+    _check(lend, 500, model="deepseek-v4", speculative_config=_MTP, spread=True)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3-moe"])
+def test_decoders(family: str, lend: Callable[[], LentRanks], tmp_path: Path) -> None:
+    write_checkpoint(family, tmp_path / "checkpoint")
+    model = str(tmp_path / "checkpoint")
+    _check(lend, VOCAB_SIZE, model=model, spread=family == "qwen3-moe")
+
+
+def test_an_error_keeps_its_class() -> None:
+    error = rebuild_failure(1, Failure("ConfigError", "--block-size 48 is wrong."))
+    assert isinstance(error, ConfigError)
+    assert str(error) == "--block-size 48 is wrong."
+    assert str(rebuild_failure(1, Failure("EngineError", "KeyError: 3"))) == "rank 1: KeyError: 3"
+
+
+def test_a_rank_that_hangs_is_named_and_all_end(ranks: ProcessRanks) -> None:
+    # The last test here: it ends the ranks, whose workers the tests before have left.
+    step = RunStep(SchedulerOutput.make_empty())
+    assert ranks.order([step, step])[1] is None
+    assert ranks.find_fault() is None
+    pids = ranks.pids
+    os.kill(pids[1], signal.SIGSTOP)
+    ranks.timeout_s = 4.0
+    with pytest.raises(EngineDeadError, match="rank 1 gave no sign of life for 3 s"):
+        ranks.order([step, step])
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -1,0 +1,88 @@
+"""One rank: a worker that carries out orders, wherever they come from."""
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm import platforms
+from vllm.exceptions import EngineError, VllmError
+from vllm.logger import init_logger
+from vllm.v1.executor.messages import (
+    Answer,
+    BuildModel,
+    Failure,
+    LoadModel,
+    MakeKVCache,
+    MakeWorker,
+    MeasureMemory,
+    Order,
+    RunStep,
+    StepResult,
+    Stop,
+    WeightNeeds,
+    WorkerFacts,
+)
+from vllm.v1.executor.worker_setup import make_worker, register_caches
+
+logger = init_logger(__name__)
+
+
+class RankHost:
+    """Owns: its worker."""
+
+    def __init__(self) -> None:
+        self._platform = platforms.current_platform
+        self._worker: Any = None
+        self._rank = -1
+        self._handlers: dict[type, Callable[[Any], Any]] = {
+            MakeWorker: self._make,
+            BuildModel: self._build,
+            LoadModel: self._load,
+            MeasureMemory: self._measure,
+            MakeKVCache: self._make_kv_cache,
+            RunStep: self._run,
+            Stop: self._stop,
+        }
+
+    def carry_out(self, order: Order) -> Answer | Failure:
+        """Do what is asked; an error becomes a ``Failure``, after which the rank is of no use."""
+        try:
+            return Answer(self._handlers[type(order)](order))
+        except VllmError as error:
+            return Failure(type(error).__name__, str(error))
+        except Exception as error:  # a process edge: the engine core raises it again
+            logger.exception("rank %d failed", self._rank)
+            return Failure(EngineError.__name__, f"{type(error).__name__}: {error}")
+
+    def _make(self, order: MakeWorker) -> WorkerFacts:
+        self._stop(Stop())
+        self._rank = order.place.rank
+        register_caches(order.vllm_config, self._platform)
+        self._worker = make_worker(order.vllm_config, self._platform, order.place)
+        # A wrong block size or cache dtype must show before the minutes that weights can take.
+        specs = self._worker.get_kv_cache_specs()
+        self._worker.init_device()
+        return WorkerFacts(specs, self._platform.total_memory_bytes())
+
+    def _build(self, _: BuildModel) -> WeightNeeds:
+        free_bytes = self._platform.free_memory_bytes()
+        return WeightNeeds(self._worker.build_model(), free_bytes)
+
+    def _load(self, _: LoadModel) -> None:
+        self._worker.load_model()
+
+    def _measure(self, _: MeasureMemory) -> int:
+        num_bytes: int = self._worker.determine_available_memory()
+        return num_bytes
+
+    def _make_kv_cache(self, order: MakeKVCache) -> None:
+        self._worker.initialize_from_config(order.kv_cache_config)
+
+    def _run(self, order: RunStep) -> StepResult | None:
+        output = self._worker.execute_model(order.scheduler_output)
+        drafts = self._worker.take_draft_token_ids()
+        # All ranks sampled the same tokens from the same gathered logits.
+        return StepResult(output, drafts) if self._rank == 0 else None
+
+    def _stop(self, _: Stop) -> None:
+        if self._worker is not None:
+            self._worker.shutdown()

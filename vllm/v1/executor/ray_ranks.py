@@ -1,0 +1,192 @@
+"""Ranks as actors of a Ray cluster, on as many machines as it has."""
+
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from vllm import envs, platforms
+from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import WorkerPlace
+from vllm.exceptions import ConfigError, EngineDeadError
+from vllm.logger import init_logger
+from vllm.utils.liveness import beat_interval_s
+from vllm.v1.executor.messages import Beat, Failure, Order, RunStep, rebuild_failure
+from vllm.v1.executor.rank_watch import OWN_SHARE, RankWatch
+from vllm.v1.executor.ray_actor import NodeInfo, RankActor
+
+logger = init_logger(__name__)
+
+# A cluster without room gets it when another job ends, which is nothing to wait for here.
+_ROOM_TIMEOUT_S = 60.0
+# What a rank elsewhere must know of this process's environment.
+_PASSED_ON = ("VLLM_", "OMP_", "GOMP_", "GLOO_", "NCCL_", "HCCL_", "TP_SOCKET_")
+
+
+class RayRanks:
+    """One actor per rank; they go with the job of this process, however it ends.
+
+    Args:
+        ray: The module.
+        config: How many, and what they need.
+        timeout_s: Seconds without life that mean death, of a rank that runs a step.
+
+    Raises:
+        ConfigError: The cluster has no room for them.
+
+    Owns: the actors and their placement group.
+    """
+
+    def __init__(self, ray: Any, config: VllmConfig, timeout_s: float) -> None:
+        self._ray = ray
+        self._timeout_s = timeout_s
+        self._closed = False
+        size = config.parallel_config.world_size
+        key = platforms.current_platform.ray_device_key
+        needs = {"CPU": 1.0, key: 1.0}
+        self._group = ray.util.placement_group([needs] * size, strategy="PACK")
+        self._actors: list[Any] = []
+        try:
+            self._await_room(needs, size)
+            self._actors = [self._make_actor(rank, key) for rank in range(size)]
+            nodes = ray.get([actor.describe_node.remote() for actor in self._actors])
+        except BaseException:
+            self.close()
+            raise
+        self.places = find_places(nodes)
+        # Never answered: that one is means that its actor is gone.
+        self._lives = [actor.live.remote() for actor in self._actors]
+
+    def _await_room(self, needs: dict[str, float], size: int) -> None:
+        if not self._group.wait(_ROOM_TIMEOUT_S):
+            raise ConfigError(
+                f"The Ray cluster has no room for {size} workers with {needs} each: it offers "
+                f"{self._ray.cluster_resources()}. Add machines, or lower --tensor-parallel-size."
+            )
+
+    def _make_actor(self, rank: int, key: str) -> Any:
+        strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            placement_group=self._group, placement_group_bundle_index=rank
+        )
+        passed = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
+        options: dict[str, Any] = {
+            "num_cpus": 1,
+            "max_restarts": 0,
+            # An order, a beat, and what tells of the end.
+            "max_concurrency": 3,
+            "scheduling_strategy": strategy,
+            "runtime_env": {"env_vars": passed},
+        }
+        if key == "GPU":
+            options["num_gpus"] = 1
+        elif key != "CPU":
+            options["resources"] = {key: 1}
+        return self._ray.remote(RankActor).options(**options).remote(rank)
+
+    def order(self, orders: Sequence[Order]) -> list[Any]:
+        """See ``Ranks``."""
+        try:
+            return self._order(orders)
+        except self._ray.exceptions.RayActorError as error:
+            self.close()
+            raise EngineDeadError(f"a rank's actor is gone: {error}") from error
+        except BaseException:
+            # One is lost: the others wait for it in a collective, and cannot go on without it.
+            self.close()
+            raise
+
+    def _order(self, orders: Sequence[Order]) -> list[Any]:
+        is_one = all(order is orders[0] for order in orders)
+        shared = self._ray.put(pickle.dumps(orders[0])) if is_one else None
+        pending = {
+            actor.carry_out.remote(shared or pickle.dumps(order)): rank
+            for rank, (actor, order) in enumerate(zip(self._actors, orders, strict=True))
+        }
+        watch = RankWatch(pending.values(), self._timeout_s * OWN_SHARE)
+        beats: dict[Any, int] = {}
+        answers: dict[int, Any] = {}
+        while pending:
+            waiting = [*pending, *beats]
+            ready, _ = self._ray.wait(waiting, timeout=beat_interval_s(self._timeout_s))
+            for ref in ready:
+                value = self._ray.get(ref)
+                if (rank := beats.pop(ref, None)) is not None:
+                    watch.saw_beat(rank, Beat(value))
+                    continue
+                rank = pending.pop(ref)
+                if isinstance(value, Failure):
+                    raise rebuild_failure(rank, value)
+                answers[rank] = value.value
+                watch.saw_answer(rank)
+            if isinstance(orders[0], RunStep) and not ready:
+                if fault := watch.find_fault():
+                    raise EngineDeadError(fault)
+                asked = set(beats.values())
+                beats |= {
+                    self._actors[rank].beat.remote(): rank
+                    for rank in pending.values()
+                    if rank not in asked
+                }
+        return [answers[rank] for rank in range(len(self._actors))]
+
+    def find_fault(self) -> str | None:
+        """See ``Ranks``."""
+        if self._closed:
+            return None
+        gone, _ = self._ray.wait(self._lives, timeout=0)
+        return f"rank {self._lives.index(gone[0])}'s actor is gone" if gone else None
+
+    def close(self) -> None:
+        """See ``Ranks``."""
+        if self._closed:
+            return
+        self._closed = True
+        for actor in self._actors:
+            self._ray.kill(actor, no_restart=True)
+        self._ray.util.remove_placement_group(self._group)
+
+
+def find_places(nodes: Sequence[NodeInfo]) -> list[WorkerPlace]:
+    """Return where ranks stand, by the machine of each; they meet on the first one's."""
+    names = [node.node_id for node in nodes]
+    meeting = f"tcp://{nodes[0].address}:{nodes[0].free_port}"
+    return [
+        # Ray shows each actor its own device alone, which then is the first.
+        WorkerPlace(rank, len(nodes), 0, names.count(name), meeting)
+        for rank, name in enumerate(names)
+    ]
+
+
+def start_ray_ranks(config: VllmConfig) -> RayRanks:
+    """Start the ranks that a configuration asks for, on the cluster of RAY_ADDRESS.
+
+    Without the variable on a cluster that this machine is part of, else on one of this machine
+    alone, which ends with the process.
+
+    Raises:
+        ConfigError: Ray is not installed, or the cluster has no room.
+    """
+    try:
+        import ray  # noqa: PLC0415  (optional)
+        import ray.util.scheduling_strategies  # noqa: PLC0415  (optional)
+    except ImportError as error:
+        raise ConfigError(
+            "distributed_executor_backend='ray' needs the package ray, which is not installed: "
+            "pip install ray, or use mp on one machine."
+        ) from error
+    if not ray.is_initialized():
+        handlers = _read_handlers()
+        ray.init(include_dashboard=False, log_to_driver=True, logging_level="warning")
+        for number, handler in handlers.items():
+            # Ray exits on SIGTERM; here the front end decides when to stop.
+            signal.signal(number, handler)
+    return RayRanks(ray, config, envs.VLLM_ENGINE_HEARTBEAT_TIMEOUT)
+
+
+def _read_handlers() -> dict[int, Any]:
+    """Return what this process does on signals; nothing off the main thread, which may not ask."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
