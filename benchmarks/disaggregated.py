@@ -5,8 +5,8 @@
 Starts one server, a prefill server, a decode server and the example's proxy on this machine, with
 pools so small that prompts wait for room and requests are preempted. Mixed requests (lengths,
 shared beginnings, n > 1 with seeds, streams, chats, several prompts, clients that leave) go to the
-proxy; those that are read to their end go to the one server too. Says how many answers differ, what came
-from the prefill server, and whether all blocks are free at the end. Prints one JSON line; a
+proxy; those that are read to their end go to the one server too. Says how many answers differ, what
+came from the prefill server, and whether all blocks are free at the end. Prints one JSON line; a
 difference or a lost block ends it with an error.
 """
 
