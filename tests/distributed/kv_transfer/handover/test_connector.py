@@ -125,7 +125,10 @@ def test_a_load_that_fails_is_computed_again() -> None:
     output = scheduler.schedule()
     assert orders_of(output).loads == [], "it is not tried for ever"
     assert output.num_scheduled_tokens == {"a": 50}
-    report(scheduler, output, {"a": [1]})
+    stats = report(scheduler, output, {"a": [1]})["a"].prefill_stats
+    # Its client is not told that it was cached.
+    assert (stats.num_cached_tokens, stats.num_external_tokens) == (0, 0)
+    assert stats.miss_tokens == {"external": 48, "above_last_boundary": 2}
     scheduler.kv_cache_manager.check_invariants()
 
 

@@ -5,6 +5,7 @@ import torch
 
 from vllm.distributed.kv_transfer.handover.host_memory import HostMemory
 from vllm.distributed.kv_transfer.handover.regions import Region
+from vllm.distributed.kv_transfer.handover.staged_memory import StagedMemory
 from vllm.v1.core.policy.geometry import GroupGeometry
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec
 
@@ -58,6 +59,27 @@ def test_what_is_received_is_where_the_model_reads_it(is_packed: bool) -> None:
     target = memory.target(Region(0, 2, 18, 24), 1)
     for piece, other in zip(target, source, strict=True):
         piece[:] = other
+    for name, view in taking.items():
+        assert torch.equal(view[1, 1:], giving[name][3, 1:])
+        view[1, 1:] = 0
+        assert not view.any(), "no other row may change"
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_staged_rows_are_written_when_they_are_verified(is_packed: bool) -> None:
+    giving, taking = make_views(is_packed=is_packed), make_views(is_packed=is_packed)
+    for view in taking.values():
+        view.zero_()
+    region = Region(0, 2, 18, 24)
+    source = StagedMemory(giving, LAYERS, [GROUP]).source(region, 3)
+    host = HostMemory(giving, LAYERS, [GROUP]).source(region, 3)
+    assert b"".join(map(bytes, source)) == b"".join(map(bytes, host))
+    memory = StagedMemory(taking, LAYERS, [GROUP])
+    target = memory.target(region, 1)
+    for piece, other in zip(target, source, strict=True):
+        piece[:] = other
+    assert not any(view.any() for view in taking.values())
+    memory.commit(region, 1, target)
     for name, view in taking.items():
         assert torch.equal(view[1, 1:], giving[name][3, 1:])
         view[1, 1:] = 0

@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.handover.connector import TcpConnector
 from vllm.distributed.kv_transfer.handover.direct import DataPlane
 from vllm.distributed.kv_transfer.handover.frames import Buffer, FrameError
 from vllm.distributed.kv_transfer.handover.host_memory import HostMemory
+from vllm.distributed.kv_transfer.handover.serving import RowMemory
 from vllm.distributed.kv_transfer.handover.settings import HandoverSettings
 from vllm.exceptions import ConfigError
 
@@ -131,6 +132,10 @@ class MooncakeConnector(TcpConnector):
         check_package()
         super().check_before_load(vllm_config)
 
-    def _make_data_plane(self, memory: HostMemory) -> DataPlane | None:
+    def _make_data_plane(self, memory: RowMemory) -> DataPlane | None:
+        if not isinstance(memory, HostMemory):
+            raise ConfigError(
+                "MooncakeConnector reads pools in host memory only: use TcpConnector."
+            )
         engine = MooncakeEngine(self._settings, memory)
         return DataPlane(NAME, engine, engine)

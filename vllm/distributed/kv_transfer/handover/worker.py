@@ -21,8 +21,9 @@ from vllm.distributed.kv_transfer.handover.orders import (
 from vllm.distributed.kv_transfer.handover.peers import PeerCheck
 from vllm.distributed.kv_transfer.handover.pulling import Conversation, Load, Returning
 from vllm.distributed.kv_transfer.handover.regions import list_regions, read_groups
-from vllm.distributed.kv_transfer.handover.serving import Serving
+from vllm.distributed.kv_transfer.handover.serving import RowMemory, Serving
 from vllm.distributed.kv_transfer.handover.settings import HandoverSettings
+from vllm.distributed.kv_transfer.handover.staged_memory import StagedMemory
 from vllm.distributed.kv_transfer.handover.tcp import TcpHolder, TcpPuller
 from vllm.logger import init_logger
 
@@ -59,7 +60,7 @@ class HandoverWorker:
         settings: HandoverSettings,
         kv_cache_config: KVCacheConfig,
         kv_caches: Mapping[str, torch.Tensor],
-        make_data_plane: Callable[[HostMemory], DataPlane | None] = lambda memory: None,
+        make_data_plane: Callable[[RowMemory], DataPlane | None] = lambda memory: None,
     ) -> None:
         transfer = config.kv_transfer_config
         assert transfer is not None
@@ -171,5 +172,7 @@ def _make_memory(
     kv_cache_config: KVCacheConfig,
     groups: tuple[GroupGeometry, ...],
     kv_caches: Mapping[str, torch.Tensor],
-) -> HostMemory:
-    return HostMemory(kv_caches, kv_cache_config.kv_cache_groups, groups)
+) -> HostMemory | StagedMemory:
+    is_on_host = all(view.device.type == "cpu" for view in kv_caches.values())
+    memory = HostMemory if is_on_host else StagedMemory
+    return memory(kv_caches, kv_cache_config.kv_cache_groups, groups)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.admission_stats import EXTERNAL
 from vllm.v1.core.sched.holdings import Holdings
 from vllm.v1.core.sched.requests import Requests
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -65,6 +66,7 @@ class KVTransferUpdates:
         failed = [r for r in requests.find_loading() if r.request_id in request_ids]
         for request in failed:
             request.resume_at(0)
+            request.note_failed_load(EXTERNAL)
             requests.loaded_ids.add(request.request_id)
             requests.failed_load_ids.add(request.request_id)
         if not self.recomputes:
