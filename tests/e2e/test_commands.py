@@ -24,6 +24,7 @@ def _run(*arguments: str, text: str = "") -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])
+@pytest.mark.parametrize("platform", ["cpu"], indirect=True)
 def test_clients_of_a_server(server: ServerProcess, command: str) -> None:
     url = ["--url", server.url + "/v1"]
     length = ["--max-tokens", "4"] if command == "complete" else []

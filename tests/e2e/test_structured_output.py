@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from tests.e2e.server_process import ServerProcess
 
 MODEL = "deepseek-v4"
+# How pieces are joined and grammars compiled is the same on all platforms; masks are not.
+ONCE = pytest.mark.parametrize("platform", ["cpu"], indirect=True)
 USER: Any = [{"role": "user", "content": "The lamp of Ada is red. Describe the lamp."}]
 # The model's reasoning has no end of its own that a test could wait for.
 QUIET: dict[str, Any] = {"reasoning_effort": "none", "max_tokens": 300, "seed": 3}
@@ -34,6 +36,7 @@ def test_parse_with_a_pydantic_model(client: openai.OpenAI) -> None:
     assert isinstance(lamp, Lamp)
 
 
+@ONCE
 def test_a_stream_joins_to_the_whole_answer(client: openai.OpenAI) -> None:
     schema: Any = {
         "type": "json_schema",
@@ -102,6 +105,7 @@ def test_an_echoed_prompt_can_be_cut_and_is_reported(server: ServerProcess) -> N
     assert len(logprobs["tokens"]) == 4 + 2
 
 
+@ONCE
 def test_a_hostile_schema_holds_nobody_up(server: ServerProcess) -> None:
     hostile = {"allOf": [{"multipleOf": n} for n in (997, 991, 983)]}
     body = {"prompt": "x", "stream": True, "structured_outputs": {"json": hostile}}

@@ -50,7 +50,7 @@ def add_operations_flags(parser: argparse.ArgumentParser) -> None:
         "--admin-api-key",
         metavar="KEY",
         help="The operator's key: opens everything, and it alone /reset_prefix_cache, "
-        "/server_info and /v1/cache/*, which are there then.",
+        "/server_info, /cache and /v1/cache/*, which are there then.",
     )
     _add_switch(
         group,

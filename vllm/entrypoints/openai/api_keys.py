@@ -9,7 +9,7 @@ from vllm.entrypoints.openai.errors import HttpError
 
 # Routes that change or show what other users of the server rely on.
 _ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/server_info"})
-_ADMIN_ROOTS = ("/v1/cache/",)
+_ADMIN_ROOTS = ("/v1/cache/", "/cache/")
 
 
 def is_admin_path(path: str) -> bool:

@@ -200,7 +200,9 @@ class StoredLinear(nn.Module):
 
     def find_rows(self) -> RowSource | None:
         """Returns the matrix as stored rows; None where a platform multiplies by it its own way."""
-        return PlainRows(self.weight.data) if self._quantised is None else self._quantised.row_source
+        return (
+            PlainRows(self.weight.data) if self._quantised is None else self._quantised.row_source
+        )
 
     def _map(self, x: torch.Tensor) -> torch.Tensor:
         if self._quantised is not None:

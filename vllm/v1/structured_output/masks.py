@@ -1,19 +1,40 @@
 """What grammars allow in one step, in the form that goes to the workers."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
-@dataclass(frozen=True, slots=True)
+
 class GrammarMasks:
     """Bit masks of the rows that follow a grammar.
 
-    Attributes:
+    They may still be filled while the model runs: who reads ``bits`` waits for them.
+
+    Args:
         first_rows: Requests with a grammar, and where their rows begin in ``bits``; a request has a
             row for each of its drafts and one more.
         bits: int32 ``[N, ceil(V / 32)]``: bit b of word w allows token 32 w + b.
+        filled: Done when ``bits`` is; None: it is.
     """
 
-    first_rows: dict[str, int]
-    bits: np.ndarray
+    def __init__(
+        self, first_rows: dict[str, int], bits: np.ndarray, filled: Future[None] | None = None
+    ) -> None:
+        self.first_rows = first_rows
+        self._bits, self._filled = bits, filled
+
+    @property
+    def bits(self) -> np.ndarray:
+        """The masks, filled."""
+        if self._filled is not None:
+            self._filled.result()
+        return self._bits
+
+    def __reduce__(self) -> tuple[type[GrammarMasks], tuple[dict[str, int], np.ndarray]]:
+        """Go to another process filled."""
+        return GrammarMasks, (self.first_rows, self.bits)
