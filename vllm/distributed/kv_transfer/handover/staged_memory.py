@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StagedMemory:
-    """Row memory on any device. Layer by layer a region has the bytes of ``HostMemory``'s.
+    """Row memory on any device: a region's rows layer by layer, without padding.
 
     What is received waits in host memory until it is verified; only then is the device written.
 
@@ -48,7 +48,7 @@ class StagedMemory:
     def source(self, region: Region, block_id: int) -> list[Buffer]:
         """Return a copy of a region's bytes."""
         rows = (part.contiguous().view(torch.uint8).cpu() for part in self._rows(region, block_id))
-        return [memoryview(part.numpy()).cast("B") for part in rows]
+        return [part.numpy().tobytes() for part in rows]
 
     def target(self, region: Region, block_id: int) -> list[memoryview]:
         """Return host memory for a region's bytes."""

@@ -69,6 +69,9 @@ class HandoverWorker:
         self._memory = _make_memory(kv_cache_config, self._groups, kv_caches)
         self._plane = make_data_plane(self._memory)
         transport = "tcp" if self._plane is None else self._plane.name
+        if not isinstance(self._memory, HostMemory):
+            # Its regions have no padding between pages.
+            transport += ", staged"
         manifest = make_manifest(config, kv_cache_config, transport)
         self._me = Hello(manifest, transfer.engine_id or "", transfer.instance_id)
         self._leases = LeaseTable(time.monotonic)
