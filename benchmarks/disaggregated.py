@@ -3,7 +3,7 @@
     python -m benchmarks.disaggregated [--requests 1000] [--seed 0] [--no-mtp]
 
 Starts one server, a prefill server, a decode server and the example's proxy on this machine, with
-pools so small that prompts wait for room and requests are preempted. Mixed requests (lengths,
+pools so small that prompts wait for room. Mixed requests (lengths,
 shared beginnings, n > 1 with seeds, streams, chats, several prompts, clients that leave) go to the
 proxy; those that are read to their end go to the one server too. Says how many answers differ, what
 came from the prefill server, and whether all blocks are free at the end. Prints one JSON line; a
