@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
-
 from vllm.exceptions import UserInputError
 from vllm.v1.messages import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
 from vllm.v1.sequence import TokenSequence
@@ -330,20 +328,6 @@ class Request(TokenSequence):
         """
         if self.num_preemptions == 0:
             self.prefill_stats = stats
-
-    def note_failed_load(self, reason: str) -> None:
-        """Tokens that a connector was to load are computed after all, for this reason."""
-        stats = self.prefill_stats
-        if stats is None or not stats.num_external_tokens:
-            return
-        misses = dict(stats.miss_tokens)
-        misses[reason] = misses.get(reason, 0) + stats.num_external_tokens
-        self.prefill_stats = structs.replace(
-            stats,
-            num_cached_tokens=stats.num_cached_tokens - stats.num_external_tokens,
-            num_external_tokens=0,
-            miss_tokens=misses,
-        )
 
     def take_prefill_stats(self) -> PrefillStats | None:
         """Drain the prefill stats; None if there are none."""
