@@ -65,19 +65,22 @@ class CpuPlatform(Platform):
         """Return the bytes to give the KV pool.
 
         ``cache_config.kv_cache_memory_bytes``, else ``VLLM_CPU_KVCACHE_SPACE`` GiB, else a quarter
-        of the free memory but at most 4 GiB: the host has other things to do.
+        of the free memory but at most 4 GiB: the host has other things to do. That is shared by
+        the engine cores of this machine; what is set, each of them takes.
         """
         fixed = self.fixed_kv_cache_bytes(config)
         if fixed is not None:
             return fixed
         free = self.free_memory_bytes()
-        derived = min(free // _FREE_MEMORY_SHARE, _MAX_DERIVED_KV_BYTES)
+        num_cores = config.parallel_config.num_local_cores
+        derived = min(free // _FREE_MEMORY_SHARE, _MAX_DERIVED_KV_BYTES) // num_cores
         logger.info(
-            "KV cache: %.2f GiB, a quarter of the %.1f GiB free but at most %d GiB; "
+            "KV cache: %.2f GiB, a quarter of the %.1f GiB free but at most %d GiB%s; "
             "VLLM_CPU_KVCACHE_SPACE (GiB) or --kv-cache-memory-bytes sets it",
             derived / GIB,
             free / GIB,
             _MAX_DERIVED_KV_BYTES // GIB,
+            f", shared by {num_cores} engine cores" if num_cores > 1 else "",
         )
         return derived
 

@@ -39,8 +39,7 @@ REFUSED_SERVE_FLAGS = (
     _value("--device", harmless=("auto",)),
     # Parallelism.
     _value("--pipeline-parallel-size", "-pp", harmless=("1",)),
-    _value("--data-parallel-size", "-dp", harmless=("1",)),
-    _value("--data-parallel-rank", "-dpn", harmless=("0",)),
+    _value("--data-parallel-rank", "-dpn", harmless=("0",), advice="give --data-parallel-size"),
     _switch("--data-parallel-hybrid-lb"),
     _switch("--data-parallel-external-lb"),
     _value("--decode-context-parallel-size", "-dcp", harmless=("1",)),

@@ -86,13 +86,17 @@ _join: Callable[[Iterable[bytes]], Any] = b"".join
 NONE_HASH: BlockHash = BlockHash(os.urandom(32))
 
 
-def init_none_hash(hash_fn: Callable[[Any], Any]) -> None:
+def init_none_hash(hash_fn: Callable[[Any], Any], known: bytes | None = None) -> None:
     """Set ``NONE_HASH``: from ``PYTHONHASHSEED`` if it is set, so that processes agree.
 
     Args:
         hash_fn: The prefix cache's hash function.
+        known: What other processes have agreed on; None: nothing.
     """
     global NONE_HASH
+    if known is not None:
+        NONE_HASH = BlockHash(known)
+        return
     seed = os.environ.get("PYTHONHASHSEED")
     NONE_HASH = BlockHash(os.urandom(32) if seed is None else hash_fn(seed))
 

@@ -10,6 +10,7 @@ from vllm.config.parallel import EXECUTOR_BACKENDS
 from vllm.config.scheduler import POLICIES
 from vllm.logger import LOG_FORMATS
 from vllm.utils.argparse_utils import human_int, human_int_or_auto, json_object
+from vllm.v1.engine.data_parallel.flags import add_data_parallel_flags
 
 TOKENIZER_MODES = ("auto", "deepseek_v4")
 
@@ -20,6 +21,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     _add_cache_args(parser.add_argument_group("KV cache"))
     _add_scheduler_args(parser.add_argument_group("scheduling"))
     _add_parallel_args(parser.add_argument_group("parallelism"))
+    add_data_parallel_flags(parser.add_argument_group("data parallel"))
     _add_observability_args(parser.add_argument_group("observability"))
 
 

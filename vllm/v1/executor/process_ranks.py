@@ -48,11 +48,13 @@ class ProcessRanks:
     Owns: the processes, their sockets, and the folder they meet in.
     """
 
-    def __init__(self, size: int, timeout_s: float) -> None:
+    def __init__(self, size: int, timeout_s: float, first_device: int = 0) -> None:
         self.timeout_s = timeout_s
         self._folder = Path(tempfile.mkdtemp(prefix="vllm-ranks-"))
         meeting = f"file://{self._folder}/meeting"
-        self.places = [WorkerPlace(rank, size, rank, size, meeting) for rank in range(size)]
+        self.places = [
+            WorkerPlace(rank, size, first_device + rank, size, meeting) for rank in range(size)
+        ]
         self._ranks: list[_RankProcess] = []
         self._closed = False
         try:
@@ -200,7 +202,10 @@ class _RankProcess:
 
 def start_process_ranks(config: VllmConfig) -> ProcessRanks:
     """Start the ranks that a configuration asks for."""
-    return ProcessRanks(config.parallel_config.world_size, envs.VLLM_ENGINE_HEARTBEAT_TIMEOUT)
+    parallel = config.parallel_config
+    return ProcessRanks(
+        parallel.world_size, envs.VLLM_ENGINE_HEARTBEAT_TIMEOUT, parallel.first_device
+    )
 
 
 def _environment() -> dict[str, str]:

@@ -2,8 +2,6 @@
 
 import os
 import pickle
-import signal
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +11,7 @@ from vllm.distributed.parallel_state import WorkerPlace
 from vllm.exceptions import ConfigError, EngineDeadError
 from vllm.logger import init_logger
 from vllm.utils.liveness import beat_interval_s
+from vllm.utils.ray_cluster import PASSED_ON, connect_ray
 from vllm.v1.executor.messages import Beat, Failure, Order, RunStep, rebuild_failure
 from vllm.v1.executor.rank_watch import OWN_SHARE, RankWatch
 from vllm.v1.executor.ray_actor import NodeInfo, RankActor
@@ -21,8 +20,6 @@ logger = init_logger(__name__)
 
 # A cluster without room gets it when another job ends, which is nothing to wait for here.
 _ROOM_TIMEOUT_S = 60.0
-# What a rank elsewhere must know of this process's environment.
-_PASSED_ON = ("VLLM_", "OMP_", "GOMP_", "GLOO_", "NCCL_", "HCCL_", "TP_SOCKET_")
 
 
 class RayRanks:
@@ -70,7 +67,7 @@ class RayRanks:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=rank
         )
-        passed = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
+        passed = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}
         options: dict[str, Any] = {
             "num_cpus": 1,
             "max_restarts": 0,
@@ -168,25 +165,5 @@ def start_ray_ranks(config: VllmConfig) -> RayRanks:
     Raises:
         ConfigError: Ray is not installed, or the cluster has no room.
     """
-    try:
-        import ray  # noqa: PLC0415  (optional)
-        import ray.util.scheduling_strategies  # noqa: PLC0415  (optional)
-    except ImportError as error:
-        raise ConfigError(
-            "distributed_executor_backend='ray' needs the package ray, which is not installed: "
-            "pip install ray, or use mp on one machine."
-        ) from error
-    if not ray.is_initialized():
-        handlers = _read_handlers()
-        ray.init(include_dashboard=False, log_to_driver=True, logging_level="warning")
-        for number, handler in handlers.items():
-            # Ray exits on SIGTERM; here the front end decides when to stop.
-            signal.signal(number, handler)
+    ray = connect_ray("distributed_executor_backend")
     return RayRanks(ray, config, envs.VLLM_ENGINE_HEARTBEAT_TIMEOUT)
-
-
-def _read_handlers() -> dict[int, Any]:
-    """Return what this process does on signals; nothing off the main thread, which may not ask."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    return {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
