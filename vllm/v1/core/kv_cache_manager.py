@@ -98,7 +98,43 @@ class CacheQueries:
         check_cache(self.coordinator, num_computed)
 
 
-class KVCacheManager(CacheQueries):
+class PrefixHandover(CacheQueries):
+    """What other engines read of a KV cache, and write into it.
+
+    Attributes:
+        enable_caching: Whether prefixes are kept.
+    """
+
+    enable_caching: bool
+
+    def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
+        """Hold a request's longest cached prefix for another engine, until ``release_export``.
+
+        Returns:
+            Where its rows lie; None, with nothing held, if none is cached.
+        """
+        if not self.enable_caching:
+            return None
+        return self.coordinator.export_prefix(name, request)
+
+    def release_export(self, name: str) -> bool:
+        """Let go of an exported prefix; False if there is none of the name."""
+        return self.coordinator.exports.release(name)
+
+    def find_import(
+        self, request: Request, num_tokens: int, num_external_tokens: int
+    ) -> PrefixBlocks:
+        """Return where a connector shall write the prefix of a request that is about to load.
+
+        Args:
+            request: The request; its blocks are allocated.
+            num_tokens: Tokens of the prefix.
+            num_external_tokens: Of those, tokens that its local hit does not have.
+        """
+        return self.coordinator.find_import(request, num_tokens, num_external_tokens)
+
+
+class KVCacheManager(PrefixHandover):
     """Look up, plan, fit, commit, record: the cache of one engine.
 
     A coordinator knows the rules of hits, at whole blocks or at one unit; here is what every step
@@ -353,34 +389,6 @@ class KVCacheManager(CacheQueries):
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.reset = True
         return True
-
-    # ---- rows that other engines read and write ----------------------------------------------
-
-    def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
-        """Hold a request's longest cached prefix for another engine, until ``release_export``.
-
-        Returns:
-            Where its rows lie; None, with nothing held, if none is cached.
-        """
-        if not self.enable_caching:
-            return None
-        return self.coordinator.export_prefix(name, request)
-
-    def release_export(self, name: str) -> bool:
-        """Let go of an exported prefix; False if there is none of the name."""
-        return self.coordinator.exports.release(name)
-
-    def find_import(
-        self, request: Request, num_tokens: int, num_external_tokens: int
-    ) -> PrefixBlocks:
-        """Return where a connector shall write the prefix of a request that is about to load.
-
-        Args:
-            request: The request; its blocks are allocated.
-            num_tokens: Tokens of the prefix.
-            num_external_tokens: Of those, tokens that its local hit does not have.
-        """
-        return self.coordinator.find_import(request, num_tokens, num_external_tokens)
 
     # ---- the edges of schedule() -------------------------------------------------------------
 
