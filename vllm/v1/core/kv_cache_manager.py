@@ -308,9 +308,7 @@ class KVCacheManager(PrefixHandover):
             ValueError: There is nothing to compute and nothing to load.
         """
         if num_new_tokens <= 0 and num_external_computed_tokens == 0:
-            raise ValueError(
-                "num_new_tokens must be greater than 0 when there are no external computed tokens"
-            )
+            raise ValueError("num_new_tokens must be greater than 0 without external tokens")
         if lookup is None and new_computed_blocks is not None:
             lookup = self._as_lookup(request, new_computed_blocks, num_new_computed_tokens)
         start = request.num_computed_tokens + num_external_computed_tokens
@@ -318,9 +316,8 @@ class KVCacheManager(PrefixHandover):
         start = min(start, self.max_model_len)
         main_end = start + num_new_tokens
         alloc_end = min(main_end + num_lookahead_tokens, self.max_model_len)
-        if not full_sequence_must_fit and self.coordinator.is_ready(
-            request, start, main_end, alloc_end
-        ):
+        is_ready = self.coordinator.is_ready
+        if not full_sequence_must_fit and is_ready(request, start, main_end, alloc_end):
             return self.empty_kv_cache_blocks
         step = StepRequest(
             request,

@@ -121,6 +121,11 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         help="Share of the KV pool that windows pinned under VLLM_PIN_SWA_TOKENS=1 may hold, 0 to "
         "1; default: VLLM_PIN_MAX_SHARE (0.25).",
     )
+    _add_cache_report_args(group)
+
+
+def _add_cache_report_args(group: argparse._ArgumentGroup) -> None:
+    """Who else hears of the cache, or gets its rows."""
     group.add_argument(
         "--kv-events-config",
         type=json_object,
