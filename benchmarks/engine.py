@@ -1,11 +1,13 @@
 """Decode and prefill speed against transformers' generate, same weights, one run.
 
-    python -m benchmarks.engine [--repeats 3]
+    python -m benchmarks.engine [--repeats 3] [--clock cpu] [--with transformers,torch,engine]
 
 Builds a random fp32 DeepSeek-V4 of about 28M parameters, saves it with transformers, and measures
-both on the same prompts: decode tokens/s at batch 1 and 8, prefill tokens/s at 2,048. The engine
-runs in this process (``VLLM_ENABLE_V1_MULTIPROCESSING=0``), with prefix caching off so that repeats
-do real work. Timings are noisy: read the ratios of one run. One JSON line.
+on the same prompts: decode tokens/s at batch 1, 8 and 32, prefill tokens/s at 2,048; of
+transformers, of the engine on torch alone (``VLLM_NATIVE=0``) and of the engine. The engine runs in
+this process (``VLLM_ENABLE_V1_MULTIPROCESSING=0``), with prefix caching off so that repeats do real
+work. Timings are noisy: read the ratios of one run; on a machine that others use, take processor
+time (``--clock cpu``, with OMP_NUM_THREADS=1). One JSON line.
 """
 
 import argparse
@@ -57,6 +59,8 @@ SEED = 0
 PROMPT_LEN = 64
 DECODE_TOKENS = 64
 PREFILL_LEN = 2048
+BATCHES = (1, 8, 32)
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def build_reference(folder: Path) -> Any:
@@ -118,73 +122,111 @@ def engine_generate(**settings: Any) -> Generate:
     return generate
 
 
-def time_s(run: Callable[[], None]) -> float:
-    """Return the seconds a call takes."""
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
+def make_engines(reference: Any, names: str, **settings: Any) -> dict[str, Generate]:
+    """Return what to measure, by name; ``settings`` are ``LLM``'s.
+
+    Args:
+        reference: transformers' model.
+        names: Some of transformers, torch and engine, by comma.
+    """
+    made: dict[str, Generate] = {}
+    for name in names.split(","):
+        if name == "transformers":
+            made[name] = reference_generate(reference)
+            continue
+        os.environ["VLLM_NATIVE"] = "0" if name == "torch" else "1"
+        made[name] = engine_generate(**settings)
+    return made
 
 
-def measure(generate: Generate, num_ids: int, num_decoded: int) -> dict[str, float]:
-    """Measure once: decode tokens/s at batch 1 and 8, prefill tokens/s at 2,048.
+def measure(
+    generate: Generate, num_ids: int, num_decoded: int, clock: Callable[[], float]
+) -> dict[str, float]:
+    """Measure once: decode tokens/s at some batches, prefill tokens/s at 2,048.
 
     Args:
         generate: The engine.
         num_ids: Prompts are of token ids below.
         num_decoded: Tokens of a timed answer.
+        clock: Seconds.
     """
+
+    def time_s(prompts: list[list[int]], num_tokens: int) -> float:
+        begin = clock()
+        generate(prompts, num_tokens)
+        return clock() - begin
+
     values = {}
-    for batch in (1, 8):
+    for batch in BATCHES:
         prompts = make_prompts(batch, PROMPT_LEN, num_ids)
-        short = time_s(lambda prompts=prompts: generate(prompts, 1))  # type: ignore[misc]
-        long = time_s(lambda prompts=prompts: generate(prompts, 1 + num_decoded))  # type: ignore[misc]
+        short, long = time_s(prompts, 1), time_s(prompts, 1 + num_decoded)
         values[f"decode_tokens_per_s_batch_{batch}"] = batch * num_decoded / (long - short)
     prompts = make_prompts(1, PREFILL_LEN, num_ids)
-    seconds = time_s(lambda: generate(prompts, 1))
-    values["prefill_tokens_per_s_2048"] = PREFILL_LEN / seconds
+    values["prefill_tokens_per_s_2048"] = PREFILL_LEN / time_s(prompts, 1)
     return values
 
 
 def compare(
-    engines: Mapping[str, Generate], repeats: int, num_ids: int, num_decoded: int
+    engines: Mapping[str, Generate],
+    repeats: int,
+    num_ids: int,
+    num_decoded: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """Alternate ``transformers`` and ``engine``, so that noise falls on both.
+    """Alternate the engines, so that noise falls on all.
 
     Returns:
-        Per metric the percentiles of each, and the ratio of the medians.
+        Per metric the percentiles of each, and how often the others' medians go into ``engine``'s.
     """
     samples: dict[str, list[dict[str, float]]] = {key: [] for key in engines}
     for generate in engines.values():
-        measure(generate, num_ids, num_decoded)  # warm-up
+        measure(generate, num_ids, 4, clock)  # warm-up
     for _ in range(repeats):
         for key, generate in engines.items():
-            samples[key].append(measure(generate, num_ids, num_decoded))
+            samples[key].append(measure(generate, num_ids, num_decoded, clock))
     values: dict[str, Any] = {}
     for metric in samples["engine"][0]:
         per_engine = {
             key: percentiles([sample[metric] for sample in runs]) for key, runs in samples.items()
         }
-        ratio = per_engine["engine"]["p50"] / per_engine["transformers"]["p50"]
-        values[metric] = {**per_engine, "ratio": round(ratio, 3)}
+        ours = per_engine["engine"]["p50"]
+        ratios = {
+            f"ratio_to_{key}": round(ours / found["p50"], 3)
+            for key, found in per_engine.items()
+            if key != "engine"
+        }
+        values[metric] = {**per_engine, **ratios}
     return values
 
 
-def main() -> None:
-    """Compare the two engines and print one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``benchmarks.families`` takes too."""
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall")
+    parser.add_argument("--with", dest="engines", default="transformers,torch,engine")
+
+
+def main() -> None:
+    """Compare the engines and print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
     args = parser.parse_args()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = build_reference(folder)
         num_parameters = sum(p.numel() for p in model.parameters())
-        engines = {
-            "transformers": reference_generate(model),
-            "engine": engine_generate(model=str(folder), block_size=32),
-        }
-        values = compare(engines, args.repeats, CONFIG["vocab_size"] - 64, DECODE_TOKENS)
-    config = {"parameters": num_parameters, "dtype": "float32", "seed": SEED, "n": args.repeats}
+        engines = make_engines(model, args.engines, model=str(folder), block_size=32)
+        num_ids, clock = CONFIG["vocab_size"] - 64, CLOCKS[args.clock]
+        values = compare(engines, args.repeats, num_ids, DECODE_TOKENS, clock)
+    config = {
+        "parameters": num_parameters,
+        "dtype": "float32",
+        "clock": args.clock,
+        "threads": torch.get_num_threads(),
+        "seed": SEED,
+        "n": args.repeats,
+    }
     print_result("engine", config, values)
 
 

@@ -1,23 +1,25 @@
 """Speed of other families against transformers' generate, same weights, one run.
 
     python -m benchmarks.families [--family gemma3|qwen3] [--dtype float32|bfloat16] [--repeats 3]
+        [--clock cpu] [--with transformers,engine]
 
-Builds a random model of 100 to 200M parameters, saves it with transformers, and measures both on
-the same prompts: decode tokens/s at batch 1 and 8, prefill tokens/s at 2,048. The engine runs in
-this process (``VLLM_ENABLE_V1_MULTIPROCESSING=0``), with prefix caching off so that repeats do real
-work. Timings are noisy: read the ratios of one run. One JSON line.
+Builds a random model of 100 to 200M parameters, saves it with transformers, and measures as
+``benchmarks.engine`` does. ``bandwidth`` compares the bytes of weights that decode steps at batch 1
+read in a second with those that this machine reads at most, by a sum over 512 MiB in the same run.
+One JSON line.
 """
 
 import argparse
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.engine import SEED, compare, engine_generate, reference_generate
+from benchmarks.engine import CLOCKS, SEED, add_arguments, compare, make_engines
 from benchmarks.result import print_result
 
 _COMMON: dict[str, Any] = {
@@ -67,25 +69,48 @@ def build_reference(family: str, dtype: torch.dtype, folder: Path) -> Any:
     return model
 
 
+def measure_bandwidth(clock: Callable[[], float]) -> float:
+    """Return the most GB/s that a sum over 512 MiB was seen to read at."""
+    values = torch.ones(128 << 20)
+    rates = []
+    for _ in range(8):
+        begin = clock()
+        values.sum()
+        rates.append(values.nbytes / (clock() - begin) / 1e9)
+    return max(rates)
+
+
 def main() -> None:
     """Compare the two engines and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--family", choices=tuple(CONFIGS), default="gemma3")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--repeats", type=int, default=3)
+    add_arguments(parser)
     args = parser.parse_args()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = build_reference(args.family, getattr(torch, args.dtype), folder)
         num_parameters = sum(p.numel() for p in model.parameters())
-        engine = engine_generate(model=str(folder), dtype=args.dtype, skip_tokenizer_init=True)
-        engines = {"transformers": reference_generate(model), "engine": engine}
-        values = compare(engines, args.repeats, _COMMON["vocab_size"], DECODE_TOKENS)
+        engines = make_engines(
+            model, args.engines, model=str(folder), dtype=args.dtype, skip_tokenizer_init=True
+        )
+        clock = CLOCKS[args.clock]
+        values = compare(engines, args.repeats, _COMMON["vocab_size"], DECODE_TOKENS, clock)
+    # Tied embeddings count once, as the output head.
+    num_bytes = sum(p.nbytes for p in model.parameters())
+    rate = values["decode_tokens_per_s_batch_1"]["engine"]["p50"] * num_bytes / 1e9
+    most = measure_bandwidth(clock)
+    values["bandwidth"] = {
+        "weights_gb_per_s": round(rate, 2),
+        "machine_gb_per_s": round(most, 2),
+        "share": round(rate / most, 3),
+    }
     config = {
         "family": args.family,
         "parameters": num_parameters,
         "dtype": args.dtype,
+        "clock": args.clock,
         "threads": torch.get_num_threads(),
         "seed": SEED,
         "n": args.repeats,

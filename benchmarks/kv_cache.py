@@ -1,4 +1,4 @@
-"""What the control plane of the prefix cache costs per request, in microseconds.
+"""What the control plane of the prefix cache costs per request, in microseconds of processor time.
 
     python -m benchmarks.kv_cache [--repeats 20] [--only contract]
 
@@ -115,7 +115,7 @@ class Clock:
         self.samples: dict[str, list[float]] = {}
 
     def run(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Time a call."""
+        """Take a call's processor time."""
         begin = time.thread_time_ns()
         result = call(*args)
         self.samples.setdefault(name, []).append((time.thread_time_ns() - begin) / 1000)

@@ -30,7 +30,7 @@ class LiveServer:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
     def __enter__(self) -> Self:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not self.is_healthy():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.process.kill()

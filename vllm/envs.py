@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     VLLM_CHECK_INVARIANTS: bool
     VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES: bool
     VLLM_CPU_KVCACHE_SPACE: float | None
+    VLLM_CPU_OMP_THREADS_BIND: str
     VLLM_NATIVE: bool
     VLLM_NATIVE_LIBRARY: str | None
     VLLM_ENGINE_HEARTBEAT_TIMEOUT: float
@@ -139,6 +140,8 @@ _READERS: dict[str, Callable[[], Any]] = {
     ),
     # GiB of host memory for KV blocks on the CPU platform; unset: derived from free memory.
     "VLLM_CPU_KVCACHE_SPACE": lambda: _number("VLLM_CPU_KVCACHE_SPACE", None, float, 0.001),
+    # CPUs that a worker's threads keep to: auto and nobind (any), "0-3,8", by rank "0-3|4-7".
+    "VLLM_CPU_OMP_THREADS_BIND": lambda: os.environ.get("VLLM_CPU_OMP_THREADS_BIND") or "auto",
     # Whether a CPU runs a model by the kernels of csrc/, where they are built and have one for it.
     "VLLM_NATIVE": lambda: _flag("VLLM_NATIVE", True),
     # Another build of them, such as `make sanitize`'s.

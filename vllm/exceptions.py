@@ -11,6 +11,7 @@
     ├── CheckpointError           missing, unexpected or misshapen tensors
     ├── EngineError               the engine cannot serve        HTTP 500
     │   ├── EngineDeadError       the engine core died or hangs  HTTP 503
+    │   ├── EngineCoreLostError   one of several cores died      HTTP 503 + Retry-After
     │   ├── QueueFullError        too many requests wait         HTTP 503 + Retry-After
     │   └── ShuttingDownError     the server drains              HTTP 503 + Retry-After
     └── InvariantError            our own bug: a numbered invariant (I1..I7) does not hold
@@ -70,6 +71,10 @@ class EngineError(VllmError):
 
 class EngineDeadError(EngineError):
     """The engine core died, or its heartbeat stopped."""
+
+
+class EngineCoreLostError(EngineError):
+    """The engine core that answered a request died, and others go on: send it again."""
 
 
 class QueueFullError(EngineError):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.exceptions import ConfigError
+from vllm.model_executor.model_loader.shards import ShardFinder, find_whole
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import Platform
@@ -83,7 +84,9 @@ class AscendPlatform(Platform):
 
         return torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
 
-    def find_quantization(self, checkpoint: str) -> WeightQuantization | None:
+    def find_quantization(
+        self, checkpoint: str, find_shard: ShardFinder = find_whole
+    ) -> WeightQuantization | None:
         """Return ModelSlim's w8a8 where the checkpoint folder describes it.
 
         Raises:
@@ -94,7 +97,7 @@ class AscendPlatform(Platform):
 
         # A format is how the device lays memory out: host tensors have none.
         use_nz = self.device_type == "npu" and envs.wants_nz_weights()
-        return modelslim.find_quantization(checkpoint, use_nz=use_nz)
+        return modelslim.find_quantization(checkpoint, find_shard, use_nz=use_nz)
 
     def register_custom_kv_cache_specs(self, vllm_config: VllmConfig | None) -> None:
         """Give Ascend's compressed caches their manager."""

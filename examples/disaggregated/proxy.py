@@ -37,7 +37,10 @@ _ANSWER_FIELDS = (
     *("min_tokens", "logprobs", "top_logprobs", "echo"),
 )
 _HOP_HEADERS = {"host", "content-length", "connection", "transfer-encoding", "accept-encoding"}
-_CONNECT_TIMEOUT_S = 2.0
+_CONNECT_TIMEOUT_S = 10.0
+_KEEP_ALIVE_S = 2.0
+# Of a connection that ended before an answer began: the next one may be well.
+_DROPPED = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
 
 class Servers:
@@ -99,7 +102,8 @@ class Proxy:
     def __init__(self, prefill: Iterable[str], decode: Iterable[str], timeout_s: float) -> None:
         self._prefill, self._decode = Servers(prefill), Servers(decode)
         timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S)
-        limits = httpx.Limits(max_connections=None)
+        # Servers close connections that idle for longer; one that dies under a request looks alike.
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEP_ALIVE_S)
         self._client = httpx.AsyncClient(timeout=timeout, limits=limits)
 
     async def close(self) -> None:
@@ -140,7 +144,10 @@ class Proxy:
     ) -> httpx.Response:
         self._prefill.begin(url)
         try:
-            return await self._client.post(url + path, json=prefill_body(body), headers=headers)
+            try:
+                return await self._client.post(url + path, json=prefill_body(body), headers=headers)
+            except _DROPPED:
+                return await self._client.post(url + path, json=prefill_body(body), headers=headers)
         finally:
             self._prefill.end(url)
 
@@ -150,7 +157,8 @@ class Proxy:
 
     async def _answer(self, request: Request, body: bytes, headers: dict[str, str]) -> Response:
         """Return a decode server's answer; another one is asked as long as none has begun."""
-        for url in self._decode.in_order():
+        # Twice each: a connection from before may have died since.
+        for url in [url for url in self._decode.in_order() for _ in range(2)]:
             target = httpx.URL(url + request.url.path, query=request.url.query.encode())
             outgoing = self._client.build_request(
                 request.method, target, content=body, headers=headers

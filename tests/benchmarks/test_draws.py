@@ -25,6 +25,10 @@ def test_gamma_has_the_mean_and_the_spread(shape: float) -> None:
     assert variance == pytest.approx(4.0 / shape, rel=0.25)
 
 
+def test_an_infinite_shape_is_the_mean() -> None:
+    assert Draws(3).gamma(float("inf"), 2.0) == 2.0
+
+
 def test_arrivals_offer_the_rate_that_was_asked_for() -> None:
     times = Arrivals(rate=20.0, burstiness=0.5).times_s(200, 1)
     assert times == sorted(times)

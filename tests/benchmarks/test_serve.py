@@ -73,6 +73,29 @@ def test_a_run_end_to_end(stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "Hit rate (% of prompt tokens):           50.00" in capsys.readouterr().out
 
 
+def test_probes_are_sent_beside_the_load_and_counted_apart(
+    stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, result = _bench(
+        stub,
+        tmp_path,
+        *("--random-input-len", "8", "--random-output-len", "2", "--num-prompts", "3"),
+        *("--request-rate", "10", "--burstiness", "inf", "--probe-request-rate", "20"),
+    )
+    assert code == 0
+    assert (result["completed"], result["total_output_tokens"]) == (3, 6)
+    probes = [body for body in stub.bodies if body["max_tokens"] == 8]
+    assert len({body["prompt"] for body in probes}) == len(probes) > 0
+    assert (result["probes"]["completed"], result["probes"]["failed"]) == (len(probes), 0)
+    assert 0 < result["probes"]["mean_ttft_ms"] <= result["probes"]["mean_e2el_ms"]
+    assert f"Successful probes:                       {len(probes)}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rate", ["-1", "inf"])
+def test_a_rate_of_probes_that_is_none_is_refused(rate: str) -> None:
+    assert main(["bench", "serve", "--probe-request-rate", rate]) == 2
+
+
 EXPECTED_KEYS = {
     *("date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts"),
     *("request_rate", "burstiness", "max_concurrency", "duration", "completed", "failed"),

@@ -68,7 +68,7 @@ V4 = ModelConfig("v4", hf_config={"model_type": "deepseek_v4"})
 @pytest.mark.parametrize("connector", ["OneGroupConnector", "AllGroupsConnector", "nosuch"])
 def test_a_connector_does_not_go_with_unit_hits(connector: str) -> None:
     transfer = KVTransferConfig(kv_connector=connector, kv_role="kv_both")
-    with pytest.raises(ConfigError, match=f"{connector}.*Leave kv_transfer_config out"):
+    with pytest.raises(ConfigError, match=f"{connector}.*leave kv_transfer_config out"):
         VllmConfig(model_config=V4, kv_transfer_config=transfer)
 
 

@@ -126,7 +126,7 @@ def mixed_bodies(seed: int, count: int) -> list[tuple[str, dict[str, Any]]]:
         else:
             path, body["prompt"] = "/v1/completions", text
         if number % 5 == 2:
-            body["n"] = 2
+            body |= {"n": 2, "temperature": 0.8, "seed": number}
         if number % 7 == 3:
             body["prompt"], path = [text, "And now?"], "/v1/completions"
             body.pop("messages", None)
@@ -153,9 +153,10 @@ def streamed(url: str, body: dict[str, Any]) -> str:
 
 
 def test_mixed_requests_get_the_answers_of_one_server(
-    apart: Disaggregated, server: ServerProcess
+    apart: Disaggregated, server: ServerProcess, platform: str
 ) -> None:
-    bodies = mixed_bodies(seed=3, count=24)
+    # The reference mode runs op by op, and is slow.
+    bodies = mixed_bodies(seed=3, count=24 if platform == "cpu" else 8)
 
     def ask(entry: tuple[str, dict[str, Any]]) -> dict[str, Any]:
         reply = httpx.post(apart.url + entry[0], json=entry[1], timeout=_WAIT_S)
@@ -168,7 +169,7 @@ def test_mixed_requests_get_the_answers_of_one_server(
         alone = server.post(path, body).json()
         assert texts(reply) == texts(alone), body
         assert reply["usage"]["completion_tokens"] == alone["usage"]["completion_tokens"]
-    assert apart.num_loaded > 500
+    assert apart.num_loaded > 200
 
 
 def test_streams_and_clients_that_leave(apart: Disaggregated, server: ServerProcess) -> None:
@@ -229,5 +230,5 @@ def test_a_decode_server_of_another_block_size_does_not_start(
     ):
         pass
     (line,) = [line for line in log.read_text().splitlines() if "do not match" in line]
-    assert "block_size is '64'" in line
-    assert "'32'" in line
+    assert "block_size is '32' at engine" in line
+    assert "and '64' at engine" in line

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vllm.config import CacheConfig, VllmConfig
+from vllm.config import CacheConfig, ParallelConfig, VllmConfig
 from vllm.platforms.cpu import CpuPlatform
 
 GIB = 1 << 30
@@ -25,6 +25,14 @@ def test_kv_pool_is_a_quarter_of_free_memory_up_to_4_gib(
 ) -> None:
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     assert HostWith(free).default_kv_cache_bytes(VllmConfig()) == expected
+
+
+def test_a_derived_pool_is_shared_by_the_cores_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    pair = VllmConfig(parallel_config=ParallelConfig(data_parallel_size=2))
+    assert HostWith(8 * GIB).default_kv_cache_bytes(pair) == GIB
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0.5")
+    assert HostWith(8 * GIB).default_kv_cache_bytes(pair) == GIB // 2
 
 
 def test_kv_pool_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:

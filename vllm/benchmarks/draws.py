@@ -57,6 +57,8 @@ class Draws:
             boosted = self.gamma(shape + 1.0, 1.0) * (shape + 1.0)
             power = math.pow(1.0 - self._random(), 1.0 / shape)
             return boosted * power / shape * mean
+        if math.isinf(shape):
+            return mean  # what ever larger shapes come to
         d = shape - 1.0 / 3.0
         c = 1.0 / math.sqrt(9.0 * d)
         while True:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from vllm.config.parallel import DATA_PARALLEL_ROUTINGS
 from vllm.utils.argparse_utils import human_int, json_object
 from vllm.v1.engine.engine_args import EngineArgs
 
@@ -73,6 +74,14 @@ def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--request-rate", type=float, default=float("inf"), metavar="PER_SECOND")
     group.add_argument("--burstiness", type=float, default=1.0)
     group.add_argument("--max-concurrency", type=human_int)
+    group.add_argument(
+        "--probe-request-rate",
+        type=float,
+        default=0.0,
+        metavar="PER_SECOND",
+        help="Also send short new prompts, beside the load and its --max-concurrency, and report "
+        "their times apart: what somebody sees who comes while the load runs.",
+    )
     group.add_argument("--num-warmups", type=human_int, default=0, help="Requests sent before.")
     group.add_argument("--ramp-up-strategy", choices=RAMP_UPS)
     group.add_argument("--ramp-up-start-rps", type=float)
@@ -212,6 +221,7 @@ def add_replay_flags(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--max-num-seqs", type=human_int, default=128)
     server.add_argument("--mtp", type=int, default=0, metavar="DRAFTS")
     server.add_argument("--mtp-acceptance", type=float, default=0.7)
+    _add_core_flags(server)
     clock = parser.add_argument_group("clock")
     clock.add_argument(
         "--cost", type=Path, metavar="FILE", help="Coefficients, as vllm cache simulate fits them."
@@ -230,6 +240,23 @@ def add_replay_flags(parser: argparse.ArgumentParser) -> None:
     result.add_argument("--output-json", type=Path, metavar="FILE")
     result.add_argument("--plot", type=Path, metavar="PNG")
     result.add_argument("--disable-tqdm", action="store_true")
+
+
+def _add_core_flags(server: Any) -> None:
+    """Add how many engine cores there are, and who gets a request."""
+    server.add_argument(
+        "--data-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Engine cores, each with a pool of --pool-gib. Default: 1.",
+    )
+    server.add_argument(
+        "--dp-policy",
+        choices=DATA_PARALLEL_ROUTINGS,
+        default="prefix",
+        help="As --data-parallel-routing of vllm serve. Default: prefix.",
+    )
 
 
 def add_simulate_flags(parser: argparse.ArgumentParser) -> None:

@@ -18,11 +18,13 @@ from vllm.benchmarks.report.metrics import measure, parse_metrics, parse_percent
 from vllm.benchmarks.report.plot import check_can_plot, plot_lines, plot_run
 from vllm.benchmarks.report.table import format_table
 from vllm.benchmarks.sim.clock import ClockedRun, SimResult
+from vllm.benchmarks.sim.cores import SimCores
 from vllm.benchmarks.sim.cost import CostModel
 from vllm.benchmarks.sim.engine import Acceptance, SimEngine
 from vllm.benchmarks.sim.grid import Variant, run_grid
 from vllm.benchmarks.sim.loads import trace_load
 from vllm.benchmarks.sim.settings import SimSettings, find_hf_config
+from vllm.config.parallel import ParallelConfig
 from vllm.exceptions import ConfigError
 
 _GIB = 1 << 30
@@ -41,6 +43,7 @@ class ReplayJob:
         max_concurrency: Requests that clients have open.
         acceptance: Of drafts.
         decode_stride: Tokens a decode step brings.
+        parallel: Engine cores, each with the pool of the setting, and how requests are shared out.
         shows_progress: Whether a bar follows the requests.
     """
 
@@ -53,13 +56,19 @@ class ReplayJob:
     acceptance: Acceptance = field(default_factory=Acceptance)
     decode_stride: int = 1
     shows_progress: bool = False
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def run(self, variant: Variant) -> SimResult:
         """Replay under one setting."""
-        engine = SimEngine(variant.apply(self.settings), self.acceptance, self.decode_stride)
-        load = trace_load(self.trace, self.block, engine.hash_unit, self.speed)
+        settings = variant.apply(self.settings)
         silent = None if self.shows_progress else True
-        with tqdm(total=len(load), unit="req", disable=silent, mininterval=1.0) as bar:
+        with tqdm(total=len(self.trace), unit="req", disable=silent, mininterval=1.0) as bar:
+            if self.parallel.data_parallel_size > 1:
+                cores = SimCores(settings, self.parallel, self.acceptance, self.decode_stride)
+                load = trace_load(self.trace, self.block, cores.hash_unit, self.speed)
+                return cores.run(load, self.cost, self.max_concurrency, bar.update)
+            engine = SimEngine(settings, self.acceptance, self.decode_stride)
+            load = trace_load(self.trace, self.block, engine.hash_unit, self.speed)
             return ClockedRun(engine, self.cost, self.max_concurrency, bar.update).run(load)
 
 
@@ -156,6 +165,9 @@ def make_job(args: argparse.Namespace) -> ReplayJob:
         args.max_concurrency,
         Acceptance(args.mtp_acceptance, args.seed),
         args.decode_stride,
+        parallel=ParallelConfig(
+            data_parallel_size=args.data_parallel_size, data_parallel_routing=args.dp_policy
+        ),
     )
 
 

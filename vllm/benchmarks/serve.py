@@ -5,7 +5,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import aiohttp
 from vllm.benchmarks.arrivals import Arrivals, trace_times_s
 from vllm.benchmarks.client.load import Load, run_load
 from vllm.benchmarks.client.observation import Observation
+from vllm.benchmarks.client.probes import check_rate, probe_numbers, with_probes
 from vllm.benchmarks.client.setup import make_arrivals, make_target
 from vllm.benchmarks.client.target import Target, find_model, open_session, wait_ready
 from vllm.benchmarks.datasets.build import make_prompts
@@ -34,7 +35,7 @@ from vllm.benchmarks.report.table import format_table
 from vllm.exceptions import ConfigError
 
 _WARM_STREAM = 99
-_WARM_WORDS = 16
+_SHORT_WORDS = 16
 _MAX_SHOWN_ERRORS = 3
 
 
@@ -47,10 +48,13 @@ def run_serve(args: argparse.Namespace) -> int:
     metadata = _parse_metadata(args.metadata)
     check_can_plot(args.plot)
     check_can_plot(args.plot_timeline)
+    check_rate(args.probe_request_rate)
     _check_result_place(args)
-    seen, duration, model, tokenizer = asyncio.run(_measure(args, arrivals))
-    run = measure(seen, duration, percents, limits)
+    done = asyncio.run(_measure(args, arrivals))
+    seen, model = done.seen, done.model
+    run = measure(seen, done.duration_s, percents, limits)
     cache = cache_numbers(seen, percents)
+    probes = probe_numbers(done.probes, percents) if args.probe_request_rate else None
     print(
         format_table(
             run.values,
@@ -59,6 +63,7 @@ def run_serve(args: argparse.Namespace) -> int:
             percents=percents,
             request_rate=args.request_rate,
             max_concurrency=args.max_concurrency,
+            probes=probes,
         )
     )
     _print_errors(seen)
@@ -68,7 +73,7 @@ def run_serve(args: argparse.Namespace) -> int:
         "backend": args.backend,
         "label": args.label,
         "model_id": model,
-        "tokenizer_id": tokenizer,
+        "tokenizer_id": done.tokenizer,
         "num_prompts": len(seen),
         **metadata,
         "request_rate": "inf" if args.request_rate == float("inf") else args.request_rate,
@@ -77,6 +82,8 @@ def run_serve(args: argparse.Namespace) -> int:
         **run.values,
         "prefix_cache": cache or None,
     }
+    if probes is not None:
+        result["probes"] = probes
     if args.save_detailed:
         result |= detailed(seen)
     _save(args, result, model)
@@ -88,10 +95,27 @@ def run_serve(args: argparse.Namespace) -> int:
     return 0 if run.values["completed"] else 1
 
 
-async def _measure(
-    args: argparse.Namespace, arrivals: Arrivals
-) -> tuple[list[Observation], float, str, str | None]:
-    """Send everything; returns observations, seconds, the model's name and the tokenizer's."""
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A run.
+
+    Attributes:
+        seen: An observation for each request.
+        duration_s: Of the load.
+        probes: The same for each probe.
+        model: As the server names it.
+        tokenizer: By which prompts were counted; None: words were.
+    """
+
+    seen: list[Observation]
+    duration_s: float
+    probes: list[Observation]
+    model: str
+    tokenizer: str | None
+
+
+async def _measure(args: argparse.Namespace, arrivals: Arrivals) -> _Done:
+    """Send everything."""
     target = make_target(args, "")
     async with open_session(args.max_concurrency or 0) as session:
         model, root = args.served_model_name or args.model, args.model
@@ -101,7 +125,7 @@ async def _measure(
         tokenizer = args.tokenizer or root
         words = load_words(tokenizer, skip=args.skip_tokenizer_init)
         requests = make_prompts(args, words)
-        warm = _warm_up_request(words)
+        warm = _short_request(words)
         if args.ready_check_timeout_sec > 0:
             await wait_ready(session, target, warm, args.ready_check_timeout_sec)
         await _warm_up(session, target, warm, args)
@@ -114,15 +138,22 @@ async def _measure(
             args.request_id_prefix,
             not args.disable_tqdm,
         )
-        seen, duration = await run_load(session, target, load)
+        (seen, duration_s), probes = await with_probes(
+            session,
+            target,
+            lambda number: _short_request(words, number + 1),
+            args.probe_request_rate,
+            run_load(session, target, load),
+        )
         if args.profile:
             await _post(session, target, "/stop_profile")
-    return seen, duration, model, None if args.skip_tokenizer_init else tokenizer
+    used = None if args.skip_tokenizer_init else tokenizer
+    return _Done(seen, duration_s, probes, model, used)
 
 
-def _warm_up_request(words: Words) -> BenchRequest:
+def _short_request(words: Words, number: int = 0) -> BenchRequest:
     """Return a short request of its own: warm-ups must not fill the cache with what is measured."""
-    ids = words.draw(Draws(0, _WARM_STREAM), _WARM_WORDS)
+    ids = words.draw(Draws(number, _WARM_STREAM), _SHORT_WORDS)
     return BenchRequest(words.text(ids), len(ids) + words.num_special, 8)
 
 

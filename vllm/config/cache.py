@@ -23,6 +23,8 @@ class CacheConfig:
         prefix_cache_retention_interval: How often window state is kept; None: unset.
         prefix_cache_pinned_share: Share of the pool that pinned windows may hold, where
             VLLM_PIN_SWA_TOKENS is on; None: as VLLM_PIN_MAX_SHARE says.
+        prefix_hash_seed: What every prompt's first hash is chained to, where several processes
+            must agree; None: PYTHONHASHSEED or a random value. Who knows it can foretell hashes.
     """
 
     block_size: int = 16
@@ -37,6 +39,7 @@ class CacheConfig:
     mamba_cache_mode: str = "none"
     prefix_cache_retention_interval: Any = None
     prefix_cache_pinned_share: float | None = None
+    prefix_hash_seed: bytes | None = None
     sliding_window: int | None = None
     is_attention_free: bool = False
 

@@ -11,7 +11,7 @@ from vllm.config.kv_transfer import KVTransferConfig
 from vllm.exceptions import ConfigError
 
 _EXAMPLE = "vllm.distributed.kv_transfer.kv_connector.v1.example_connector"
-_HANDOVER = "vllm.distributed.kv_transfer.handover.connector"
+_HANDOVER = "vllm.distributed.kv_transfer.handover."
 
 
 class KVConnectorRegistry:
@@ -19,7 +19,8 @@ class KVConnectorRegistry:
 
     _registry: ClassVar[dict[str, tuple[str, str]]] = {
         "ExampleConnector": (_EXAMPLE, "ExampleConnector"),
-        "TcpConnector": (_HANDOVER, "TcpConnector"),
+        "TcpConnector": (_HANDOVER + "connector", "TcpConnector"),
+        "MooncakeConnector": (_HANDOVER + "mooncake", "MooncakeConnector"),
     }
 
     @classmethod
@@ -74,6 +75,8 @@ class KVConnectorRegistry:
     @classmethod
     def moves_checkpoints(cls, config: KVTransferConfig) -> bool:
         """Whether the connector moves prefixes of caches that hit at one unit."""
+        if not cls.is_known(config):
+            return False
         return bool(getattr(cls.load_class(config), "moves_checkpoints", False))
 
     @classmethod

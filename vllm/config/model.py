@@ -10,6 +10,7 @@ _UNKNOWN_CONTEXT_LEN = 2048
 MAX_SEED = 2**63 - 1
 # Compressed entries beside window state: hybrids whose prefix cache hits at one unit.
 _UNIT_HIT_MODEL_TYPES = ("deepseek_v4",)
+QUANTIZATIONS = ("none", "int8")
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 
 
@@ -27,6 +28,7 @@ class ModelConfig:
         served_model_names: Names clients may use; the first is canonical.
         hf_config: The checkpoint's config.json, as read.
         generation_config: The checkpoint's generation_config.json, or empty.
+        quantization: "int8": plain weights are rounded as they load; None: as stored.
         max_model_len: Longest prompt + answer in tokens.
         original_max_model_len: What the user passed: None when nothing, -1 for "what fits".
     """
@@ -35,6 +37,7 @@ class ModelConfig:
     runner: str = field(default="auto", kw_only=True)
     tokenizer: str | None = field(default=None, kw_only=True)
     dtype: Any = field(default="auto", kw_only=True)
+    quantization: str | None = field(default=None, kw_only=True)
     seed: int = field(default=0, kw_only=True)
     max_model_len: int = field(default=None, kw_only=True)  # type: ignore[assignment]
     trust_remote_code: bool = field(default=False, kw_only=True)
@@ -54,6 +57,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if isinstance(self.dtype, str) and self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r} is unknown: use one of {', '.join(DTYPES)}.")
+        if self.quantization not in (None, *QUANTIZATIONS):
+            raise ConfigError(
+                f"quantization={self.quantization!r} is unknown: use one of "
+                f"{', '.join(QUANTIZATIONS)}, or leave it out for what the checkpoint holds."
+            )
         self.original_max_model_len = self.max_model_len
         derived = self.derived_max_model_len
         if self.max_model_len is None or self.max_model_len == -1:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm import envs
 from vllm.logger import init_logger
-from vllm.platforms.host_cpus import count_usable_cores
+from vllm.platforms.host_cpus import bind_to, count_usable_cores, parse_binding
 from vllm.platforms.host_memory import read_host_memory
 from vllm.platforms.interface import Platform
 
@@ -65,21 +65,30 @@ class CpuPlatform(Platform):
         """Return the bytes to give the KV pool.
 
         ``cache_config.kv_cache_memory_bytes``, else ``VLLM_CPU_KVCACHE_SPACE`` GiB, else a quarter
-        of the free memory but at most 4 GiB: the host has other things to do.
+        of the free memory but at most 4 GiB: the host has other things to do. That is shared by
+        the engine cores of this machine; what is set, each of them takes.
         """
         fixed = self.fixed_kv_cache_bytes(config)
         if fixed is not None:
             return fixed
         free = self.free_memory_bytes()
-        derived = min(free // _FREE_MEMORY_SHARE, _MAX_DERIVED_KV_BYTES)
+        num_cores = config.parallel_config.num_local_cores
+        derived = min(free // _FREE_MEMORY_SHARE, _MAX_DERIVED_KV_BYTES) // num_cores
         logger.info(
-            "KV cache: %.2f GiB, a quarter of the %.1f GiB free but at most %d GiB; "
+            "KV cache: %.2f GiB, a quarter of the %.1f GiB free but at most %d GiB%s; "
             "VLLM_CPU_KVCACHE_SPACE (GiB) or --kv-cache-memory-bytes sets it",
             derived / GIB,
             free / GIB,
             _MAX_DERIVED_KV_BYTES // GIB,
+            f", shared by {num_cores} engine cores" if num_cores > 1 else "",
         )
         return derived
+
+    def bind_host_threads(self, local_rank: int) -> None:
+        """Keep to the CPUs of ``VLLM_CPU_OMP_THREADS_BIND``."""
+        cpus = parse_binding(envs.VLLM_CPU_OMP_THREADS_BIND, local_rank)
+        if cpus is not None and bind_to(cpus):
+            logger.info("worker %d keeps to the CPUs %s", local_rank, sorted(cpus))
 
     def default_num_threads(self) -> int | None:
         """Return the cores this process may use; None when the user set OMP_NUM_THREADS."""

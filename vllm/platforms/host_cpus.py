@@ -4,6 +4,10 @@ import math
 import os
 from pathlib import Path
 
+from vllm.exceptions import ConfigError
+
+_FREE = ("auto", "nobind")
+
 
 def count_usable_cores() -> int:
     """Return the physical cores of this process's affinity mask, within its cgroup's CPU quota.
@@ -14,6 +18,50 @@ def count_usable_cores() -> int:
     cores = {_core_of(cpu) for cpu in _usable_cpus()}
     quota = read_cpu_quota(Path("/sys/fs/cgroup/cpu.max"))
     return max(1, len(cores) if quota is None else min(len(cores), math.ceil(quota)))
+
+
+def parse_binding(value: str, local_rank: int) -> frozenset[int] | None:
+    """Return the logical CPUs that a worker's threads shall keep to; None: any.
+
+    Args:
+        value: "auto" or "nobind": any. Else CPUs and ranges of them by comma, "0-3,8"; lists of
+            several workers on this host by "|", "0-3|4-7".
+        local_rank: The worker's number on this host.
+
+    Raises:
+        ConfigError: The value is no such list, or has none for the rank, or names a CPU that this
+            process must not use.
+    """
+    if value in _FREE:
+        return None
+    lists = value.split("|")
+    if local_rank >= len(lists):
+        raise _bad_binding(value, f"it has no list for worker {local_rank}")
+    found: set[int] = set()
+    for part in lists[local_rank].split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise _bad_binding(value, f"{part!r} is no CPU and no range of CPUs")
+        found.update(range(int(first), int(last or first) + 1))
+    if not found or not found <= _usable_cpus():
+        usable = ",".join(map(str, sorted(_usable_cpus())))
+        raise _bad_binding(value, f"this process may use the CPUs {usable}")
+    return frozenset(found)
+
+
+def bind_to(cpus: frozenset[int]) -> bool:
+    """Keep this thread, and those it starts from now on, to some CPUs; False: the host cannot."""
+    if not hasattr(os, "sched_setaffinity"):
+        return False
+    os.sched_setaffinity(0, cpus)
+    return True
+
+
+def _bad_binding(value: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"VLLM_CPU_OMP_THREADS_BIND={value!r}: {reason}. Give auto, nobind, or CPUs such as 0-3 or "
+        "0,2 (of several workers: 0-3|4-7)."
+    )
 
 
 def read_cpu_quota(path: Path) -> float | None:

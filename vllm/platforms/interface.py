@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.exceptions import ConfigError
+from vllm.model_executor.model_loader.shards import ShardFinder, find_whole
 
 if TYPE_CHECKING:
     import torch
@@ -57,13 +58,27 @@ class Platform(ABC):
 
         return get_reference_op(name)
 
-    def find_quantization(self, checkpoint: str) -> WeightQuantization | None:
+    def bind_host_threads(self, local_rank: int) -> None:
+        """Keep the worker's threads to the host's CPUs that it was given, before any starts.
+
+        Raises:
+            ConfigError: What the operator gave it makes no sense here.
+        """
+        del local_rank
+
+    def find_quantization(
+        self, checkpoint: str, find_shard: ShardFinder = find_whole
+    ) -> WeightQuantization | None:
         """Return how the matrices of a checkpoint folder are stored; None: the plain way.
+
+        Args:
+            checkpoint: The folder.
+            find_shard: Tells which part of a tensor this rank holds.
 
         Raises:
             CheckpointError: The folder's description of them is broken.
         """
-        del checkpoint
+        del checkpoint, find_shard
         return None
 
     # --- config ------------------------------------------------------------------------------

@@ -116,6 +116,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         cache_ttls: For some of them, how many seconds their prefix shall be kept at least.
         is_extra_answer: Whether it is one of ``n`` answers to a prompt, and not the first: the
             prompt is counted once.
+        data_parallel_rank: The engine core that shall run it; None: any.
+        block_hashes: Of the prompt's full units, where the front end has them already.
     """
 
     request_id: str
@@ -129,6 +131,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     is_extra_answer: bool = False
     cache_boundaries: list[int] = []
     cache_ttls: dict[int, float] = {}
+    data_parallel_rank: int | None = None
+    block_hashes: list[bytes] = []
 
 
 class LogprobsRows(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import UserInputError
+from vllm.v1.core.free_block_queue import BlockHash
 from vllm.v1.messages import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
 from vllm.v1.sequence import TokenSequence
 from vllm.v1.structured_output.reasoning import ReasoningTracker
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.core.free_block_queue import BlockHash
     from vllm.v1.messages import EngineCoreRequest
 
 
@@ -113,8 +113,9 @@ class Request(TokenSequence):
         is_extra_answer: bool = False,
         cache_boundaries: Sequence[int] = (),
         cache_ttls: Mapping[int, float] | None = None,
+        block_hashes: Sequence[BlockHash] = (),
     ) -> None:
-        super().__init__(request_id, prompt_token_ids, prompt_embeds, block_hasher)
+        super().__init__(request_id, prompt_token_ids, prompt_embeds, block_hasher, block_hashes)
         self.client_index = client_index
         self.priority = priority
         self.arrival_time = time.time() if arrival_time is None else arrival_time
@@ -134,7 +135,6 @@ class Request(TokenSequence):
         self.structured_output_request: StructuredOutputRequest | None = None
         self.status = RequestStatus.WAITING
         self._read_params(reasoning_ended, reasoning_parser_kwargs)
-
         self.prompt_is_token_ids = prompt_is_token_ids
         self.mm_features: list[MultiModalFeatureSpec] = mm_features or []
 
@@ -213,6 +213,7 @@ class Request(TokenSequence):
             is_extra_answer=request.is_extra_answer,
             cache_boundaries=request.cache_boundaries,
             cache_ttls=request.cache_ttls,
+            block_hashes=[BlockHash(known) for known in request.block_hashes],
         )
 
     # ------------------------------------------------------------------- state

@@ -9,7 +9,7 @@ outputs of steps in flight, so ``num_computed_tokens`` may exceed ``num_tokens``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import UserInputError
@@ -39,6 +39,7 @@ class TokenSequence:
         prompt_token_ids: The prompt; None: it comes as embeddings only.
         prompt_embeds: The prompt's embeddings ``[T, H]``, if given.
         block_hasher: Returns the hashes of full units that have none yet.
+        block_hashes: Those that are known already.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class TokenSequence:
         prompt_token_ids: list[int] | None,
         prompt_embeds: torch.Tensor | None,
         block_hasher: Callable[[Any], list[BlockHash]] | None,
+        block_hashes: Sequence[BlockHash] = (),
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
@@ -69,7 +71,7 @@ class TokenSequence:
         self.is_prefill_chunk = False
 
         self._block_hasher = block_hasher
-        self.block_hashes: list[BlockHash] = []
+        self.block_hashes: list[BlockHash] = list(block_hashes)
 
     def _count_prompt_tokens(self) -> int:
         if self.prompt_token_ids is not None:

@@ -8,6 +8,7 @@ import torch
 from vllm.exceptions import CheckpointError, UnsupportedFeatureError
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.checkpoint_files import name_some
+from vllm.model_executor.model_loader.shards import ELSEWHERE, ShardFinder, find_whole
 from vllm_ascend.quantization.description import QuantDescription, read_description
 from vllm_ascend.quantization.w8a8 import (
     GatedMatrices,
@@ -28,13 +29,21 @@ class ModelSlimQuantization:
 
     Args:
         description: The scheme of each tensor.
+        find_shard: Tells which part of a tensor this rank holds.
         use_nz: Whether weights are rearranged to the device's NZ format after loading.
 
     Owns: the storages it made, until loading has finished.
     """
 
-    def __init__(self, description: QuantDescription, *, use_nz: bool = False) -> None:
+    def __init__(
+        self,
+        description: QuantDescription,
+        find_shard: ShardFinder = find_whole,
+        *,
+        use_nz: bool = False,
+    ) -> None:
         self._description = description
+        self._find_shard = find_shard
         self._use_nz = use_nz
         self._made: list[W8A8Matrix | W8A8GroupedMatrix | W8A8Experts] = []
         self._asked: set[str] = set()
@@ -131,7 +140,9 @@ class ModelSlimQuantization:
         leftovers = sorted(
             name
             for name in self._description.quantised_matrices()
-            if name not in self._asked and (has_mtp or not name.startswith(_MTP))
+            if name not in self._asked
+            and (has_mtp or not name.startswith(_MTP))
+            and self._find_shard(f"{name}.weight") is not ELSEWHERE
         )
         if leftovers:
             raise CheckpointError(
@@ -154,11 +165,14 @@ class ModelSlimQuantization:
         return not plain
 
 
-def find_quantization(checkpoint: str, *, use_nz: bool) -> ModelSlimQuantization | None:
+def find_quantization(
+    checkpoint: str, find_shard: ShardFinder = find_whole, *, use_nz: bool
+) -> ModelSlimQuantization | None:
     """Return the quantisation of a checkpoint folder; None without a description.
 
     Args:
         checkpoint: The folder.
+        find_shard: Tells which part of a tensor this rank holds.
         use_nz: Whether the device takes weights in NZ format.
 
     Raises:
@@ -170,4 +184,4 @@ def find_quantization(checkpoint: str, *, use_nz: bool) -> ModelSlimQuantization
         return None
     num_quantised = len(description.quantised_matrices())
     logger.info("%s: %d matrices are W8A8_DYNAMIC", description.source, num_quantised)
-    return ModelSlimQuantization(description, use_nz=use_nz)
+    return ModelSlimQuantization(description, find_shard, use_nz=use_nz)

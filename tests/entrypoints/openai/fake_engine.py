@@ -46,6 +46,8 @@ class FakeEngine:
         self.errored = False
         self.resets: list[tuple[bool, bool]] = []
         self.boundaries: list[list[int]] = []
+        self.ranks: list[int | None] = []
+        self.living_ranks: list[int] = [0]
         self.held: list[HeldPrefix] = []
         self.keeps = True
         self.can_reset = True
@@ -61,9 +63,11 @@ class FakeEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        data_parallel_rank: int | None = None,
     ) -> Callable[[], None]:
         """Put the scripted answer into the sink."""
         token_ids = prompt["prompt_token_ids"]
+        self.ranks.append(data_parallel_rank)
         self.boundaries.append(prompt.get("cache_boundaries", []))
         for offset, seconds in prompt.get("cache_ttls", {}).items():
             expires_in = None if seconds in (0.0, float("inf")) else seconds

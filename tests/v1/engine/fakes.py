@@ -109,7 +109,8 @@ class FakeExecutor:
 
     Script (``hf_overrides``): script: the tokens of every answer, in turn; step_s: seconds a step
     takes; hang_at, crash_at, exit_at: the step that never ends, raises, or ends the process;
-    start_error: raise at start ("checkpoint" or "bug"); start_s: seconds to start.
+    fault: what is wrong with the workers; start_error: raise at start ("checkpoint" or "bug");
+    start_s: seconds to start.
     """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
@@ -142,7 +143,7 @@ class FakeExecutor:
         self.kv_cache_config = kv_cache_configs[0]
 
     def find_fault(self) -> str | None:
-        return None
+        return self._script.get("fault")
 
     def shutdown(self) -> None:
         self._prompts.clear()

@@ -1,6 +1,7 @@
 import threading
 import time
 
+import msgspec
 import pytest
 
 from tests.v1.engine.fakes import build_fake_core
@@ -99,3 +100,34 @@ def test_progress_tells_work_from_rest(config):
         time.sleep(0.001)
     loop.submit(Shutdown())
     thread.join(5)
+
+
+def test_of_several_front_ends_each_hears_its_own_and_one_the_statistics(config):
+    core = build_fake_core(config())
+    to_all: list[object] = []
+    to_one: list[tuple[int, object]] = []
+    loop = CoreLoop(core, to_all.append, Progress(), lambda client, m: to_one.append((client, m)))
+    asked = [
+        msgspec.structs.replace(request(f"of-{i}", max_tokens=1), client_index=i) for i in (1, 2)
+    ]
+    for index, each in enumerate(asked, start=1):
+        loop.submit(AddRequest(each), index)
+    loop.submit(AbortRequests(["unknown"]), 2)
+    loop.run_once()
+    loop.submit(ResetPrefixCache(9), 2)
+    loop.run_once()
+    heard = {
+        client: {
+            o.request_id
+            for c, m in to_one
+            if c == client and isinstance(m, StepOutputs)
+            for o in m.outputs.outputs
+        }
+        for client in (1, 2)
+    }
+    assert heard == {1: {"of-1"}, 2: {"of-2"}}
+    counted = [c for c, m in to_one if isinstance(m, StepOutputs) and m.outputs.scheduler_stats]
+    assert counted
+    assert set(counted) == {1}
+    assert [c for c, m in to_one if isinstance(m, PrefixCacheReset)] == [2]
+    assert to_all == []

@@ -54,6 +54,7 @@ class Pair:
         self.d = Session(
             make_core(transfer=config_of("kv_consumer", self.port, policy, **extra), **settings)
         )
+        self._alive = [self.p, self.d]
 
     def step(self) -> None:
         """Step both, and give the threads between them a turn."""
@@ -95,8 +96,13 @@ class Pair:
             pool = manager.block_pool
             assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
 
+    def kill_prefill(self) -> None:
+        """End the prefilling engine, whatever it holds."""
+        self.p.core.shutdown()
+        self._alive.remove(self.p)
+
     def shutdown(self) -> None:
-        for session in (self.p, self.d):
+        for session in self._alive:
             session.core.shutdown()
 
 
@@ -267,10 +273,10 @@ def test_a_prefilling_engine_that_died(
     make_pair: Callable[..., Pair], reference: Session, policy: str
 ) -> None:
     # "D answers with garbage after a failed receive"; "recompute unsupported for hybrid caches".
-    pair = make_pair(policy=policy, extra={"stuck_timeout_s": 0.2})
+    pair = make_pair(policy=policy, extra={"stuck_timeout_s": 0.2, "drain_timeout_s": 0.01})
     prompt = random_tokens(random.Random(17), 300)
     params = pair.prefill(prompt)
-    pair.p.core.shutdown()
+    pair.kill_prefill()
     request_id = pair.d.add(prompt, 6, transfer=params)
     answer = pair.d.answers[request_id]
     deadline = time.monotonic() + _WAIT_S

@@ -161,6 +161,14 @@ def test_a_frozen_process_is_noticed(launch):
     assert "no heartbeat" in core.next_message().message
 
 
+def test_a_core_without_work_tells_that_a_worker_is_gone(launch):
+    core = launch(timeout_s=1.0, fault="rank 1 was ended by signal 9")
+    core.wait_ready()
+    assert "rank 1 was ended by signal 9" in core.next_message().message
+    core.shutdown()
+    assert not psutil.pid_exists(core.pid)
+
+
 def test_an_idle_core_lives_on(launch):
     core = launch(timeout_s=0.5)
     core.wait_ready()

@@ -51,3 +51,16 @@ def test_what_finished_since_the_report_does_not_wait():
     limit = QueueLimit(2, 100)
     limit.observe(SchedulerStats(num_waiting_reqs=2))
     limit.admit(1, 1)
+
+
+def test_several_cores_run_as_many_each_and_their_queues_add_up():
+    limit = QueueLimit(2, 4, num_cores=2)
+    limit.admit(1, 9)
+    with pytest.raises(QueueFullError, match="3 requests would wait"):
+        limit.admit(1, 10)
+    limit.observe(SchedulerStats(num_waiting_reqs=1), 0)
+    limit.observe(SchedulerStats(num_waiting_reqs=1), 1)
+    with pytest.raises(QueueFullError, match="3 requests would wait"):
+        limit.admit(1, 4)
+    limit.observe(SchedulerStats(num_waiting_reqs=0), 1)
+    limit.admit(1, 4)

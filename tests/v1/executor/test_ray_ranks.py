@@ -57,8 +57,15 @@ def ray() -> Any:
         actor.die()
 
 
-def test_orders_go_to_all_and_answers_come_in_rank_order(ray: FakeRay) -> None:
+def test_orders_go_to_all_and_answers_come_in_rank_order(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_NATIVE", "0")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
     ranks = RayRanks(ray, CONFIG, 60.0)
+    passed = ray.options[1]["runtime_env"]["env_vars"]
+    assert passed["VLLM_NATIVE"] == "0"
+    assert "VLLM_API_KEY" not in passed
     assert ray.bundles == [{"CPU": 1.0}] * 2
     assert ranks.order([MeasureMemory(), MeasureMemory()]) == [100, 101]
     assert ranks.find_fault() is None
@@ -86,7 +93,7 @@ def test_ranks_that_all_wait_are_given_up(ray: FakeRay) -> None:
 def test_an_actor_that_dies_is_told(ray: FakeRay) -> None:
     ranks = RayRanks(ray, CONFIG, 60.0)
     threading.Timer(0.05, ray.actors[1].die).start()
-    with pytest.raises(EngineDeadError, match="a rank's actor is gone"):
+    with pytest.raises(EngineDeadError, match="rank 1's actor is gone"):
         ranks.order([STEP, STEP])
 
 

@@ -1,6 +1,6 @@
 """The table that ends a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vllm.benchmarks.report.metrics import METRICS, SHORT, percentile_name
@@ -26,6 +26,7 @@ def format_table(
     percents: Sequence[float],
     request_rate: float,
     max_concurrency: int | None,
+    probes: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the table of a run.
 
@@ -36,6 +37,7 @@ def format_table(
         percents: Of each.
         request_rate: As asked for; infinite ones are left out.
         max_concurrency: As asked for.
+        probes: From ``probes.probe_numbers``; None: none were sent.
     """
     lines = [_heading("Serving Benchmark Result", "=")]
     lines.append(_row("Successful requests:", values["completed"]))
@@ -56,15 +58,24 @@ def format_table(
     lines.append(_row("Total token throughput (tok/s):", values["total_token_throughput"]))
     for name in metrics:
         lines.append(_heading(METRICS[name]))
-        short = SHORT[name]
-        lines.append(_row(f"Mean {short} (ms):", values[f"mean_{name}_ms"]))
-        lines.append(_row(f"Median {short} (ms):", values[f"median_{name}_ms"]))
-        for percent in percents:
-            key = percentile_name(percent)
-            lines.append(_row(f"{key.upper()} {short} (ms):", values[f"{key}_{name}_ms"]))
+        lines += _metric_lines(values, name, percents)
+    if probes is not None:
+        lines.append(_heading("Probes"))
+        lines.append(_row("Successful probes:", probes["completed"]))
+        lines.append(_row("Failed probes:", probes["failed"]))
+        lines += _metric_lines(probes, "ttft", percents)
     lines += _cache_lines(cache, percents)
     lines.append("=" * _WIDTH)
     return "\n".join(lines)
+
+
+def _metric_lines(values: Mapping[str, Any], name: str, percents: Sequence[float]) -> Iterator[str]:
+    short = SHORT[name]
+    yield _row(f"Mean {short} (ms):", values[f"mean_{name}_ms"])
+    yield _row(f"Median {short} (ms):", values[f"median_{name}_ms"])
+    for percent in percents:
+        key = percentile_name(percent)
+        yield _row(f"{key.upper()} {short} (ms):", values[f"{key}_{name}_ms"])
 
 
 def _cache_lines(cache: Mapping[str, Any], percents: Sequence[float]) -> list[str]:

@@ -1,7 +1,7 @@
 """A load through the simulated engine: when each request's tokens come."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -66,6 +66,78 @@ class SimResult:
         return sum(self.miss_tokens[reason] for reason in known)
 
 
+class Ledger:
+    """What clients see of a load: who is due, who is open, what came of each.
+
+    Owns: the result and its observations.
+
+    Args:
+        max_concurrency: Requests that clients have open; None: any number.
+        on_done: Called for each request that ended.
+    """
+
+    def __init__(
+        self, max_concurrency: int | None = None, on_done: Callable[[], object] | None = None
+    ) -> None:
+        self.result = SimResult([])
+        self._limit = max_concurrency
+        self._on_done = on_done
+        self._open: dict[str, Observation] = {}
+        self._due: deque[tuple[LoadRequest, Observation]] = deque()
+
+    def expect(self, requests: Sequence[LoadRequest]) -> None:
+        """Note the whole load; observations keep its order."""
+        self.result.seen = [
+            Observation(
+                turn=request.turn,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_wanted_tokens=request.num_output_tokens,
+                request_id=request.request_id,
+            )
+            for request in requests
+        ]
+        pairs = zip(requests, self.result.seen, strict=True)
+        self._due = deque(sorted(pairs, key=lambda pair: pair[0].arrival_s))
+
+    def next_arrival_s(self) -> float | None:
+        """Return when the next request comes; None: all have come."""
+        return self._due[0][0].arrival_s if self._due else None
+
+    def has_room(self) -> bool:
+        """Whether clients may open another request."""
+        return self._limit is None or len(self._open) < self._limit
+
+    def take_due(self, now: float) -> Iterator[LoadRequest]:
+        """Open the requests that are due, as far as clients may, and yield them."""
+        while self._due and self._due[0][0].arrival_s <= now and self.has_room():
+            request, seen = self._due.popleft()
+            # With a limit the client waits; the clock of a request starts when it is sent.
+            seen.start_s = now if self._limit is not None else request.arrival_s
+            seen.queue_s = now - request.arrival_s if self._limit is not None else 0.0
+            self._open[request.request_id] = seen
+            yield request
+
+    def take(self, output: EngineCoreOutput, now: float) -> None:
+        """Note an output."""
+        seen = self._open[output.request_id]
+        if output.prefill_stats is not None:
+            stats = output.prefill_stats
+            seen.usage = Usage(
+                cached_tokens=stats.num_cached_tokens, miss_tokens=dict(stats.miss_tokens)
+            )
+            self.result.miss_tokens.update(stats.miss_tokens)
+        if output.new_token_ids:
+            seen.chunk_s.append(now - seen.start_s)
+            seen.num_output_tokens += len(output.new_token_ids)
+        if output.finished:
+            seen.latency_s = now - seen.start_s
+            if not seen.chunk_s:
+                seen.error = str(output.stop_reason)
+            del self._open[output.request_id]
+            if self._on_done is not None:
+                self._on_done()
+
+
 class ClockedRun:
     """Feeds requests at their times, at most so many at once.
 
@@ -87,34 +159,20 @@ class ClockedRun:
     ) -> None:
         self._engine = engine
         self._cost = cost
-        self._limit = max_concurrency
-        self._on_done = on_done
+        self._ledger = Ledger(max_concurrency, on_done)
         self._interruptions = deque(interruptions)
         self._now = 0.0
         engine.use_clock(lambda: self._now)
-        self._open: dict[str, Observation] = {}
-        self._due: deque[tuple[LoadRequest, Observation]] = deque()
-        self._result = SimResult([])
 
     def run(self, requests: Sequence[LoadRequest]) -> SimResult:
         """Serve all requests to their ends."""
-        result = self._result
-        result.seen = [
-            Observation(
-                turn=request.turn,
-                num_prompt_tokens=request.num_prompt_tokens,
-                num_wanted_tokens=request.num_output_tokens,
-                request_id=request.request_id,
-            )
-            for request in requests
-        ]
-        pairs = zip(requests, result.seen, strict=True)
-        self._due = deque(sorted(pairs, key=lambda pair: pair[0].arrival_s))
+        result, ledger = self._ledger.result, self._ledger
+        ledger.expect(requests)
         idle_steps = 0
-        while self._due or self._engine.has_work():
+        while ledger.next_arrival_s() is not None or self._engine.has_work():
             self._admit()
             if not self._engine.has_work():
-                self._now = max(self._now, self._due[0][0].arrival_s)
+                self._now = max(self._now, ledger.next_arrival_s() or 0.0)
                 continue
             idle_steps = 0 if self._step() else idle_steps + 1
             assert idle_steps < _MAX_IDLE_STEPS, "the scheduler does not get on"
@@ -126,14 +184,7 @@ class ClockedRun:
         """Send what is due, as far as clients may."""
         while self._interruptions and self._interruptions[0][0] <= self._now:
             self._interruptions.popleft()[1]()
-        while self._due and self._due[0][0].arrival_s <= self._now:
-            if self._limit is not None and len(self._open) >= self._limit:
-                return
-            request, seen = self._due.popleft()
-            # With a limit the client waits; the clock of a request starts when it is sent.
-            seen.start_s = self._now if self._limit is not None else request.arrival_s
-            seen.queue_s = self._now - request.arrival_s if self._limit is not None else 0.0
-            self._open[request.request_id] = seen
+        for request in self._ledger.take_due(self._now):
             self._engine.add(request.make())
 
     def _step(self) -> bool:
@@ -141,26 +192,7 @@ class ClockedRun:
         step, shape = self._engine.schedule()
         if step.total_num_scheduled_tokens:
             self._now += self._cost.seconds(shape)
-            self._result.num_steps += 1
+            self._ledger.result.num_steps += 1
         for output in self._engine.finish(step):
-            self._take(output)
+            self._ledger.take(output, self._now)
         return bool(step.total_num_scheduled_tokens)
-
-    def _take(self, output: EngineCoreOutput) -> None:
-        seen = self._open[output.request_id]
-        if output.prefill_stats is not None:
-            stats = output.prefill_stats
-            seen.usage = Usage(
-                cached_tokens=stats.num_cached_tokens, miss_tokens=dict(stats.miss_tokens)
-            )
-            self._result.miss_tokens.update(stats.miss_tokens)
-        if output.new_token_ids:
-            seen.chunk_s.append(self._now - seen.start_s)
-            seen.num_output_tokens += len(output.new_token_ids)
-        if output.finished:
-            seen.latency_s = self._now - seen.start_s
-            if not seen.chunk_s:
-                seen.error = str(output.stop_reason)
-            del self._open[output.request_id]
-            if self._on_done is not None:
-                self._on_done()

@@ -78,14 +78,12 @@ IGNORED_SERVE_FLAGS = (
     _value(_ONE_WORKER, "--node-rank", "-r"),
     _value(_ONE_WORKER, "--master-addr"),
     _value(_ONE_WORKER, "--master-port"),
+    _value(
+        "cores are started from here and join by themselves", "--data-parallel-rpc-port", "-dpp"
+    ),
     _switch(_ONE_WORKER, "--disable-custom-all-reduce"),
     _switch(_ONE_WORKER, "--enable-dbo"),
     _switch(_ONE_WORKER, "--ray-workers-use-nsight"),
-    _value(_ONE_WORKER, "--data-parallel-size-local", "-dpl"),
-    _value(_ONE_WORKER, "--data-parallel-address", "-dpa"),
-    _value(_ONE_WORKER, "--data-parallel-rpc-port", "-dpp"),
-    _value(_ONE_WORKER, "--data-parallel-backend", "-dpb"),
-    _value("one server process is enough for one engine", "--api-server-count", "-asc"),
     # Media.
     _value(_NO_MEDIA, "--limit-mm-per-prompt"),
     _value(_NO_MEDIA, "--media-io-kwargs"),

@@ -46,6 +46,7 @@ def add_operations_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="Send a comment on a stream that was silent for so long. Default: 0, never.",
     )
+    _add_api_server_count(group)
     group.add_argument(
         "--admin-api-key",
         metavar="KEY",
@@ -64,6 +65,18 @@ def add_operations_flags(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="PATHS",
         help="Log no line for requests to these paths: /health,/metrics.",
+    )
+
+
+def _add_api_server_count(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--api-server-count",
+        "-asc",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Processes that answer HTTP, all on one socket and for the same engine cores. "
+        "Default: 1.",
     )
 
 
@@ -93,6 +106,7 @@ def make_operations_args(args: Any) -> OperationsArgs:
         quiet_endpoints=tuple(path.strip() for path in paths if path.strip()),
         keep_alive_s=args.sse_keep_alive_interval,
         guards_metrics=args.guard_metrics,
+        api_server_count=args.api_server_count,
         admin_key=args.admin_api_key,
         shows_metrics=args.enable_per_request_metrics,
     )

@@ -19,7 +19,6 @@ REFUSED_SERVE_FLAGS = (
     # Scheduling.
     _value("--scheduler-cls"),
     # Model and weights.
-    _value("--quantization", "-q", harmless=("none",)),
     _value("--logprobs-mode", harmless=("raw_logprobs",)),
     _value("--hf-config-path", advice="put config.json beside the weights"),
     _value("--rope-scaling", "--rope-theta", advice="use --hf-overrides"),
@@ -39,8 +38,7 @@ REFUSED_SERVE_FLAGS = (
     _value("--device", harmless=("auto",)),
     # Parallelism.
     _value("--pipeline-parallel-size", "-pp", harmless=("1",)),
-    _value("--data-parallel-size", "-dp", harmless=("1",)),
-    _value("--data-parallel-rank", "-dpn", harmless=("0",)),
+    _value("--data-parallel-rank", "-dpn", harmless=("0",), advice="give --data-parallel-size"),
     _switch("--data-parallel-hybrid-lb"),
     _switch("--data-parallel-external-lb"),
     _value("--decode-context-parallel-size", "-dcp", harmless=("1",)),

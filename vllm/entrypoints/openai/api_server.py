@@ -34,6 +34,12 @@ def run_server(
     """
     uds = args.operations.uds
     with bind_socket(args.host, args.port) if uds is None else bind_unix_socket(uds) as listener:
+        if job is None and args.operations.api_server_count > 1:
+            from vllm.entrypoints.openai.api_processes import (  # noqa: PLC0415  (seldom needed)
+                run_api_processes,
+            )
+
+            return run_api_processes(config, args, listener)
         core = launch_engine_core(config, core_factory=core_factory)
         try:
             # Deliberately late: a third of a second of imports, in the engine core's shadow.

@@ -68,6 +68,7 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
     )
     app.state.server = state
     app.state.registry = registry
+    app.state.exchange = None
     app.state.responses = ResponsesService(
         ResponseStore(
             envs.VLLM_RESPONSES_STORE_MAX_RESPONSES,

@@ -1,4 +1,7 @@
-"""``/cache``: a page that shows the cache at work, there only with ``VLLM_SERVER_DEV_MODE=1``."""
+"""``/cache``: a page that shows the cache at work.
+
+There only with ``--admin-api-key`` or ``VLLM_SERVER_DEV_MODE=1``.
+"""
 
 import asyncio
 import time

@@ -2,6 +2,7 @@
 
 import math
 import uuid
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import until_disconnect
 from vllm.entrypoints.openai.engine_stream import EngineStream, Job
+from vllm.entrypoints.openai.held_prefixes import forget_held, merge_held
 from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, prepare_chat
 from vllm.entrypoints.openai.prompts import tokenize_prompts
 from vllm.entrypoints.openai.protocol.fields import check_extra_fields
@@ -85,17 +87,22 @@ async def keep_prefix(body: CachePrefixRequest, request: Request, context: Conte
     name = f"prefix-{uuid.uuid4().hex[:16]}"
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     num_tokens = len(token_ids)
-    job = Job(
-        name,
-        token_ids,
-        params,
-        cache_salt=body.cache_salt,
-        cache_boundaries=(num_tokens,),
-        cache_ttls={num_tokens: seconds},
-    )
-    await until_disconnect(request.receive, _compute(job, context))
+    # Each of several cores keeps it: prompts that begin with it may go to any.
+    jobs = [
+        Job(
+            f"{name}-{rank}" if rank else name,
+            token_ids,
+            params,
+            cache_salt=body.cache_salt,
+            cache_boundaries=(num_tokens,),
+            cache_ttls={num_tokens: seconds},
+            data_parallel_rank=rank,
+        )
+        for rank in context.engine.living_ranks
+    ]
+    await until_disconnect(request.receive, _compute(jobs, context))
     prefixes, _ = await context.engine.get_held_prefixes()
-    kept = [held for held in prefixes if held.id.startswith(f"{name}-")]
+    kept = merge_held([held for held in prefixes if held.id.startswith(f"{name}-")])
     if not kept:
         raise UserInputError(
             f"The prefix of {num_tokens} tokens is computed, but cannot be kept apart: it is too "
@@ -138,8 +145,8 @@ async def _tokenize(body: CachePrefixRequest, context: ServingContext) -> list[i
     return (await prepare_chat(task, context)).prompt.token_ids
 
 
-async def _compute(job: Job, context: ServingContext) -> None:
-    stream = EngineStream(context.engine, [job], context.state)
+async def _compute(jobs: Sequence[Job], context: ServingContext) -> None:
+    stream = EngineStream(context.engine, jobs, context.state)
     await stream.start()
     try:
         async for _ in stream.outputs():
@@ -152,7 +159,7 @@ async def _compute(job: Job, context: ServingContext) -> None:
 async def list_prefixes(context: Context) -> Response:
     """List the kept prefixes, the oldest first."""
     prefixes, _ = await context.engine.get_held_prefixes()
-    return _json(PrefixList([_describe(held) for held in prefixes]))
+    return _json(PrefixList([_describe(held) for held in merge_held(prefixes)]))
 
 
 @cache_router.delete("/v1/cache/prefixes/{prefix_id}")
@@ -160,7 +167,6 @@ async def forget_prefix(
     context: Context, prefix_id: Annotated[str, Path(description="As POST gave it.")]
 ) -> Response:
     """Forget a prefix: its pin goes, and nothing resumes at its end any more."""
-    _, was_there = await context.engine.get_held_prefixes(prefix_id)
-    if not was_there:
+    if not await forget_held(context.engine, prefix_id):
         raise PrefixNotFoundError(f"There is no kept prefix {prefix_id[:80]!r}.", "prefix_id")
     return _json(DeletedPrefix(prefix_id))

@@ -44,6 +44,8 @@ async def server_info(context: Context) -> Response:
     """Show the resolved configuration and the variables that differ from their defaults."""
     config = context.config
     sections = dataclasses.asdict(config)
+    if sections["cache_config"]["prefix_hash_seed"] is not None:
+        sections["cache_config"]["prefix_hash_seed"] = "(hidden)"
     variables = {name: getattr(envs, name) for name in dir(envs) if envs.is_set(name)}
     if "VLLM_API_KEY" in variables:
         variables["VLLM_API_KEY"] = "(hidden)"

@@ -22,6 +22,10 @@ class EngineClient(Protocol):
     def errored(self) -> bool:
         """Whether the engine is dead."""
 
+    @property
+    def living_ranks(self) -> Sequence[int]:
+        """The engine cores that serve, by data parallel rank."""
+
     async def submit(
         self,
         request_id: str,
@@ -31,6 +35,7 @@ class EngineClient(Protocol):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        data_parallel_rank: int | None = None,
     ) -> Callable[[], None]:
         """Run a request whose outputs go to ``sink``; return what aborts it."""
 
@@ -57,6 +62,7 @@ class Job:
     cache_salt: str | None = None
     cache_boundaries: Sequence[int] = ()
     cache_ttls: Mapping[int, float] = field(default_factory=dict)
+    data_parallel_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,7 @@ class EngineStream:
             _JobSink(self, index),
             priority=job.priority,
             cache_salt=job.cache_salt,
+            data_parallel_rank=job.data_parallel_rank,
         )
 
     def put(self, index: int, output: RequestOutput) -> None:

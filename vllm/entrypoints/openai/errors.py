@@ -10,7 +10,7 @@ unknown route
 wrong method                                 405    MethodNotAllowedError
 body too large                               413    RequestTooLargeError
 QueueFullError, ShuttingDownError,           503    ServiceUnavailableError (Retry-After)
-EngineDeadError
+EngineDeadError, EngineCoreLostError
 anything else                                500    InternalServerError
 """
 
@@ -23,6 +23,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from vllm.exceptions import (
+    EngineCoreLostError,
     EngineDeadError,
     ModelNotFoundError,
     PrefixNotFoundError,
@@ -51,6 +52,7 @@ _STATUS_OF_EXCEPTION: tuple[tuple[type[Exception], int], ...] = (
     (QueueFullError, 503),
     (ShuttingDownError, 503),
     (EngineDeadError, 503),
+    (EngineCoreLostError, 503),
 )
 _RETRY_AFTER_S = 5
 _MAX_SHOWN = 5

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from vllm.entrypoints.openai.errors import HttpError
 from vllm.entrypoints.openai.routes import Context, error_response
+from vllm.v1.engine.data_parallel.ranks import trace_path
 
 explain_router = APIRouter(tags=["prefix cache"])
 
@@ -35,6 +36,16 @@ async def explain(
         return error_response(
             HttpError(404, "Nothing is recorded: start the server with --cache-trace FILE.")
         )
+    answer = Response(status_code=404)
+    for rank in range(context.config.parallel_config.data_parallel_size):
+        # Each core has a record of its own; all but one of them do not know the request.
+        answer = await _explain(request_id, trace_path(path, rank), remedies=remedies)
+        if answer.status_code != 404:
+            break
+    return answer
+
+
+async def _explain(request_id: str, path: str, *, remedies: bool) -> Response:
     command = ["cache", "explain", f"--trace={path}", "--json"]
     if not remedies:
         command.append("--no-remedies")

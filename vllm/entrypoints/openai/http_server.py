@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import uvicorn
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.app import build_app
 from vllm.entrypoints.openai.context import ServingContext, make_model_facts
 from vllm.entrypoints.openai.listener import url_of
+from vllm.entrypoints.openai.metrics_exchange import MetricsExchange
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.openai.web_server import load_config, make_uvicorn_config, start_tls_refresh
@@ -32,8 +32,10 @@ from vllm.parser.registry import choose_parsers
 from vllm.tokenizers import Tokenizer, make_chat_encoder
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.client import AsyncEngineCoreHandle
-from vllm.v1.engine.wire import KVCacheInfo
+from vllm.v1.engine.wire import KVCacheInfo, Ready
+from vllm.v1.metrics.loggers import StatLogger
 from vllm.v1.metrics.prometheus import add_process_metrics
+from vllm.v1.metrics.prometheus_sink import SharedRegistry
 from vllm.v1.metrics.sinks import make_sinks
 
 logger = init_logger(__name__)
@@ -70,6 +72,7 @@ class HttpServer:
         core: A launched engine core, ready or not.
         listener: A listening socket.
         job: Run once the server is ready, which then stops; None: it serves until told to stop.
+        exchange: Other server processes, whose metrics are shown too; None: there are none.
     """
 
     def __init__(
@@ -79,13 +82,15 @@ class HttpServer:
         core: AsyncEngineCoreHandle,
         listener: socket.socket,
         job: Callable[[], Awaitable[None]] | None = None,
+        exchange: MetricsExchange | None = None,
     ) -> None:
         self._config = config
+        self._exchange = exchange
         self._args = args
         self._core = core
         self._listener = listener
         self._job = job
-        self._registry = CollectorRegistry()
+        self._registry = SharedRegistry()
         add_process_metrics(self._registry)
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -105,6 +110,9 @@ class HttpServer:
     async def _main(self, uvicorn_config: uvicorn.Config) -> int:
         state = ServerState()
         app = build_app(state, self._args, self._registry)
+        if self._exchange is not None:
+            app.state.exchange = self._exchange
+            await self._exchange.start(self._registry)
         uvicorn_config.app = app
         load_config(uvicorn_config, self._args.operations.tls)
         server = _UvicornServer(uvicorn_config)
@@ -128,6 +136,8 @@ class HttpServer:
             server.should_exit = True
             server.force_exit = self._force.is_set()
             await serving
+            if self._exchange is not None:
+                self._exchange.stop()
 
     @contextlib.asynccontextmanager
     async def _doing_job(self) -> AsyncIterator[None]:
@@ -189,14 +199,10 @@ class HttpServer:
         ready = await _unless(self._stop, in_daemon_thread(self._core.wait_ready))
         if ready is None:
             return None
-        stats, others = make_sinks(
-            self._registry,
-            model.served_model_name,
-            ready.kv_cache.max_model_len,
-            self._config.observability_config,
+        sinks = self._make_sinks(ready)
+        engine = AsyncLLM(
+            self._config, self._core, stat_loggers=sinks[0], further_stat_loggers=sinks[1:]
         )
-        stats.set_cache_config(cache_facts(self._config, ready.kv_cache))
-        engine = AsyncLLM(self._config, self._core, stat_loggers=[stats, *others])
         app.state.context = ServingContext(
             facts=make_model_facts(
                 self._config, ready.kv_cache.max_model_len, self._args.generation_config
@@ -214,6 +220,21 @@ class HttpServer:
         if self._job is None:
             logger.info("Try it: %s", curl_line(url, bool(self._args.api_keys)))
         return engine
+
+    def _make_sinks(self, ready: Ready) -> list[list[StatLogger]]:
+        """Return the sinks of each engine core's statistics."""
+        sinks: list[list[StatLogger]] = []
+        for index, kv_cache in enumerate(ready.kv_caches or [ready.kv_cache]):
+            stats, others = make_sinks(
+                self._registry,
+                self._config.model_config.served_model_name,
+                ready.kv_cache.max_model_len,
+                self._config.observability_config,
+                index,
+            )
+            stats.set_cache_config(cache_facts(self._config, kv_cache))
+            sinks.append([stats, *others])
+        return sinks
 
     async def _serve(self, state: ServerState, engine: AsyncLLM) -> int:
         died = await _unless(self._stop, asyncio.ensure_future(_until_dead(engine)))

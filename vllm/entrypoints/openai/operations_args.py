@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vllm.exceptions import ConfigError
 
+MAX_API_SERVERS = 64
 _CERT_REQS = tuple(int(value) for value in ssl.VerifyMode)
 
 
@@ -65,6 +66,7 @@ class OperationsArgs:
         quiet_endpoints: Paths whose requests leave none.
         keep_alive_s: Seconds of silence after which a stream gets a comment; 0: never.
         guards_metrics: Whether ``/metrics`` needs the API key too.
+        api_server_count: Processes that answer HTTP, all of them on one socket.
         admin_key: Opens everything, and alone the operator's routes; None: these are like others,
             or not there.
         shows_metrics: Whether answers tell where their time went.
@@ -77,6 +79,7 @@ class OperationsArgs:
     quiet_endpoints: tuple[str, ...] = ()
     keep_alive_s: float = 0.0
     guards_metrics: bool = False
+    api_server_count: int = 1
     admin_key: str | None = None
     shows_metrics: bool = False
 
@@ -84,6 +87,11 @@ class OperationsArgs:
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigError(
                 f"--root-path {self.root_path!r} must begin with / and not end with it: /api/llm."
+            )
+        if not 1 <= self.api_server_count <= MAX_API_SERVERS:
+            raise ConfigError(
+                f"--api-server-count {self.api_server_count} is out of range: use 1 to "
+                f"{MAX_API_SERVERS}."
             )
         if self.admin_key == "":
             raise ConfigError("--admin-api-key is empty: leave it out or give a real key.")

@@ -15,6 +15,7 @@ from vllm.entrypoints.openai.engine_stream import EngineStream, Job
 from vllm.entrypoints.openai.prompts import TokenizedPrompt
 from vllm.entrypoints.openai.protocol.fields import check_extra_fields, ignored_fields_header
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
+from vllm.exceptions import UserInputError
 from vllm.logger import init_logger
 from vllm.sampling_params import SamplingParams
 
@@ -85,6 +86,23 @@ def _request_id(raw_request: Request, from_body: str | None) -> str:
     return header_request_id(raw_request.scope)
 
 
+def header_data_parallel_rank(raw_request: Request) -> int | None:
+    """Return the engine core that the client's ``X-data-parallel-rank`` names; None: any.
+
+    Raises:
+        UserInputError: It is no number.
+    """
+    given = raw_request.headers.get("x-data-parallel-rank")
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdigit()):
+        raise UserInputError(
+            f"X-data-parallel-rank: {given[:32]!r} is no rank: give a whole number, from 0.",
+            "X-data-parallel-rank",
+        )
+    return int(given[:32])
+
+
 def make_stream(
     scope: RequestScope,
     body: SamplingRequest,
@@ -97,6 +115,7 @@ def make_stream(
     Raises:
         UserInputError: A sampling field is wrong for one of the prompts.
     """
+    rank = header_data_parallel_rank(scope.raw_request)
     # Two clients may send the same X-Request-Id at a time; the engine's ids must differ.
     unique = uuid.uuid4().hex[:8]
     jobs = [
@@ -108,6 +127,7 @@ def make_stream(
             cache_salt=body.cache_salt,
             cache_boundaries=prompt.cache_boundaries,
             cache_ttls=prompt.cache_ttls,
+            data_parallel_rank=rank,
         )
         for i, prompt in enumerate(prompts)
     ]

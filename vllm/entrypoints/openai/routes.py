@@ -7,8 +7,10 @@ from fastapi import APIRouter, Depends, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.responses import Response
 
+from vllm.distributed.kv_events import offset_endpoint_port
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.errors import HttpError
+from vllm.entrypoints.openai.metrics_exchange import MetricsExchange
 from vllm.entrypoints.openai.protocol.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -116,9 +118,11 @@ async def version() -> Response:
 
 @router.get("/metrics", tags=["operations"])
 async def metrics(request: Request) -> Response:
-    """Prometheus metrics."""
+    """Prometheus metrics, of all server processes where there are several."""
     registry: CollectorRegistry = request.app.state.registry
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    exchange: MetricsExchange | None = request.app.state.exchange
+    text = generate_latest(registry) if exchange is None else await exchange.collect()
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/kv_event_sources", tags=["operations"])
@@ -127,14 +131,18 @@ async def kv_event_sources(context: Context) -> Response:
     events = context.config.kv_events_config
     if events is None or not events.publishes:
         return _json({"sources": []})
-    source = {
-        "data_parallel_rank": context.config.parallel_config.data_parallel_index,
-        "publisher": events.publisher,
-        "endpoint": events.endpoint,
-        "replay_endpoint": events.replay_endpoint,
-        "topic": events.topic,
-    }
-    return _json({"sources": [source]})
+    replay = events.replay_endpoint
+    sources = [
+        {
+            "data_parallel_rank": rank,
+            "publisher": events.publisher,
+            "endpoint": offset_endpoint_port(events.endpoint, rank),
+            "replay_endpoint": None if replay is None else offset_endpoint_port(replay, rank),
+            "topic": events.topic,
+        }
+        for rank in range(context.config.parallel_config.data_parallel_size)
+    ]
+    return _json({"sources": sources})
 
 
 @router.get("/load", tags=["operations"])

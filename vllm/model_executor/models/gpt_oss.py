@@ -11,6 +11,7 @@ from typing import Any
 from vllm.exceptions import ConfigError, UnsupportedFeatureError
 from vllm.model_executor.models.config_fields import FieldReader
 from vllm.model_executor.models.decoder.config import (
+    MXFP4_GROUP_SIZE,
     AttentionShape,
     ClampedExpertsPlan,
     DecoderConfig,
@@ -21,7 +22,6 @@ from vllm.model_executor.models.decoder.family_fields import read_layer_types
 from vllm.model_executor.models.decoder.rope_config import RopeConfig, read_rope
 
 _THETA = 150_000.0
-_MXFP4_GROUP = 32
 # What the first release has, and an absent setting means.
 _DEFAULT_ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
@@ -88,10 +88,10 @@ def _read_experts(fields: FieldReader) -> ClampedExpertsPlan:
     is_mxfp4 = _read_is_mxfp4(fields)
     inner_size = fields.positive_int("intermediate_size")
     hidden_size = fields.positive_int("hidden_size")
-    if is_mxfp4 and (inner_size % _MXFP4_GROUP or hidden_size % _MXFP4_GROUP):
+    if is_mxfp4 and (inner_size % MXFP4_GROUP_SIZE or hidden_size % MXFP4_GROUP_SIZE):
         raise ConfigError(
             f"hidden_size ({hidden_size}) and intermediate_size ({inner_size}) must be multiples "
-            f"of {_MXFP4_GROUP}, the values under one MXFP4 scale"
+            f"of {MXFP4_GROUP_SIZE}, the values under one MXFP4 scale"
         )
     return ClampedExpertsPlan(
         num_experts=fields.positive_int(

@@ -23,15 +23,16 @@ from vllm.v1.core.cache_step import (
     StepRequest,
     StepWork,
 )
+from vllm.v1.core.checkpoint_handover import CheckpointHandover
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
-from vllm.v1.core.prefix.exports import Exports, PrefixBlocks
+from vllm.v1.core.prefix.exports import Exports
 from vllm.v1.core.prefix.held import HeldPrefixes
-from vllm.v1.core.prefix.lookup import find_prefix, hit_tables
+from vllm.v1.core.prefix.lookup import find_prefix
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.prefix.publication import Publisher
 from vllm.v1.core.prefix.rebuilds import Rebuilds, prefer_rebuild
@@ -65,7 +66,7 @@ __all__ = [
 ]
 
 
-class CheckpointCoordinator(Coordinator):
+class CheckpointCoordinator(CheckpointHandover):
     """The groups of one model over one pool.
 
     Owns: what is cached (``prefixes``), every request's ``RequestCache``.
@@ -299,42 +300,6 @@ class CheckpointCoordinator(Coordinator):
             self.block_pool.touch([block])
             cache.copies.append(BlockCopy(window.geometry.group_id, source, block, ()))
             cache.rebuilt_block_id = source.block_id
-
-    # ---- rows that other engines read and write ----------------------------------------------
-
-    def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
-        """Hold the longest prefix with a checkpoint for another engine to read."""
-        max_tokens = request.num_prompt_tokens - 1
-        hit = find_prefix(self.index, self.geometry, request.block_hashes, max_tokens)
-        if hit.checkpoint is None:
-            return None
-        tables = hit_tables(self.geometry, hit)
-        self.exports.hold(name, [blocks for _, blocks in tables])
-        ids = tuple(tuple(block.block_id for block in blocks) for _, blocks in tables)
-        bases = tuple(base for base, _ in tables)
-        return PrefixBlocks(hit.position, 0, bases, ids, hit.checkpoint.next_token)
-
-    def find_import(
-        self, request: Request, num_tokens: int, num_external_tokens: int
-    ) -> PrefixBlocks:
-        """Return where a connector shall write the rows of an allocated request's prefix."""
-        cache = self.requests[request.request_id]
-        assert cache.dense_from is not None, "the request does not load"
-        bases = [0] * len(self.geometry.groups)
-        ids: list[tuple[int, ...]] = [()] * len(self.geometry.groups)
-        for table in cache.dense:
-            ids[table.geometry.group_id] = tuple(block.block_id for block in table.blocks)
-        for window in cache.windows:
-            bases[window.geometry.group_id] = window.base
-            ids[window.geometry.group_id] = tuple(block.block_id for block in window.blocks)
-        return PrefixBlocks(num_tokens, cache.dense_from, tuple(bases), tuple(ids))
-
-    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Publish a prefix that a connector has written, with its checkpoint."""
-        cache = self.requests[request.request_id]
-        if cache.is_loading:
-            cache.dense_from = None
-            self._publisher.publish(cache, num_computed_tokens, (num_computed_tokens,))
 
     # ---- the edges of schedule() -------------------------------------------------------------
 

@@ -98,7 +98,43 @@ class CacheQueries:
         check_cache(self.coordinator, num_computed)
 
 
-class KVCacheManager(CacheQueries):
+class PrefixHandover(CacheQueries):
+    """What other engines read of a KV cache, and write into it.
+
+    Attributes:
+        enable_caching: Whether prefixes are kept.
+    """
+
+    enable_caching: bool
+
+    def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
+        """Hold a request's longest cached prefix for another engine, until ``release_export``.
+
+        Returns:
+            Where its rows lie; None, with nothing held, if none is cached.
+        """
+        if not self.enable_caching:
+            return None
+        return self.coordinator.export_prefix(name, request)
+
+    def release_export(self, name: str) -> bool:
+        """Let go of an exported prefix; False if there is none of the name."""
+        return self.coordinator.exports.release(name)
+
+    def find_import(
+        self, request: Request, num_tokens: int, num_external_tokens: int
+    ) -> PrefixBlocks:
+        """Return where a connector shall write the prefix of a request that is about to load.
+
+        Args:
+            request: The request; its blocks are allocated.
+            num_tokens: Tokens of the prefix.
+            num_external_tokens: Of those, tokens that its local hit does not have.
+        """
+        return self.coordinator.find_import(request, num_tokens, num_external_tokens)
+
+
+class KVCacheManager(PrefixHandover):
     """Look up, plan, fit, commit, record: the cache of one engine.
 
     A coordinator knows the rules of hits, at whole blocks or at one unit; here is what every step
@@ -272,9 +308,7 @@ class KVCacheManager(CacheQueries):
             ValueError: There is nothing to compute and nothing to load.
         """
         if num_new_tokens <= 0 and num_external_computed_tokens == 0:
-            raise ValueError(
-                "num_new_tokens must be greater than 0 when there are no external computed tokens"
-            )
+            raise ValueError("num_new_tokens must be greater than 0 without external tokens")
         if lookup is None and new_computed_blocks is not None:
             lookup = self._as_lookup(request, new_computed_blocks, num_new_computed_tokens)
         start = request.num_computed_tokens + num_external_computed_tokens
@@ -282,9 +316,8 @@ class KVCacheManager(CacheQueries):
         start = min(start, self.max_model_len)
         main_end = start + num_new_tokens
         alloc_end = min(main_end + num_lookahead_tokens, self.max_model_len)
-        if not full_sequence_must_fit and self.coordinator.is_ready(
-            request, start, main_end, alloc_end
-        ):
+        is_ready = self.coordinator.is_ready
+        if not full_sequence_must_fit and is_ready(request, start, main_end, alloc_end):
             return self.empty_kv_cache_blocks
         step = StepRequest(
             request,
@@ -353,34 +386,6 @@ class KVCacheManager(CacheQueries):
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.reset = True
         return True
-
-    # ---- rows that other engines read and write ----------------------------------------------
-
-    def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
-        """Hold a request's longest cached prefix for another engine, until ``release_export``.
-
-        Returns:
-            Where its rows lie; None, with nothing held, if none is cached.
-        """
-        if not self.enable_caching:
-            return None
-        return self.coordinator.export_prefix(name, request)
-
-    def release_export(self, name: str) -> bool:
-        """Let go of an exported prefix; False if there is none of the name."""
-        return self.coordinator.exports.release(name)
-
-    def find_import(
-        self, request: Request, num_tokens: int, num_external_tokens: int
-    ) -> PrefixBlocks:
-        """Return where a connector shall write the prefix of a request that is about to load.
-
-        Args:
-            request: The request; its blocks are allocated.
-            num_tokens: Tokens of the prefix.
-            num_external_tokens: Of those, tokens that its local hit does not have.
-        """
-        return self.coordinator.find_import(request, num_tokens, num_external_tokens)
 
     # ---- the edges of schedule() -------------------------------------------------------------
 

@@ -86,13 +86,17 @@ _join: Callable[[Iterable[bytes]], Any] = b"".join
 NONE_HASH: BlockHash = BlockHash(os.urandom(32))
 
 
-def init_none_hash(hash_fn: Callable[[Any], Any]) -> None:
+def init_none_hash(hash_fn: Callable[[Any], Any], known: bytes | None = None) -> None:
     """Set ``NONE_HASH``: from ``PYTHONHASHSEED`` if it is set, so that processes agree.
 
     Args:
         hash_fn: The prefix cache's hash function.
+        known: What other processes have agreed on; None: nothing.
     """
     global NONE_HASH
+    if known is not None:
+        NONE_HASH = BlockHash(known)
+        return
     seed = os.environ.get("PYTHONHASHSEED")
     NONE_HASH = BlockHash(os.urandom(32) if seed is None else hash_fn(seed))
 
@@ -247,7 +251,6 @@ def get_request_block_hasher(
         A function that returns the hashes of the full blocks behind ``request.block_hashes``,
         chained to its last.
     """
-
     chain = find_hash_chain(caching_hash_fn, block_size)
 
     def hash_one(request: Request, parent: BlockHash, begin: int, mm_idx: int) -> tuple[Any, int]:
@@ -275,8 +278,7 @@ def get_request_block_hasher(
         start = len(known) * block_size
         num_tokens = request.num_tokens
         if start + block_size > num_tokens:
-            # Most decode steps end here.
-            return []
+            return []  # most decode steps end here
         parent = known[-1] if known else NONE_HASH
         # A request that goes on behind its first blocks is past all items but the last.
         mm_idx = -1 if known else 0

@@ -56,6 +56,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         vllm_config: What to run.
         handle: A core that :func:`launch_engine_core` started; None: one is started here.
         stat_loggers: Sinks of statistics besides the log line.
+        further_stat_loggers: Those of the second engine core on, where there are several.
 
     Raises:
         VllmError: The core cannot start.
@@ -67,13 +68,17 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         handle: AsyncEngineCoreHandle | None = None,
         *,
         stat_loggers: Sequence[StatLogger] = (),
+        further_stat_loggers: Sequence[Sequence[StatLogger]] = (),
     ) -> None:
-        sinks = list(stat_loggers)
+        num_cores = vllm_config.parallel_config.data_parallel_size
+        sinks = [list(stat_loggers), *map(list, further_stat_loggers)]
+        sinks += [[] for _ in range(len(sinks), num_cores)]
         if vllm_config.observability_config.log_stats:
-            sinks.append(LoggingStatLogger())
+            for index, own in enumerate(sinks):
+                own.append(LoggingStatLogger(index))
         core = handle if handle is not None else launch_engine_core(vllm_config)
-        super().__init__(vllm_config, core, sinks)
-        self._queue_limit = QueueLimit.from_config(vllm_config.scheduler_config)
+        super().__init__(vllm_config, core, sinks[0], sinks[1:])
+        self._queue_limit = QueueLimit.from_config(vllm_config.scheduler_config, num_cores)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._log_timer: asyncio.TimerHandle | None = None
         self._calls = PendingCalls()
@@ -98,6 +103,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        data_parallel_rank: int | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Submit a request and yield its outputs as they come.
 
@@ -116,6 +122,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             priority=priority,
             cache_salt=cache_salt,
             trace_headers=trace_headers,
+            data_parallel_rank=data_parallel_rank,
         )
         async with contextlib.aclosing(stream):
             async for output in stream:
@@ -130,6 +137,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        data_parallel_rank: int | None = None,
     ) -> RequestStream:
         """Check and submit a request; return its stream. For callers that answer errors at once.
 
@@ -145,6 +153,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             priority=priority,
             cache_salt=cache_salt,
             trace_headers=trace_headers,
+            data_parallel_rank=data_parallel_rank,
         )
         return RequestStream(request_id, queue, leave)
 
@@ -158,6 +167,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        data_parallel_rank: int | None = None,
     ) -> Callable[[], None]:
         """Check and submit a request whose outputs go straight to ``sink``, in the event loop.
 
@@ -181,6 +191,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             priority=priority,
             cache_salt=cache_salt,
             trace_headers=trace_headers or current_trace_headers.get(),
+            data_parallel_rank=data_parallel_rank,
         )
         # Again: tokenizing may have taken a while.
         self._check_open()
@@ -237,7 +248,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         if is_first:
             # The handle's thread must not keep the engine alive.
             self._core.subscribe(_make_dispatcher(weakref.ref(self)))
-        if any(isinstance(sink, LoggingStatLogger) for sink in self._stat_loggers):
+        if any(isinstance(sink, LoggingStatLogger) for sink in self._stat_loggers[0]):
             _schedule_log(self)
 
     def _on_message(self, message: FromCore) -> None:
@@ -246,7 +257,8 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         self._note_if_idle()
 
     def _on_step(self, message: StepOutputs) -> list[RequestOutput]:
-        self._queue_limit.observe(message.outputs.scheduler_stats)
+        outputs = message.outputs
+        self._queue_limit.observe(outputs.scheduler_stats, outputs.engine_index)
         return super()._on_step(message)
 
     def _on_answer(self, message: CallAnswer) -> None:
@@ -323,7 +335,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         return answer.prefixes, answer.forgotten
 
     async def view_cache(self) -> tuple[bytes, float]:
-        """Look at the cache, with ``VLLM_SERVER_DEV_MODE=1``.
+        """Look at the cache.
 
         Returns:
             A snapshot as JSON, and the seconds for which the core stood still to make it.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from vllm.exceptions import EngineError
+from vllm.exceptions import ConfigError, EngineError
 
 # sun_path holds 108 bytes on Linux, 104 elsewhere, a final zero included.
 _MAX_IPC_PATH = 100
@@ -34,6 +34,11 @@ class Endpoints:
     to_core: str
     from_core: str
     server_key: bytes | None = None
+
+    @classmethod
+    def in_folder(cls, folder: str, name: str) -> "Endpoints":
+        """Return a pair of Unix sockets in a private folder."""
+        return cls(f"{_IPC}{folder}/{name}to", f"{_IPC}{folder}/{name}from")
 
     def remove_folder(self) -> None:
         """Remove the private folder of Unix sockets, if there is one."""
@@ -62,25 +67,26 @@ class Channel:
             socket.setsockopt(zmq.LINGER, _LINGER_MS)
 
     @classmethod
-    def bind(cls, *, use_tcp: bool = False) -> tuple["Channel", Endpoints]:
+    def bind(cls, *, use_tcp: bool = False, host: str | None = None) -> tuple["Channel", Endpoints]:
         """Make the front end's side.
 
         Args:
             use_tcp: Do not try Unix sockets.
+            host: An address of this machine for a core on another one, by TCP; None: it is here.
 
         Raises:
             EngineError: TCP is needed, but this ZMQ cannot encrypt.
         """
-        folder = None if use_tcp else _make_private_folder()
+        folder = None if use_tcp or host is not None else make_private_folder()
         channel = cls(folder)
         if folder is not None:
-            endpoints = Endpoints(f"{_IPC}{folder}/to", f"{_IPC}{folder}/from")
+            endpoints = Endpoints.in_folder(folder, "")
             channel._send_socket.bind(endpoints.to_core)
             channel.receive_socket.bind(endpoints.from_core)
             return channel, endpoints
-        return channel, channel._bind_tcp()
+        return channel, channel._bind_tcp(host or "127.0.0.1")
 
-    def _bind_tcp(self) -> Endpoints:
+    def _bind_tcp(self, host: str) -> Endpoints:
         if not zmq.has("curve"):
             self.close()
             raise EngineError(
@@ -92,9 +98,23 @@ class Channel:
         for socket in (self._send_socket, self.receive_socket):
             socket.curve_server = True
             socket.curve_secretkey = secret_key
-            port = socket.bind_to_random_port("tcp://127.0.0.1")
-            addresses.append(f"tcp://127.0.0.1:{port}")
+            try:
+                port = socket.bind_to_random_port(f"tcp://{host}")
+            except zmq.ZMQError as error:
+                self.close()
+                raise ConfigError(
+                    f"data_parallel_address={host!r} is no address of this machine: {error}."
+                ) from error
+            addresses.append(f"tcp://{host}:{port}")
         return Endpoints(addresses[0], addresses[1], public_key)
+
+    @classmethod
+    def bind_at(cls, endpoints: Endpoints) -> "Channel":
+        """Make a further front end's side, at Unix sockets in a folder of somebody else's."""
+        channel = cls()
+        channel._send_socket.bind(endpoints.to_core)
+        channel.receive_socket.bind(endpoints.from_core)
+        return channel
 
     @classmethod
     def connect(cls, endpoints: Endpoints) -> "Channel":
@@ -151,7 +171,7 @@ class Channel:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _make_private_folder() -> str | None:
+def make_private_folder() -> str | None:
     """Return a new folder only this user may enter, or None when no Unix socket fits in one."""
     if not zmq.has("ipc"):
         return None

@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from vllm.exceptions import EngineDeadError, EngineError, VllmError
@@ -46,6 +46,9 @@ class EngineCoreHandle(Protocol):
 
     def send(self, message: ToCore) -> None:
         """Send a message; to a dead core it goes nowhere."""
+
+    def living(self) -> Sequence[int]:
+        """Return the data parallel ranks that serve, of several cores behind this handle."""
 
     def next_message(self) -> FromCore:
         """Block for the core's next message; must not be used after :meth:`subscribe`."""
@@ -146,6 +149,10 @@ class InlineCore:
         if self._dead_error is None and not self._stopped:
             self._loop.submit(message)
 
+    def living(self) -> Sequence[int]:
+        """Return the one core's rank, unless it is dead."""
+        return (0,) if self._dead_error is None else ()
+
     def next_message(self) -> FromCore:
         """Step the core until it says something.
 
@@ -213,6 +220,10 @@ class ThreadCore:
         """Queue a message for the core's thread."""
         if self._loop is not None and self._dead_error is None:
             self._loop.submit(message)
+
+    def living(self) -> Sequence[int]:
+        """Return the one core's rank, unless it is dead."""
+        return (0,) if self._dead_error is None else ()
 
     def next_message(self) -> FromCore:
         """Block for the core's next message."""

@@ -17,9 +17,10 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.view.view import CacheView
 from vllm.v1.engine.cache_trace import make_scheduler
+from vllm.v1.engine.data_parallel.news import CacheNews, count_unused_blocks
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
 from vllm.v1.engine.startup_report import report_model, report_start
-from vllm.v1.engine.wire import KVCacheInfo
+from vllm.v1.engine.wire import CoreNews, KVCacheInfo
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix
 from vllm.v1.request import Request, RequestStatus
@@ -53,6 +54,9 @@ class EngineCore:
         publisher = EventPublisherFactory.create(
             vllm_config.kv_events_config, vllm_config.parallel_config.data_parallel_index
         )
+        self._news: CacheNews | None = None
+        if vllm_config.parallel_config.data_parallel_size > 1:
+            publisher = self._news = CacheNews(publisher)
         started = time.monotonic()
         try:
             self.executor = executor_class(vllm_config)
@@ -116,6 +120,14 @@ class EngineCore:
         """Drain the queued requests that turned out to be wrong, and what is wrong with them."""
         refusals, self._refusals = self._refusals, []
         return refusals
+
+    def take_news(self) -> CoreNews | None:
+        """Drain what front ends must hear to share requests out; None: there is nothing new."""
+        if self._news is None:
+            return None
+        num_running, num_waiting = self.scheduler.get_request_counts()
+        unused = count_unused_blocks(self.scheduler.kv_cache_manager.block_pool)
+        return self._news.take(num_running, num_waiting, unused)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests and free their blocks; unknown and finished ones are ignored."""
@@ -191,8 +203,13 @@ class EngineCore:
         return held, forgotten
 
     def view_cache(self) -> bytes:
-        """Return a snapshot of the cache as JSON; empty without ``VLLM_SERVER_DEV_MODE``."""
-        return b"" if self._view is None else msgspec.json.encode(self._view.snapshot())
+        """Return a snapshot of the cache as JSON.
+
+        What was used when is noted from the first one on, in development mode from the start.
+        """
+        if self._view is None:
+            self._view = CacheView(self.scheduler)
+        return msgspec.json.encode(self._view.snapshot())
 
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Return the size and geometry of the KV cache."""
@@ -237,5 +254,5 @@ def _make_block_hasher(
     if not (vllm_config.cache_config.enable_prefix_caching or vllm_config.kv_transfer_config):
         return None
     hash_fn = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
-    init_none_hash(hash_fn)
+    init_none_hash(hash_fn, vllm_config.cache_config.prefix_hash_seed)
     return get_request_block_hasher(hash_block_size, hash_fn)

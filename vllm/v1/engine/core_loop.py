@@ -13,6 +13,7 @@ from vllm.v1.engine.wire import (
     AskCacheView,
     AskHeldPrefixes,
     CacheSnapshot,
+    CoreNews,
     ErrorInfo,
     FromCore,
     HeldPrefixes,
@@ -30,6 +31,9 @@ logger = init_logger(__name__)
 
 # With requests that cannot be scheduled yet, the loop looks again after this long.
 _NOTHING_TO_DO_WAIT_S = 0.002
+
+# Of several front ends the one that counts what the scheduler did; 0 is who started them all.
+STATISTICS_CLIENT = 1
 
 # What one request may be refused with; anything else (InvariantError above all) ends the core.
 _REFUSALS = (UserInputError, EngineError)
@@ -65,6 +69,9 @@ class SteppedCore(Protocol):
     def take_refusals(self) -> list[tuple[str, VllmError]]:
         """Drain the queued requests that turned out to be wrong, and what is wrong with them."""
 
+    def take_news(self) -> CoreNews | None:
+        """Drain what front ends must hear to share requests out; None: there is nothing new."""
+
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
@@ -74,7 +81,7 @@ class SteppedCore(Protocol):
         """Let go of one prefix, if asked to; return those that are held, and whether it was."""
 
     def view_cache(self) -> bytes:
-        """Return what the cache holds, as JSON; empty where nobody watches."""
+        """Return what the cache holds, as JSON."""
 
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Describe the KV cache."""
@@ -87,6 +94,10 @@ class SteppedCore(Protocol):
 
     def shutdown(self) -> None:
         """Release the device."""
+
+
+_Handler = Callable[[Any, int], None]
+_Item = tuple[_Handler, Any, int]
 
 
 class Progress:
@@ -109,8 +120,9 @@ class CoreLoop:
 
     Args:
         core: The engine core; only :meth:`run`'s thread touches it (``make_request`` excepted).
-        emit: Takes every message to the front end.
+        emit: Takes every message to the front end, or to all of several.
         progress: Where to note progress.
+        emit_to: Takes a message to one of several front ends; None: there is one.
     """
 
     def __init__(
@@ -118,15 +130,19 @@ class CoreLoop:
         core: SteppedCore,
         emit: Callable[[FromCore], None],
         progress: Progress | None = None,
+        emit_to: Callable[[int, FromCore], None] | None = None,
     ) -> None:
         self._core = core
         self._emit = emit
+        self._several_clients = emit_to is not None
+        self._emit_to = emit_to or (lambda _client, message: emit(message))
         self._progress = progress or Progress()
-        # (handler, its argument): prompts are hashed by the submitting thread, beside the steps.
-        self._inbox: queue.SimpleQueue[tuple[Callable[[Any], None], Any]] = queue.SimpleQueue()
+        # (handler, its argument, whose it is): prompts are hashed by the submitting thread, beside
+        # the steps.
+        self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._stopped = False
         self._did_work = True
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self._handlers: dict[type, _Handler] = {
             AbortRequests: self._abort,
             ResetPrefixCache: self._reset,
             AskHeldPrefixes: self._tell_held,
@@ -134,17 +150,17 @@ class CoreLoop:
             Shutdown: self._stop,
         }
 
-    def submit(self, message: ToCore) -> None:
-        """Hand in a message, from any one thread."""
+    def submit(self, message: ToCore, client: int = 0) -> None:
+        """Hand in a message of a front end, from one thread for each."""
         if not isinstance(message, AddRequest):
-            self._inbox.put((self._handlers[type(message)], message))
+            self._inbox.put((self._handlers[type(message)], message, client))
             return
         try:
             request = self._core.make_request(message.request)
         except _REFUSALS as error:
             self._reject(message.request.request_id, error)
             return
-        self._inbox.put((self._add, request))
+        self._inbox.put((self._add, request, client))
 
     def run(self) -> None:
         """Serve until a Shutdown message.
@@ -169,10 +185,20 @@ class CoreLoop:
         self._progress.busy = True
         self._progress.tick()
         outputs, self._did_work = self._core.step()
+        # First: who reads an answer and goes on must find its prefix known.
+        self._emit_news()
         for request_id, error in self._core.take_refusals():
+            # To all: those that do not know it pass over it.
             self._reject(request_id, error)
-        for client_outputs in outputs.values():
-            self._emit(StepOutputs(client_outputs))
+        if self._several_clients:
+            outputs = _with_statistics_for(STATISTICS_CLIENT, outputs)
+        for client, client_outputs in outputs.items():
+            self._emit_to(client, StepOutputs(client_outputs))
+
+    def _emit_news(self) -> None:
+        news = self._core.take_news()
+        if news is not None:
+            self._emit(news)
 
     def _take_messages(self) -> None:
         """Handle what has come; wait for a message when there is no work."""
@@ -195,13 +221,13 @@ class CoreLoop:
                 return
             self._handle(item)
 
-    def _handle(self, item: tuple[Callable[[Any], None], Any]) -> None:
+    def _handle(self, item: _Item) -> None:
         self._progress.busy = True
-        handler, argument = item
-        handler(argument)
+        handler, argument, client = item
+        handler(argument, client)
         self._did_work = True
 
-    def _add(self, request: Any) -> None:
+    def _add(self, request: Any, _client: int) -> None:
         try:
             self._core.add_request(request)
         except _REFUSALS as error:
@@ -211,23 +237,39 @@ class CoreLoop:
         logger.warning("Request %s is refused: %s", request_id, error)
         self._emit(RequestRejected(request_id, ErrorInfo.from_exception(error)))
 
-    def _abort(self, message: AbortRequests) -> None:
+    def _abort(self, message: AbortRequests, _client: int) -> None:
         self._core.abort_requests(message.request_ids)
 
-    def _reset(self, message: ResetPrefixCache) -> None:
+    def _reset(self, message: ResetPrefixCache, client: int) -> None:
         success = self._core.reset_prefix_cache(
             message.reset_running_requests, message.reset_connector
         )
-        self._emit(PrefixCacheReset(message.call_id, success))
+        self._emit_news()
+        self._emit_to(client, PrefixCacheReset(message.call_id, success))
 
-    def _tell_held(self, message: AskHeldPrefixes) -> None:
+    def _tell_held(self, message: AskHeldPrefixes, client: int) -> None:
         prefixes, forgotten = self._core.get_held_prefixes(message.forget)
-        self._emit(HeldPrefixes(message.call_id, list(prefixes), forgotten))
+        self._emit_news()
+        self._emit_to(client, HeldPrefixes(message.call_id, list(prefixes), forgotten))
 
-    def _tell_view(self, message: AskCacheView) -> None:
+    def _tell_view(self, message: AskCacheView, client: int) -> None:
         began = time.perf_counter()
         body = self._core.view_cache()
-        self._emit(CacheSnapshot(message.call_id, body, time.perf_counter() - began))
+        took_s = time.perf_counter() - began
+        self._emit_to(client, CacheSnapshot(message.call_id, body, took_s))
 
-    def _stop(self, _: Shutdown) -> None:
+    def _stop(self, _message: Shutdown, _client: int) -> None:
         self._stopped = True
+
+
+def _with_statistics_for(
+    client: int, outputs: Mapping[int, EngineCoreOutputs]
+) -> Mapping[int, EngineCoreOutputs]:
+    """Return a step's outputs with its statistics in one client's: they count once."""
+    held = next((bundle for bundle in outputs.values() if bundle.scheduler_stats), None)
+    if held is None:
+        return outputs
+    stats, held.scheduler_stats = held.scheduler_stats, None
+    moved = dict(outputs)
+    moved.setdefault(client, EngineCoreOutputs()).scheduler_stats = stats
+    return moved

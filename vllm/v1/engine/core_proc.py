@@ -44,6 +44,7 @@ class LaunchOrder:
         core_factory: ``module:function``, a CoreFactory.
         heartbeat_timeout_s: Seconds of silence that the front end takes for death.
         launched_at: The front end's monotonic clock at the launch.
+        more_endpoints: Those of further front ends, which share the core.
     """
 
     vllm_config: VllmConfig
@@ -51,6 +52,7 @@ class LaunchOrder:
     core_factory: str
     heartbeat_timeout_s: float
     launched_at: float
+    more_endpoints: tuple[Endpoints, ...] = ()
 
 
 def main() -> None:
@@ -89,7 +91,8 @@ class EngineCoreProc:
     def __init__(self, order: LaunchOrder) -> None:
         self._order = order
         self._codec = Codec()
-        self._channel = Channel.connect(order.endpoints)
+        endpoints = (order.endpoints, *order.more_endpoints)
+        self._channels = [Channel.connect(each) for each in endpoints]
         self._progress = Progress()
         self._pulse = Pulse(self._progress, order.heartbeat_timeout_s)
         self._stopping = threading.Event()
@@ -105,7 +108,8 @@ class EngineCoreProc:
         status = 1 if core is None else self._serve(core)
         self._stopping.set()
         beats.join()
-        self._channel.close_sender()
+        for channel in self._channels:
+            channel.close_sender()
         return status
 
     def _build(self) -> SteppedCore | None:
@@ -123,8 +127,12 @@ class EngineCoreProc:
 
     def _serve(self, core: SteppedCore) -> int:
         self._core = core
-        loop = CoreLoop(core, self._emit, self._progress)
-        threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
+        several = len(self._channels) > 1
+        loop = CoreLoop(core, self._emit, self._progress, self._emit_to if several else None)
+        for client in range(len(self._channels)):
+            threading.Thread(
+                target=self._read, args=(loop, client), name="input", daemon=True
+            ).start()
         core.warm_up()
         try:
             loop.run()
@@ -136,21 +144,31 @@ class EngineCoreProc:
         return 0
 
     def _emit(self, message: FromCore) -> None:
-        self._channel.send(self._codec.encode(message))
+        data = self._codec.encode(message)
+        for channel in self._channels:
+            channel.send(data)
 
-    def _read(self, loop: CoreLoop) -> None:
+    def _emit_to(self, client: int, message: FromCore) -> None:
+        self._channels[client].send(self._codec.encode(message))
+
+    def _read(self, loop: CoreLoop, client: int) -> None:
         """Hand messages to the loop; the process ends with this thread still waiting."""
         while True:
-            data = self._channel.receive(_INPUT_POLL_S)
+            data = self._channels[client].receive(_INPUT_POLL_S)
             if data is None:
                 continue
             try:
-                loop.submit(self._codec.decode_to_core(data))
+                loop.submit(self._codec.decode_to_core(data), client)
             except Exception as error:  # a process edge: a core that went deaf must not live on
                 logger.exception("The engine core cannot take a message.")
-                self._emit(Dead(f"{type(error).__name__}: {error}"))
-                self._channel.close_sender()
-                os._exit(1)
+                self._end(f"{type(error).__name__}: {error}")
+
+    def _end(self, reason: str) -> None:
+        """Say why and end the process, from any thread."""
+        self._emit(Dead(reason))
+        for channel in self._channels:
+            channel.close_sender()
+        os._exit(1)
 
     def _beat(self) -> None:
         while not self._stopping.wait(beat_interval_s(self._order.heartbeat_timeout_s)):
@@ -165,9 +183,7 @@ class EngineCoreProc:
         fault = None if self._core is None else self._core.find_fault()
         if fault is not None and not self._stopping.is_set():
             logger.error("The engine core cannot go on: %s.", fault)
-            self._emit(Dead(fault))
-            self._channel.close_sender()
-            os._exit(1)
+            self._end(fault)
 
     def _await_orphaning(self) -> None:
         # Raw reads: a buffered one would hold a lock that interpreter shutdown wants.

@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 from vllm import envs
 from vllm.config.cache import CacheConfig
@@ -33,6 +33,7 @@ from vllm.model_executor.model_loader.resolve import (
 )
 from vllm.model_executor.models.registry import resolve_model
 from vllm.platforms.resolve import find_plugin_platform
+from vllm.v1.engine.data_parallel.flags import check_data_parallel_backend
 from vllm.v1.engine.engine_flags import TOKENIZER_MODES, add_engine_flags
 
 logger = init_logger(__name__)
@@ -85,6 +86,7 @@ class EngineArgs:
     skip_tokenizer_init: bool = False
     trust_remote_code: bool = False
     dtype: str = "auto"
+    quantization: str | None = None
     seed: int = 0
     max_model_len: int | None = None
     max_logprobs: int = 20
@@ -94,6 +96,13 @@ class EngineArgs:
     download_dir: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    data_parallel_size_local: int | None = None
+    data_parallel_backend: str = "mp"
+    data_parallel_address: str = "127.0.0.1"
+    data_parallel_routing: Literal["prefix", "round-robin"] = "prefix"
+    data_parallel_fault_tolerance: bool = False
+    data_parallel_restarts: int = 0
     enable_expert_parallel: bool = False
     distributed_executor_backend: str | None = None
     block_size: int | None = None
@@ -206,6 +215,7 @@ class EngineArgs:
             self.model,
             tokenizer=tokenizer,
             dtype=self.dtype,
+            quantization=self.quantization,
             seed=self.seed,
             max_model_len=self.max_model_len,  # type: ignore[arg-type]  # None: derived
             skip_tokenizer_init=self.skip_tokenizer_init,
@@ -226,7 +236,15 @@ class EngineArgs:
             tensor_parallel_size=self.tensor_parallel_size,
             enable_expert_parallel=self.enable_expert_parallel,
             distributed_executor_backend=self.distributed_executor_backend,
+            data_parallel_size=self.data_parallel_size,
+            data_parallel_size_local=self.data_parallel_size_local,
+            data_parallel_backend=self.data_parallel_backend,
+            data_parallel_address=self.data_parallel_address,
+            data_parallel_routing=self.data_parallel_routing,
+            data_parallel_fault_tolerance=self.data_parallel_fault_tolerance,
+            data_parallel_restarts=self.data_parallel_restarts,
         )
+        check_data_parallel_backend(self.data_parallel_backend, self.data_parallel_size)
         size = self.tensor_parallel_size
         entry = resolve_model(model_config.architectures)
         entry.check_ranks(_parse_model(model_config), size, self.enable_expert_parallel)

@@ -3,7 +3,7 @@
 import itertools
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from vllm.config import VllmConfig
@@ -21,6 +21,8 @@ from vllm.v1.engine.wire import (
     AskCacheView,
     AskHeldPrefixes,
     CallAnswer,
+    CoreBack,
+    CoreLost,
     Dead,
     FromCore,
     KVCacheInfo,
@@ -48,13 +50,18 @@ class EngineBase(ABC, Generic[_Handle]):
         vllm_config: What to run.
         handle: A launched core.
         stat_loggers: Sinks of statistics.
+        further_stat_loggers: Those of the second engine core on, where there are several.
 
     Raises:
         VllmError: The core cannot start.
     """
 
     def __init__(
-        self, vllm_config: VllmConfig, handle: _Handle, stat_loggers: Iterable[StatLogger]
+        self,
+        vllm_config: VllmConfig,
+        handle: _Handle,
+        stat_loggers: Iterable[StatLogger],
+        further_stat_loggers: Iterable[Iterable[StatLogger]] = (),
     ) -> None:
         self.vllm_config = vllm_config
         self._core = handle
@@ -68,20 +75,32 @@ class EngineBase(ABC, Generic[_Handle]):
             raise
         self.input_processor = InputProcessor(vllm_config, self.tokenizer)
         self._output_processor = OutputProcessor(self.tokenizer)
-        self._stat_loggers = tuple(stat_loggers)
+        # By engine core; one without sinks of its own reports with the first.
+        self._stat_loggers = (tuple(stat_loggers), *map(tuple, further_stat_loggers))
         self._call_ids = itertools.count()
 
     def get_tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer; None with ``skip_tokenizer_init``."""
         return self.tokenizer
 
+    @property
+    def living_ranks(self) -> Sequence[int]:
+        """The engine cores that serve, by data parallel rank."""
+        return self._core.living()
+
     def do_log_stats(self) -> None:
         """Have every statistics sink report."""
-        for stat_logger in self._stat_loggers:
+        for stat_logger in itertools.chain(*self._stat_loggers):
             stat_logger.log()
 
-    def _record(self, scheduler_stats: SchedulerStats | None, stats: IterationStats) -> None:
-        for stat_logger in self._stat_loggers:
+    def _record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        stats: IterationStats | None,
+        engine_index: int = 0,
+    ) -> None:
+        is_known = engine_index < len(self._stat_loggers)
+        for stat_logger in self._stat_loggers[engine_index if is_known else 0]:
             stat_logger.record(scheduler_stats, stats)
 
     # ---- to the core -------------------------------------------------------------------------
@@ -141,6 +160,11 @@ class EngineBase(ABC, Generic[_Handle]):
             self._send_aborts(self._output_processor.reject(message.request_id, error))
         elif isinstance(message, CallAnswer):
             self._on_answer(message)
+        elif isinstance(message, CoreLost):
+            # Nothing runs there: its gauges shall not tell what was.
+            self._record(SchedulerStats(is_lost=True), None, message.engine_index)
+        elif isinstance(message, CoreBack):
+            self._record(SchedulerStats(), None, message.engine_index)
         elif isinstance(message, Dead):
             self._on_dead(EngineDeadError(message.message))
         return []
@@ -149,7 +173,7 @@ class EngineBase(ABC, Generic[_Handle]):
         stats = IterationStats()
         result = self._output_processor.process_outputs(message.outputs, stats)
         self._send_aborts(result.aborts)
-        self._record(message.outputs.scheduler_stats, stats)
+        self._record(message.outputs.scheduler_stats, stats, message.outputs.engine_index)
         return result.outputs
 
     @abstractmethod

@@ -4,12 +4,13 @@ import argparse
 
 from vllm.config.cache import CACHE_DTYPES, HASH_ALGOS
 from vllm.config.load import LOAD_FORMATS
-from vllm.config.model import DTYPES
+from vllm.config.model import DTYPES, QUANTIZATIONS
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import EXECUTOR_BACKENDS
 from vllm.config.scheduler import POLICIES
 from vllm.logger import LOG_FORMATS
 from vllm.utils.argparse_utils import human_int, human_int_or_auto, json_object
+from vllm.v1.engine.data_parallel.flags import add_data_parallel_flags
 
 TOKENIZER_MODES = ("auto", "deepseek_v4")
 
@@ -20,6 +21,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     _add_cache_args(parser.add_argument_group("KV cache"))
     _add_scheduler_args(parser.add_argument_group("scheduling"))
     _add_parallel_args(parser.add_argument_group("parallelism"))
+    add_data_parallel_flags(parser.add_argument_group("data parallel"))
     _add_observability_args(parser.add_argument_group("observability"))
 
 
@@ -33,6 +35,13 @@ def _add_model_args(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tokenizer-mode", choices=TOKENIZER_MODES, default="auto")
     group.add_argument(
         "--dtype", choices=DTYPES, default="auto", help="auto: float32 on a CPU, else the model's."
+    )
+    group.add_argument(
+        "--quantization",
+        "-q",
+        choices=QUANTIZATIONS,
+        help="int8: round plain weights to eight bits as they load (docs/native.md). What the "
+        "checkpoint quantises itself stays so without this flag.",
     )
     group.add_argument("--load-format", choices=LOAD_FORMATS, default="auto")
     group.add_argument("--revision", help="Branch, tag or commit of a hub id. Default: main.")
@@ -112,6 +121,11 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         help="Share of the KV pool that windows pinned under VLLM_PIN_SWA_TOKENS=1 may hold, 0 to "
         "1; default: VLLM_PIN_MAX_SHARE (0.25).",
     )
+    _add_cache_report_args(group)
+
+
+def _add_cache_report_args(group: argparse._ArgumentGroup) -> None:
+    """Who else hears of the cache, or gets its rows."""
     group.add_argument(
         "--kv-events-config",
         type=json_object,

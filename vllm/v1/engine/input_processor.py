@@ -40,6 +40,7 @@ class InputProcessor:
 
     def __init__(self, vllm_config: VllmConfig, tokenizer: Tokenizer | None) -> None:
         self._model_config = vllm_config.model_config
+        self._num_cores = vllm_config.parallel_config.data_parallel_size
         self._is_priority = vllm_config.scheduler_config.policy == "priority"
         self._tokenizer = tokenizer
         # Without a generation_config.json, config.json says where answers end.
@@ -239,11 +240,13 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        data_parallel_rank: int | None = None,
     ) -> EngineCoreRequest:
         """Check a request and fill in the model's defaults.
 
         Args:
             arrival_time: Monotonic seconds; None: now.
+            data_parallel_rank: The engine core that shall run it; None: any.
 
         Raises:
             UserInputError: Something is wrong; ``param`` names the field.
@@ -253,6 +256,7 @@ class InputProcessor:
         salt = cache_salt if cache_salt is not None else prompt.cache_salt
         self._check_salt(salt)
         self._check_boundaries(prompt.cache_boundaries, len(prompt.token_ids))
+        check_data_parallel_rank(data_parallel_rank, self._num_cores)
         if priority != 0 and not self._is_priority:
             raise UserInputError(
                 f"priority={priority} has no effect with the scheduling policy 'fcfs': leave it "
@@ -269,6 +273,21 @@ class InputProcessor:
             trace_headers=dict(trace_headers) if trace_headers else None,
             cache_boundaries=prompt.cache_boundaries,
             cache_ttls=prompt.cache_ttls,
+            data_parallel_rank=data_parallel_rank,
+        )
+
+
+def check_data_parallel_rank(rank: int | None, num_cores: int) -> None:
+    """Refuse an engine core that there is not.
+
+    Raises:
+        UserInputError: The rank is out of range.
+    """
+    if rank is not None and not 0 <= rank < num_cores:
+        raise UserInputError(
+            f"X-data-parallel-rank: {rank} is out of range: this server has engine cores 0 to "
+            f"{num_cores - 1}.",
+            "X-data-parallel-rank",
         )
 
 

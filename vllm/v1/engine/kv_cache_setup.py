@@ -230,9 +230,19 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
         hit_unit=config.hit_unit,
         retention=retention,
         retention_interval=retention_interval,
-        groups=tuple(_describe_group(group) for group in config.kv_cache_groups),
+        groups=tuple(map(_describe_group, config.kv_cache_groups, find_event_steps(config))),
         checkpoint_tokens=_find_checkpoint_tokens(config) if caching else None,
+        rebuild_tokens=_find_rebuild_tokens(config) if caching else None,
     )
+
+
+def _find_rebuild_tokens(config: KVCacheConfig) -> int | None:
+    """Return the tokens to compute for window rows above a hit on dense rows alone."""
+    if config.hit_unit is None:
+        return None
+    geometry = CacheGeometry.from_config(config)
+    policy = parse_retention(config.prefix_cache_retention_interval, geometry)
+    return geometry.rebuild_tokens if policy.name == "auto" else None
 
 
 def _find_checkpoint_tokens(config: KVCacheConfig) -> int | None:
@@ -246,7 +256,20 @@ def _find_checkpoint_tokens(config: KVCacheConfig) -> int | None:
     return round(max_checkpoint_blocks(geometry) / blocks_per_token)
 
 
-def _describe_group(group: KVCacheGroupSpec) -> GroupInfo:
+def find_event_steps(config: KVCacheConfig) -> list[int]:
+    """Return, per group, tokens between two hashes in KV events; 0: places to resume at."""
+    if config.hit_unit is not None:
+        groups = CacheGeometry.from_config(config).groups
+        return [0 if group.is_window else max(config.hit_unit, group.ratio) for group in groups]
+    specs = [group.kv_cache_spec for group in config.kv_cache_groups]
+    # A block whose window is still there is a place to resume at, whatever lies before it.
+    return [
+        0 if get_kv_cache_spec_sliding_window(spec) is not None else spec.block_size
+        for spec in specs
+    ]
+
+
+def _describe_group(group: KVCacheGroupSpec, event_step: int) -> GroupInfo:
     spec = group.kv_cache_spec
     return GroupInfo(
         kind=_name_group(group),
@@ -254,6 +277,7 @@ def _describe_group(group: KVCacheGroupSpec) -> GroupInfo:
         num_layers=len(group.layer_names),
         page_size_bytes=spec.page_size_bytes,
         sliding_window=get_kv_cache_spec_sliding_window(spec),
+        event_step=event_step,
     )
 
 

@@ -52,7 +52,7 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
             model.max_model_len,
             vllm_config.observability_config,
         )
-        self._stat_loggers += (totals, *others)
+        self._stat_loggers = ((*self._stat_loggers[0], totals, *others),)
         self._pending: list[RequestOutput] = []
         self._resets: dict[int, bool] = {}
 

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import IO, Protocol
 
 import zmq
 
@@ -16,12 +17,23 @@ from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
+from vllm.platforms.host_cpus import count_usable_cores
 from vllm.utils.liveness import beat_interval_s
-from vllm.v1.engine.channel import Channel
+from vllm.v1.engine.channel import Channel, Endpoints
 from vllm.v1.engine.client import Mailbox, expect_ready
 from vllm.v1.engine.core_proc import LaunchOrder
 from vllm.v1.engine.heartbeat import HeartbeatMonitor
-from vllm.v1.engine.wire import Codec, Dead, FromCore, Heartbeat, Ready, Shutdown, ToCore
+from vllm.v1.engine.wire import (
+    Codec,
+    Dead,
+    FromCore,
+    Heartbeat,
+    Ready,
+    Shutdown,
+    StepOutputs,
+    ToCore,
+)
+from vllm.v1.messages import EngineCoreEvent
 
 logger = init_logger(__name__)
 
@@ -37,6 +49,22 @@ _LAST_WORDS_S = 0.2
 _CONNECT_S = 5.0
 
 
+class CoreProcess(Protocol):
+    """What is asked of a core's process; ``subprocess.Popen`` is one."""
+
+    pid: int
+    stdin: IO[bytes] | None
+
+    def poll(self) -> int | None:
+        """Return the exit status; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; TimeoutExpired when it takes longer."""
+
+    def kill(self) -> None:
+        """End it by force."""
+
+
 class ProcessCore:
     """An engine core process: started at once, waited for later.
 
@@ -46,11 +74,22 @@ class ProcessCore:
         vllm_config: Sent to the process; the copy there is the one that profiling completes.
         core_factory: ``module:function`` that makes the core there, see ``core_proc``.
         use_tcp: Do not try Unix sockets.
+        more_endpoints: Of further front ends, which share the core.
+        tcp_host: An address of this machine, for a core on another; None: it is on this one.
+        spawn: Starts the core; None: as a process of this machine.
     """
 
     def __init__(
-        self, vllm_config: VllmConfig, core_factory: str, *, use_tcp: bool = False
+        self,
+        vllm_config: VllmConfig,
+        core_factory: str,
+        *,
+        use_tcp: bool = False,
+        more_endpoints: tuple[Endpoints, ...] = (),
+        tcp_host: str | None = None,
+        spawn: Callable[[LaunchOrder], CoreProcess] | None = None,
     ) -> None:
+        self._is_remote = spawn is not None
         self._timeout_s = envs.VLLM_ENGINE_HEARTBEAT_TIMEOUT
         self._codec = Codec()
         self._mailbox = Mailbox()
@@ -58,15 +97,20 @@ class ProcessCore:
         self._start_error: BaseException | None = None
         self._dead_error: EngineDeadError | None = None
         self._closing = False
-        self._channel, endpoints = Channel.bind(use_tcp=use_tcp)
+        self._channel, endpoints = Channel.bind(use_tcp=use_tcp, host=tcp_host)
         order = LaunchOrder(
             vllm_config=vllm_config,
             endpoints=endpoints,
             core_factory=core_factory,
             heartbeat_timeout_s=self._timeout_s,
             launched_at=time.monotonic(),
+            more_endpoints=more_endpoints,
         )
-        self._process = _spawn(order)
+        try:
+            self._process: CoreProcess = (spawn or spawn_process)(order)
+        except BaseException:
+            self._channel.close()
+            raise
         self._reader = threading.Thread(target=self._read, name="engine-core-reader", daemon=True)
         self._reader.start()
         # A core whose front end is gone ends by itself; this also removes the channel's folder.
@@ -103,6 +147,10 @@ class ProcessCore:
         if not self._channel.send(self._codec.encode(message)) and self._dead_error is None:
             logger.debug("%s goes nowhere: the engine core is gone.", type(message).__name__)
 
+    def living(self) -> Sequence[int]:
+        """Return the one core's rank, unless it is dead."""
+        return (0,) if self._dead_error is None else ()
+
     def next_message(self) -> FromCore:
         """Block for the core's next message."""
         return self._mailbox.get()
@@ -129,7 +177,7 @@ class ProcessCore:
 
     def _read(self) -> None:
         """Deliver messages until the process has exited; then close the channel."""
-        exit_fd = _open_pidfd(self._process.pid)
+        exit_fd = None if self._is_remote else _open_pidfd(self._process.pid)
         try:
             fault = self._read_until_exit(exit_fd)
         finally:
@@ -176,6 +224,8 @@ class ProcessCore:
 
     def _deliver(self, data: bytes) -> FromCore:
         message = self._codec.decode_from_core(data)
+        if self._is_remote and isinstance(message, StepOutputs):
+            message = on_this_clock(message)
         if isinstance(message, Dead):
             self._die(message.message)
         elif not isinstance(message, Heartbeat):
@@ -194,13 +244,37 @@ class ProcessCore:
         self._mailbox.put(Dead(message))
 
 
-def _spawn(order: LaunchOrder) -> "subprocess.Popen[bytes]":
+def _environment(order: LaunchOrder) -> dict[str, str]:
+    """Return the environment of a core; several on one machine share out its cores."""
+    environment = envs.engine_process_environment()
+    parallel = order.vllm_config.parallel_config
+    if parallel.num_local_cores > 1 and not envs.OMP_NUM_THREADS:
+        num_workers = parallel.num_local_cores * parallel.world_size
+        environment["OMP_NUM_THREADS"] = str(max(1, count_usable_cores() // num_workers))
+    return environment
+
+
+def on_this_clock(message: StepOutputs) -> StepOutputs:
+    """Return another machine's outputs with times of this one's clock, as if they came at once."""
+    outputs = message.outputs
+    shift = time.monotonic() - outputs.timestamp
+    outputs.timestamp += shift
+    for output in outputs.outputs:
+        if output.events:
+            output.events = [
+                EngineCoreEvent(event.type, event.timestamp + shift) for event in output.events
+            ]
+    return message
+
+
+def spawn_process(order: LaunchOrder) -> "subprocess.Popen[bytes]":
+    """Start a core on this machine; its standard input is its lifeline."""
     # Its own session: Ctrl-C at the terminal is the front end's to handle (it drains).
     process = subprocess.Popen(
         [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
         stdin=subprocess.PIPE,
         start_new_session=True,
-        env=envs.engine_process_environment(),
+        env=_environment(order),
     )
     assert process.stdin is not None
     try:

@@ -2,7 +2,7 @@
 
     front end --ToCore-->    AddRequest AbortRequests ResetPrefixCache Shutdown
     front end <--FromCore--  Ready StartFailed  StepOutputs RequestRejected PrefixCacheReset
-                             Heartbeat Dead
+                             CoreNews Heartbeat Dead
 
 A core first sends Ready or StartFailed, exactly once; Dead is always the last message.
 """
@@ -48,6 +48,8 @@ class GroupInfo(msgspec.Struct, frozen=True):
         num_layers: Caches in the group.
         page_size_bytes: Bytes of a block over the group's caches.
         sliding_window: Tokens that the group keeps; None: all.
+        event_step: Tokens between two of its hashes in KV events; 0: they say where a prompt can
+            resume.
     """
 
     kind: str
@@ -55,6 +57,7 @@ class GroupInfo(msgspec.Struct, frozen=True):
     num_layers: int
     page_size_bytes: int
     sliding_window: int | None = None
+    event_step: int = 0
 
 
 class KVCacheInfo(msgspec.Struct, frozen=True):
@@ -74,6 +77,8 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
             is off.
         checkpoint_tokens: Tokens whose dense rows take as many blocks as the largest window state
             that is kept at one place; None: none is kept.
+        rebuild_tokens: Tokens to compute for exact window rows where only dense rows are cached;
+            None: that is not done.
     """
 
     num_blocks: int
@@ -90,6 +95,7 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
     groups: tuple[GroupInfo, ...]
     retention_interval: str | None = None
     checkpoint_tokens: int | None = None
+    rebuild_tokens: int | None = None
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
@@ -139,12 +145,14 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     Attributes:
         load_s: Seconds spent reading weights and setting up the device.
         start_s: Seconds from the launch to this message.
+        kv_caches: Of every core, where there are several; ``kv_cache`` is what all of them have.
     """
 
     pid: int
     kv_cache: KVCacheInfo
     load_s: float
     start_s: float
+    kv_caches: list[KVCacheInfo] = []
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
@@ -185,13 +193,46 @@ class CacheSnapshot(msgspec.Struct, frozen=True, tag="view"):
     """What the cache holds.
 
     Attributes:
-        body: A ``Snapshot`` as JSON; empty where nobody watches.
+        body: A ``Snapshot`` as JSON.
         took_s: For which the core stood still.
     """
 
     call_id: int
     body: bytes
     took_s: float
+
+
+class CoreNews(msgspec.Struct, frozen=True, tag="news", omit_defaults=True):
+    """What one of several cores tells all front ends of its cache and load, for routing.
+
+    Attributes:
+        num_running: Requests that run.
+        num_waiting: Requests that wait.
+        num_unused_blocks: Blocks that hold nothing anybody asked to keep.
+        is_cleared: Whether the cache was emptied, before the rest.
+        stored: Prefixes that came, by group, as the last 64 bits of their hashes.
+        removed: Prefixes that went.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_unused_blocks: int
+    is_cleared: bool = False
+    stored: dict[int, list[int]] = {}
+    removed: dict[int, list[int]] = {}
+
+
+class CoreLost(msgspec.Struct, frozen=True, tag="lost"):
+    """One of several cores died, and the others go on."""
+
+    engine_index: int
+    message: str
+
+
+class CoreBack(msgspec.Struct, frozen=True, tag="back"):
+    """A core that had died serves again."""
+
+    engine_index: int
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
@@ -220,6 +261,9 @@ FromCore = (
     | RequestRejected
     | PrefixCacheReset
     | HeldPrefixes
+    | CoreNews
+    | CoreLost
+    | CoreBack
     | CacheSnapshot
     | Heartbeat
     | Dead

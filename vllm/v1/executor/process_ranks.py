@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
@@ -29,7 +30,7 @@ logger = init_logger(__name__)
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from vllm.v1.executor.rank_proc import main; "
-    "main(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))"
+    "main(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), bool(int(sys.argv[5])))"
 )
 _STOP_S = 3.0
 
@@ -48,11 +49,13 @@ class ProcessRanks:
     Owns: the processes, their sockets, and the folder they meet in.
     """
 
-    def __init__(self, size: int, timeout_s: float) -> None:
+    def __init__(self, size: int, timeout_s: float, first_device: int = 0) -> None:
         self.timeout_s = timeout_s
         self._folder = Path(tempfile.mkdtemp(prefix="vllm-ranks-"))
         meeting = f"file://{self._folder}/meeting"
-        self.places = [WorkerPlace(rank, size, rank, size, meeting) for rank in range(size)]
+        self.places = [
+            WorkerPlace(rank, size, first_device + rank, size, meeting) for rank in range(size)
+        ]
         self._ranks: list[_RankProcess] = []
         self._closed = False
         try:
@@ -126,6 +129,9 @@ class ProcessRanks:
                 if isinstance(message, Beat):
                     watch.saw_beat(rank.rank, message)
                 elif isinstance(message, Failure):
+                    # Of a collective that broke the rank that is gone is the cause.
+                    if fault := self.find_fault():
+                        raise EngineDeadError(fault)
                     raise rebuild_failure(rank.rank, message)
                 else:
                     answers[rank.rank] = message.value
@@ -143,7 +149,9 @@ class _RankProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-c", _BOOT, json.dumps(sys.path)]
-            command += [str(theirs.fileno()), str(rank), str(timeout_s)]
+            # The kernel goes by the thread that starts a process: only the main one lives as long.
+            dies_along = threading.current_thread() is threading.main_thread()
+            command += [str(theirs.fileno()), str(rank), str(timeout_s), str(int(dies_along))]
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -200,7 +208,10 @@ class _RankProcess:
 
 def start_process_ranks(config: VllmConfig) -> ProcessRanks:
     """Start the ranks that a configuration asks for."""
-    return ProcessRanks(config.parallel_config.world_size, envs.VLLM_ENGINE_HEARTBEAT_TIMEOUT)
+    parallel = config.parallel_config
+    return ProcessRanks(
+        parallel.world_size, envs.VLLM_ENGINE_HEARTBEAT_TIMEOUT, parallel.first_device
+    )
 
 
 def _environment() -> dict[str, str]:

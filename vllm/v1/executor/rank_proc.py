@@ -27,18 +27,20 @@ EXIT_STATUS_ORPHANED = 3
 _PR_SET_PDEATHSIG = 1
 
 
-def main(socket_fd: int, rank: int, heartbeat_timeout_s: float) -> None:
+def main(socket_fd: int, rank: int, heartbeat_timeout_s: float, dies_along: bool) -> None:
     """Run a rank until the engine core stops it or goes away.
 
     Args:
         socket_fd: Of a stream socket to the engine core; closed at the end.
         rank: For logs, until the first order tells more.
         heartbeat_timeout_s: Seconds of silence that the engine core takes for death.
+        dies_along: Whether the kernel is to end this process with the thread that started it.
     """
     # The engine core decides when to stop: process managers signal every process at once.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _die_with_parent()
+    if dies_along:
+        _die_with_parent()
     link = _Link(Connection(socket_fd), heartbeat_timeout_s)
     first = link.receive()
     assert isinstance(first, MakeWorker), "the first order makes the worker"

@@ -2,8 +2,6 @@
 
 import os
 import pickle
-import signal
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +11,7 @@ from vllm.distributed.parallel_state import WorkerPlace
 from vllm.exceptions import ConfigError, EngineDeadError
 from vllm.logger import init_logger
 from vllm.utils.liveness import beat_interval_s
+from vllm.utils.ray_cluster import PASSED_ON, connect_ray
 from vllm.v1.executor.messages import Beat, Failure, Order, RunStep, rebuild_failure
 from vllm.v1.executor.rank_watch import OWN_SHARE, RankWatch
 from vllm.v1.executor.ray_actor import NodeInfo, RankActor
@@ -21,8 +20,6 @@ logger = init_logger(__name__)
 
 # A cluster without room gets it when another job ends, which is nothing to wait for here.
 _ROOM_TIMEOUT_S = 60.0
-# What a rank elsewhere must know of this process's environment.
-_PASSED_ON = ("VLLM_", "OMP_", "GOMP_", "GLOO_", "NCCL_", "HCCL_", "TP_SOCKET_")
 
 
 class RayRanks:
@@ -70,14 +67,15 @@ class RayRanks:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=rank
         )
-        passed = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
+        passed = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}
         options: dict[str, Any] = {
             "num_cpus": 1,
             "max_restarts": 0,
             # An order, a beat, and what tells of the end.
             "max_concurrency": 3,
             "scheduling_strategy": strategy,
-            "runtime_env": {"env_vars": passed},
+            # A cluster shows its jobs' environments to whoever may look.
+            "runtime_env": {"env_vars": {k: v for k, v in passed.items() if k != _SECRET}},
         }
         if key == "GPU":
             options["num_gpus"] = 1
@@ -89,9 +87,6 @@ class RayRanks:
         """See ``Ranks``."""
         try:
             return self._order(orders)
-        except self._ray.exceptions.RayActorError as error:
-            self.close()
-            raise EngineDeadError(f"a rank's actor is gone: {error}") from error
         except BaseException:
             # One is lost: the others wait for it in a collective, and cannot go on without it.
             self.close()
@@ -111,15 +106,13 @@ class RayRanks:
             waiting = [*pending, *beats]
             ready, _ = self._ray.wait(waiting, timeout=beat_interval_s(self._timeout_s))
             for ref in ready:
-                value = self._ray.get(ref)
-                if (rank := beats.pop(ref, None)) is not None:
-                    watch.saw_beat(rank, Beat(value))
-                    continue
-                rank = pending.pop(ref)
-                if isinstance(value, Failure):
-                    raise rebuild_failure(rank, value)
-                answers[rank] = value.value
-                watch.saw_answer(rank)
+                if ref in beats:
+                    rank = beats.pop(ref)
+                    watch.saw_beat(rank, Beat(self._get(rank, ref)))
+                else:
+                    rank = pending.pop(ref)
+                    answers[rank] = self._take_answer(rank, ref)
+                    watch.saw_answer(rank)
             if isinstance(orders[0], RunStep) and not ready:
                 if fault := watch.find_fault():
                     raise EngineDeadError(fault)
@@ -130,6 +123,21 @@ class RayRanks:
                     if rank not in asked
                 }
         return [answers[rank] for rank in range(len(self._actors))]
+
+    def _take_answer(self, rank: int, ref: Any) -> Any:
+        value = self._get(rank, ref)
+        if isinstance(value, Failure):
+            # Of a collective that broke the rank that is gone is the cause.
+            if fault := self.find_fault():
+                raise EngineDeadError(fault)
+            raise rebuild_failure(rank, value)
+        return value.value
+
+    def _get(self, rank: int, ref: Any) -> Any:
+        try:
+            return self._ray.get(ref)
+        except self._ray.exceptions.RayActorError as error:
+            raise EngineDeadError(f"rank {rank}'s actor is gone") from error
 
     def find_fault(self) -> str | None:
         """See ``Ranks``."""
@@ -146,6 +154,9 @@ class RayRanks:
         for actor in self._actors:
             self._ray.kill(actor, no_restart=True)
         self._ray.util.remove_placement_group(self._group)
+
+
+_SECRET = "VLLM_API_KEY"
 
 
 def find_places(nodes: Sequence[NodeInfo]) -> list[WorkerPlace]:
@@ -168,25 +179,5 @@ def start_ray_ranks(config: VllmConfig) -> RayRanks:
     Raises:
         ConfigError: Ray is not installed, or the cluster has no room.
     """
-    try:
-        import ray  # noqa: PLC0415  (optional)
-        import ray.util.scheduling_strategies  # noqa: PLC0415  (optional)
-    except ImportError as error:
-        raise ConfigError(
-            "distributed_executor_backend='ray' needs the package ray, which is not installed: "
-            "pip install ray, or use mp on one machine."
-        ) from error
-    if not ray.is_initialized():
-        handlers = _read_handlers()
-        ray.init(include_dashboard=False, log_to_driver=True, logging_level="warning")
-        for number, handler in handlers.items():
-            # Ray exits on SIGTERM; here the front end decides when to stop.
-            signal.signal(number, handler)
+    ray = connect_ray("distributed_executor_backend")
     return RayRanks(ray, config, envs.VLLM_ENGINE_HEARTBEAT_TIMEOUT)
-
-
-def _read_handlers() -> dict[int, Any]:
-    """Return what this process does on signals; nothing off the main thread, which may not ask."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    return {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}

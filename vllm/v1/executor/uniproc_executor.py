@@ -1,5 +1,6 @@
 """One worker in the engine core's own process."""
 
+from dataclasses import replace
 from typing import Any
 
 from vllm import platforms
@@ -45,7 +46,9 @@ class UniProcExecutor:
                 "runs one: use tensor_parallel_size=1 and pipeline_parallel_size=1."
             )
         register_caches(config, platform)
-        self._worker: Any = make_worker(config, platform, ALONE)
+        self._worker: Any = make_worker(
+            config, platform, replace(ALONE, local_rank=config.parallel_config.first_device)
+        )
         # A wrong block size or cache dtype must show before the minutes that weights can take.
         specs = self.get_kv_cache_specs()
         self._worker.init_device()

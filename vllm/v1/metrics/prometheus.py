@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from prometheus_client import (
     CollectorRegistry,
-    Gauge,
     GCCollector,
     Histogram,
     PlatformCollector,
@@ -17,7 +16,7 @@ from prometheus_client import (
 
 from vllm.v1.messages import MISS_REASONS, WINDOW_REBUILT, FinishReason
 from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
-from vllm.v1.metrics.prometheus_sink import ENGINE_LABELS, PrometheusSink
+from vllm.v1.metrics.prometheus_sink import PrometheusSink
 from vllm.v1.metrics.stats import CachePolicyStats, PrefixCacheStats, SchedulerStats
 
 # Seconds.
@@ -123,11 +122,11 @@ class PrometheusStatLogger(PrometheusSink):
         self._usage = self._gauge(
             "kv_cache_usage_perc", "Share of the KV cache that running requests hold, 0 to 1."
         )
-        self._policy_info = Gauge(
-            "vllm:prefix_cache_policy_info",
+        self._policy_info = self._labelled_gauge(
+            "prefix_cache_policy_info",
             "The eviction rule and the interval in force, in labels.",
-            (*ENGINE_LABELS, "rule", "interval"),
-            registry=self._registry,
+            "rule",
+            "interval",
         )
         self._policy_in_force: tuple[str, str] | None = None
         self._policy_since = self._gauge(
@@ -139,11 +138,8 @@ class PrometheusStatLogger(PrometheusSink):
         self._proven = self._gauge(
             "prefix_cache_proven_perc", "Share of reusable free blocks that were hit, 0 to 1."
         )
-        by_reason = Gauge(
-            "vllm:num_requests_waiting_by_reason",
-            "Requests waiting, by reason.",
-            (*ENGINE_LABELS, "reason"),
-            registry=self._registry,
+        by_reason = self._labelled_gauge(
+            "num_requests_waiting_by_reason", "Requests waiting, by reason.", "reason"
         )
         self._waiting_capacity = by_reason.labels(*self._labels, "capacity")
         self._waiting_deferred = by_reason.labels(*self._labels, "deferred")
@@ -193,11 +189,8 @@ class PrometheusStatLogger(PrometheusSink):
 
     def set_cache_config(self, facts: Mapping[str, object]) -> None:
         """Publish ``cache_config_info``; its labels are the facts."""
-        info = Gauge(
-            "vllm:cache_config_info",
-            "The KV cache's configuration, in labels.",
-            (*ENGINE_LABELS, *facts),
-            registry=self._registry,
+        info = self._labelled_gauge(
+            "cache_config_info", "The KV cache's configuration, in labels.", *facts
         )
         info.labels(*self._labels, *(str(value) for value in facts.values())).set(1)
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter
 
 from vllm.v1.metrics.iteration_stats import IterationStats
-from vllm.v1.metrics.prometheus_sink import ENGINE_LABELS, PrometheusSink
+from vllm.v1.metrics.prometheus_sink import PrometheusSink
 from vllm.v1.metrics.stats import SchedulerStats
 
 _PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
@@ -56,11 +56,10 @@ class SourceMetrics(PrometheusSink):
         """Register what dashboards ask for and an engine of text that never sleeps cannot move."""
         self._counter("mm_cache_queries", "Multimodal items looked up: only text is served.")
         self._counter("mm_cache_hits", "Of those, items found.")
-        state = Gauge(
-            "vllm:engine_sleep_state",
+        state = self._labelled_gauge(
+            "engine_sleep_state",
             "1 for the state the engine is in; it cannot sleep.",
-            (*ENGINE_LABELS, "sleep_state"),
-            registry=self._registry,
+            "sleep_state",
         )
         for name in _SLEEP_STATES:
             state.labels(*self._labels, name).set(name == "awake")

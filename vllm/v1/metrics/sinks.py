@@ -6,6 +6,7 @@ from vllm.config.observability import ObservabilityConfig
 from vllm.v1.metrics.loggers import StatLogger
 from vllm.v1.metrics.prometheus import PrometheusStatLogger
 from vllm.v1.metrics.prometheus_blocks import BlockMetrics
+from vllm.v1.metrics.prometheus_cores import CoreMetrics
 from vllm.v1.metrics.prometheus_old_names import OldNames
 from vllm.v1.metrics.prometheus_sources import SourceMetrics
 from vllm.v1.metrics.tracing import TracingStatLogger, make_exporter
@@ -16,6 +17,7 @@ def make_sinks(
     model_name: str,
     max_model_len: int,
     observability: ObservabilityConfig,
+    engine_index: int = 0,
 ) -> tuple[PrometheusStatLogger, list[StatLogger]]:
     """Return the sink of Prometheus' default metrics, and the others.
 
@@ -24,13 +26,15 @@ def make_sinks(
         model_name: Of the label ``model_name``.
         max_model_len: In tokens; the largest bucket of token histograms.
         observability: What is measured beside the default.
+        engine_index: Of several engine cores, that of the label ``engine``.
     """
-    others: list[StatLogger] = [SourceMetrics(registry, model_name)]
+    engine = (registry, model_name, engine_index)
+    others: list[StatLogger] = [SourceMetrics(*engine), CoreMetrics(*engine)]
     if observability.kv_cache_metrics:
-        others.append(BlockMetrics(registry, model_name))
+        others.append(BlockMetrics(*engine))
     if observability.show_hidden_metrics:
-        others.append(OldNames(registry, model_name))
+        others.append(OldNames(*engine))
     if observability.otlp_traces_endpoint is not None:
         exporter = make_exporter(observability.otlp_traces_endpoint)
         others.append(TracingStatLogger(model_name, exporter))
-    return PrometheusStatLogger(registry, model_name, max_model_len), others
+    return PrometheusStatLogger(registry, model_name, max_model_len, engine_index), others

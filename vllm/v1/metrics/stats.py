@@ -203,6 +203,7 @@ class SchedulerStats:
         spec_decoding_stats: None when nothing was drafted.
         cache_policy: None where nothing is learnt: a fixed interval, or hits at whole blocks.
         kv_cache_eviction_events: Lives of sampled blocks that ended since the last report.
+        is_lost: Whether there was no step: the core died, and other cores go on.
     """
 
     num_running_reqs: int = 0
@@ -214,3 +215,4 @@ class SchedulerStats:
     spec_decoding_stats: SpecDecodingStats | None = None
     cache_policy: CachePolicyStats | None = None
     kv_cache_eviction_events: list[KVCacheEvictionEvent] = field(default_factory=list)
+    is_lost: bool = False

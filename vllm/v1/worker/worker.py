@@ -14,6 +14,7 @@ from vllm.distributed.process_group import TorchProcessGroup
 from vllm.exceptions import CheckpointError, ConfigError, EngineError
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization import WeightQuantization
+from vllm.model_executor.model_loader.int8_weights import Int8Weights
 from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.model_loader.shards import RankShare
@@ -74,6 +75,7 @@ class Worker:
         Raises:
             EngineError: The others did not come.
         """
+        self._platform.bind_host_threads(self._place.local_rank)
         num_threads = self._platform.default_num_threads()
         if num_threads is not None:
             torch.set_num_threads(max(1, num_threads // self._place.local_size))
@@ -176,16 +178,32 @@ class Worker:
         return read_stored_tensors(model_config.path or model_config.model)
 
     def _find_quantization(self, stored: Sequence[StoredTensor]) -> WeightQuantization | None:
-        """Return how the checkpoint's matrices are stored; None: all are plain."""
-        if not stored:
-            return None
+        """Return how the model's matrices are kept; None: all are plain."""
         model_config = self._config.model_config
-        found = self._platform.find_quantization(model_config.path or model_config.model)
-        if found is not None:
+        checkpoint = model_config.path or model_config.model
+        found: WeightQuantization | None = None
+        if stored:
+            found = self._platform.find_quantization(checkpoint, self._find_shard)
+            declared = model_config.hf_config.get("quantization_config") or {}
+            weights = StoredWeights(stored, declared, self._find_shard)
+            if found is None and weights.is_quantised:
+                found = weights
+        if model_config.quantization != "int8":
             return found
-        declared = model_config.hf_config.get("quantization_config") or {}
-        weights = StoredWeights(stored, declared, self._find_shard)
-        return weights if weights.is_quantised else None
+        is_spread = self._place.size > 1
+        if found is not None or is_spread or self._device is None or self._device.type != "cpu":
+            reason = (
+                "is quantised already"
+                if found is not None
+                else "is shared by several workers"
+                if is_spread
+                else "is served elsewhere"
+            )
+            raise ConfigError(
+                "quantization='int8' rounds plain weights of one worker on a CPU, but "
+                f"{checkpoint} {reason}: leave it out."
+            )
+        return Int8Weights([tensor.name for tensor in stored] if stored else None)
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Return what each of the model's caches keeps, by cache name.

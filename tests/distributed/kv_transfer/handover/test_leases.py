@@ -1,5 +1,7 @@
 """Leases end once, and their blocks go when nobody reads them any more."""
 
+import threading
+
 from vllm.distributed.kv_transfer.handover.leases import LeaseTable
 from vllm.v1.core.prefix.exports import PrefixBlocks
 
@@ -56,6 +58,26 @@ def test_a_released_lease_is_not_the_same_as_an_unknown_one() -> None:
     table.end("b")
     assert table.is_gone("b")
     assert table.collect() == {"b"}
+
+
+def test_reading_may_end_while_the_table_is_busy() -> None:
+    # As when an answer that was cut short is collected as garbage by the thread that collects.
+    readers = []
+
+    def clock() -> float:
+        while readers:
+            table.end_reading(readers.pop())
+        return 99.0
+
+    table = LeaseTable(lambda: 0.0)
+    table.offer("a", BLOCKS, 10.0)
+    readers.append(table.begin_reading("a"))
+    table._clock = clock
+    thread = threading.Thread(target=table.collect, daemon=True)
+    thread.start()
+    thread.join(20.0)
+    assert not thread.is_alive()
+    assert table.is_gone("a")
 
 
 def test_an_engine_that_goes_ends_all() -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer.handover.direct import DataPlane
 from vllm.distributed.kv_transfer.handover.orders import HandoverOrders, HandoverReport
 from vllm.distributed.kv_transfer.handover.params import RemotePrefix
 from vllm.distributed.kv_transfer.handover.requests import Giving, Taking, read_wish
+from vllm.distributed.kv_transfer.handover.serving import RowMemory
 from vllm.distributed.kv_transfer.handover.settings import read_settings
 from vllm.distributed.kv_transfer.handover.tcp import listen
 from vllm.distributed.kv_transfer.handover.worker import HandoverWorker
@@ -170,8 +172,16 @@ class TcpConnector(KVConnectorBase_V1, SupportsHMA):
         """
         assert self._kv_cache_config is not None
         self._worker = HandoverWorker(
-            self._vllm_config, self._settings, self._kv_cache_config, kv_caches
+            self._vllm_config,
+            self._settings,
+            self._kv_cache_config,
+            kv_caches,
+            self._make_data_plane,
         )
+
+    def _make_data_plane(self, memory: RowMemory) -> DataPlane | None:
+        """Return what rows travel by; None: the connection itself."""
+        return None
 
     @property
     def _transfers(self) -> HandoverWorker:

@@ -39,6 +39,7 @@ class Kind(IntEnum):
     FAIL = 7  # holder: I cannot
     RELEASE = 8  # puller: I need the lease no more
     RELEASED = 9  # holder: it is free
+    WRITTEN = 10  # holder: one region, which is in the puller's buffer
 
 
 class FrameError(EngineError):

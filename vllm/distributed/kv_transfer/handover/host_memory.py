@@ -71,6 +71,12 @@ class HostMemory:
             [_find_pages(self._tensors[name], pools) for name in group.layer_names]
             for group in groups
         ]
+        self._pools = tuple(pools.values())
+
+    @property
+    def pools(self) -> tuple[memoryview, ...]:
+        """All bytes of all pools."""
+        return self._pools
 
     def source(self, region: Region, block_id: int) -> list[Buffer]:
         """Return a region's bytes where they lie."""

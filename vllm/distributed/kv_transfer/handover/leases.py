@@ -49,7 +49,9 @@ class LeaseTable:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        # Re-entrant: what reads a lease may be collected as garbage, and so end its reading, in a
+        # thread that is in here.
+        self._lock = threading.RLock()
         self._leases: dict[str, Lease] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
 

@@ -19,7 +19,9 @@ PROTOCOL = "1"
 _PROVENANCE = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype"})
 
 
-def make_manifest(config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict[str, str]:
+def make_manifest(
+    config: VllmConfig, kv_cache_config: KVCacheConfig, transport: str = "tcp"
+) -> dict[str, str]:
     """Return, by name, what must be equal; values are short enough to be read in a log.
 
     Raises:
@@ -32,6 +34,7 @@ def make_manifest(config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict[st
     hf_config = {k: v for k, v in model.hf_config.items() if k not in _PROVENANCE}
     return {
         "protocol": PROTOCOL,
+        "transport": transport,
         "architecture": ",".join(model.architectures),
         "config.json": _digest(hf_config),
         "weights": fingerprint_weights(config),

@@ -42,6 +42,8 @@ class Pull(msgspec.Struct, frozen=True):
         dense_from: Dense rows below this token are not wanted.
         num_regions: How many regions follow from these numbers.
         wanted: Of those, ``[first, end)`` pairs.
+        session: Where to write the rows instead of sending them, see ``direct``; empty: send them.
+        address: Where there the first of them goes; the others follow.
     """
 
     lease: str
@@ -49,6 +51,8 @@ class Pull(msgspec.Struct, frozen=True):
     dense_from: int
     num_regions: int
     wanted: list[tuple[int, int]]
+    session: str = ""
+    address: int = 0
 
 
 class Release(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from vllm.distributed.kv_transfer.handover.direct import RowSink
 from vllm.distributed.kv_transfer.handover.frames import (
     Buffer,
     FrameError,
@@ -125,6 +126,9 @@ class Conversation(ABC):
         """
         if head.kind is Kind.ROWS:
             return self._take_rows(head, payload, now)
+        if head.kind is Kind.WRITTEN:
+            # Its digest is that of the rows, which are elsewhere.
+            return self._take_answer(head, b"", now) if self._is_greeted else ()
         data = check_control(head, b"" if payload is None else payload)
         if head.kind is Kind.REFUSE:
             self.fail(decode(data, Refuse).reason)
@@ -199,6 +203,7 @@ class Load(Conversation):
         deadline: When it has failed.
         now: The same clock, now.
         patience: How long it waits.
+        sink: Where the holder writes the rows, if they do not come on the connection.
     """
 
     def __init__(
@@ -212,8 +217,12 @@ class Load(Conversation):
         deadline: float,
         now: float,
         patience: Patience,
+        sink: RowSink | None = None,
     ) -> None:
         super().__init__(me, remote, deadline, now, patience)
+        self._sink = sink
+        # Of the regions that this pull asked for: where in the sink, and how many bytes.
+        self._places: dict[int, tuple[int, int]] = {}
         self._blocks = blocks
         self._regions = regions
         self._memory = memory
@@ -229,14 +238,39 @@ class Load(Conversation):
 
     def _begin(self) -> Sequence[Frame]:
         self._generation = self._make_generation()
+        sink = self._sink
+        wanted = sorted(self._missing)
+        if sink is not None:
+            self._places = self._place(wanted, sink.capacity)
+            wanted = list(self._places)
         pull = Pull(
             self.remote.lease,
             self._blocks.num_tokens,
             self._blocks.dense_from,
             len(self._regions),
-            to_ranges(sorted(self._missing)),
+            to_ranges(wanted),
+            "" if sink is None else sink.session,
+            0 if sink is None else sink.address,
         )
         return [control_frame(Kind.PULL, encode(pull), self._generation)]
+
+    def _place(self, wanted: Sequence[int], capacity: int) -> dict[int, tuple[int, int]]:
+        """Return where in the sink the first of some regions go, one behind the other."""
+        places: dict[int, tuple[int, int]] = {}
+        offset = 0
+        for index in wanted:
+            length = sum(piece.nbytes for piece in self._target_of(index))
+            if offset + length > capacity:
+                if not places:
+                    self.fail(f"a region of {length} bytes is above the buffer's {capacity}")
+                break
+            places[index] = offset, length
+            offset += length
+        return places
+
+    def _target_of(self, index: int) -> list[memoryview]:
+        region = self._regions[index]
+        return self._memory.target(region, self._block_id(region))
 
     def target(self, head: Head) -> list[memoryview] | None:
         """Return where rows go that this very pull asked for and that have not come yet."""
@@ -250,8 +284,7 @@ class Load(Conversation):
         )
         if not is_asked_for:
             return None
-        region = self._regions[head.index]
-        buffers = self._memory.target(region, self._block_id(region))
+        buffers = self._target_of(head.index)
         if sum(buffer.nbytes for buffer in buffers) != head.length:
             return None
         self._incoming = head, buffers
@@ -268,6 +301,28 @@ class Load(Conversation):
             # What was written there is not used: the region is still missing.
             self.num_dropped += 1
             return ()
+        self._accept(head, buffers, now)
+        return ()
+
+    def _take_written(self, head: Head, now: float) -> None:
+        """Take rows that the holder says it has written into the sink."""
+        place = self._places.get(head.index)
+        if self._sink is None or place is None or head.index not in self._missing:
+            self.num_dropped += 1
+            return
+        # A copy is checked, and not what may be written once more meanwhile.
+        data = memoryview(self._sink.read(*place))
+        key = rows_key(self.remote.lease, head.generation, head.index)
+        if digest_payload(key, (data,)) != head.digest:
+            self.num_dropped += 1
+            return
+        buffers = self._target_of(head.index)
+        for buffer in buffers:
+            buffer[:] = data[: buffer.nbytes]
+            data = data[buffer.nbytes :]
+        self._accept(head, buffers, now)
+
+    def _accept(self, head: Head, buffers: list[memoryview], now: float) -> None:
         region = self._regions[head.index]
         self._memory.commit(region, self._block_id(region), buffers)
         self._missing.discard(head.index)
@@ -275,18 +330,19 @@ class Load(Conversation):
         self._num_breaks = 0
         if not self._missing and self.outcome is None:
             self.outcome = Outcome(True)
-        return ()
 
     def _take_answer(self, head: Head, data: bytes, now: float) -> Sequence[Frame]:
         if head.generation != self._generation:
             return ()
-        if head.kind is Kind.FAIL:
+        if head.kind is Kind.WRITTEN:
+            self._take_written(head, now)
+        elif head.kind is Kind.FAIL:
             refusal = decode(data, Refuse)
             if refusal.is_final:
                 self.fail(refusal.reason)
                 return ()
             raise FrameError(refusal.reason)
-        if head.kind is Kind.END and self._missing:
+        elif head.kind is Kind.END and self._missing:
             if now - self._progressed_at >= self._patience.stuck_s:
                 raise FrameError(f"{len(self._missing)} regions do not come whole")
             return self._begin()

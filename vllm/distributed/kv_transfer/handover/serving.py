@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
+from vllm.distributed.kv_transfer.handover.direct import RowWriter
 from vllm.distributed.kv_transfer.handover.frames import (
     Buffer,
     FrameError,
@@ -54,6 +56,7 @@ class Serving:
         groups: Of its KV cache.
         leases: What may be read.
         memory: Where it lies.
+        writer: Writes rows into the puller's memory, if that is how they travel.
     """
 
     def __init__(
@@ -62,14 +65,16 @@ class Serving:
         groups: Sequence[GroupGeometry],
         leases: LeaseTable,
         memory: RowMemory,
+        writer: RowWriter | None = None,
     ) -> None:
+        self._writer = writer
         self._me = me
         self._groups = groups
         self._leases = leases
         self._memory = memory
         self._is_greeted = False
 
-    def handle(self, head: Head, payload: Buffer) -> Iterator[Frame]:
+    def handle(self, head: Head, payload: Buffer) -> Generator[Frame, None, None]:
         """Yield the frames that answer one; each is sent before the next is made.
 
         Raises:
@@ -120,12 +125,18 @@ class Serving:
             )
             yield _fail(reason, generation, is_final=True)
             return
+        address = pull.address
         for first, end in pull.wanted:
             for index in range(first, end):
                 if lease.has_ended:
                     yield _fail(f"lease {lease.name} has ended", generation, is_final=True)
                     return
-                yield self._rows(lease, regions[index], generation, index)
+                frame = self._rows(lease, regions[index], generation, index)
+                if pull.session:
+                    length = sum(memoryview(piece).nbytes for piece in frame[1:])
+                    frame = self._write(frame, pull.session, address)
+                    address += length
+                yield frame
         yield control_frame(Kind.END, b"", generation)
 
     def _rows(self, lease: Lease, region: Region, generation: int, index: int) -> Frame:
@@ -134,6 +145,14 @@ class Serving:
         digest = digest_payload(rows_key(lease.name, generation, index), payload)
         length = sum(memoryview(piece).nbytes for piece in payload)
         return [Head(Kind.ROWS, generation, index, length, digest).pack(), *payload]
+
+    def _write(self, frame: Frame, session: str, address: int) -> Frame:
+        """Write a region's rows into the puller's memory; returns the frame that says so."""
+        if self._writer is None:
+            raise FrameError("rows were asked for by a transport that this engine does not have")
+        self._writer.write(session, address, frame[1:])
+        head = replace(Head.unpack(frame[0]), kind=Kind.WRITTEN, length=0)
+        return [head.pack()]
 
 
 def find_block(bases: Sequence[int], block_ids: Sequence[Sequence[int]], region: Region) -> int:

@@ -11,6 +11,7 @@ from vllm.exceptions import ConfigError
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+_MOONCAKE = "MooncakeConnector"
 _SECONDS = {
     "lease_timeout_s": 120.0,
     "load_timeout_s": 30.0,
@@ -19,6 +20,21 @@ _SECONDS = {
     # The front end gives an engine core five seconds to stop.
     "drain_timeout_s": 3.0,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class MooncakeSettings:
+    """What the Mooncake transfer engine is told.
+
+    Attributes:
+        protocol: "tcp" or "rdma".
+        device_name: Of the network; empty: it chooses.
+        buffer_bytes: Of the buffer into which holders write.
+    """
+
+    protocol: str = "tcp"
+    device_name: str = ""
+    buffer_bytes: int = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +51,7 @@ class HandoverSettings:
         patience: How long a load waits for less.
         drain_timeout_s: How long an engine that shuts down holds what others may still pull.
         peers: Holders, as (host, port), to be compared with at start.
+        mooncake: Of the Mooncake transfer engine, where it is used.
     """
 
     host: str
@@ -46,6 +63,7 @@ class HandoverSettings:
     patience: Patience
     drain_timeout_s: float
     peers: tuple[tuple[str, int], ...]
+    mooncake: MooncakeSettings
 
 
 def read_settings(config: VllmConfig) -> HandoverSettings:
@@ -69,6 +87,7 @@ def read_settings(config: VllmConfig) -> HandoverSettings:
     extra = dict(transfer.kv_connector_extra_config)
     peers = tuple(map(_read_peer, extra.pop("peers", ())))
     seconds = {n: _read_seconds(n, extra.pop(n, default)) for n, default in _SECONDS.items()}
+    mooncake = _read_mooncake(extra) if transfer.kv_connector == _MOONCAKE else MooncakeSettings()
     if extra:
         known = ", ".join(["peers", *_SECONDS])
         names = ", ".join(map(repr, sorted(extra)))
@@ -83,7 +102,24 @@ def read_settings(config: VllmConfig) -> HandoverSettings:
         Patience(seconds["quiet_timeout_s"], seconds["stuck_timeout_s"]),
         seconds["drain_timeout_s"],
         peers,
+        mooncake,
     )
+
+
+def _read_mooncake(extra: dict[str, Any]) -> MooncakeSettings:
+    default = MooncakeSettings()
+    protocol = extra.pop("protocol", default.protocol)
+    if protocol not in ("tcp", "rdma"):
+        raise ConfigError(f"kv_connector_extra_config protocol={protocol!r}: use tcp or rdma.")
+    device_name = extra.pop("device_name", default.device_name)
+    if not isinstance(device_name, str):
+        raise ConfigError(f"kv_connector_extra_config device_name={device_name!r} is no text.")
+    num_bytes = extra.pop("buffer_bytes", default.buffer_bytes)
+    if type(num_bytes) is not int or not 1 << 20 <= num_bytes <= 1 << 36:
+        raise ConfigError(
+            f"kv_connector_extra_config buffer_bytes={num_bytes!r} must be 1 MiB to 64 GiB."
+        )
+    return MooncakeSettings(protocol, device_name, num_bytes)
 
 
 def _read_seconds(name: str, value: Any) -> float:

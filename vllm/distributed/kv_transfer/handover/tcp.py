@@ -14,6 +14,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from typing import Any
 
 from vllm.distributed.kv_transfer.handover.frames import (
     HEAD_BYTES,
@@ -153,9 +155,11 @@ class TcpHolder:
             while not self._is_closing:
                 head = Head.unpack(_receive(connection, HEAD_BYTES, self._patience_s))
                 payload = _receive(connection, head.length, self._patience_s)
-                for frame in serving.handle(head, payload):
-                    connection.settimeout(_SEND_TIMEOUT_S)
-                    _send(connection, frame)
+                # Closed here and now: an answer that is cut short must not go on reading a lease.
+                with closing(serving.handle(head, payload)) as frames:
+                    for frame in frames:
+                        connection.settimeout(_SEND_TIMEOUT_S)
+                        _send(connection, frame)
         except _Closed:
             logger.debug("%s: closed by the other side.", name)
         except (OSError, FrameError) as error:
@@ -209,10 +213,14 @@ def _close(connection: socket.socket) -> None:
 class TcpPuller:
     """Holds conversations with holders; what has ended is taken by ``take_ended``.
 
+    Args:
+        takes_turns: Whether conversations with several holders are held one after the other, too.
+
     Owns: a thread and a connection per holder.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_turns: bool = False) -> None:
+        self._turn = threading.Lock() if takes_turns else nullcontext()
         self._peers: dict[tuple[str, int], _Peer] = {}
         self._ended: queue.SimpleQueue[Conversation] = queue.SimpleQueue()
 
@@ -221,7 +229,7 @@ class TcpPuller:
         address = (conversation.remote.host, conversation.remote.port)
         peer = self._peers.get(address)
         if peer is None:
-            peer = self._peers[address] = _Peer(address, self._ended)
+            peer = self._peers[address] = _Peer(address, self._ended, self._turn)
         peer.conversations.put(conversation)
 
     def take_ended(self) -> list[Conversation]:
@@ -240,7 +248,13 @@ class TcpPuller:
 class _Peer:
     """One holder, and the thread that talks to it."""
 
-    def __init__(self, address: tuple[str, int], ended: queue.SimpleQueue[Conversation]) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        ended: queue.SimpleQueue[Conversation],
+        turn: AbstractContextManager[Any],
+    ) -> None:
+        self._turn = turn
         self._address = address
         self._ended = ended
         self._connection: socket.socket | None = None
@@ -258,7 +272,8 @@ class _Peer:
 
     def _run(self) -> None:
         while (conversation := self.conversations.get()) is not None:
-            self._converse(conversation)
+            with self._turn:
+                self._converse(conversation)
             self._ended.put(conversation)
         self._disconnect()
 

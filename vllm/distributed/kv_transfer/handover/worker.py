@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from vllm.distributed.kv_transfer.handover.direct import DataPlane
 from vllm.distributed.kv_transfer.handover.host_memory import HostMemory
 from vllm.distributed.kv_transfer.handover.leases import LeaseTable
 from vllm.distributed.kv_transfer.handover.manifest import make_manifest
@@ -22,6 +23,7 @@ from vllm.distributed.kv_transfer.handover.pulling import Conversation, Load, Re
 from vllm.distributed.kv_transfer.handover.regions import list_regions, read_groups
 from vllm.distributed.kv_transfer.handover.serving import RowMemory, Serving
 from vllm.distributed.kv_transfer.handover.settings import HandoverSettings
+from vllm.distributed.kv_transfer.handover.staged_memory import StagedMemory
 from vllm.distributed.kv_transfer.handover.tcp import TcpHolder, TcpPuller
 from vllm.logger import init_logger
 
@@ -45,6 +47,7 @@ class HandoverWorker:
         settings: Of the connector.
         kv_cache_config: Groups and size of the KV cache.
         kv_caches: Every layer's view of the pool.
+        make_data_plane: Makes what rows travel by, if that is not the connection.
 
     Raises:
         ConfigError: The port is taken, or a peer that is up does not match.
@@ -57,13 +60,19 @@ class HandoverWorker:
         settings: HandoverSettings,
         kv_cache_config: KVCacheConfig,
         kv_caches: Mapping[str, torch.Tensor],
+        make_data_plane: Callable[[RowMemory], DataPlane | None] = lambda memory: None,
     ) -> None:
         transfer = config.kv_transfer_config
         assert transfer is not None
         self._settings = settings
         self._groups = read_groups(kv_cache_config)
         self._memory = _make_memory(kv_cache_config, self._groups, kv_caches)
-        manifest = make_manifest(config, kv_cache_config)
+        self._plane = make_data_plane(self._memory)
+        transport = "tcp" if self._plane is None else self._plane.name
+        if not isinstance(self._memory, HostMemory):
+            # Its regions have no padding between pages.
+            transport += ", staged"
+        manifest = make_manifest(config, kv_cache_config, transport)
         self._me = Hello(manifest, transfer.engine_id or "", transfer.instance_id)
         self._leases = LeaseTable(time.monotonic)
         self._loads: dict[str, Load] = {}
@@ -71,7 +80,8 @@ class HandoverWorker:
         self._failed: set[str] = set()
         # No two pulls share a number, nor do those of two engines by any likely chance.
         self._generations = itertools.count(secrets.randbits(62))
-        self._puller = TcpPuller()
+        # One buffer serves one load at a time.
+        self._puller = TcpPuller(takes_turns=self._plane is not None)
         self._peers = PeerCheck(self._me, settings.peers)
         self._peers.run()
         self._holder: TcpHolder | None = None
@@ -83,7 +93,8 @@ class HandoverWorker:
         return self._me.engine_id, self._settings.host, self._settings.port
 
     def _make_serving(self) -> Serving:
-        return Serving(self._me, self._groups, self._leases, self._memory)
+        writer = None if self._plane is None else self._plane.writer
+        return Serving(self._me, self._groups, self._leases, self._memory, writer)
 
     def apply(self, orders: HandoverOrders) -> None:
         """Begin what a step orders."""
@@ -116,6 +127,7 @@ class HandoverWorker:
             now + self._settings.load_timeout_s,
             now,
             self._settings.patience,
+            None if self._plane is None else self._plane.sink,
         )
         self._loads[order.request_id] = load
         self._puller.begin(load)
@@ -163,5 +175,7 @@ def _make_memory(
     kv_cache_config: KVCacheConfig,
     groups: tuple[GroupGeometry, ...],
     kv_caches: Mapping[str, torch.Tensor],
-) -> RowMemory:
-    return HostMemory(kv_caches, kv_cache_config.kv_cache_groups, groups)
+) -> HostMemory | StagedMemory:
+    is_on_host = all(view.device.type == "cpu" for view in kv_caches.values())
+    memory = HostMemory if is_on_host else StagedMemory
+    return memory(kv_caches, kv_cache_config.kv_cache_groups, groups)

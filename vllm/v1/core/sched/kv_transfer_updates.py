@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.admission_stats import EXTERNAL
 from vllm.v1.core.sched.holdings import Holdings
 from vllm.v1.core.sched.requests import Requests
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.messages import PrefillStats
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -65,6 +69,8 @@ class KVTransferUpdates:
         failed = [r for r in requests.find_loading() if r.request_id in request_ids]
         for request in failed:
             request.resume_at(0)
+            if request.prefill_stats is not None:
+                request.record_prefill_stats(_without_loads(request.prefill_stats))
             requests.loaded_ids.add(request.request_id)
             requests.failed_load_ids.add(request.request_id)
         if not self.recomputes:
@@ -134,6 +140,21 @@ class KVTransferUpdates:
     @property
     def _block_sizes(self) -> list[int]:
         return [group.kv_cache_spec.block_size for group in self.kv_cache_config.kv_cache_groups]
+
+
+def _without_loads(stats: PrefillStats) -> PrefillStats:
+    """Return a record in which what a connector was to load is computed after all."""
+    num_external = stats.num_external_tokens
+    if not num_external:
+        return stats
+    misses = dict(stats.miss_tokens)
+    misses[EXTERNAL] = misses.get(EXTERNAL, 0) + num_external
+    return structs.replace(
+        stats,
+        num_cached_tokens=stats.num_cached_tokens - num_external,
+        num_external_tokens=0,
+        miss_tokens=misses,
+    )
 
 
 def finish_loading(requests: Requests, manager: KVCacheManager, request: Request) -> None:

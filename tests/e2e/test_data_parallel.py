@@ -1,0 +1,142 @@
+"""Two engine cores behind two server processes, on each platform: one server for all of it."""
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.server_process import ServerProcess
+
+_TEXT = "The garden is quiet today and it rained. " * 30
+_DEADLINE_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def pair(
+    tmp_path_factory: pytest.TempPathFactory, platform_environment: dict[str, str]
+) -> Iterator[ServerProcess]:
+    """A server of two cores that may die, and two processes that answer HTTP."""
+    flags = ("--data-parallel-size", "2", "--api-server-count", "2")
+    flags += ("--data-parallel-fault-tolerance", "--data-parallel-restarts", "1")
+    environment = {**platform_environment, "VLLM_SERVER_DEV_MODE": "1"}
+    log_path = tmp_path_factory.mktemp("pair") / "log.txt"
+    with ServerProcess(log_path, *flags, environment=environment) as server:
+        wait_until(lambda: server.log.count("Application startup complete") == 2)
+        yield server
+        # All drain, and then the cores stop.
+        server.process.terminate()
+        assert server.process.wait(_DEADLINE_S) == 0, server.log
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for what must come."""
+    deadline = time.monotonic() + _DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def complete(server: ServerProcess, prompt: str, rank: int | None = None, **body: Any) -> Any:
+    """Return a greedy completion's text and how much of its prompt was cached."""
+    headers = {} if rank is None else {"X-data-parallel-rank": str(rank)}
+    body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, **body}
+    answer = server.post("/v1/completions", body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    made = answer.json()
+    cached = made["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return made["choices"][0]["text"], cached
+
+
+def counts(server: ServerProcess, name: str) -> list[float]:
+    """Return a counter of each core."""
+    return [server.metric(f"vllm:{name}", engine=str(rank)) for rank in (0, 1)]
+
+
+def test_every_core_answers_as_a_single_one_does(
+    pair: ServerProcess, server: ServerProcess
+) -> None:
+    prompts = [f"{i}. {_TEXT}" for i in range(2)]
+    expected = [complete(server, prompt)[0] for prompt in prompts]
+    for rank in (0, 1, None):
+        assert [complete(pair, prompt, rank)[0] for prompt in prompts] == expected
+
+
+def test_conversations_are_shared_out_and_their_next_turns_hit(pair: ServerProcess) -> None:
+    assert pair.post("/reset_prefix_cache", {}).json() == {"success": True}
+    before = counts(pair, "prefix_cache_queries_total")
+    said = [f"Talk {i}. {_TEXT}" for i in range(3)]
+    for prompt in said:
+        assert complete(pair, prompt)[1] == 0
+    fresh = [b - a for a, b in zip(before, counts(pair, "prefix_cache_queries_total"), strict=True)]
+    assert min(fresh) > 0
+    # Whichever process is asked, it knows what both cores hold.
+    for prompt in said:
+        assert complete(pair, prompt + " And then?")[1] >= 256
+
+
+def test_metrics_are_those_of_all_processes(pair: ServerProcess) -> None:
+    before = sum(counts(pair, "generation_tokens_total"))
+    for i in range(6):
+        complete(pair, f"Count {i}.", max_tokens=5, ignore_eos=True)
+    # Whoever answers tells the same.
+    for _ in range(3):
+        assert sum(counts(pair, "generation_tokens_total")) == before + 30
+    assert counts(pair, "engine_core_up") == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("rank", "told"), [("2", "0 to 1"), ("x", "whole number")])
+def test_a_rank_that_there_is_not_is_refused(pair: ServerProcess, rank: str, told: str) -> None:
+    body = {"prompt": "hi", "max_tokens": 1}
+    answer = pair.post("/v1/completions", body, headers={"X-data-parallel-rank": rank})
+    assert answer.status_code == 400
+    assert told in answer.json()["error"]["message"]
+
+
+def test_kept_prefixes_are_listed_and_forgotten_wherever_they_are(pair: ServerProcess) -> None:
+    kept = [pair.post("/v1/cache/prefixes", {"prompt": f"{i}. {_TEXT}"}).json() for i in range(2)]
+    listed = {entry["id"] for entry in pair.get("/v1/cache/prefixes").json()["data"]}
+    assert {entry["id"] for entry in kept} <= listed
+    for entry in kept:
+        assert httpx.delete(f"{pair.url}/v1/cache/prefixes/{entry['id']}").json()["deleted"]
+    assert not pair.get("/v1/cache/prefixes").json()["data"]
+
+
+def stream(server: ServerProcess, rank: int, began: threading.Event, lines: list[str]) -> None:
+    body = {"prompt": f"{rank} and", "max_tokens": 150, "stream": True, "ignore_eos": True}
+    headers = {"X-data-parallel-rank": str(rank)}
+    url = f"{server.url}/v1/completions"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=_DEADLINE_S) as answer:
+        for line in answer.iter_lines():
+            lines.append(line)
+            began.set()
+
+
+def test_a_killed_core_takes_its_own_requests_along_and_comes_back(pair: ServerProcess) -> None:
+    (victim,) = set(re.findall(r"data parallel rank 1: process (\d+)", pair.log))
+    streams: list[tuple[threading.Thread, threading.Event, list[str]]] = []
+    for rank in (0, 1):
+        began, lines = threading.Event(), list[str]()
+        thread = threading.Thread(target=stream, args=(pair, rank, began, lines))
+        thread.start()
+        streams.append((thread, began, lines))
+    for _, began, _ in streams:
+        assert began.wait(_DEADLINE_S)
+    os.kill(int(victim), signal.SIGKILL)
+    streams[1][0].join(_DEADLINE_S)
+    errors = [json.loads(line[6:]) for line in streams[1][2] if '"error"' in line]
+    assert [error["error"]["code"] for error in errors] == [503], streams[1][2][-3:]
+    assert "rank 1 died" in errors[0]["error"]["message"]
+    assert pair.get("/health").status_code == 200
+    assert complete(pair, "meanwhile")[0]
+    streams[0][0].join(_DEADLINE_S)
+    assert "data: [DONE]" in streams[0][2]
+    assert pair.metric("vllm:engine_core_deaths_total", engine="1") == 1.0
+    wait_until(lambda: counts(pair, "engine_core_up") == [1.0, 1.0])
+    assert complete(pair, "back again", rank=1)[0]

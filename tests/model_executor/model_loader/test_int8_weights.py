@@ -1,0 +1,118 @@
+"""``--quantization int8``: rounded at loading, near the plain model, the same bits natively."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.model_executor.models.decoder.building import build_model, make_harness
+from tests.model_executor.models.decoder.reference import PARITY_CONFIGS, build_hf_model
+from tests.model_executor.models.harness import PagedHarness
+from tests.model_executor.models.hf_reference import random_tokens, randomize_
+from tests.model_executor.models.tiny_config import tiny_config
+from tests.model_executor.published import plain_model, write_published
+from vllm import LLM
+from vllm.assets.published_spelling import Spelling
+from vllm.exceptions import CheckpointError, ConfigError
+from vllm.model_executor.layers.quantization.storages import Int8Rows
+from vllm.model_executor.model_loader.int8_weights import Int8Weights
+from vllm.model_executor.model_loader.loader import load_model_weights
+from vllm.model_executor.models.decoder.model import DecoderForCausalLM
+from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
+from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
+from vllm.v1.attention.ops.registry import get_reference_op
+
+RAW = tiny_config()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DeepseekV4ForCausalLM]:
+    folder = tmp_path_factory.mktemp("plain")
+    model = plain_model(RAW)
+    slots = model.weight_slots()
+    randomize_(slots, RAW["n_routed_experts"], seed=7)
+    save_file({name: slot.clone() for name, slot in slots.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(RAW))
+    return folder, model
+
+
+@pytest.fixture(scope="module")
+def rounded(plain: tuple[Path, DeepseekV4ForCausalLM]) -> DeepseekV4ForCausalLM:
+    weights = Int8Weights(None)
+    model = DeepseekV4ForCausalLM(
+        DeepseekV4Config.from_dict(RAW),
+        ops=get_reference_op,
+        dtype=torch.float32,
+        device="cpu",
+        quantization=weights,
+    )
+    load_model_weights(model, plain[0], use_tqdm=False)
+    weights.finish_loading()
+    return model
+
+
+def test_values_are_rounded_to_steps_of_their_row() -> None:
+    stored = Int8Rows(3, 4, torch.float32, torch.device("cpu"))
+    slot = stored.slots("w")["w.weight"]
+    slot.copy_(torch.tensor([[127.0, -63.6, 0.4, 0.0], [0, 0, 0, 0], [-2.54, 1.27, 0.02, 2.54]]))
+    stored.check("w")
+    assert stored.codes.tolist() == [[127, -64, 0, 0], [0, 0, 0, 0], [-127, 64, 1, 127]]
+    rows = torch.empty(2, 4)
+    stored.write_rows(1, rows)
+    assert torch.equal(rows, stored.codes[1:].float() * stored.scales[1:, None])
+    assert stored.slots("w") == {}, "the plain values are kept"
+
+
+def test_what_is_no_number_is_refused() -> None:
+    stored = Int8Rows(1, 2, torch.float32, torch.device("cpu"))
+    stored.slots("w")["w.weight"].copy_(torch.tensor([[1.0, float("inf")]]))
+    with pytest.raises(CheckpointError, match=r"w\.weight holds a value that is no number"):
+        stored.check("w")
+
+
+@pytest.mark.slow
+def test_logits_stay_near_and_native_ones_nearer(
+    plain: tuple[Path, DeepseekV4ForCausalLM], rounded: DeepseekV4ForCausalLM
+) -> None:
+    token_ids = random_tokens(40, 3)
+    exact = PagedHarness(plain[1]).run(token_ids, [40])
+    by_torch = PagedHarness(rounded).run(token_ids, [40])
+    native = PagedHarness(rounded, native=1).run(token_ids, [40])
+    assert torch.nn.functional.cosine_similarity(by_torch, exact).median() > 0.99
+    assert not torch.equal(by_torch, exact)
+    torch.testing.assert_close(native, by_torch, atol=1e-4, rtol=1e-4)
+    assert torch.equal(native, PagedHarness(rounded, native=2).run(token_ids, [1, 30, 9]))
+
+
+@pytest.mark.slow
+def test_a_quantised_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    folder = write_published(RAW, tmp_path, Spelling())
+    with pytest.raises(ConfigError, match="published is quantised already: leave it out"):
+        LLM(model=str(folder), quantization="int8", skip_tokenizer_init=True)
+    with pytest.raises(ConfigError, match="quantization='int4' is unknown: use one of none, int8"):
+        LLM(model="deepseek-v4", quantization="int4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma3", "qwen3", "gpt-oss"])
+def test_other_families(family: str, tmp_path: Path) -> None:
+    raw = PARITY_CONFIGS[family]
+    reference = build_hf_model(raw, seed=7)
+    state = {name: value.clone() for name, value in reference.state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors")
+    plain, weights = build_model(raw, state), Int8Weights(None)
+    model = DecoderForCausalLM(
+        plain.config, ops=get_reference_op, dtype=torch.float32, device="cpu", quantization=weights
+    )
+    load_model_weights(model, tmp_path, use_tqdm=False)
+    weights.finish_loading()
+    token_ids = random_tokens(40, 3)
+    exact = make_harness(plain).run(token_ids, [40])
+    by_torch = make_harness(model).run(token_ids, [40])
+    native = make_harness(model, native=1).run(token_ids, [40])
+    assert torch.nn.functional.cosine_similarity(by_torch, exact).median() > 0.99
+    assert not torch.equal(by_torch, exact)
+    torch.testing.assert_close(native, by_torch, atol=1e-3, rtol=1e-3)

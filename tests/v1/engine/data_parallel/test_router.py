@@ -1,0 +1,99 @@
+"""The choice of a core from what the cores say and what is in flight."""
+
+import pytest
+
+from vllm.exceptions import EngineDeadError
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.data_parallel.directory import CacheShape
+from vllm.v1.engine.data_parallel.router import Router, RouterSettings
+from vllm.v1.engine.wire import CoreNews
+from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
+
+UNIT = 32
+
+
+def make_router(num_cores: int = 2, **settings) -> Router:
+    settings = {"max_num_seqs": 16, "num_blocks": 1000, "tokens_per_block": 32.0} | settings
+    return Router(RouterSettings(CacheShape(UNIT, (UNIT,)), num_cores, **settings))
+
+
+def request(name: str, units: list[int], rank: int | None = None) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        name,
+        [0] * (len(units) * UNIT + 1),
+        SamplingParams(),
+        0.0,
+        data_parallel_rank=rank,
+        block_hashes=[bytes(24) + unit.to_bytes(8, "big") for unit in units],
+    )
+
+
+def news(*stored: int, num_unused: int = 1000) -> CoreNews:
+    return CoreNews(0, 0, num_unused, stored={0: list(stored)})
+
+
+def finish(router: Router, name: str) -> None:
+    router.take_step([EngineCoreOutput(name, [1], finish_reason=FinishReason.STOP)])
+
+
+def test_the_cached_prefix_decides_and_turns_are_taken_otherwise() -> None:
+    router = make_router()
+    router.observe(1, news(1, 2, 3))
+    assert router.route(request("a", [1, 2, 3, 4])) == 1
+    assert router.route(request("b", [7, 8])) == 0
+    for name in ("a", "b"):
+        finish(router, name)
+    # Both idle, neither knows it: the one that computed less.
+    assert router.route(request("c", [20] * 3)) == 1
+
+
+def test_a_prefix_in_the_making_draws_its_siblings_until_it_is_computed() -> None:
+    router = make_router()
+    first = router.route(request("a", list(range(40))))
+    assert router.route(request("b", [*range(40), 99])) == first
+    router.take_step([EngineCoreOutput("a", [1]), EngineCoreOutput("b", [1])])
+    finish(router, "a")
+    finish(router, "b")
+    # It was never told as stored, so it counts no more.
+    assert router.route(request("c", list(range(40)))) == 1 - first
+
+
+def test_an_overloaded_core_is_left_alone() -> None:
+    router = make_router()
+    router.observe(0, news(*range(100)))
+    chosen = [router.route(request(str(i), list(range(100)))) for i in range(12)]
+    assert chosen[:8] == [0] * 8
+    assert chosen[8] == 1
+
+
+def test_requests_of_other_front_ends_count() -> None:
+    router = make_router()
+    router.observe(0, CoreNews(12, 30, 1000, stored={0: [1, 2]}))
+    assert router.route(request("a", [1, 2])) == 1
+
+
+def test_a_lost_core_gets_nothing_until_it_is_back() -> None:
+    router = make_router()
+    router.observe(1, news(1, 2, 3))
+    assert router.route(request("a", [1, 2, 3])) == 1
+    assert router.lose(1) == ["a"]
+    assert router.living() == [0]
+    assert router.route(request("b", [1, 2, 3])) == 0
+    with pytest.raises(EngineDeadError, match="rank 1 is dead"):
+        router.route(request("c", [1], rank=1))
+    router.revive(1)
+    # What it had cached is forgotten.
+    finish(router, "b")
+    assert router.route(request("d", [1, 2, 3], rank=1)) == 1
+    assert router.end("d") == 1
+    assert router.end("d") is None
+    router.lose(0)
+    router.lose(1)
+    with pytest.raises(EngineDeadError, match="Every engine core"):
+        router.route(request("e", [1]))
+
+
+def test_round_robin_looks_at_nothing() -> None:
+    router = make_router(3, policy="round-robin")
+    router.observe(2, news(1, 2, 3))
+    assert [router.route(request(str(i), [1, 2, 3])) for i in range(4)] == [0, 1, 2, 0]

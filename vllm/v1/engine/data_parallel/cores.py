@@ -1,0 +1,301 @@
+"""Several engine cores that look like one to the engine in front of them."""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from vllm.config import VllmConfig
+from vllm.exceptions import EngineCoreLostError, EngineDeadError, VllmError
+from vllm.logger import init_logger
+from vllm.v1.engine.client import AsyncEngineCoreHandle, Mailbox
+from vllm.v1.engine.data_parallel.gather import Gathering, Question
+from vllm.v1.engine.data_parallel.router import (
+    PromptHasher,
+    Router,
+    RouterSettings,
+    make_prompt_hasher,
+    with_hashes,
+)
+from vllm.v1.engine.wire import (
+    AbortRequests,
+    AddRequest,
+    AskCacheView,
+    CallAnswer,
+    CoreBack,
+    CoreLost,
+    CoreNews,
+    Dead,
+    ErrorInfo,
+    FromCore,
+    Ready,
+    RequestRejected,
+    StepOutputs,
+    ToCore,
+)
+from vllm.v1.messages import EngineCoreRequest
+
+logger = init_logger(__name__)
+
+CoreLauncher = Callable[[int], AsyncEngineCoreHandle]
+
+
+class DataParallelCores:
+    """A handle of several cores: requests go to the one that suits, questions to all.
+
+    Without fault tolerance the first core that dies ends everything, as a single one would. With it
+    only the requests of that core fail, and it may be started again.
+
+    Owns: the cores' handles, the router, the questions that wait for answers.
+
+    Args:
+        config: Of the engine; its ``parallel_config`` says how many cores there are.
+        launch: Starts the core of a rank and returns at once.
+    """
+
+    def __init__(self, config: VllmConfig, launch: CoreLauncher) -> None:
+        parallel = config.parallel_config
+        self._config = config
+        self._launch = launch
+        self._is_tolerant = parallel.data_parallel_fault_tolerance
+        self._num_restarts_left = [parallel.data_parallel_restarts] * parallel.data_parallel_size
+        self._mailbox = Mailbox()
+        self._lock = threading.RLock()
+        self._gatherings: dict[int, Gathering] = {}
+        self._ready: Ready | None = None
+        self._router: Router | None = None
+        self._hash_prompt: PromptHasher | None = None
+        self._dead_error: EngineDeadError | None = None
+        self._closing = False
+        self._handles: list[AsyncEngineCoreHandle] = []
+        try:
+            for rank in range(parallel.data_parallel_size):
+                self._handles.append(launch(rank))
+        except BaseException:
+            self.shutdown()
+            raise
+
+    # ---- the handle --------------------------------------------------------------------------
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why there is nobody left to serve."""
+        return self._dead_error
+
+    def wait_ready(self) -> Ready:
+        """Block until every core serves.
+
+        Raises:
+            VllmError: One cannot start; the others are stopped.
+        """
+        if self._ready is not None:
+            return self._ready
+        try:
+            readies = [handle.wait_ready() for handle in self._handles]
+        except BaseException:
+            self.shutdown()
+            raise
+        for rank, ready in enumerate(readies):
+            logger.info(
+                "Engine core of data parallel rank %d: process %d, %s blocks of KV cache.",
+                rank,
+                ready.pid,
+                f"{ready.kv_cache.num_blocks:,}",
+            )
+        merged = _merge_ready(readies)
+        self._hash_prompt = make_prompt_hasher(self._config, merged.kv_cache.hash_block_size)
+        self._router = Router(RouterSettings.from_config(self._config, merged.kv_cache))
+        for rank, handle in enumerate(self._handles):
+            handle.subscribe(partial(self._on_message, rank))
+        self._ready = merged
+        return merged
+
+    def send(self, message: ToCore) -> None:
+        """Send a message to the cores that it concerns; refusals come back as messages."""
+        if self._dead_error is not None or self._router is None:
+            return
+        if isinstance(message, AddRequest):
+            self._add(message.request, self._router)
+        elif isinstance(message, AbortRequests):
+            self._abort(message.request_ids, self._router)
+        elif isinstance(message, Question):
+            self._ask(message, self._router)
+
+    def living(self) -> Sequence[int]:
+        """Return the ranks of the cores that serve."""
+        return () if self._router is None else self._router.living()
+
+    def next_message(self) -> FromCore:
+        """Block for the next message of any core."""
+        return self._mailbox.get()
+
+    def subscribe(self, callback: Callable[[FromCore], None]) -> None:
+        """Have messages given to ``callback``, in the cores' own threads, one at a time."""
+        self._mailbox.subscribe(callback)
+
+    def shutdown(self, timeout: float = 5.0) -> None:
+        """Stop every core, by force after ``timeout`` seconds."""
+        with self._lock:
+            self._closing = True
+            handles = list(self._handles)
+        stopping = [
+            threading.Thread(target=handle.shutdown, args=(timeout,), name="stop-core")
+            for handle in handles
+        ]
+        for thread in stopping:
+            thread.start()
+        for thread in stopping:
+            thread.join()
+
+    # ---- to the cores ------------------------------------------------------------------------
+
+    def _add(self, request: EngineCoreRequest, router: Router) -> None:
+        request = with_hashes(request, self._hash_prompt)
+        try:
+            rank = router.route(request)
+        except VllmError as error:
+            self._mailbox.put(RequestRejected(request.request_id, ErrorInfo.from_exception(error)))
+            return
+        self._handles[rank].send(AddRequest(request))
+
+    def _abort(self, request_ids: list[str], router: Router) -> None:
+        by_rank: dict[int, list[str]] = {}
+        for request_id in request_ids:
+            rank = router.end(request_id)
+            if rank is not None:
+                by_rank.setdefault(rank, []).append(request_id)
+        for rank, ids in by_rank.items():
+            self._handles[rank].send(AbortRequests(ids))
+
+    def _ask(self, message: Question, router: Router) -> None:
+        with self._lock:
+            ranks = router.living()
+            if isinstance(message, AskCacheView):
+                # A picture shows one cache.
+                ranks = ranks[:1]
+            self._gatherings[message.call_id] = Gathering(message, set(ranks))
+        for rank in ranks:
+            self._handles[rank].send(message)
+        self._settle_gatherings()
+
+    # ---- from the cores ----------------------------------------------------------------------
+
+    def _on_message(self, rank: int, message: FromCore) -> None:
+        assert self._router is not None
+        if isinstance(message, StepOutputs):
+            message.outputs.engine_index = rank
+            self._router.take_step(message.outputs.outputs)
+            self._mailbox.put(message)
+        elif isinstance(message, CoreNews):
+            self._router.observe(rank, message)
+        elif isinstance(message, RequestRejected):
+            self._router.end(message.request_id)
+            self._mailbox.put(message)
+        elif isinstance(message, CallAnswer):
+            self._gather(rank, message)
+        elif isinstance(message, CoreLost):
+            # Somebody else keeps the cores, and says that there will be others.
+            self._lose(rank, message.message, self._router)
+        elif isinstance(message, Ready):
+            self._welcome(rank, message, self._router)
+        elif isinstance(message, Dead):
+            self._on_dead(rank, message, self._router)
+
+    def _gather(self, rank: int, answer: CallAnswer) -> None:
+        with self._lock:
+            gathering = self._gatherings.get(answer.call_id)
+            if gathering is not None:
+                gathering.take(rank, answer)
+        self._settle_gatherings()
+
+    def _settle_gatherings(self) -> None:
+        with self._lock:
+            done = [key for key, gathering in self._gatherings.items() if gathering.is_complete]
+            answers = [self._gatherings.pop(key).merge() for key in done]
+        for answer in answers:
+            self._mailbox.put(answer)
+
+    # ---- death and return --------------------------------------------------------------------
+
+    def _on_dead(self, rank: int, message: Dead, router: Router) -> None:
+        if self._closing:
+            return
+        num_restarts = self._num_restarts_left[rank]
+        if not self._is_tolerant or not (router.num_alive(without=rank) or num_restarts):
+            self._die(f"Data parallel rank {rank}: {message.message}")
+            return
+        self._lose(rank, message.message, router)
+        if num_restarts:
+            self._num_restarts_left[rank] -= 1
+            threading.Thread(
+                target=self._restart, args=(rank, router), name="restart-core", daemon=True
+            ).start()
+
+    def _die(self, reason: str) -> None:
+        self._dead_error = EngineDeadError(reason)
+        self._mailbox.put(Dead(reason))
+
+    def _lose(self, rank: int, reason: str, router: Router) -> None:
+        """Fail the requests of a core that died, and expect no answers of it."""
+        lost = router.lose(rank)
+        logger.error(
+            "Data parallel rank %d is lost: %s Its %d requests here fail; cores left: %d.",
+            rank,
+            reason,
+            len(lost),
+            router.num_alive(),
+        )
+        error = ErrorInfo(
+            EngineCoreLostError.__name__,
+            f"The engine core of data parallel rank {rank} died while it answered this request: "
+            "send it again, other cores serve on.",
+        )
+        for request_id in lost:
+            self._mailbox.put(RequestRejected(request_id, error))
+        self._mailbox.put(CoreLost(rank, reason))
+        with self._lock:
+            for gathering in self._gatherings.values():
+                gathering.lose(rank)
+        self._settle_gatherings()
+
+    def _restart(self, rank: int, router: Router) -> None:
+        """Start a dead core again and send it requests once it serves."""
+        with self._lock:
+            if self._closing:
+                return
+            handle = self._handles[rank] = self._launch(rank)
+        logger.warning("The engine core of data parallel rank %d is started again.", rank)
+        try:
+            ready = handle.wait_ready()
+        except VllmError as error:
+            logger.error("The engine core of data parallel rank %d stays dead: %s", rank, error)
+            if not router.num_alive() and not self._closing:
+                self._die(str(error))
+            return
+        handle.subscribe(partial(self._on_message, rank))
+        self._welcome(rank, ready, router)
+
+    def _welcome(self, rank: int, ready: Ready, router: Router) -> None:
+        """Send requests to a core that was started again."""
+        router.revive(rank)
+        logger.info(
+            "The engine core of data parallel rank %d serves again (process %d).", rank, ready.pid
+        )
+        self._mailbox.put(CoreBack(rank))
+
+
+def _merge_ready(readies: list[Ready]) -> Ready:
+    """Return what holds of all cores: the smallest cache, the shortest context."""
+    infos = [ready.kv_cache for ready in readies]
+    smallest = min(infos, key=lambda info: info.num_blocks)
+    info = msgspec.structs.replace(
+        smallest, max_model_len=min(info.max_model_len for info in infos)
+    )
+    return Ready(
+        readies[0].pid,
+        info,
+        max(ready.load_s for ready in readies),
+        max(ready.start_s for ready in readies),
+        kv_caches=infos,
+    )

@@ -1,0 +1,158 @@
+"""Engine cores on the machines of a Ray cluster.
+
+An actor starts the core as a process of its machine, as a front end starts one of its own, and
+holds its lifeline: with the actor the core ends. Messages go over encrypted TCP, not through Ray.
+"""
+
+import os
+import pickle
+import subprocess
+from typing import IO, Any
+
+from vllm import platforms
+from vllm.config import VllmConfig
+from vllm.exceptions import ConfigError
+from vllm.logger import init_logger
+from vllm.utils.ray_cluster import PASSED_ON, connect_ray
+from vllm.v1.engine.core_proc import LaunchOrder
+from vllm.v1.engine.process_client import ProcessCore, spawn_process
+
+logger = init_logger(__name__)
+
+# A cluster without room gets it when another job ends, which is nothing to wait for here.
+_ROOM_TIMEOUT_S = 60.0
+_CALL_TIMEOUT_S = 10.0
+
+
+class CoreHost:
+    """Runs in an actor: keeps one core process.
+
+    Owns: the process.
+
+    Args:
+        order: A pickled LaunchOrder.
+    """
+
+    def __init__(self, order: bytes) -> None:
+        self._process = spawn_process(pickle.loads(order))
+
+    def get_pid(self) -> int:
+        """Return the process id, on the actor's machine."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Return the exit status; None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout: float | None) -> int | None:
+        """Return the exit status; None if it still runs after ``timeout`` seconds."""
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        return code
+
+    def kill(self) -> None:
+        """End it by force."""
+        self._process.kill()
+
+
+class RayProcess:
+    """A core process on some machine, as the front end sees it; see ``CoreProcess``.
+
+    Owns: its actor.
+
+    Args:
+        ray: The module.
+        order: What the core shall run.
+
+    Raises:
+        ConfigError: The cluster has no room for it.
+    """
+
+    # The actor holds the other end of its lifeline.
+    stdin: IO[bytes] | None = None
+    is_remote = True
+
+    def __init__(self, ray: Any, order: LaunchOrder) -> None:
+        self._ray = ray
+        self._code: int | None = None
+        parallel = order.vllm_config.parallel_config
+        self._actor = _make_actor(ray, parallel.world_size).remote(pickle.dumps(order))
+        try:
+            self.pid: int = ray.get(self._actor.get_pid.remote(), timeout=_ROOM_TIMEOUT_S)
+        except ray.exceptions.GetTimeoutError as error:
+            ray.kill(self._actor, no_restart=True)
+            raise ConfigError(
+                f"The Ray cluster has no room for engine core {parallel.data_parallel_rank} with "
+                f"{parallel.world_size} workers: it offers {ray.cluster_resources()}. Add "
+                "machines, or lower --data-parallel-size."
+            ) from error
+
+    def poll(self) -> int | None:
+        """Return the exit status; None while it runs."""
+        return self._ask(self._actor.poll, _CALL_TIMEOUT_S)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end.
+
+        Raises:
+            TimeoutExpired: It still runs.
+        """
+        limit = _CALL_TIMEOUT_S if timeout is None else timeout
+        code = self._ask(self._actor.wait, limit + _CALL_TIMEOUT_S, limit)
+        if code is None:
+            raise subprocess.TimeoutExpired("engine core", limit)
+        return code
+
+    def kill(self) -> None:
+        """End it by force, its actor too."""
+        if self._code is None:
+            self._ask(self._actor.kill, _CALL_TIMEOUT_S)
+            self._code = self._code if self._code is not None else -9
+            self._ray.kill(self._actor, no_restart=True)
+
+    def _ask(self, method: Any, timeout: float, *arguments: Any) -> int | None:
+        """Call the actor; one that is gone, or its machine, has taken the core along."""
+        if self._code is not None:
+            return self._code
+        exceptions = self._ray.exceptions
+        try:
+            code: int | None = self._ray.get(method.remote(*arguments), timeout=timeout)
+        except (exceptions.RayActorError, exceptions.GetTimeoutError) as error:
+            logger.error("The actor of an engine core is gone: %s", error)
+            code = 1
+        self._code = code
+        return code
+
+
+def _make_actor(ray: Any, num_workers: int) -> Any:
+    key = platforms.current_platform.ray_device_key
+    options: dict[str, Any] = {
+        "num_cpus": num_workers,
+        "max_restarts": 0,
+        "scheduling_strategy": "SPREAD",
+        "runtime_env": {
+            "env_vars": {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}
+        },
+    }
+    if key == "GPU":
+        options["num_gpus"] = num_workers
+    elif key != "CPU":
+        options["resources"] = {key: num_workers}
+    return ray.remote(CoreHost).options(**options)
+
+
+def launch_ray_core(vllm_config: VllmConfig, core_factory: str) -> ProcessCore:
+    """Start a core on the cluster of RAY_ADDRESS, and return at once.
+
+    Raises:
+        ConfigError: Ray is not installed, or the cluster has no room.
+    """
+    ray = connect_ray("data_parallel_backend")
+    host = vllm_config.parallel_config.data_parallel_address
+    return ProcessCore(
+        vllm_config, core_factory, tcp_host=host, spawn=lambda order: RayProcess(ray, order)
+    )

@@ -1,0 +1,15 @@
+"""Prefix hashes as routing keeps them: 64 bits, as KV events carry them by default."""
+
+_BYTES = 8
+_MASK = (1 << 64) - 1
+
+
+def shorten(block_hash: bytes | int) -> int:
+    """Return the last 64 bits of a hash.
+
+    A collision sends a request to a core that lacks its prefix; it is computed there. The hash of a
+    block of several units ends with that of its last unit.
+    """
+    if isinstance(block_hash, int):
+        return block_hash & _MASK
+    return int.from_bytes(block_hash[-_BYTES:], "big")

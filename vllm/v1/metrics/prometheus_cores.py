@@ -1,0 +1,32 @@
+"""Which engine cores live."""
+
+from prometheus_client import CollectorRegistry
+
+from vllm.v1.metrics.iteration_stats import IterationStats
+from vllm.v1.metrics.prometheus_sink import PrometheusSink
+from vllm.v1.metrics.stats import SchedulerStats
+
+
+class CoreMetrics(PrometheusSink):
+    """A StatLogger of the life of one engine core.
+
+    Owns: its metrics in ``registry``.
+    """
+
+    def __init__(self, registry: CollectorRegistry, model_name: str, engine_index: int = 0) -> None:
+        super().__init__(registry, model_name, engine_index)
+        self._up = self._gauge("engine_core_up", "1 while the engine core serves, else 0.")
+        self._up.set(1)
+        self._deaths = self._counter(
+            "engine_core_deaths", "How often the engine core died while others went on."
+        )
+
+    def record(
+        self, scheduler_stats: SchedulerStats | None, _iteration_stats: IterationStats | None
+    ) -> None:
+        """Take in one step, or the news of a death."""
+        if scheduler_stats is None:
+            return
+        self._up.set(0 if scheduler_stats.is_lost else 1)
+        if scheduler_stats.is_lost:
+            self._deaths.inc()
