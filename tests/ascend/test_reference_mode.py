@@ -195,7 +195,7 @@ def test_a3_pages_equal_a_reference_that_rounds_the_same_way(
 def test_a5_pages_equal_a_reference_that_rounds_the_same_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Measured: margins 3e-4 apart; without rounding most answers are others."""
+    """Measured: margins 8e-5 apart; without rounding most answers are others."""
     # The rounding stands in torch ops.
     monkeypatch.setenv("VLLM_NATIVE", "0")
     monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
@@ -203,6 +203,6 @@ def test_a5_pages_equal_a_reference_that_rounds_the_same_way(
         {KEY_WIDTH: partial(round_key, rope_dim=ROPE_WIDTH), INDEX_WIDTH: round_index_key}
     )
     platforms = {rounding: "auto", A5Reference(): "fp8", CpuPlatform(): "auto"}
-    expected, actual, plain = drive_all(platforms, seed=4)
+    expected, actual, plain = drive_all(platforms, seed=6)
     assert share_compared(expected, actual) > 0.9
     assert largest_gap(expected, actual) < 3e-3 < largest_gap(plain, actual)
