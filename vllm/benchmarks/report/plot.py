@@ -112,6 +112,8 @@ def plot_lines(
         axes.plot([x for x, _ in points], [y for _, y in points], marker="o", label=name)
     if is_log_x:
         axes.set_xscale("log", base=2)
+        ticks = sorted({x for points in series.values() for x, _ in points})
+        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
     _label(axes, x_label, y_label)
     axes.legend(fontsize=8)
     figure.suptitle(title)
