@@ -106,7 +106,7 @@ def test_nothing_is_told_of_others(tmp_path: Path) -> None:
 def busy(tmp_path_factory: pytest.TempPathFactory) -> CacheTrace:
     """A run with many misses."""
     path = tmp_path_factory.mktemp("busy") / "t.jsonl"
-    RecordedRun(path, small_settings(num_blocks=300, interval="0"), seed=8).run(45)
+    RecordedRun(path, small_settings(num_blocks=300, interval="0"), seed=9).run(45)
     return read_trace(path)
 
 
