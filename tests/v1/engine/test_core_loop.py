@@ -57,6 +57,17 @@ def test_messages_are_handled_between_steps(loop):
     assert not loop.core.has_work()
 
 
+def test_the_core_warms_up_in_the_loops_thread(loop, monkeypatch):
+    warmed: list[threading.Thread] = []
+    monkeypatch.setattr(loop.core, "warm_up", lambda: warmed.append(threading.current_thread()))
+    thread = threading.Thread(target=loop.submit_warm_up)
+    thread.start()
+    thread.join()
+    assert not warmed
+    loop.run_once()
+    assert warmed == [threading.current_thread()]
+
+
 def test_a_refused_request_harms_no_other(loop, monkeypatch):
     real = loop.core.add_request
 

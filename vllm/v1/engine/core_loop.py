@@ -162,6 +162,10 @@ class CoreLoop:
             return
         self._inbox.put((self._add, request, client))
 
+    def submit_warm_up(self) -> None:
+        """Have the core warm up between two steps; any thread may ask."""
+        self._inbox.put((lambda _message, _client: self._core.warm_up(), None, 0))
+
     def run(self) -> None:
         """Serve until a Shutdown message.
 

@@ -32,6 +32,8 @@ logger = init_logger(__name__)
 
 _INPUT_POLL_S = 60.0
 _EXIT_STATUS_ORPHANED = 3
+# What nobody waits for yet is loaded after the front end's start, which needs the cores itself.
+_WARM_UP_DELAY_S = 1.5
 
 CoreFactory = Callable[[VllmConfig], SteppedCore]
 
@@ -133,7 +135,9 @@ class EngineCoreProc:
             threading.Thread(
                 target=self._read, args=(loop, client), name="input", daemon=True
             ).start()
-        core.warm_up()
+        warm_up = threading.Timer(_WARM_UP_DELAY_S, loop.submit_warm_up)
+        warm_up.daemon = True
+        warm_up.start()
         try:
             loop.run()
         except Exception as error:  # a process edge: nothing can be trusted after this
