@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "aligned.h"
 #include "stored.h"
 #include "thread_pool.h"
 #include "vec.h"
@@ -239,7 +240,7 @@ inline void dot_many(const float* const* x, int64_t rows, const vn_matrix& m, in
   const int64_t even = (m.cols + num_parts - 1) / num_parts;
   const int64_t part = (even + kLanes - 1) / kLanes * kLanes;
   const bool is_wide = m.kind == VN_F32;
-  thread_local std::vector<float> sums, decoded;
+  thread_local Floats sums, decoded;
   if (num_parts > 1) sums.resize((kBlockRows + 8) * kColumns * kLanes);
   if (!is_wide) decoded.resize(kColumns * (part + kLanes));
   const float* inputs[kBlockRows];
