@@ -17,6 +17,7 @@ from vllm import LLM, RequestOutput, SamplingParams
 pytestmark = pytest.mark.slow
 
 NUM_CASES = 50
+VOCAB_SIZE = 96
 # Every log probability of every token, which the whole row of logits decides.
 PARAMS = SamplingParams(
     temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=-1, detokenize=False
@@ -45,7 +46,11 @@ SETTINGS = {
     "hits": Setting({"max_num_seqs": 16}),
     "drafts": Setting(
         {
-            "speculative_config": {"method": "ngram", "num_speculative_tokens": 4},
+            "speculative_config": {
+                "method": "ngram",
+                "num_speculative_tokens": 4,
+                "prompt_lookup_min": 1,
+            },
             "enable_prefix_caching": False,
         }
     ),
@@ -54,11 +59,11 @@ SETTINGS = {
 
 
 def make_prompts() -> list[list[int]]:
-    """Return prompts of 2 to 270 tokens, many behind a common prefix, of few different tokens."""
+    """Return prompts of 2 to 270 tokens, many behind a common prefix."""
     rng = random.Random(16)
 
     def draw(length: int) -> list[int]:
-        return [rng.randrange(5, 12) for _ in range(length)]
+        return [rng.randrange(VOCAB_SIZE) for _ in range(length)]
 
     prefixes = [draw(rng.randrange(40, 230)) for _ in range(5)]
     return [
@@ -116,7 +121,9 @@ class Answers:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(tiny_config()), encoding="utf-8")
+    (folder / "config.json").write_text(
+        json.dumps(tiny_config(vocab_size=VOCAB_SIZE)), encoding="utf-8"
+    )
     return folder
 
 
@@ -130,7 +137,7 @@ def alone(folder: Path) -> Iterator[Answers]:
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_answers_equal_those_given_alone(folder: Path, alone: Answers, name: str) -> None:
     found = Answers(folder, SETTINGS[name], make_prompts())
-    assert len(alone.bits[0][1][0]) == tiny_config()["vocab_size"]
+    assert len(alone.bits[0][1][0]) == VOCAB_SIZE
     assert found.bits == alone.bits
     assert (sum(output.num_cached_tokens or 0 for output in found.outputs) > 0) == (name == "hits")
     assert (found.num_drafted > 0) == (name == "drafts")
