@@ -22,8 +22,7 @@ DEFAULT_FOLDER = SOURCES.parent / "vllm" / "native"
 
 # No -march=native and no -ffast-math: a wheel runs on other machines, and sums keep their order.
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-pthread"]
-# A loop that clears sums is no memset: those belong in registers.
-_FLAGS += ["-fno-tree-loop-distribute-patterns", "-fvisibility=hidden", "-Wall", "-Wextra"]
+_FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra"]
 # GCC's own intrinsics trip these two.
 _FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
