@@ -49,6 +49,14 @@ def test_flags_reach_their_configs() -> None:
     assert not config.observability_config.log_stats
 
 
+def test_a_trace_of_what_other_servers_computed_is_refused() -> None:
+    transfer = json.dumps({"kv_connector": "TcpConnector", "kv_role": "kv_consumer"})
+    args = _parse("--cache-trace", "a.trace", "--kv-transfer-config", transfer)
+    with pytest.raises(ConfigError, match=r"--cache-trace .* --kv-transfer-config") as refused:
+        args.create_vllm_config()
+    assert "\n" not in str(refused.value)
+
+
 def _limits(config: VllmConfig) -> tuple[int, int]:
     return config.scheduler_config.max_num_batched_tokens, config.scheduler_config.max_num_seqs
 

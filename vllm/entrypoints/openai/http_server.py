@@ -23,6 +23,7 @@ from vllm.entrypoints.openai.app import build_app
 from vllm.entrypoints.openai.context import ServingContext, make_model_facts
 from vllm.entrypoints.openai.listener import url_of
 from vllm.entrypoints.openai.metrics_exchange import MetricsExchange
+from vllm.entrypoints.openai.peer_servers import PeerServers
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.openai.web_server import load_config, make_uvicorn_config, start_tls_refresh
@@ -73,6 +74,7 @@ class HttpServer:
         listener: A listening socket.
         job: Run once the server is ready, which then stops; None: it serves until told to stop.
         exchange: Other server processes, whose metrics are shown too; None: there are none.
+        peers: The same, for what one of them keeps.
     """
 
     def __init__(
@@ -83,9 +85,11 @@ class HttpServer:
         listener: socket.socket,
         job: Callable[[], Awaitable[None]] | None = None,
         exchange: MetricsExchange | None = None,
+        peers: PeerServers | None = None,
     ) -> None:
         self._config = config
         self._exchange = exchange
+        self._peers = peers
         self._args = args
         self._core = core
         self._listener = listener
@@ -117,7 +121,11 @@ class HttpServer:
         load_config(uvicorn_config, self._args.operations.tls)
         server = _UvicornServer(uvicorn_config)
         self._install_signal_handlers()
-        serving = asyncio.create_task(server.serve([self._listener]))
+        listeners = [self._listener]
+        if self._peers is not None:
+            app.state.peers = self._peers
+            listeners.append(self._peers.listen())
+        serving = asyncio.create_task(server.serve(listeners))
         # Should the web server fail by itself, there is nothing left to serve.
         serving.add_done_callback(lambda _: self._stop.set())
         refreshing = start_tls_refresh(uvicorn_config, self._args.operations.tls)
@@ -138,6 +146,8 @@ class HttpServer:
             await serving
             if self._exchange is not None:
                 self._exchange.stop()
+            if self._peers is not None:
+                await self._peers.close()
 
     @contextlib.asynccontextmanager
     async def _doing_job(self) -> AsyncIterator[None]:

@@ -301,6 +301,11 @@ class EngineArgs:
     def _make_kv_transfer_config(self) -> KVTransferConfig | None:
         if self.kv_transfer_config is None:
             return None
+        if self.cache_trace is not None:
+            raise ConfigError(
+                "--cache-trace does not record what --kv-transfer-config loads from other servers: "
+                "leave one of them out."
+            )
         config = KVTransferConfig.from_dict(self.kv_transfer_config)
         KVConnectorRegistry.load_class(config)
         return config

@@ -91,7 +91,7 @@ class Conversation(ABC):
         self._patience = patience
         self._progressed_at = now
         self._num_breaks = 0
-        self._is_greeted = False
+        self._is_greeted = self._has_met = False
         self.outcome: Outcome | None = None
         # When to connect next.
         self.retry_at = now
@@ -146,7 +146,9 @@ class Conversation(ABC):
             self.fail(f"engine {self.remote.engine_id} was started anew since it answered")
         else:
             self._is_greeted = True
-            self._progressed_at = now
+            if not self._has_met:
+                # Once: a holder that greets and has nothing is no progress.
+                self._has_met, self._progressed_at = True, now
             return self._begin()
         return ()
 
