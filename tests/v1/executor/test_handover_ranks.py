@@ -15,7 +15,7 @@ from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_ch
 from tests.v1.engine.test_cache_keeps_outputs import Session
 from tests.v1.engine.test_handover import Pair, check_answers, config_of
 from tests.v1.executor.rank_engines import LentRanks
-from vllm.distributed.kv_transfer.handover.sockets import listen
+from vllm.distributed.kv_transfer.handover.sockets import close, listen
 from vllm.exceptions import ConfigError
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.engine_args import EngineArgs
@@ -131,6 +131,7 @@ class Relay:
         self._listener = listen("127.0.0.1", 0)
         self.port = int(self._listener.getsockname()[1])
         self.num_connections = 0
+        self._ends: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
 
     def __enter__(self) -> "Relay":
@@ -138,9 +139,9 @@ class Relay:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        # The listener first, so that no connection is added.
+        for end in (self._listener, *self._ends):
+            close(end)
         for thread in self._threads:
             thread.join(30)
 
@@ -152,6 +153,7 @@ class Relay:
                 return
             self.num_connections += 1
             server = socket.create_connection(("127.0.0.1", self._target))
+            self._ends += (client, server)
             for ends in ((client, server), (server, client)):
                 self._threads.append(threading.Thread(target=_pump, args=ends, daemon=True))
                 self._threads[-1].start()
@@ -161,7 +163,6 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
 
 
 def test_deepseek_v4_with_drafts(check: Callable[..., RankedPair]) -> None:
