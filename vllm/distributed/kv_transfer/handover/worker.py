@@ -23,7 +23,6 @@ from vllm.distributed.kv_transfer.handover.pulling import Conversation, Load, Re
 from vllm.distributed.kv_transfer.handover.regions import list_regions, read_groups
 from vllm.distributed.kv_transfer.handover.serving import RowMemory, Serving
 from vllm.distributed.kv_transfer.handover.settings import HandoverSettings
-from vllm.distributed.kv_transfer.handover.staged_memory import StagedMemory
 from vllm.distributed.kv_transfer.handover.tcp import TcpHolder, TcpPuller
 from vllm.logger import init_logger
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.handover.staged_memory import StagedMemory
     from vllm.v1.core.policy.geometry import GroupGeometry
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -182,6 +182,11 @@ def _make_memory(
     groups: tuple[GroupGeometry, ...],
     kv_caches: Mapping[str, torch.Tensor],
 ) -> HostMemory | StagedMemory:
-    is_on_host = all(view.device.type == "cpu" for view in kv_caches.values())
-    memory = HostMemory if is_on_host else StagedMemory
-    return memory(kv_caches, kv_cache_config.kv_cache_groups, groups)
+    if all(view.device.type == "cpu" for view in kv_caches.values()):
+        return HostMemory(kv_caches, kv_cache_config.kv_cache_groups, groups)
+    # Here, because it needs torch: a front end imports this module to check its settings.
+    from vllm.distributed.kv_transfer.handover.staged_memory import (  # noqa: PLC0415
+        StagedMemory,
+    )
+
+    return StagedMemory(kv_caches, kv_cache_config.kv_cache_groups, groups)

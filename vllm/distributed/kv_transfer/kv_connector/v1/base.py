@@ -240,7 +240,7 @@ class KVConnectorBase_V1(SchedulerSide, WorkerSide):
 
     @classmethod
     def check_before_load(cls, vllm_config: VllmConfig) -> None:
-        """Refuse, in the engine core's process and before weights load, what cannot work.
+        """Refuse what cannot work, in the front end and in the engine core before weights load.
 
         Raises:
             ConfigError: A setting is wrong, or an address is taken.
