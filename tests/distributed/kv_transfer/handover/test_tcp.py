@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 
-from benchmarks.transfer_engines import MANIFEST
+from benchmarks.transfer_engines import GROUPS, MANIFEST
 from tests.distributed.kv_transfer.handover.builders import HOLDER, ME, Engines
 from vllm.distributed.kv_transfer.handover import tcp
 from vllm.distributed.kv_transfer.handover.frames import Head, Kind
 from vllm.distributed.kv_transfer.handover.messages import Hello
 from vllm.distributed.kv_transfer.handover.peers import PeerCheck
 from vllm.distributed.kv_transfer.handover.pulling import Conversation, Patience
-from vllm.distributed.kv_transfer.handover.sockets import listen
+from vllm.distributed.kv_transfer.handover.regions import list_regions
+from vllm.distributed.kv_transfer.handover.serving import find_block
+from vllm.distributed.kv_transfer.handover.sockets import connect, listen
 from vllm.distributed.kv_transfer.handover.tcp import TcpHolder, TcpPuller, exchange_hello
 from vllm.exceptions import ConfigError
+from vllm.v1.core.prefix.exports import PrefixBlocks
 
 _WAIT_S = 30.0
 
@@ -67,6 +70,17 @@ def finish(puller: TcpPuller, *conversations: Conversation) -> None:
         assert time.monotonic() < deadline, "a conversation does not end"
         left -= {id(conversation) for conversation in puller.take_ended()}
         time.sleep(0.002)
+
+
+def rows_taken(engines: RealTime, blocks: PrefixBlocks) -> list[memoryview]:
+    """Where a load's rows go."""
+    return [
+        piece
+        for region in list_regions(GROUPS, blocks.num_tokens, blocks.dense_from)
+        for piece in engines.taking.target(
+            region, find_block(blocks.bases, blocks.block_ids, region)
+        )
+    ]
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
@@ -248,6 +262,35 @@ def test_a_port_above_all_ports_ends_the_load(engines: RealTime, puller: TcpPull
     finish(puller, load)
     assert load.outcome is not None
     assert not load.outcome.succeeded
+
+
+def test_the_deadline_holds_while_a_name_is_looked_up(
+    engines: RealTime, puller: TcpPuller, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_resolving, may_go_on = threading.Event(), threading.Event()
+
+    def resolve_slowly(address: tuple[str, int]) -> socket.socket:
+        is_resolving.set()
+        assert may_go_on.wait(_WAIT_S)
+        return connect(address)
+
+    monkeypatch.setattr(tcp, "connect", resolve_slowly)
+    engines.offer("a", prompt=1)
+    (first, blocks), (second, _) = (engines.load("a", port=port) for _ in range(2))
+    before = [bytes(piece) for piece in rows_taken(engines, blocks)]
+    for load in (first, second):
+        puller.begin(load)
+    assert is_resolving.wait(_WAIT_S)
+    assert not first.has_ended(engines.now)
+    # The first waits for the name server, the second for the first.
+    for load in (first, second):
+        assert load.has_ended(engines.now + 20.0)
+        assert load.outcome is not None
+        assert "deadline" in load.outcome.reason
+    may_go_on.set()
+    finish(puller, first, second)
+    # The blocks may be another request's by now.
+    assert [bytes(piece) for piece in rows_taken(engines, blocks)] == before
 
 
 def test_a_thread_that_breaks_leaves_nobody_waiting(

@@ -289,7 +289,15 @@ class _Peer:
         if connection is None:
             connection = self._connection = connect(self._address)
             is_greeted = False
+        if conversation.begin_talking():
+            try:
+                self._exchange(conversation, connection, is_greeted=is_greeted)
+            finally:
+                conversation.end_talking()
 
+    def _exchange(
+        self, conversation: Conversation, connection: socket.socket, *, is_greeted: bool
+    ) -> None:
         def left_s(last: float) -> float:
             if conversation.outcome is not None or self._is_stopped.is_set():
                 return -1.0

@@ -137,18 +137,12 @@ class HandoverWorker:
 
     def collect(self) -> set[str]:
         """Return the requests whose prefixes came whole; the failed ones are kept for a call."""
-        ended = self._puller.take_ended()
-        self._returning.difference_update(ended)
+        self._returning.difference_update(self._puller.take_ended())
         received: set[str] = set()
-        if not self._loads:
-            return received
-        names = {id(load): request_id for request_id, load in self._loads.items()}
-        for conversation in ended:
-            request_id = names.get(id(conversation))
-            if request_id is None:
-                continue
-            del self._loads[request_id]
-            outcome = conversation.outcome
+        now = time.monotonic()
+        ended = [request_id for request_id, load in self._loads.items() if load.has_ended(now)]
+        for request_id in ended:
+            outcome = self._loads.pop(request_id).outcome
             assert outcome is not None
             if outcome.succeeded:
                 received.add(request_id)
