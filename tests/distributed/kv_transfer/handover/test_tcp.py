@@ -235,12 +235,10 @@ def test_greetings_go_both_ways(port: int) -> None:
     assert HOLDER.manifest == ME.manifest
 
 
-def test_a_taken_port_is_told(port: int) -> None:
-    with pytest.raises(ConfigError, match=rf"127.0.0.1:{port}.*kv_port"):
-        listen("127.0.0.1", port)
-
-
-@pytest.mark.parametrize(("host", "port"), [("a..b", 5), ("x" * 70 + ".example", 5)])
+# The last one is the second rank's, where the first one's port is the last there is.
+@pytest.mark.parametrize(
+    ("host", "port"), [("a..b", 5), ("x" * 70 + ".example", 5), ("127.0.0.1", 65536)]
+)
 def test_an_address_that_cannot_be_one_ends_the_load(
     engines: RealTime, puller: TcpPuller, host: str, port: int
 ) -> None:
@@ -253,15 +251,6 @@ def test_an_address_that_cannot_be_one_ends_the_load(
         finish(puller, load)
         assert load.outcome is not None
         assert "no engine can be there" in load.outcome.reason
-
-
-def test_a_port_above_all_ports_ends_the_load(engines: RealTime, puller: TcpPuller) -> None:
-    # As the second rank's, where the first one's is the last there is.
-    load, _ = engines.load("a", port=65536, patience=Patience(0.1, 0.1))
-    puller.begin(load)
-    finish(puller, load)
-    assert load.outcome is not None
-    assert not load.outcome.succeeded
 
 
 def test_the_deadline_holds_while_a_name_is_looked_up(

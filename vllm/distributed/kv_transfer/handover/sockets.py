@@ -139,9 +139,12 @@ def connect(address: tuple[str, int]) -> socket.socket:
     Raises:
         OSError: Nobody answers there, or there can be no such address: requests name them.
     """
+    if not 0 < address[1] < 1 << 16:
+        # Some systems would take the remainder.
+        raise OSError(f"no engine can be there (port {address[1]})")
     try:
         connection = socket.create_connection(address, timeout=CONNECT_TIMEOUT_S)
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise OSError(f"no engine can be there ({error})") from error
     set_options(connection)
     return connection
