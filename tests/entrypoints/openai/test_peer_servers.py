@@ -88,9 +88,10 @@ async def test_a_conversation_goes_on_where_it_is_kept(pair: Pair) -> None:
 
 
 async def test_what_nobody_keeps_is_not_found(pair: Pair) -> None:
-    reply = await pair.asked.client.get("/v1/responses/resp_unknown")
-    assert reply.status_code == 404
-    assert "resp_unknown" in reply.json()["error"]["message"]
+    for name, path in (("resp_unknown", "resp_unknown?stream=false"), ("a b%?", "a%20b%25%3F")):
+        reply = await pair.asked.client.get(f"/v1/responses/{path}")
+        assert reply.status_code == 404
+        assert name in reply.json()["error"]["message"]
     body = {"input": "And then?", "previous_response_id": "resp_unknown"}
     assert (await pair.asked.client.post("/v1/responses", json=body)).status_code == 404
 

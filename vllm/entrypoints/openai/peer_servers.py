@@ -87,7 +87,9 @@ class PeerServers:
         self, client: httpx.AsyncClient, request: Request, body: bytes
     ) -> httpx.Response | None:
         headers = [(n, v) for n, v in request.headers.items() if n not in _DROPPED]
-        url = httpx.URL(self._url + request.url.path, query=request.url.query.encode())
+        # As it came: an id may hold what an URL quotes.
+        target = request.scope["raw_path"] + b"?" + request.scope["query_string"]
+        url = httpx.URL(self._url, raw_path=target)
         outgoing = client.build_request(
             request.method, url, headers=[*headers, (_ASKED_BY_PEER, "1")], content=body
         )
