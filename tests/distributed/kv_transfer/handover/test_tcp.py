@@ -329,13 +329,14 @@ def test_a_holder_that_is_asked_nothing_costs_no_thread(
 def test_strangers_cannot_make_a_holder_wait_or_store(
     engines: RealTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp, "_GREETING_S", 0.2)
+    monkeypatch.setattr(tcp, "_GREETING_S", 0.1)
     monkeypatch.setattr(tcp, "_MAX_CONNECTIONS", 3)
     port = free_port()
     holder = TcpHolder("127.0.0.1", port, engines.serving)
     address = ("127.0.0.1", port)
     with socket.create_connection(address, timeout=_WAIT_S) as silent:
         assert silent.recv(1) == b"", "it says nothing"
+    monkeypatch.setattr(tcp, "_GREETING_S", _WAIT_S)
     with socket.create_connection(address, timeout=_WAIT_S) as greedy:
         greedy.sendall(Head(Kind.ROWS, 0, 0, 2**32 - 1, bytes(8)).pack())
         assert greedy.recv(1) == b"", "nobody asked for its four GiB"
