@@ -253,6 +253,28 @@ def test_an_address_that_cannot_be_one_ends_the_load(
         assert "no engine can be there" in load.outcome.reason
 
 
+def test_what_waits_for_a_dead_holder_ends_with_the_first_that_tried(
+    engines: RealTime, puller: TcpPuller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # "Stalls when a peer dies": a machine that is gone refuses nothing, each try takes seconds.
+    are_queued, tried = threading.Event(), []
+
+    def nobody_answers(address: tuple[str, int]) -> socket.socket:
+        assert are_queued.wait(_WAIT_S)
+        tried.append(address)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(tcp, "connect", nobody_answers)
+    monkeypatch.setattr(tcp, "CONNECT_TIMEOUT_S", 2 * _WAIT_S)
+    loads = [engines.load("a", num_tokens=32, patience=Patience(5.0, 0.0))[0] for _ in range(4)]
+    for load in loads:
+        puller.begin(load)
+    are_queued.set()
+    finish(puller, *loads)
+    assert len(tried) == 1
+    assert all(load.outcome is not None and not load.outcome.succeeded for load in loads)
+
+
 def test_the_deadline_holds_while_a_name_is_looked_up(
     engines: RealTime, puller: TcpPuller, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

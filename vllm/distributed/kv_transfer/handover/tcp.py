@@ -204,6 +204,8 @@ class _Peer:
         self._address = address
         self._ended = ended
         self._connection: socket.socket | None = None
+        # Why nobody answered, and when, if that was so the last time.
+        self._refusal: tuple[str, float] | None = None
         self._is_stopped = threading.Event()
         self._lock = threading.Lock()
         self._conversations: queue.SimpleQueue[Conversation | None] = queue.SimpleQueue()
@@ -263,6 +265,11 @@ class _Peer:
         """Bring a conversation to its outcome."""
         # A connection kept from before may have died since: that is no failure.
         is_reused = self._connection is not None
+        if self._refusal is not None:
+            reason, refused_at = self._refusal
+            if time.monotonic() - refused_at < CONNECT_TIMEOUT_S:
+                # Those that wait behind each other do not find out one after the other.
+                conversation.broken(reason, time.monotonic())
         while conversation.outcome is None:
             if self._is_stopped.is_set():
                 conversation.fail("the engine is shutting down")
@@ -287,13 +294,21 @@ class _Peer:
     def _talk(self, conversation: Conversation) -> None:
         connection, is_greeted = self._connection, True
         if connection is None:
-            connection = self._connection = connect(self._address)
-            is_greeted = False
+            connection, is_greeted = self._connect(), False
         if conversation.begin_talking():
             try:
                 self._exchange(conversation, connection, is_greeted=is_greeted)
             finally:
                 conversation.end_talking()
+
+    def _connect(self) -> socket.socket:
+        try:
+            connection = self._connection = connect(self._address)
+        except OSError as error:
+            self._refusal = str(error), time.monotonic()
+            raise
+        self._refusal = None
+        return connection
 
     def _exchange(
         self, conversation: Conversation, connection: socket.socket, *, is_greeted: bool
