@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from vllm.entrypoints.openai.peer_servers import PeerServers
 
@@ -27,9 +26,7 @@ class Pair:
         self.peers = [PeerServers(str(folder), number, 2) for number in (1, 2)]
         for served, peers in zip((self.asked, self.keeper), self.peers, strict=True):
             served.app.state.peers = peers
-        config = uvicorn.Config(self.keeper.app, log_config=None, lifespan="off", ws="none")
-        self._server = uvicorn.Server(config)
-        self._serving = asyncio.create_task(self._server.serve([self.peers[1].listen()]))
+        self.peers[1].start(self.keeper.app)
 
     async def store(self, **body: Any) -> dict[str, Any]:
         """Make a response in the second process."""
@@ -37,22 +34,16 @@ class Pair:
         assert reply.status_code == 200, reply.text
         return dict(reply.json())
 
-    async def stop_keeper(self) -> None:
-        """End the second process."""
-        self._server.should_exit = True
-        await asyncio.wait_for(self._serving, _WAIT_S)
-
-    async def close(self) -> None:
-        await self.stop_keeper()
+    async def stop(self) -> None:
         for peers in self.peers:
-            await peers.close()
+            await asyncio.wait_for(peers.stop(), _WAIT_S)
 
 
 @pytest.fixture
 async def pair(serve: Callable[..., Any], tmp_path: Path) -> AsyncIterator[Pair]:
     pair = Pair(serve, tmp_path)
     yield pair
-    await pair.close()
+    await pair.stop()
 
 
 async def test_a_stored_response_is_found_wherever_it_is(pair: Pair) -> None:
@@ -98,7 +89,7 @@ async def test_what_nobody_keeps_is_not_found(pair: Pair) -> None:
 
 async def test_a_process_that_is_gone_harms_nobody(pair: Pair) -> None:
     made = await pair.store()
-    await pair.stop_keeper()
+    await pair.peers[1].stop()
     assert (await pair.asked.client.get(f"/v1/responses/{made['id']}")).status_code == 404
     own = (await pair.asked.client.post("/v1/responses", json={"input": "Hello"})).json()
     assert (await pair.asked.client.get(f"/v1/responses/{own['id']}")).json() == own

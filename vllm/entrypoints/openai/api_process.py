@@ -91,8 +91,7 @@ def _serve(order: ApiOrder, cores: Sequence[AttachedCore]) -> int:
     from vllm.entrypoints.openai.peer_servers import PeerServers  # noqa: PLC0415
 
     exchange = MetricsExchange(order.folder, order.client, order.num_clients)
-    scheme = "https" if order.args.operations.tls.is_on else "http"
-    peers = PeerServers(order.folder, order.client, order.num_clients, scheme)
+    peers = PeerServers(order.folder, order.client, order.num_clients)
     handle = attach_engine_cores(order.config, cores)
     with socket.socket(fileno=order.listener) as listener:
         try:

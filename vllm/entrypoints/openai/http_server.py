@@ -12,7 +12,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import uvicorn
@@ -26,7 +26,12 @@ from vllm.entrypoints.openai.metrics_exchange import MetricsExchange
 from vllm.entrypoints.openai.peer_servers import PeerServers
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
-from vllm.entrypoints.openai.web_server import load_config, make_uvicorn_config, start_tls_refresh
+from vllm.entrypoints.openai.web_server import (
+    SignalFreeServer,
+    load_config,
+    make_uvicorn_config,
+    start_tls_refresh,
+)
 from vllm.exceptions import ShuttingDownError
 from vllm.logger import init_logger
 from vllm.parser.registry import choose_parsers
@@ -51,15 +56,6 @@ _DEAD_GRACE_S = 1.0
 _CLOSE_TIMEOUT_S = 3
 
 T = TypeVar("T")
-
-
-class _UvicornServer(uvicorn.Server):
-    """uvicorn without its signal handlers: a drain must begin while it still accepts."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to HttpServer."""
-        yield
 
 
 class HttpServer:
@@ -119,13 +115,12 @@ class HttpServer:
             await self._exchange.start(self._registry)
         uvicorn_config.app = app
         load_config(uvicorn_config, self._args.operations.tls)
-        server = _UvicornServer(uvicorn_config)
+        server = SignalFreeServer(uvicorn_config)
         self._install_signal_handlers()
-        listeners = [self._listener]
+        serving = asyncio.create_task(server.serve([self._listener]))
         if self._peers is not None:
             app.state.peers = self._peers
-            listeners.append(self._peers.listen())
-        serving = asyncio.create_task(server.serve(listeners))
+            self._peers.start(app)
         # Should the web server fail by itself, there is nothing left to serve.
         serving.add_done_callback(lambda _: self._stop.set())
         refreshing = start_tls_refresh(uvicorn_config, self._args.operations.tls)
@@ -147,7 +142,7 @@ class HttpServer:
             if self._exchange is not None:
                 self._exchange.stop()
             if self._peers is not None:
-                await self._peers.close()
+                await self._peers.stop()
 
     @contextlib.asynccontextmanager
     async def _doing_job(self) -> AsyncIterator[None]:

@@ -6,16 +6,19 @@ Which process a connection reaches is the kernel's choice, but stored responses 
 process therefore serves the same application on a Unix socket in the command's private folder too.
 """
 
+import asyncio
 import contextlib
 import os
 import socket
 
 import httpx
+import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vllm.entrypoints.openai.disconnect import ClientGoneError, until_disconnect
+from vllm.entrypoints.openai.web_server import SignalFreeServer
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -27,6 +30,7 @@ _NOT_FOUND = 404
 _DROPPED = frozenset({"host", "connection", "keep-alive", "transfer-encoding", "date", "server"})
 # An answer takes as long as it takes; a peer of this machine is there or not.
 _TIMEOUT = httpx.Timeout(None, connect=5.0)
+_CLOSE_TIMEOUT_S = 3
 
 
 class PeerServers:
@@ -38,32 +42,41 @@ class PeerServers:
         folder: Where the sockets are; only this user may enter it.
         client: Number of this process, from 1.
         num_clients: How many there are.
-        scheme: "https" where the application is served with TLS.
     """
 
-    def __init__(self, folder: str, client: int, num_clients: int, scheme: str = "http") -> None:
+    def __init__(self, folder: str, client: int, num_clients: int) -> None:
         paths = [os.path.join(folder, f"peer{i + 1}") for i in range(num_clients)]
         self._own = paths.pop(client - 1)
-        self._url = f"{scheme}://peer"
-        # Its certificate is this command's own, and names no socket.
         self._clients = [
-            httpx.AsyncClient(
-                transport=httpx.AsyncHTTPTransport(uds=path, verify=False), timeout=_TIMEOUT
-            )
+            httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=path), timeout=_TIMEOUT)
             for path in paths
         ]
+        self._server: SignalFreeServer | None = None
+        self._serving: asyncio.Task[None] | None = None
 
-    def listen(self) -> socket.socket:
-        """Return the socket to serve the application on, beside that of clients."""
+    def start(self, app: ASGIApp) -> None:
+        """Serve the application to the other processes too, without TLS and access log."""
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self._own)
         listener.listen()
-        return listener
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        )
+        self._server = SignalFreeServer(config)
+        self._serving = asyncio.create_task(self._server.serve([listener]))
 
-    async def close(self) -> None:
-        """Close the connections."""
+    async def stop(self) -> None:
+        """Close the connections; idempotent."""
         for client in self._clients:
             await client.aclose()
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
 
     async def ask(self, request: Request) -> Response | None:
         """Have a request answered by the process that can; None: there is none.
@@ -89,7 +102,7 @@ class PeerServers:
         headers = [(n, v) for n, v in request.headers.items() if n not in _DROPPED]
         # As it came: an id may hold what an URL quotes.
         target = request.scope["raw_path"] + b"?" + request.scope["query_string"]
-        url = httpx.URL(self._url, raw_path=target)
+        url = httpx.URL("http://peer", raw_path=target)
         outgoing = client.build_request(
             request.method, url, headers=[*headers, (_ASKED_BY_PEER, "1")], content=body
         )
