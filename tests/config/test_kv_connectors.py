@@ -22,7 +22,7 @@ def test_the_verb_and_the_marker_agree(connector: type) -> None:
 @pytest.mark.parametrize("path", ["no.such.module", ""])
 def test_a_module_that_is_not_there_is_named(path: str) -> None:
     config = KVTransferConfig("TcpConnector", kv_connector_module_path=path)
-    with pytest.raises(ConfigError, match=f"kv_connector_module_path='{path}' cannot be imported"):
+    with pytest.raises(ConfigError, match=f"module '{path}' cannot be imported .*kv_connector_mod"):
         KVConnectorRegistry.load_class(config)
 
 

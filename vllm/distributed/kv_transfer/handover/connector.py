@@ -64,7 +64,6 @@ class TcpConnector(KVConnectorBase_V1, SupportsHMA):
         self._giving: Giving | None = None
         self._worker: HandoverWorker | None = None
         self._num_returning = 0
-        self._rank = 0
 
     @classmethod
     def check_before_load(cls, vllm_config: VllmConfig) -> None:
@@ -171,10 +170,6 @@ class TcpConnector(KVConnectorBase_V1, SupportsHMA):
         self._gives.withdraw(names, self._orders)
 
     # ---- the worker's side -------------------------------------------------------------------
-
-    def bind_rank(self, rank: int) -> None:
-        """Take the worker's index: it talks to the same one of other engines."""
-        self._rank = rank
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take the KV tensors, and begin to answer other engines.

@@ -149,6 +149,7 @@ class WorkerSide(ABC):
     """What a worker asks of a connector; one step's message is bound at a time."""
 
     _connector_metadata: KVConnectorMetadata | None = None
+    _rank: int = 0
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the step's message."""
@@ -168,7 +169,7 @@ class WorkerSide(ABC):
 
     def bind_rank(self, rank: int) -> None:
         """Take the worker's index among those that share its model; comes before the caches."""
-        return
+        self._rank = rank
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take the KV tensors by layer name."""
