@@ -1,404 +1,49 @@
 // DeepSeek-V4's layers over a step. The maths is that of the torch modules of the same names in
-// vllm/model_executor/models/deepseek_v4; prefill and decode are one path, row by row.
+// vllm/model_executor/models/deepseek_v4.
 #pragma once
-
-#include <atomic>
-#include <string>
 
 #include "build.h"
 #include "hyper_connections.h"
 #include "kernels.h"
 #include "mixture.h"
+#include "v4_attention.h"
 
 namespace vn {
 namespace VN_BUILD {
 
-// Queries that are projected and attended together: bounds the scratch of a long prefill.
-constexpr int64_t kQueryBlock = 128;
-// Index keys scored in one chunk of work.
-constexpr int64_t kKeyBlock = 512;
-
 class V4Layers {
  public:
   V4Layers(ThreadPool& pool, Workspace& space, const vn_v4_model& model, const vn_step& step)
-      : pool_(pool), space_(space), m_(model), step_(step), pages_(step), t_(step.num_tokens) {
-    const int32_t pairs = m_.rope_dim / 2;
-    turns_ = space_.turns.take(2 * t_ * m_.rope_dim);
-    for_rows(pool_, t_, 40 * m_.rope_dim, [&](int64_t row) {
-      compute_turns(step_.positions[row], m_.main_frequencies, pairs, main_turns(row));
-      compute_turns(step_.positions[row], m_.compress_frequencies, pairs, compress_turns(row));
-    });
-  }
+      : pool_(pool),
+        space_(space),
+        m_(model),
+        step_(step),
+        attention_(pool, space, model, step) {}
 
   // streams [T, n, D] before and after the layer.
   void run(const vn_v4_layer& layer, float* streams) {
     const int64_t d = m_.hidden_size;
-    float* x = space_.input.take(t_ * d);
+    const int64_t t = step_.num_tokens;
+    float* x = space_.input.take(t * d);
     HyperState hyper{space_.hyper, space_.post, space_.mix};
-    read_streams(pool_, m_, layer.attn_hyper, layer.attn_norm, streams, t_, hyper, x);
-    float* output = space_.output.take(t_ * d);
-    attend(layer, x, output);
-    write_streams(pool_, m_, output, t_, hyper, streams);
-    read_streams(pool_, m_, layer.ffn_hyper, layer.ffn_norm, streams, t_, hyper, x);
-    mix_v4_experts(pool_, space_, m_, layer, step_.token_ids, x, t_, output);
-    write_streams(pool_, m_, output, t_, hyper, streams);
+    read_streams(pool_, m_, layer.attn_hyper, layer.attn_norm, streams, t, hyper, x);
+    float* output = space_.output.take(t * d);
+    attention_.attend(layer, x, output);
+    write_streams(pool_, m_, output, t, hyper, streams);
+    read_streams(pool_, m_, layer.ffn_hyper, layer.ffn_norm, streams, t, hyper, x);
+    mix_v4_experts(pool_, space_, m_, layer, step_.token_ids, x, t, output);
+    write_streams(pool_, m_, output, t, hyper, streams);
   }
 
   // Raises what went wrong in any thread.
-  void check() const {
-    if (missing_position_.load() < 0) return;
-    throw InvalidStep("attention needs the row of position " +
-                      std::to_string(missing_position_.load()) + " of the step's request " +
-                      std::to_string(missing_request_.load()) + " in KV group " +
-                      std::to_string(missing_group_.load()) + ", but its table stores none");
-  }
+  void check() const { attention_.check(); }
 
  private:
-  float* main_turns(int64_t row) { return turns_ + row * m_.rope_dim; }
-  float* compress_turns(int64_t row) { return turns_ + (t_ + row) * m_.rope_dim; }
-
-  int64_t own_row(int64_t request, int64_t position) const {
-    return step_.row_starts[request] + position - step_.starts[request];
-  }
-
-  // The row of a position that must be stored; row 0 of the cache, and a note, if it is not.
-  int64_t need_row(const vn_cache& cache, int64_t request, int64_t position) {
-    const int64_t offset = pages_.find_row(cache, request, position);
-    if (offset >= 0) return offset;
-    missing_request_.store(request);
-    missing_group_.store(cache.group);
-    missing_position_.store(position);
-    return 0;
-  }
-
-  void attend(const vn_v4_layer& layer, const float* x, float* output) {
-    const int64_t d = m_.head_dim, width = layer.in_proj.rows;
-    float* projected = space_.projected.take(t_ * width);
-    multiply(pool_, x, t_, layer.in_proj, projected);
-    float* latent = space_.latent.take(t_ * m_.q_lora_rank);
-    float* kv = space_.key_values.take(t_ * d);
-    const bool compresses = layer.kind != VN_WINDOW;
-    for_rows(pool_, t_, 8 * (d + m_.q_lora_rank), [&](int64_t row) {
-      const float* own = projected + row * width;
-      rms_norm(own, layer.q_norm, 1.0f, m_.q_lora_rank, m_.norm_eps,
-               latent + row * m_.q_lora_rank);
-      float* key = kv + row * d;
-      rms_norm(own + m_.q_lora_rank, layer.kv_norm, 1.0f, d, m_.norm_eps, key);
-      const float* turns = compresses ? compress_turns(row) : main_turns(row);
-      rotate_tail(key, d, turns, m_.rope_dim / 2, 1.0f);
-      store_row(pages_, layer.window, row, step_.positions[row], key);
-      // Rounding here too keeps the result independent of where chunks end.
-      round_row(layer.window.kind, key, d);
-    });
-    int64_t at = m_.q_lora_rank + d;
-    if (compresses) {
-      const vn_compressor& c = layer.compressor;
-      compress(layer, c, projected + at, width, space_.rows.take(t_ * 2 * c.row_width));
-      at += 2 * c.row_width;
-    }
-    const float* head_weights = nullptr;
-    if (layer.kind == VN_CHOSEN_ENTRIES) {
-      const vn_compressor& c = layer.index_compressor;
-      compress(layer, c, projected + at, width, space_.index_rows.take(t_ * 2 * c.row_width));
-      head_weights = projected + at + 2 * c.row_width;
-    }
-    for (int64_t first = 0; first < t_; first += kQueryBlock) {
-      const int64_t rows = std::min(kQueryBlock, t_ - first);
-      attend_block(layer, first, rows, latent, kv, head_weights, width, output);
-    }
-  }
-
-  // ---- compressor ---------------------------------------------------------------------------
-
-  void compress(const vn_v4_layer& layer, const vn_compressor& c, const float* projected,
-                int64_t stride, float* rows) {
-    const int64_t row_width = c.row_width, ratio = layer.ratio;
-    for_rows(pool_, t_, 4 * row_width, [&](int64_t row) {
-      float* own = rows + row * 2 * row_width;
-      std::memcpy(own, projected + row * stride, sizeof(float) * 2 * row_width);
-      const float* bias = c.ape + step_.positions[row] % ratio * row_width;
-      for (int64_t i = 0; i < row_width; ++i) own[row_width + i] += bias[i];
-      store_row(pages_, c.state, row, step_.positions[row], own);
-    });
-    struct Entry {
-      int64_t request, index;
-    };
-    std::vector<Entry> entries;
-    for (int64_t r = 0; r < step_.num_requests; ++r) {
-      const int64_t start = step_.starts[r], end = start + step_.counts[r];
-      const int64_t from =
-          std::max(start, step_.write_from[c.entries.group * step_.num_requests + r]);
-      for (int64_t e = from / ratio; e < end / ratio; ++e) entries.push_back({r, e});
-    }
-    const int64_t num_rows = layer.overlap ? 2 * ratio : ratio;
-    for_rows(pool_, static_cast<int64_t>(entries.size()), 60 * num_rows * c.width, [&](int64_t i) {
-      make_entry(layer, c, entries[i].request, entries[i].index, rows);
-    });
-  }
-
-  void make_entry(const vn_v4_layer& layer, const vn_compressor& c, int64_t request,
-                  int64_t index, const float* rows) {
-    const int64_t ratio = layer.ratio, first = index * ratio;
-    thread_local std::vector<const float*> values, scores;
-    thread_local Floats decoded, entry;
-    values.clear();
-    scores.clear();
-    const int64_t stored_width = 2 * c.row_width;
-    decoded.resize(2 * ratio * stored_width);
-    const int64_t begin = layer.overlap && index > 0 ? first - ratio : first;
-    for (int64_t p = begin; p < first + ratio; ++p) {
-      const float* row;
-      if (p >= step_.starts[request]) {
-        row = rows + own_row(request, p) * stored_width;
-      } else {
-        float* copy = decoded.data() + (p - begin) * stored_width;
-        decode_row(c.state.data, need_row(c.state, request, p), c.state.kind, stored_width, copy);
-        row = copy;
-      }
-      // With overlap a row's first half serves the next entry, its second half its own.
-      const int64_t half = layer.overlap && p >= first ? c.width : 0;
-      values.push_back(row + half);
-      scores.push_back(row + c.row_width + half);
-    }
-    entry.resize(c.width + kLanes);
-    reduce_rows(values, scores, c.width, entry.data());
-    rms_norm(entry.data(), c.norm, 1.0f, c.width, m_.norm_eps, entry.data());
-    thread_local Floats turns;
-    turns.resize(m_.rope_dim);
-    compute_turns(first, m_.compress_frequencies, m_.rope_dim / 2, turns.data());
-    rotate_tail(entry.data(), c.width, turns.data(), m_.rope_dim / 2, 1.0f);
-    write_row(c.entries, need_row(c.entries, request, first), entry.data());
-  }
-
-  // out = sum of values, weighted per channel by a softmax of the scores over the rows.
-  static void reduce_rows(const std::vector<const float*>& values,
-                          const std::vector<const float*>& scores, int64_t width, float* out) {
-    for (int64_t at = 0; at < width; at += kLanes) {
-      const int lanes = static_cast<int>(std::min<int64_t>(kLanes, width - at));
-      Vec top = load_some(scores[0] + at, lanes);
-      for (const float* row : scores) top = max(top, load_some(row + at, lanes));
-      Vec total = zero(), mixed = zero();
-      for (size_t i = 0; i < scores.size(); ++i) {
-        const Vec term = exp(sub(load_some(scores[i] + at, lanes), top));
-        total = add(total, term);
-        mixed = fma(term, load_some(values[i] + at, lanes), mixed);
-      }
-      store_some(out + at, div(mixed, total), lanes);
-    }
-  }
-
-  // ---- attention ----------------------------------------------------------------------------
-
-  int64_t count_entries(const vn_v4_layer& layer, int64_t row) const {
-    return layer.kind == VN_WINDOW ? 0 : (step_.positions[row] + 1) / layer.ratio;
-  }
-
-  void attend_block(const vn_v4_layer& layer, int64_t first, int64_t rows, const float* latent,
-                    const float* kv, const float* head_weights, int64_t stride, float* output) {
-    const int64_t d = m_.head_dim, all_heads = m_.num_heads * d;
-    float* queries = space_.queries.take(rows * all_heads);
-    const float* block_latent = latent + first * m_.q_lora_rank;
-    multiply(pool_, block_latent, rows, layer.wq_b, queries);
-    const float scale = 1.0f / std::sqrt(static_cast<float>(d));
-    for_rows(pool_, rows, 10 * all_heads, [&](int64_t i) {
-      const float* turns = turns_of(layer, first + i);
-      for (int64_t h = 0; h < m_.num_heads; ++h) {
-        float* query = queries + i * all_heads + h * d;
-        rms_norm(query, nullptr, scale, d, m_.norm_eps, query);
-        rotate_tail(query, d, turns, m_.rope_dim / 2, 1.0f);
-      }
-    });
-    if (layer.kind == VN_CHOSEN_ENTRIES) {
-      choose_entries(layer, first, rows, block_latent, head_weights, stride);
-    }
-    float* attended = space_.attended.take(rows * all_heads);
-    const int64_t parts =
-        rows >= 2 * pool_.num_threads() ? 1 : std::min<int64_t>(pool_.num_threads(), m_.num_heads);
-    const int64_t heads = (m_.num_heads + parts - 1) / parts;
-    pool_.run(rows * parts, [&](int64_t task) {
-      const int64_t i = task / parts, head = task % parts * heads;
-      const int64_t count = std::min<int64_t>(heads, m_.num_heads - head);
-      if (count <= 0) return;
-      const int64_t at = i * all_heads + head * d;
-      attend_row(layer, first + i, i, queries + at, head, count, kv, attended + at);
-    });
-    project_output(layer, rows, attended, output + first * m_.hidden_size);
-  }
-
-  const float* turns_of(const vn_v4_layer& layer, int64_t row) {
-    return layer.kind == VN_WINDOW ? main_turns(row) : compress_turns(row);
-  }
-
-  // Fills chosen_ for the rows of a block that see more entries than the indexer lets through.
-  void choose_entries(const vn_v4_layer& layer, int64_t first, int64_t rows, const float* latent,
-                      const float* head_weights, int64_t stride) {
-    chosen_.resize(std::max<size_t>(chosen_.size(), rows));
-    int64_t most = 0;
-    for (int64_t i = 0; i < rows; ++i) {
-      chosen_[i].clear();
-      most = std::max(most, count_entries(layer, first + i));
-    }
-    if (most <= m_.index_topk) return;
-    const int64_t heads = m_.index_heads, width = m_.index_dim;
-    float* queries = space_.index_queries.take(rows * heads * width);
-    multiply(pool_, latent, rows, layer.index_wq_b, queries);
-    float* weights = space_.index_weights.take(rows * heads);
-    const float scale = 1.0f / std::sqrt(static_cast<float>(heads * width));
-    for_rows(pool_, rows, 8 * heads * width, [&](int64_t i) {
-      for (int64_t h = 0; h < heads; ++h) {
-        rotate_tail(queries + (i * heads + h) * width, width, compress_turns(first + i),
-                    m_.rope_dim / 2, 1.0f);
-        weights[i * heads + h] = head_weights[(first + i) * stride + h] * scale;
-      }
-    });
-    float* scores = space_.scores.take(rows * most);
-    const int64_t blocks = (most + kKeyBlock - 1) / kKeyBlock;
-    pool_.run(rows * blocks, [&](int64_t task) {
-      const int64_t i = task / blocks, from = task % blocks * kKeyBlock;
-      const int64_t count = count_entries(layer, first + i);
-      if (count <= m_.index_topk || from >= count) return;
-      score_entries(layer, first + i, queries + i * heads * width, weights + i * heads, from,
-                    std::min(count, from + kKeyBlock), scores + i * most);
-    });
-    for_rows(pool_, rows, 4 * most, [&](int64_t i) {
-      const int64_t count = count_entries(layer, first + i);
-      thread_local Floats scratch;
-      if (count > m_.index_topk) {
-        choose_highest(scores + i * most, count, m_.index_topk, scratch, chosen_[i]);
-      }
-    });
-  }
-
-  void score_entries(const vn_v4_layer& layer, int64_t row, const float* queries,
-                     const float* weights, int64_t from, int64_t to, float* scores) {
-    const int64_t heads = m_.index_heads, width = m_.index_dim;
-    thread_local RowList keys;
-    keys.clear();
-    keys.reserve_decoded(to - from, width);
-    const vn_cache& cache = layer.index_compressor.entries;
-    add_rows(cache, pages_.request_of(row), from, to, keys);
-    const int64_t count = to - from;
-    thread_local Floats products;
-    thread_local std::vector<const float*> x;
-    thread_local std::vector<float*> y;
-    products.resize(heads * count);
-    x.resize(heads);
-    y.resize(heads);
-    for (int64_t h = 0; h < heads; ++h) {
-      x[h] = queries + h * width;
-      y[h] = products.data() + h * count;
-    }
-    for (int64_t c = 0; c < count; c += kColumns) {
-      const int columns = static_cast<int>(std::min<int64_t>(kColumns, count - c));
-      dot_floats(x.data(), heads, keys.data() + c, columns, width, y.data(), c);
-    }
-    for (int64_t k = 0; k < count; ++k) scores[from + k] = 0.0f;
-    for (int64_t h = 0; h < heads; ++h) {
-      const float weight = weights[h];
-      for (int64_t k = 0; k < count; ++k) {
-        scores[from + k] += weight * std::max(y[h][k], 0.0f);
-      }
-    }
-  }
-
-  // Attends some heads of one query; output [heads, d], turned back.
-  void attend_row(const vn_v4_layer& layer, int64_t row, int64_t index_in_block,
-                  const float* queries, int64_t head, int64_t heads, const float* kv,
-                  float* output) {
-    const int64_t d = m_.head_dim, request = pages_.request_of(row);
-    const int64_t position = step_.positions[row];
-    const int64_t first = std::max(step_.read_from[request], position - m_.window + 1);
-    const int64_t num_entries = count_entries(layer, row);
-    thread_local RowList keys;
-    keys.clear();
-    keys.reserve_decoded(m_.window + std::min<int64_t>(num_entries, listed_entries(layer)), d);
-    add_entries(layer, request, num_entries, index_in_block, keys);
-    const int64_t start = step_.starts[request];
-    add_rows(layer.window, request, first, std::min(start, position + 1), keys);
-    for (int64_t p = std::max(first, start); p <= position; ++p) {
-      keys.add(kv + own_row(request, p) * d);
-    }
-    const int64_t count = keys.size(), padded = (count + kLanes - 1) / kLanes * kLanes;
-    thread_local Floats scores;
-    scores.resize(heads * padded);
-    for (int64_t h = 0; h < heads; h += kMostRows) {
-      const int64_t some = std::min<int64_t>(kMostRows, heads - h);
-      const float* x[kMostRows];
-      float* y[kMostRows];
-      const float* weights[kMostRows];
-      float* out[kMostRows];
-      float scale[kMostRows];
-      for (int64_t i = 0; i < some; ++i) {
-        x[i] = queries + (h + i) * d;
-        y[i] = scores.data() + (h + i) * padded;
-        weights[i] = y[i];
-        out[i] = output + (h + i) * d;
-      }
-      for (int64_t c = 0; c < count; c += kColumns) {
-        const int columns = static_cast<int>(std::min<int64_t>(kColumns, count - c));
-        dot_floats(x, some, keys.data() + c, columns, d, y, c);
-      }
-      for (int64_t i = 0; i < some; ++i) {
-        scale[i] = 1.0f / softmax_terms(y[i], count, layer.sinks[head + h + i]);
-      }
-      mix_all(some, weights, keys.data(), count, d, scale, out);
-    }
-    for (int64_t h = 0; h < heads; ++h) {
-      rotate_tail(output + h * d, d, turns_of(layer, row), m_.rope_dim / 2, -1.0f);
-    }
-  }
-
-  int64_t listed_entries(const vn_v4_layer& layer) const {
-    return layer.kind == VN_CHOSEN_ENTRIES ? m_.index_topk : INT64_MAX / 2;
-  }
-
-  void add_entries(const vn_v4_layer& layer, int64_t request, int64_t num_entries,
-                   int64_t index_in_block, RowList& keys) {
-    const vn_cache& cache = layer.compressor.entries;
-    if (num_entries > listed_entries(layer)) {
-      for (const int32_t e : chosen_[index_in_block]) {
-        keys.add_stored(cache, need_row(cache, request, int64_t{e} * layer.ratio));
-      }
-      return;
-    }
-    add_rows(cache, request, 0, num_entries, keys);
-  }
-
-  // Adds stored rows that must be there, numbered by position / tokens per row.
-  void add_rows(const vn_cache& cache, int64_t request, int64_t first, int64_t end, RowList& keys) {
-    if (first >= end) return;  // a window layer has no cache of entries
-    const int64_t tokens_per_row = cache.block_size / cache.rows_per_block;
-    pages_.each_row(cache, request, first, end, [&](int64_t row, int64_t offset) {
-      if (offset < 0) offset = need_row(cache, request, row * tokens_per_row);
-      keys.add_stored(cache, offset);
-    });
-  }
-
-  // wo_b of wo_a's groups, each over its own slice of the heads.
-  void project_output(const vn_v4_layer& layer, int64_t rows, const float* attended,
-                      float* output) {
-    const int64_t in_width = int64_t{m_.num_heads} * m_.head_dim, groups = m_.o_groups;
-    const int64_t out_width = groups * m_.o_lora_rank;
-    float* grouped = space_.grouped.take(rows * out_width);
-    std::vector<Product> products;
-    for (int64_t g = 0; g < groups; ++g) {
-      products.push_back({attended + g * layer.wo_a.cols, in_width, nullptr, rows, &layer.wo_a,
-                          g * m_.o_lora_rank, m_.o_lora_rank, grouped + g * m_.o_lora_rank,
-                          out_width});
-    }
-    multiply_all(pool_, products.data(), products.size());
-    multiply(pool_, grouped, rows, layer.wo_b, output);
-  }
-
   ThreadPool& pool_;
   Workspace& space_;
   const vn_v4_model& m_;
   const vn_step& step_;
-  const Pages pages_;
-  const int64_t t_;
-  float* turns_ = nullptr;
-  std::vector<std::vector<int32_t>> chosen_;
-  std::atomic<int64_t> missing_request_{-1}, missing_group_{-1}, missing_position_{-1};
+  V4Attention attention_;
 };
 
 inline void embed_rows(ThreadPool& pool, const vn_v4_model& m, const vn_step& step, float* out) {

@@ -17,56 +17,45 @@ struct HyperState {
   Scratch& mix;
 };
 
-// Makes a positive n x n matrix nearly doubly stochastic; the last pass is over columns.
-inline void sinkhorn(float* matrix, int n, int iterations, float eps) {
-  float sums[kMaxStreams];
-  for (int pass = 0; pass < 2 * iterations - 1; ++pass) {
-    if (pass % 2 == 0) {
-      for (int j = 0; j < n; ++j) {
-        sums[j] = eps;
-        for (int i = 0; i < n; ++i) sums[j] += matrix[i * n + j];
-      }
-      for (int i = 0; i < n; ++i) {
-        for (int j = 0; j < n; ++j) matrix[i * n + j] /= sums[j];
-      }
-    } else {
-      for (int i = 0; i < n; ++i) {
-        sums[i] = eps;
-        for (int j = 0; j < n; ++j) sums[i] += matrix[i * n + j];
-      }
-      for (int i = 0; i < n; ++i) {
-        for (int j = 0; j < n; ++j) matrix[i * n + j] /= sums[i];
-      }
-    }
-  }
+// Divides n vectors, so far from one another, by their sum.
+inline void normalise(Vec* values, int n, int stride, float eps) {
+  Vec total = fill(eps);
+  for (int i = 0; i < n; ++i) total = add(total, values[i * stride]);
+  const Vec inverse = div(fill(1.0f), total);
+  for (int i = 0; i < n; ++i) values[i * stride] = mul(values[i * stride], inverse);
 }
 
-// The same for n = 4, the published model's: a matrix is one vector of sixteen lanes, and the
-// compiler keeps the loops in registers.
-inline void sinkhorn_four(float* matrix, int iterations, float eps) {
-  float m[16], sums[4];
-  std::memcpy(m, matrix, sizeof(m));
-  for (int pass = 0; pass < iterations; ++pass) {
-    if (pass > 0) {
-      for (int i = 0; i < 4; ++i) {
-        sums[i] = eps + m[4 * i] + m[4 * i + 1] + m[4 * i + 2] + m[4 * i + 3];
-      }
-      for (int i = 0; i < 16; ++i) m[i] /= sums[i / 4];
-    }
-    for (int j = 0; j < 4; ++j) sums[j] = eps + m[j] + m[4 + j] + m[8 + j] + m[12 + j];
-    for (int i = 0; i < 16; ++i) m[i] /= sums[i % 4];
-  }
-  std::memcpy(matrix, m, sizeof(m));
-}
-
-inline void softmax_row(float* row, int n, float eps) {
-  float top = row[0], total = 0.0f;
-  for (int j = 1; j < n; ++j) top = std::max(top, row[j]);
+inline void softmax_lanes(Vec* values, int n, float eps) {
+  Vec top = values[0], total = zero();
+  for (int j = 1; j < n; ++j) top = max(top, values[j]);
   for (int j = 0; j < n; ++j) {
-    row[j] = std::exp(row[j] - top);
-    total += row[j];
+    values[j] = exp(sub(values[j], top));
+    total = add(total, values[j]);
   }
-  for (int j = 0; j < n; ++j) row[j] = row[j] / total + eps;
+  for (int j = 0; j < n; ++j) values[j] = add(div(values[j], total), fill(eps));
+}
+
+// Sixteen rows at once, a row in each lane: values [(2 + n) * n, kLanes] become the weights to read
+// by [n], those to write by [n] and the mixing matrix [n, n]. N: n, or 0 for any.
+template <int N>
+inline void learn_lanes(int num_streams, int iterations, float eps, float* values) {
+  constexpr int kMost = N != 0 ? N : kMaxStreams;
+  const int n = N != 0 ? N : num_streams;
+  for (int i = 0; i < n; ++i) {
+    float *read = values + i * kLanes, *post = values + (n + i) * kLanes;
+    store(read, add(sigmoid(load(read)), fill(eps)));
+    store(post, mul(sigmoid(load(post)), fill(2.0f)));
+  }
+  float* matrix = values + 2 * n * kLanes;
+  Vec mix[kMost * kMost];
+  for (int i = 0; i < n * n; ++i) mix[i] = load(matrix + i * kLanes);
+  for (int i = 0; i < n; ++i) softmax_lanes(mix + i * n, n, eps);
+  // Sinkhorn: nearly doubly stochastic; the last pass is over columns.
+  for (int pass = 0; pass < iterations; ++pass) {
+    for (int i = 0; pass > 0 && i < n; ++i) normalise(mix + i * n, n, 1, eps);
+    for (int j = 0; j < n; ++j) normalise(mix + j, n, n, eps);
+  }
+  for (int i = 0; i < n * n; ++i) store(matrix + i * kLanes, mix[i]);
 }
 
 // out = sum of weights[i] * streams[i].
@@ -92,28 +81,40 @@ inline void read_streams(ThreadPool& pool, const vn_v4_model& m, const vn_hyper&
   float* mix = state.mix.take(t * n * n);
   const vn_matrix fn = float_matrix(hyper.fn, width, flat);
   multiply(pool, streams, t, fn, projected);
-  for_rows(pool, t, 8 * flat + 100 * m.sinkhorn_iterations, [&](int64_t row) {
-    float* own = projected + row * width;
-    const float inverse = inverse_rms(streams + row * flat, flat, m.norm_eps);
-    for (int64_t i = 0; i < width; ++i) {
-      const float scale = hyper.scale[i < n ? 0 : i < 2 * n ? 1 : 2];
-      own[i] = own[i] * inverse * scale + hyper.base[i];
+  // Full vectors of rows where there are enough for all threads.
+  const int64_t least = std::max(t / pool.num_threads(), kChunkWork / (8 * flat));
+  const int64_t group = std::clamp<int64_t>(least, 1, kLanes);
+  pool.run((t + group - 1) / group, [&](int64_t task) {
+    const int64_t first = task * group, rows = std::min(group, t - first);
+    float values[(2 + kMaxStreams) * kMaxStreams * kLanes];
+    std::fill_n(values, width * kLanes, 0.0f);  // lanes without a row too
+    for (int64_t lane = 0; lane < rows; ++lane) {
+      const int64_t row = first + lane;
+      const float inverse = inverse_rms(streams + row * flat, flat, m.norm_eps);
+      for (int64_t i = 0; i < width; ++i) {
+        const float scale = hyper.scale[i < n ? 0 : i < 2 * n ? 1 : 2];
+        values[i * kLanes + lane] =
+            projected[row * width + i] * inverse * scale + hyper.base[i];
+      }
     }
-    float weights[kMaxStreams];
-    for (int i = 0; i < n; ++i) {
-      weights[i] = sigmoid(own[i]) + m.hyper_eps;
-      post[row * n + i] = sigmoid(own[n + i]) * 2.0f;
-    }
-    float* matrix = mix + row * n * n;
-    std::memcpy(matrix, own + 2 * n, sizeof(float) * n * n);
-    for (int i = 0; i < n; ++i) softmax_row(matrix + i * n, n, m.hyper_eps);
     if (n == 4) {
-      sinkhorn_four(matrix, m.sinkhorn_iterations, m.hyper_eps);
+      learn_lanes<4>(n, m.sinkhorn_iterations, m.hyper_eps, values);
     } else {
-      sinkhorn(matrix, n, m.sinkhorn_iterations, m.hyper_eps);
+      learn_lanes<0>(n, m.sinkhorn_iterations, m.hyper_eps, values);
     }
-    collapse(weights, streams + row * flat, n, d, x + row * d);
-    rms_norm(x + row * d, norm, 1.0f, d, m.norm_eps, x + row * d);
+    for (int64_t lane = 0; lane < rows; ++lane) {
+      const int64_t row = first + lane;
+      float weights[kMaxStreams];
+      for (int i = 0; i < n; ++i) {
+        weights[i] = values[i * kLanes + lane];
+        post[row * n + i] = values[(n + i) * kLanes + lane];
+      }
+      for (int i = 0; i < n * n; ++i) {
+        mix[row * n * n + i] = values[(2 * n + i) * kLanes + lane];
+      }
+      collapse(weights, streams + row * flat, n, d, x + row * d);
+      rms_norm(x + row * d, norm, 1.0f, d, m.norm_eps, x + row * d);
+    }
   });
 }
 

@@ -17,17 +17,20 @@ namespace VN_BUILD {
 // ---- vectors --------------------------------------------------------------------------------
 
 inline float sum_of_squares(const float* x, int64_t count) {
-  Vec total = zero();
+  // Four chains: one would wait for each of its sums.
+  Vec totals[4] = {zero(), zero(), zero(), zero()};
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Vec a = load(x + i);
-    total = fma(a, a, total);
+  for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+    for (int c = 0; c < 4; ++c) {
+      const Vec a = load(x + i + c * kLanes);
+      totals[c] = fma(a, a, totals[c]);
+    }
   }
-  if (i < count) {
-    const Vec a = load_some(x + i, static_cast<int>(count - i));
-    total = fma(a, a, total);
+  for (; i < count; i += kLanes) {
+    const Vec a = load_some(x + i, static_cast<int>(std::min<int64_t>(kLanes, count - i)));
+    totals[0] = fma(a, a, totals[0]);
   }
-  return sum(total);
+  return sum(add(add(totals[0], totals[1]), add(totals[2], totals[3])));
 }
 
 inline float inverse_rms(const float* x, int64_t count, float eps) {
@@ -67,11 +70,22 @@ inline void rotate_tail(float* row, int64_t width, const float* turns, int32_t p
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
-// Turns scores into e^(score - max) and returns their sum, with `extra` as one score more.
-// Lanes past the end take part as zeros, so the buffer has room for a whole vector.
-inline float softmax_terms(float* scores, int64_t count, float extra) {
-  float top = extra;
-  for (int64_t i = 0; i < count; ++i) top = std::max(top, scores[i]);
+inline float find_highest(const float* scores, int64_t count, float least) {
+  float top = least;
+  int64_t i = 0;
+  if (count >= kLanes) {
+    Vec tops = load(scores);
+    for (i = kLanes; i + kLanes <= count; i += kLanes) tops = max(tops, load(scores + i));
+    float lanes[kLanes];
+    store(lanes, tops);
+    for (const float lane : lanes) top = std::max(top, lane);
+  }
+  for (; i < count; ++i) top = std::max(top, scores[i]);
+  return top;
+}
+
+// Turns scores into e^(score - top) and returns their sum.
+inline float exp_terms(float* scores, int64_t count, float top) {
   Vec total = zero();
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
@@ -79,14 +93,18 @@ inline float softmax_terms(float* scores, int64_t count, float extra) {
     store(scores + i, term);
     total = add(total, term);
   }
-  float tail = 0.0f;
-  for (; i < count; ++i) {
-    float lane[kLanes];
-    store(lane, exp(fill(scores[i] - top)));
-    scores[i] = lane[0];
-    tail += lane[0];
+  if (i < count) {
+    const int rest = static_cast<int>(count - i);
+    store_some(scores + i, exp(sub(load_some(scores + i, rest), fill(top))), rest);
+    total = add(total, load_some(scores + i, rest));
   }
-  return sum(total) + tail + std::exp(extra - top);
+  return sum(total);
+}
+
+// Turns scores into e^(score - max) and returns their sum, with `extra` as one score more.
+inline float softmax_terms(float* scores, int64_t count, float extra) {
+  const float top = find_highest(scores, count, extra);
+  return exp_terms(scores, count, top) + std::exp(extra - top);
 }
 
 // out[r] = sum over k of weights[r][k] * rows[k], times scale[r]; sums run along k.

@@ -14,9 +14,9 @@
 namespace vn {
 namespace VN_BUILD {
 
-// Rows of a matrix that are multiplied one after another: the most; and as many as stay in the
-// first-level cache beside the inputs, where they are used again and again.
-constexpr int kColumns = 12, kReusedColumns = 8;
+// Rows of a matrix that are multiplied one after another, while they are in the first-level cache:
+// whole tiles of every height.
+constexpr int kColumns = 12;
 
 // What a block of products has in common.
 struct Columns {
@@ -24,93 +24,122 @@ struct Columns {
   int64_t size;   // of a row
   int64_t group;  // values under one scale
   bool has_byte_scales;
-  // So many bytes on lie the rows of the next block: asked for early, as memory is the limit where
+  // So many bytes on lies what is multiplied next: asked for early, as memory is the limit where
   // inputs are few.
   int64_t ahead;
 };
 
+// To which cache a tile asks for what comes next.
+enum Fetch { kNoFetch = 0, kFetchNear = 3, kFetchFar = 2 };
+
+// Sums of a tile by lane, between two parts of long rows.
+struct Lanes {
+  float* sums;  // [rows + 8, kColumns, kLanes] of a block
+  bool continues, ends;
+};
+constexpr Lanes kWholeRows = {nullptr, false, true};
+
 // y[r][first + c] = x[r] . row c, for a register tile. One chain of sums per output, along k, then
-// over the lanes: the same for every shape of tile.
-template <int Kind, int R, int C>
-inline void dot_tile(const float* const* x, const Columns& w, int column, bool fetches,
+// over the lanes: the same for every shape of tile and however rows are cut into parts.
+template <int Kind, int R, int C, Fetch kFetch>
+inline void dot_tile(const float* const* x, const Columns& w, int column, Lanes lanes,
                      float* const* y, int64_t first) {
-  Vec sums[R][C];
-  for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < C; ++c) sums[r][c] = zero();
+  Vec sums[R * C];
+  each<R * C>([&](auto i) VN_NOW { sums[i] = zero(); });
+  if (lanes.continues) {
+    each<R * C>([&](auto i) VN_NOW { sums[i] = load(lanes.sums + i * kLanes); });
   }
   const StoredRow* rows = w.rows + column;
-  const int64_t k = w.size, group = kHasScales<Kind> ? w.group : k, ahead = fetches ? w.ahead : 0;
+  const int64_t k = w.size, group = kHasScales<Kind> ? w.group : k;
   for (int64_t begin = 0, g = 0; begin < k; begin += group, ++g) {
     Vec scales[C];
     if constexpr (kHasScales<Kind>) {
-      for (int c = 0; c < C; ++c) scales[c] = fill(read_scale(rows[c].scales, g, w.has_byte_scales));
+      each<C>([&](auto c) VN_NOW {
+        scales[c] = fill(read_scale(rows[c].scales, g, w.has_byte_scales));
+      });
     }
     const int64_t end = std::min(k, begin + group);
     int64_t i = begin;
     for (; i + kLanes <= end; i += kLanes) {
-      const auto read = [&](int c) {
-        __builtin_prefetch(rows[c].data + i * Reader<Kind>::kBits / 8 + ahead);
+      const auto read = [&](auto c) VN_NOW {
+        if constexpr (kFetch != kNoFetch) {
+          __builtin_prefetch(rows[c].data + i * Reader<Kind>::kBits / 8 + w.ahead, 0, kFetch);
+        }
         const Vec codes = Reader<Kind>::load(rows[c].data, i);
         return kHasScales<Kind> ? mul(codes, scales[c]) : codes;
       };
       // The fewer of both stay in registers.
       if constexpr (R < C) {
         Vec inputs[R];
-        for (int r = 0; r < R; ++r) inputs[r] = load(x[r] + i);
-        for (int c = 0; c < C; ++c) {
+        each<R>([&](auto r) VN_NOW { inputs[r] = load(x[r] + i); });
+        each<C>([&](auto c) VN_NOW {
           const Vec weights = read(c);
-          for (int r = 0; r < R; ++r) sums[r][c] = fma(inputs[r], weights, sums[r][c]);
-        }
+          each<R>([&](auto r) VN_NOW {
+            sums[r * C + c] = fma(inputs[r], weights, sums[r * C + c]);
+          });
+        });
       } else {
         Vec weights[C];
-        for (int c = 0; c < C; ++c) weights[c] = read(c);
-        for (int r = 0; r < R; ++r) {
+        each<C>([&](auto c) VN_NOW { weights[c] = read(c); });
+        each<R>([&](auto r) VN_NOW {
           const Vec input = load(x[r] + i);
-          for (int c = 0; c < C; ++c) sums[r][c] = fma(input, weights[c], sums[r][c]);
-        }
+          each<C>([&](auto c) VN_NOW {
+            sums[r * C + c] = fma(input, weights[c], sums[r * C + c]);
+          });
+        });
       }
     }
     if constexpr (!kHasScales<Kind>) {
       const int rest = static_cast<int>(end - i);
-      for (int c = 0; rest > 0 && c < C; ++c) {
-        const Vec weights = Reader<Kind>::load_some(rows[c].data, i, rest);
-        for (int r = 0; r < R; ++r) {
-          sums[r][c] = fma(load_some(x[r] + i, rest), weights, sums[r][c]);
-        }
+      if (rest > 0) {
+        each<C>([&](auto c) VN_NOW {
+          const Vec weights = Reader<Kind>::load_some(rows[c].data, i, rest);
+          each<R>([&](auto r) VN_NOW {
+            sums[r * C + c] = fma(load_some(x[r] + i, rest), weights, sums[r * C + c]);
+          });
+        });
       }
     }
   }
-  for (int r = 0; r < R; ++r) {
-    int c = 0;
-    for (; c + 4 <= C; c += 4) {
-      sum_four(sums[r][c], sums[r][c + 1], sums[r][c + 2], sums[r][c + 3], y[r] + first + c);
-    }
-    for (; c < C; ++c) y[r][first + c] = sum(sums[r][c]);
+  if (!lanes.ends) {
+    each<R * C>([&](auto i) VN_NOW { store(lanes.sums + i * kLanes, sums[i]); });
+    return;
   }
+  float totals[R * C];
+  sum_all<R * C>(sums, totals);
+  each<R>([&](auto r) VN_NOW {
+    std::memcpy(y[r] + first, totals + r * C, sizeof(float) * C);
+  });
 }
 
-// Tiles of one height. Where there are several heights, one asks for half of the next block and
-// another for the rest: what is fetched is spread over the work.
-template <int Kind, int R>
-inline void dot_rows(const float* const* x, const Columns& w, int columns, int64_t turn,
-                     int64_t turns, float* const* y, int64_t first) {
-  constexpr int kMost = kTileSums / R, kWide = kMost > kColumns ? kColumns : kMost;
+// Tiles of one height.
+template <int Kind, int R, Fetch kFetch>
+inline void dot_rows(const float* const* x, const Columns& w, int columns, Lanes lanes,
+                     float* const* y, int64_t first) {
+  constexpr int kMost = kTileSums / R, kWide = kMost > kColumns ? kColumns : kMost, kNarrow = 4;
+  const auto at = [&](int c) {
+    return lanes.sums == nullptr
+               ? lanes
+               : Lanes{lanes.sums + c * R * kLanes, lanes.continues, lanes.ends};
+  };
   int c = 0;
-  int64_t index = turn;
-  for (; c + kWide <= columns; c += kWide, ++index) {
-    dot_tile<Kind, R, kWide>(x, w, c, index % turns == 0, y, first + c);
+  for (; c + kWide <= columns; c += kWide) {
+    dot_tile<Kind, R, kWide, kFetch>(x, w, c, at(c), y, first + c);
   }
-  for (; c < columns; ++c, ++index) {
-    dot_tile<Kind, R, 1>(x, w, c, index % turns == 0, y, first + c);
+  if constexpr (kWide > kNarrow) {
+    for (; c + kNarrow <= columns; c += kNarrow) {
+      dot_tile<Kind, R, kNarrow, kFetch>(x, w, c, at(c), y, first + c);
+    }
   }
+  for (; c < columns; ++c) dot_tile<Kind, R, 1, kFetch>(x, w, c, at(c), y, first + c);
 }
 
 // Fewer inputs than a tile is high: those that lack are copies of the last, and go nowhere.
-template <int Kind, int R>
+template <int Kind, int R, Fetch kFetch>
 inline void dot_padded(const float* const* x, int64_t rows, const Columns& w, int columns,
-                       int64_t turn, int64_t turns, float* const* y, int64_t first) {
+                       Lanes lanes, float* const* y, int64_t first) {
   if (rows == R) {
-    dot_rows<Kind, R>(x, w, columns, turn, turns, y, first);
+    dot_rows<Kind, R, kFetch>(x, w, columns, lanes, y, first);
     return;
   }
   float nowhere[kColumns];
@@ -120,41 +149,52 @@ inline void dot_padded(const float* const* x, int64_t rows, const Columns& w, in
     inputs[r] = x[r < rows ? r : rows - 1];
     outputs[r] = r < rows ? y[r] + first : nowhere;
   }
-  dot_rows<Kind, R>(inputs, w, columns, turn, turns, outputs, 0);
+  dot_rows<Kind, R, kFetch>(inputs, w, columns, lanes, outputs, 0);
 }
 
-// y[r][first + c] = x[r] . row c for any number of inputs.
-template <int Kind>
-inline void dot_block(const float* const* x, int64_t rows, const Columns& w, int columns,
-                      float* const* y, int64_t first) {
-  const int64_t turns = rows <= kMostRows ? 1 : 2;
-  int64_t r = 0, turn = 0;
-  for (; rows - r > kMostRows; r += kTileRows, ++turn) {
-    dot_rows<Kind, kTileRows>(x + r, w, columns, turn, turns, y + r, first);
-  }
-  const int64_t rest = rows - r;
+// y[r][first + c] = x[r] . row c for inputs of one tile.
+template <int Kind, Fetch kFetch>
+inline void dot_few(const float* const* x, int64_t rows, const Columns& w, int columns, Lanes lanes,
+                    float* const* y, int64_t first) {
   if constexpr (kMostRows > 4) {
-    if (rest > 6) dot_padded<Kind, 8>(x + r, rest, w, columns, turn, turns, y + r, first);
-    if (rest == 5 || rest == 6) {
-      dot_padded<Kind, 6>(x + r, rest, w, columns, turn, turns, y + r, first);
-    }
-    if (rest == 3 || rest == 4) {
-      dot_padded<Kind, 4>(x + r, rest, w, columns, turn, turns, y + r, first);
-    }
+    if (rows > 6) return dot_padded<Kind, 8, kFetch>(x, rows, w, columns, lanes, y, first);
+    if (rows > 4) return dot_padded<Kind, 6, kFetch>(x, rows, w, columns, lanes, y, first);
+    if (rows > 2) return dot_padded<Kind, 4, kFetch>(x, rows, w, columns, lanes, y, first);
   }
   if constexpr (kMostRows > 1) {
-    if (rest == 2) dot_rows<Kind, 2>(x + r, w, columns, turn, turns, y + r, first);
+    if (rows == 2) return dot_rows<Kind, 2, kFetch>(x, w, columns, lanes, y, first);
   }
-  if (rest == 1) dot_rows<Kind, 1>(x + r, w, columns, turn, turns, y + r, first);
+  if (rows == 1) dot_rows<Kind, 1, kFetch>(x, w, columns, lanes, y, first);
 }
 
-// The same for rows of floats given one by one; at most kColumns.
+// The same for any number of inputs and rows of floats; the first inputs fetch for all.
+template <Fetch kFetch>
+inline void dot_block(const float* const* x, int64_t rows, const Columns& w, int columns,
+                      Lanes lanes, float* const* y, int64_t first) {
+  if (rows <= kMostRows) {
+    dot_few<VN_F32, kFetch>(x, rows, w, columns, lanes, y, first);
+    return;
+  }
+  const auto at = [&](int64_t r) {
+    return lanes.sums == nullptr
+               ? lanes
+               : Lanes{lanes.sums + r * kColumns * kLanes, lanes.continues, lanes.ends};
+  };
+  dot_rows<VN_F32, kTileRows, kFetch>(x, w, columns, lanes, y, first);
+  int64_t r = kTileRows;
+  for (; rows - r > kMostRows; r += kTileRows) {
+    dot_rows<VN_F32, kTileRows, kNoFetch>(x + r, w, columns, at(r), y + r, first);
+  }
+  dot_few<VN_F32, kNoFetch>(x + r, rows - r, w, columns, at(r), y + r, first);
+}
+
+// The same for rows of floats given one by one, which are near; at most kColumns.
 inline void dot_floats(const float* const* x, int64_t rows, const float* const* w, int columns,
                        int64_t k, float* const* y, int64_t first) {
   Columns block = {};
   for (int c = 0; c < columns; ++c) block.rows[c].data = reinterpret_cast<const uint8_t*>(w[c]);
   block.size = k;
-  dot_block<VN_F32>(x, rows, block, columns, y, first);
+  dot_block<kNoFetch>(x, rows, block, columns, kWholeRows, y, first);
 }
 
 // One product: rows of x, by some rows of a matrix, into rows of y.
@@ -171,47 +211,73 @@ struct Product {
 
 // Inputs of one block stay in the second-level cache while the matrix streams by.
 constexpr int64_t kBlockRows = 96;
-// Multiply-adds worth a chunk of their own (some 10 us), and those not worth waking a thread.
-constexpr int64_t kChunkWork = 1 << 17;
-
+// Multiply-adds not worth waking a thread (some 3 us), and those of a chunk where there is enough to
+// share: rows of a matrix are fetched ahead within a chunk only.
+constexpr int64_t kChunkWork = 1 << 17, kLargeChunkWork = 1 << 19;
+constexpr int64_t kChunksPerThread = 8;
 
 template <int Kind>
 inline void dot_stored(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row,
                        int64_t count, float* const* y, int64_t first) {
-  const int64_t step = rows > kMostRows ? kReusedColumns : kColumns;
-  const int64_t ahead = step * m.row_stride * Reader<Kind>::kBits / 8;
+  const int64_t ahead = kColumns * m.row_stride * Reader<Kind>::kBits / 8;
   Columns block = {{}, m.cols, m.group, m.has_byte_scales != 0, ahead};
-  for (int64_t c = 0; c < count; c += step) {
-    const int columns = static_cast<int>(std::min<int64_t>(step, count - c));
+  for (int64_t c = 0; c < count; c += kColumns) {
+    const int columns = static_cast<int>(std::min<int64_t>(kColumns, count - c));
     for (int i = 0; i < columns; ++i) block.rows[i] = stored_row(m, row + c + i);
-    dot_block<Kind>(x, rows, block, columns, y, first + c);
+    dot_few<Kind, kFetchNear>(x, rows, block, columns, kWholeRows, y, first + c);
   }
 }
 
-// Where inputs are many, a row is widened once for all of them.
-inline void dot_decoded(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row,
-                        int64_t count, float* const* y, int64_t first) {
-  thread_local Floats decoded;
-  decoded.resize(kReusedColumns * m.cols);
-  const float* w[kReusedColumns];
-  for (int64_t c = 0; c < count; c += kReusedColumns) {
-    const int columns = static_cast<int>(std::min<int64_t>(kReusedColumns, count - c));
-    for (int i = 0; i < columns; ++i) {
-      float* out = decoded.data() + i * m.cols;
-      decode_matrix_row(m, row + c + i, out);
-      w[i] = out;
+// Values of rows that are multiplied at once: kColumns of them, and a tile of inputs, fit in the
+// first-level cache.
+constexpr int64_t kPartSize = 640;
+
+// Where inputs are many, a part of some rows is multiplied by all of them; what is not stored as
+// floats is widened once for all.
+inline void dot_many(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row,
+                     int64_t count, float* const* y, int64_t first) {
+  const int64_t num_parts = (m.cols + kPartSize - 1) / kPartSize;
+  const int64_t even = (m.cols + num_parts - 1) / num_parts;
+  const int64_t part = (even + kLanes - 1) / kLanes * kLanes;
+  const bool is_wide = m.kind == VN_F32;
+  thread_local Floats sums, decoded;
+  if (num_parts > 1) sums.resize((kBlockRows + 8) * kColumns * kLanes);
+  if (!is_wide) decoded.resize(kColumns * (part + kLanes));
+  const float* inputs[kBlockRows];
+  for (int64_t c = 0; c < count; c += kColumns) {
+    const int columns = static_cast<int>(std::min<int64_t>(kColumns, count - c));
+    for (int64_t from = 0; from < m.cols; from += part) {
+      const int64_t size = std::min(part, m.cols - from);
+      const bool is_last = from + size == m.cols;
+      const int64_t next = is_last ? kColumns * m.row_stride - from : size;
+      Columns block = {{}, size, 0, false, next * static_cast<int64_t>(sizeof(float))};
+      for (int i = 0; i < columns; ++i) {
+        if (is_wide) {
+          block.rows[i].data = stored_row(m, row + c + i).data + from * sizeof(float);
+        } else {
+          float* out = decoded.data() + i * part;
+          decode_matrix_part(m, row + c + i, from, size, out);
+          block.rows[i].data = reinterpret_cast<const uint8_t*>(out);
+        }
+      }
+      for (int64_t r = 0; r < rows; ++r) inputs[r] = x[r] + from;
+      const Lanes lanes = {num_parts > 1 ? sums.data() : nullptr, from > 0, is_last};
+      if (is_wide) {
+        dot_block<kFetchFar>(inputs, rows, block, columns, lanes, y, first + c);
+      } else {
+        dot_block<kNoFetch>(inputs, rows, block, columns, lanes, y, first + c);
+      }
     }
-    dot_floats(x, rows, w, columns, m.cols, y, first + c);
   }
 }
 
 // Products with rows row .. row + count - 1 of a matrix that is no VN_PARTS.
 inline void dot_leaf(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row,
                      int64_t count, float* const* y, int64_t first) {
-  if (m.kind == VN_F32) {
+  if (rows > kMostRows || !has_whole_steps(m)) {
+    dot_many(x, rows, m, row, count, y, first);
+  } else if (m.kind == VN_F32) {
     dot_stored<VN_F32>(x, rows, m, row, count, y, first);
-  } else if (rows > kMostRows || !has_whole_steps(m)) {
-    dot_decoded(x, rows, m, row, count, y, first);
   } else if (m.kind == VN_BF16) {
     dot_stored<VN_BF16>(x, rows, m, row, count, y, first);
   } else if (m.kind == VN_MXFP4) {
@@ -249,15 +315,19 @@ inline void multiply_all(ThreadPool& pool, const Product* products, size_t count
   cuts.clear();
   int64_t num_chunks = 0, work = 0;
   for (size_t i = 0; i < count; ++i) {
+    work += products[i].num_rows * products[i].matrix->cols * products[i].num_columns;
+  }
+  const int64_t chunk_work = std::clamp(work / (kChunksPerThread * pool.num_threads()), kChunkWork,
+                                        kLargeChunkWork);
+  for (size_t i = 0; i < count; ++i) {
     const Product& p = products[i];
     const int64_t rows = std::min(p.num_rows, kBlockRows);
     const int64_t per_column = std::max<int64_t>(1, rows * p.matrix->cols);
-    int64_t columns = std::max<int64_t>(kColumns, kChunkWork / per_column);
+    int64_t columns = std::max<int64_t>(kColumns, chunk_work / per_column);
     columns = (columns + kColumns - 1) / kColumns * kColumns;
     const Cut cut = {(p.num_rows + kBlockRows - 1) / kBlockRows, columns,
                      (p.num_columns + columns - 1) / columns, num_chunks};
     num_chunks += cut.row_blocks * cut.column_blocks;
-    work += p.num_rows * p.matrix->cols * p.num_columns;
     cuts.push_back(cut);
   }
   const Cut* all = cuts.data();

@@ -100,12 +100,13 @@ inline float widen_one(const vn_matrix& m, const uint8_t* row, int64_t i) {
 }
 
 template <int Kind>
-inline void decode_scaled(const vn_matrix& m, const StoredRow& row, float* out) {
-  for (int64_t first = 0, g = 0; first < m.cols; first += m.group, ++g) {
+inline void decode_scaled(const vn_matrix& m, const StoredRow& row, int64_t from, int64_t count,
+                          float* out) {
+  for (int64_t at = from; at < from + count;) {
+    const int64_t g = at / m.group, end = std::min(from + count, (g + 1) * m.group);
     const Vec scale = fill(read_scale(row.scales, g, m.has_byte_scales != 0));
-    const int64_t end = std::min<int64_t>(m.cols, first + m.group);
-    for (int64_t i = first; i < end; i += kLanes) {
-      store(out + i, mul(Reader<Kind>::load(row.data, i), scale));
+    for (; at < end; at += kLanes) {
+      store(out + at - from, mul(Reader<Kind>::load(row.data, at), scale));
     }
   }
 }
@@ -125,24 +126,31 @@ inline void decode_row(const void* data, int64_t offset, int32_t kind, int64_t c
   }
 }
 
-// Each value is the one fp32 product of its code's value and its scale.
-inline void decode_matrix_row(const vn_matrix& m, int64_t index, float* out) {
+// Widens `count` values from `from`, a multiple of kLanes, of a row; each is the one fp32 product of
+// its code's value and its scale.
+inline void decode_matrix_part(const vn_matrix& m, int64_t index, int64_t from, int64_t count,
+                               float* out) {
   if (m.scales == nullptr) {
-    decode_row(m.data, index * m.row_stride, m.kind, m.cols, out);
+    decode_row(m.data, index * m.row_stride + from, m.kind, count, out);
     return;
   }
   const StoredRow row = stored_row(m, index);
   if (!has_whole_steps(m)) {
-    for (int64_t i = 0; i < m.cols; ++i) {
-      out[i] = widen_one(m, row.data, i) * read_scale(row.scales, i / m.group, m.has_byte_scales != 0);
+    for (int64_t i = from; i < from + count; ++i) {
+      const float scale = read_scale(row.scales, i / m.group, m.has_byte_scales != 0);
+      out[i - from] = widen_one(m, row.data, i) * scale;
     }
   } else if (m.kind == VN_MXFP4) {
-    decode_scaled<VN_MXFP4>(m, row, out);
+    decode_scaled<VN_MXFP4>(m, row, from, count, out);
   } else if (m.kind == VN_FP8) {
-    decode_scaled<VN_FP8>(m, row, out);
+    decode_scaled<VN_FP8>(m, row, from, count, out);
   } else {
-    decode_scaled<VN_INT8>(m, row, out);
+    decode_scaled<VN_INT8>(m, row, from, count, out);
   }
+}
+
+inline void decode_matrix_row(const vn_matrix& m, int64_t index, float* out) {
+  decode_matrix_part(m, index, 0, m.cols, out);
 }
 
 // The matrix that holds a row, and the row's number in it.

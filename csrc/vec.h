@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -14,6 +16,21 @@ namespace vn {
 namespace VN_BUILD {
 
 constexpr int kLanes = 16;
+
+// Arrays of vectors stay in registers only where every index is a constant of one function.
+#define VN_NOW __attribute__((always_inline))
+#define VN_INLINE inline VN_NOW
+
+template <typename Body, int... I>
+VN_INLINE void call_each(Body&& body, std::integer_sequence<int, I...>) {
+  (body(std::integral_constant<int, I>{}), ...);
+}
+
+// Calls body(i) for i = 0 .. N - 1, each i a constant.
+template <int N, typename Body>
+VN_INLINE void each(Body&& body) {
+  call_each(body, std::make_integer_sequence<int, N>{});
+}
 
 // The value of a four-bit code: minus zero (code 8) is zero.
 inline float widen_e2m1(int code) {
@@ -107,17 +124,44 @@ inline float sum(Vec a) {
   four = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
-// out[i] = sum of vector i, in the order of sum().
-inline void sum_four(Vec a, Vec b, Vec c, Vec d, float* out) {
-  const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a.v, b.v, 0x44),
-                                  _mm512_shuffle_f32x4(a.v, b.v, 0xEE));
-  const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c.v, d.v, 0x44),
-                                  _mm512_shuffle_f32x4(c.v, d.v, 0xEE));
-  __m512 four = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88),
-                              _mm512_shuffle_f32x4(ab, cd, 0xDD));
-  four = _mm512_add_ps(four, _mm512_permute_ps(four, 0x4E));
-  four = _mm512_add_ps(four, _mm512_movehdup_ps(four));
-  _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, four)));
+// Sums of several vectors at once, each in the order of sum(): two vectors are folded into one at
+// every level, so that a lane more is work and not idle.
+inline __m512 fold_halves(Vec a, Vec b) {
+  return _mm512_add_ps(_mm512_mask_blend_ps(0xFF00, a.v, b.v),
+                       _mm512_shuffle_f32x4(a.v, b.v, 0x4E));
+}
+inline __m512 fold_quarters(__m512 a, __m512 b) {
+  const __m512 others = _mm512_mask_blend_ps(0x0F0F, a, b);
+  return _mm512_add_ps(_mm512_mask_blend_ps(0xF0F0, a, b),
+                       _mm512_shuffle_f32x4(others, others, 0xB1));
+}
+inline __m512 fold_pairs(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_mask_blend_ps(0xCCCC, a, b), _mm512_shuffle_ps(a, b, 0x4E));
+}
+inline __m512 fold_neighbours(__m512 a, __m512 b) {
+  const __m512 others = _mm512_mask_blend_ps(0x5555, a, b);
+  return _mm512_add_ps(_mm512_mask_blend_ps(0xAAAA, a, b), _mm512_permute_ps(others, 0xB1));
+}
+// out[i] = sum of vector i.
+VN_INLINE void sum_sixteen(const Vec* v, float* out) {
+  const __m512 a = fold_pairs(fold_quarters(fold_halves(v[0], v[8]), fold_halves(v[4], v[12])),
+                              fold_quarters(fold_halves(v[2], v[10]), fold_halves(v[6], v[14])));
+  const __m512 b = fold_pairs(fold_quarters(fold_halves(v[1], v[9]), fold_halves(v[5], v[13])),
+                              fold_quarters(fold_halves(v[3], v[11]), fold_halves(v[7], v[15])));
+  _mm512_storeu_ps(out, fold_neighbours(a, b));
+}
+VN_INLINE void sum_eight(const Vec* v, float* out) {
+  const __m512 a = fold_pairs(fold_quarters(fold_halves(v[0], v[4]), fold_halves(v[2], v[6])),
+                              fold_quarters(fold_halves(v[1], v[5]), fold_halves(v[3], v[7])));
+  const __m512 sums = _mm512_add_ps(a, _mm512_permute_ps(a, 0xB1));
+  _mm256_storeu_ps(out, _mm512_castps512_ps256(_mm512_maskz_compress_ps(0x5555, sums)));
+}
+VN_INLINE void sum_four(const Vec* v, float* out) {
+  const __m512 a =
+      fold_quarters(fold_halves(v[0], v[2]), fold_halves(v[1], v[3]));
+  const __m512 pairs = _mm512_add_ps(a, _mm512_permute_ps(a, 0x4E));
+  const __m512 sums = _mm512_add_ps(pairs, _mm512_permute_ps(pairs, 0xB1));
+  _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, sums)));
 }
 
 #elif defined(__AVX2__)
@@ -252,13 +296,36 @@ inline float sum(const Vec& a) {
 
 #if !defined(__AVX512F__)
 // out[i] = sum of vector i.
-inline void sum_four(const Vec& a, const Vec& b, const Vec& c, const Vec& d, float* out) {
-  out[0] = sum(a);
-  out[1] = sum(b);
-  out[2] = sum(c);
-  out[3] = sum(d);
+VN_INLINE void sum_four(const Vec* v, float* out) {
+  for (int i = 0; i < 4; ++i) out[i] = sum(v[i]);
+}
+VN_INLINE void sum_eight(const Vec* v, float* out) {
+  sum_four(v, out);
+  sum_four(v + 4, out + 4);
+}
+VN_INLINE void sum_sixteen(const Vec* v, float* out) {
+  sum_eight(v, out);
+  sum_eight(v + 8, out + 8);
 }
 #endif
+
+// out[i] = sum of vector i, for any number of them.
+template <int N>
+VN_INLINE void sum_all(const Vec* v, float* out) {
+  if constexpr (N >= 16) {
+    sum_sixteen(v, out);
+    sum_all<N - 16>(v + 16, out + 16);
+  } else if constexpr (N >= 8) {
+    sum_eight(v, out);
+    sum_all<N - 8>(v + 8, out + 8);
+  } else if constexpr (N >= 4) {
+    sum_four(v, out);
+    sum_all<N - 4>(v + 4, out + 4);
+  } else if constexpr (N > 0) {
+    *out = sum(*v);
+    sum_all<N - 1>(v + 1, out + 1);
+  }
+}
 
 // e^x to about one unit in the last place: 2^n times a polynomial over [-ln2 / 2, ln2 / 2].
 inline Vec exp(Vec x) {

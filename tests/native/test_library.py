@@ -57,11 +57,26 @@ def test_products(build: str, rows: int, columns: int, width: int, wide: bool) -
         )
 
 
-def test_vector_builds_give_the_same_bits() -> None:
+@pytest.mark.parametrize("build", builds())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [641, 1296, 2053])
+def test_long_rows_are_multiplied_in_parts(build: str, dtype: torch.dtype, width: int) -> None:
+    x, weight = torch.randn(35, width), torch.randn(29, width).to(dtype)
+    output = multiply(make_context(1, build), x, weight)
+    expected = (x.double() @ weight.double().T).float()
+    torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-5)
+    context = make_context(2, build)
+    for rows in (1, 2, 4, 7, 9):
+        assert torch.equal(multiply(context, x[3 : 3 + rows], weight), output[3 : 3 + rows])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 24])
+@pytest.mark.parametrize("width", [83, 700])
+def test_vector_builds_give_the_same_bits(rows: int, width: int) -> None:
     names = [name for name in builds() if name != "portable"]
     if len(names) < 2:
         pytest.skip("this processor runs one vector build only")
-    x, weight = torch.randn(9, 83), torch.randn(21, 83)
+    x, weight = torch.randn(rows, width), torch.randn(21, width)
     first, second = (multiply(make_context(1, name), x, weight) for name in names)
     assert torch.equal(first, second)
 

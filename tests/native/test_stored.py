@@ -66,7 +66,7 @@ def decode(source: Storage | StackedRows) -> torch.Tensor:
 @given(
     num_inputs=st.integers(1, 20),
     rows=st.integers(1, 40),
-    width=st.sampled_from([2, 16, 32, 48, 90, 128, 160]),
+    width=st.sampled_from([2, 16, 32, 48, 90, 128, 160, 704]),
     group=st.sampled_from([16, 32, 50, 128]),
     kind=st.sampled_from(["int8", "fp4", "fp8", "fp8 float"]),
 )

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from vllm.native.structs import Step
 from vllm.v1.attention.metadata import CacheLayout, RequestSlice
+
+_INT64_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,20 +17,17 @@ class NativeTables:
     """What a step's requests read and write. R requests, G KV groups, all int64.
 
     Attributes:
-        row_starts, starts, counts, read_from: [R], see ``RequestSlice``.
-        write_from, offsets, lengths, bases: [G, R]: a request's table in a group begins at
-            ``offsets`` of ``block_ids``, has ``lengths`` ids, and first lists block ``bases``.
+        num_requests: R.
+        num_groups: G.
+        numbers: End to end, in the order of ``vn_step``: first flat rows, first positions, tokens
+            and first stored window positions ``[R]``; then ``[G, R]`` the first position to write,
+            and where a request's table begins in ``block_ids``, its length and its first block.
         block_ids: All tables, end to end.
     """
 
-    row_starts: np.ndarray
-    starts: np.ndarray
-    counts: np.ndarray
-    read_from: np.ndarray
-    write_from: np.ndarray
-    offsets: np.ndarray
-    lengths: np.ndarray
-    bases: np.ndarray
+    num_requests: int
+    num_groups: int
+    numbers: np.ndarray
     block_ids: np.ndarray
 
     def to_struct(self, token_ids: int, positions: int, num_tokens: int) -> Step:
@@ -35,26 +35,18 @@ class NativeTables:
 
         The arrays must outlive it.
         """
+        per_request = self.num_requests * _INT64_BYTES
+        sizes = [per_request] * 4 + [per_request * self.num_groups] * 3
+        # One address is asked for and the others are counted from it: asking takes a microsecond.
+        addresses = accumulate(sizes, initial=self.numbers.ctypes.data)
         return Step(
             num_tokens,
-            len(self.starts),
-            len(self.lengths),
+            self.num_requests,
+            self.num_groups,
             token_ids,
             positions,
-            *(
-                array.ctypes.data
-                for array in (
-                    self.row_starts,
-                    self.starts,
-                    self.counts,
-                    self.read_from,
-                    self.write_from,
-                    self.offsets,
-                    self.lengths,
-                    self.bases,
-                    self.block_ids,
-                )
-            ),
+            *addresses,
+            self.block_ids.ctypes.data,
         )
 
 
@@ -67,29 +59,29 @@ def build_native_tables(slices: Sequence[RequestSlice], layout: CacheLayout) -> 
     """
     kept = [item for item in slices if item.num_tokens]
     num_groups = len(layout.groups)
-    numbers = np.array(
-        [(item.start, item.num_tokens, item.read_from) for item in kept], dtype=np.int64
-    ).reshape(-1, 3)
-    starts, counts, read_from = numbers.T.copy()
     tables = [item.tables[group] for group in range(num_groups) for item in kept]
-    lengths = np.array([len(table.block_ids) for table in tables], dtype=np.int64)
-    write_from = np.array(
-        [
+    counts = [item.num_tokens for item in kept]
+    lengths = [len(table.block_ids) for table in tables]
+    numbers = [
+        *accumulate(counts[:-1], initial=0),
+        *(item.start for item in kept),
+        *counts,
+        *(item.read_from for item in kept),
+        *(
             item.write_from[group] if item.write_from else 0
             for group in range(num_groups)
             for item in kept
-        ],
-        dtype=np.int64,
-    )
+        ),
+        *accumulate(lengths[:-1], initial=0),
+        *lengths,
+        *(table.base for table in tables),
+    ]
+    if not kept:
+        numbers = []
     return NativeTables(
-        row_starts=np.cumsum(counts) - counts,
-        starts=starts,
-        counts=counts,
-        read_from=read_from,
-        write_from=write_from,
-        offsets=np.cumsum(lengths) - lengths,
-        lengths=lengths.reshape(num_groups, -1),
-        bases=np.array([table.base for table in tables], dtype=np.int64),
+        num_requests=len(kept),
+        num_groups=num_groups,
+        numbers=np.array(numbers, dtype=np.int64),
         block_ids=(
             np.concatenate([table.block_ids for table in tables]).astype(np.int64, copy=False)
             if tables

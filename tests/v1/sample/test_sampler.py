@@ -7,7 +7,7 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.counter_rng import make_key
 from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
-from vllm.v1.sample.sampler import SamplerOutput, invert_cdf, sample
+from vllm.v1.sample.sampler import SamplerOutput, find_highest, invert_cdf, sample
 
 VOCAB = 12
 DRAWS = 10_000
@@ -86,6 +86,17 @@ def test_greedy_takes_the_argmax_in_a_mixed_batch() -> None:
     assert tokens[::2].tolist() == best[::2]
     for row in (1, 3, 5):
         assert tokens[row] in logits[row].topk(4).indices
+
+
+@pytest.mark.parametrize("values", [2, 3, 500])
+def test_the_highest_logit_is_torchs(values: int) -> None:
+    logits = torch.randint(values, (40, 301), generator=torch.Generator().manual_seed(1)).float()
+    logits[3] = -torch.inf
+    logits[4, 200] = logits[5, :9] = logits[6] = torch.nan
+    for rows in (logits, logits[::3, 5:], logits[:0]):
+        found = find_highest(rows)
+        assert found.dtype == torch.int64
+        assert torch.equal(found, rows.argmax(-1))
 
 
 def test_a_seeded_row_is_the_same_alone_and_in_any_batch() -> None:

@@ -69,14 +69,23 @@ def sample(
 
 def _choose(logits: torch.Tensor, random: RandomRows | None, positions: np.ndarray) -> torch.Tensor:
     if random is None:
-        return logits.argmax(-1)
+        return find_highest(logits)
     uniforms = draw_uniforms(random.rng_keys, positions[random.rows_host])
     on_device = torch.from_numpy(uniforms).to(logits.device)
     if random.rows is None:
         return _sample_random(logits, random, on_device)
-    token_ids = logits.argmax(-1)
+    token_ids = find_highest(logits)
     token_ids[random.rows] = _sample_random(logits[random.rows], random, on_device)
     return token_ids
+
+
+def find_highest(logits: torch.Tensor) -> torch.Tensor:
+    """Return the first of each row's highest logits: fp32 ``[R, V]`` to int64 ``[R]``."""
+    if logits.device.type == "cpu":
+        # Torch looks at one value after another there, numpy at a vector: 10 us instead of 2 ms
+        # for 32 rows of 4,096.
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.argmax(-1)
 
 
 def _sample_random(

@@ -13,6 +13,7 @@ from vllm.v1.attention.metadata import (
     RequestSlice,
 )
 from vllm.v1.attention.step_model import StepModel
+from vllm.v1.sample.sampler import find_highest
 from vllm.v1.spec_decode.boundary_streams import BoundaryStreams
 from vllm.v1.worker.request_state import RequestState
 from vllm.v1.worker.step_input import StepInput
@@ -101,7 +102,7 @@ class MTPProposer:
         for depth in range(self._num_drafts):
             if not live:
                 break
-            tokens = self._model.compute_mtp_logits(streams).argmax(-1).tolist()
+            tokens = find_highest(self._model.compute_mtp_logits(streams)).tolist()
             for i, token in zip(live, tokens, strict=True):
                 drafts[i].append(token)
             if depth + 1 < self._num_drafts:
