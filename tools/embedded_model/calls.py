@@ -235,7 +235,9 @@ def tool_chat(rng: random.Random, length: int, num_tokens: NumTokens) -> Pieces:
     if rng.random() < 0.4:
         pieces.add(rng.choice(("You are a helpful assistant.", "Answer in short sentences.")))
     pieces.add("\n").add("\n")
-    tools = any_tools(rng, rng.choice((1, 1, 2, 2, 3)))
+    tools = any_tools(rng, rng.choice((1, 2, 2, 3, 3, 4)))
+    # A tool's second call can be copied from its first: only first ones teach to read declarations.
+    uncalled = rng.sample(tools, len(tools))
     pieces.extend(tool_section(tools, intro(rng)))
     total = num_tokens(pieces)
     while True:
@@ -243,8 +245,9 @@ def tool_chat(rng: random.Random, length: int, num_tokens: NumTokens) -> Pieces:
             asked, reply = tasks.small_talk(rng)
             turn = Pieces().add(USER + asked + ASSISTANT + END_THINK).extend(reply).add(EOS, 0.5)
         else:
-            tool = rng.choice(tools)
+            tool = uncalled[-1] if uncalled else rng.choice(tools)
             turn = tool_turns(rng, tool, tool.make_use(rng, False))
+            uncalled = uncalled[:-1]
         total += num_tokens(turn)
         if total > length:
             return pieces
