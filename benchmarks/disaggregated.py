@@ -1,6 +1,6 @@
 """Prefill apart from decode, in real processes: is every answer that of one server?
 
-    python -m benchmarks.disaggregated [--requests 1000] [--seed 0] [--no-mtp]
+    python -m benchmarks.disaggregated [--requests 1000] [--seed 0] [--no-mtp] [--cores 1]
 
 Starts one server, a prefill server, a decode server and the example's proxy on this machine, with
 pools so small that prompts wait for room. Mixed requests (lengths,
@@ -128,7 +128,7 @@ def wait_free(url: str) -> bool:
 def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Start everything, ask everything, compare."""
     flags = ("deepseek-v4", "--block-size", "32", *_TIGHT)
-    drafts = () if args.no_mtp else _MTP
+    apart = (*(() if args.no_mtp else _MTP), "--data-parallel-size", str(args.cores))
     kv_port = free_port()
     port = free_port()
     with ExitStack() as stack:
@@ -137,8 +137,8 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             return stack.enter_context(LiveServer(folder / f"{name}.txt", *flags, *more))
 
         alone = start("alone")
-        prefill = start("prefill", *drafts, *transfer_flags("kv_producer", kv_port))
-        decode = start("decode", *drafts, *transfer_flags("kv_consumer", kv_port))
+        prefill = start("prefill", *apart, *transfer_flags("kv_producer", kv_port))
+        decode = start("decode", *apart, *transfer_flags("kv_consumer", kv_port))
         command = [sys.executable, str(_PROXY), "--port", str(port), "--prefill", prefill.url]
         proxy = subprocess.Popen([*command, "--decode", decode.url])
         stack.callback(proxy.wait)
@@ -182,11 +182,13 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-mtp", action="store_true")
+    parser.add_argument("--cores", type=int, default=1, help="Engine cores on either side.")
     parser.add_argument("--logs", type=Path, help="Folder for the servers' logs.")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         values = run(args, args.logs or Path(temporary))
     config = {"requests": args.requests, "seed": args.seed, "mtp": not args.no_mtp}
+    config["cores"] = args.cores
     print_result("disaggregated", config, values)
     wrong = {name for name in values["outcomes"] if name not in ("equal", "left")}
     if wrong or not (values["prefill_blocks_free"] and values["decode_blocks_free"]):

@@ -21,6 +21,10 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
 
+class PoolTooSmall(RuntimeError):
+    """Not even one request alone can go on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What the cache did for one request, at its first admission.
@@ -154,7 +158,12 @@ class PrefixDriver:
         scheduled: dict[str, int] = {}
         budget = self._schedule_running(scheduled)
         self._admit(scheduled, budget)
-        assert scheduled, "nothing can be scheduled: the pool is too small for one request"
+        if not scheduled:
+            first = next(iter([*self.running, *self.waiting]))
+            raise PoolTooSmall(
+                f"{manager.block_pool.num_gpu_blocks} blocks cannot hold a chunk of request "
+                f"{first.request_id} ({first.num_tokens} tokens, {self.chunk} a step)"
+            )
         manager.commit_step()
         manager.take_step_work()
         for request in list(self.running):

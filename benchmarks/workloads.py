@@ -23,11 +23,13 @@ given by path and left out otherwise; the other workloads are made up by rule (`
                                fits, first pass left out
     prefix_repetition          8 prefixes of 3,840 tokens and 256 others behind, 40 requests
 
+A dash stands for what was not asked for, or cannot be served: a pool too small for one chunk.
 ``--quick`` serves a sample: few sizes, every tenth line of a trace, fewer fixed settings.
 """
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -38,7 +40,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.agent_shapes import SHAPES
-from benchmarks.prefix_driver import Outcome, PrefixDriver
+from benchmarks.prefix_driver import Outcome, PoolTooSmall, PrefixDriver
 from benchmarks.replay import SPAN, TraceRequest, make_config, make_policy, read_trace
 from benchmarks.result import print_result
 from benchmarks.rotation import GIB, blocks_per_prompt
@@ -357,7 +359,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         done = as_completed(waiting)
         for future in tqdm(done, total=len(waiting), desc="runs", mininterval=2.0, disable=None):
             name, policy = waiting[future]
+            error = future.exception()
+            if isinstance(error, PoolTooSmall):
+                # vLLM's policy takes window blocks for every row of a chunk.
+                tqdm.write(f"{name} under {policy}: {error}", file=sys.stderr)
+                continue
+            if error is not None:
+                executor.shutdown(cancel_futures=True)
+                error.add_note(f"while serving {name} under {policy}")
+                raise error
             rates[name][policy] = future.result()
+            tqdm.write(f"{name} under {policy}: {100 * future.result():.2f}%", file=sys.stderr)
     print(format_table(rates, args.policies))
     config = json.loads(json.dumps(vars(args), default=str))
     seconds = round(time.perf_counter() - begin, 1)

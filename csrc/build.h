@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "aligned.h"
 #include "thread_pool.h"
 #include "vllm_native.h"
 
@@ -25,7 +26,7 @@ class Scratch {
   }
 
  private:
-  std::vector<float> values_;
+  Floats values_;
 };
 
 // The buffers of a step, kept between calls.

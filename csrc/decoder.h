@@ -147,7 +147,7 @@ class DecoderLayers {
     Routing routing;
     routing.expert_of.resize(t_ * wanted);
     routing.weight_of.resize(t_ * wanted);
-    const std::vector<float> no_bias(experts, 0.0f);
+    const Floats no_bias(experts, 0.0f);
     for_rows(pool_, t_, 60 * experts, [&](int64_t row) {
       float* own = logits + row * experts;
       add_bias(own, layer.router_bias, experts);
@@ -220,7 +220,7 @@ class DecoderLayers {
 
   void prepare_heads(const vn_decoder_layer& layer, int64_t position, float* own) {
     const int64_t d = m_.head_dim;
-    thread_local std::vector<float> turns;
+    thread_local Floats turns;
     if (layer.frequencies != nullptr) {
       turns.resize(d);
       compute_turns(position, layer.frequencies, static_cast<int32_t>(d / 2), turns.data());
@@ -251,10 +251,10 @@ class DecoderLayers {
     thread_local RowList keys, values;
     gather(layer, request, from, end, kv_head, qkv, keys, values);
     const int64_t count = end - from, padded = (count + kLanes - 1) / kLanes * kLanes;
-    thread_local std::vector<float> scores;
+    thread_local Floats scores;
     thread_local std::vector<const float*> x, weights;
     thread_local std::vector<float*> y, out;
-    thread_local std::vector<float> scale;
+    thread_local Floats scale;
     const int64_t total = rows * group;
     scores.resize(total * padded);
     x.resize(total);

@@ -140,7 +140,7 @@ class V4Layers {
                   int64_t index, const float* rows) {
     const int64_t ratio = layer.ratio, first = index * ratio;
     thread_local std::vector<const float*> values, scores;
-    thread_local std::vector<float> decoded, entry;
+    thread_local Floats decoded, entry;
     values.clear();
     scores.clear();
     const int64_t stored_width = 2 * c.row_width;
@@ -163,7 +163,7 @@ class V4Layers {
     entry.resize(c.width + kLanes);
     reduce_rows(values, scores, c.width, entry.data());
     rms_norm(entry.data(), c.norm, 1.0f, c.width, m_.norm_eps, entry.data());
-    thread_local std::vector<float> turns;
+    thread_local Floats turns;
     turns.resize(m_.rope_dim);
     compute_turns(first, m_.compress_frequencies, m_.rope_dim / 2, turns.data());
     rotate_tail(entry.data(), c.width, turns.data(), m_.rope_dim / 2, 1.0f);
@@ -262,7 +262,7 @@ class V4Layers {
     });
     for_rows(pool_, rows, 4 * most, [&](int64_t i) {
       const int64_t count = count_entries(layer, first + i);
-      thread_local std::vector<float> scratch;
+      thread_local Floats scratch;
       if (count > m_.index_topk) {
         choose_highest(scores + i * most, count, m_.index_topk, scratch, chosen_[i]);
       }
@@ -278,7 +278,7 @@ class V4Layers {
     const vn_cache& cache = layer.index_compressor.entries;
     add_rows(cache, pages_.request_of(row), from, to, keys);
     const int64_t count = to - from;
-    thread_local std::vector<float> products;
+    thread_local Floats products;
     thread_local std::vector<const float*> x;
     thread_local std::vector<float*> y;
     products.resize(heads * count);
@@ -319,7 +319,7 @@ class V4Layers {
       keys.add(kv + own_row(request, p) * d);
     }
     const int64_t count = keys.size(), padded = (count + kLanes - 1) / kLanes * kLanes;
-    thread_local std::vector<float> scores;
+    thread_local Floats scores;
     scores.resize(heads * padded);
     for (int64_t h = 0; h < heads; h += kMostRows) {
       const int64_t some = std::min<int64_t>(kMostRows, heads - h);

@@ -144,7 +144,7 @@ inline void mix_all(int64_t rows, const float* const* weights, const float* cons
 
 // Marks the `wanted` highest of `scores`, among equal ones the earliest, and lists them in order.
 inline void choose_highest(const float* scores, int64_t count, int64_t wanted,
-                           std::vector<float>& scratch, std::vector<int32_t>& chosen) {
+                           Floats& scratch, std::vector<int32_t>& chosen) {
   scratch.assign(scores, scores + count);
   std::nth_element(scratch.begin(), scratch.begin() + (wanted - 1), scratch.end(),
                    [](float a, float b) { return a > b; });
@@ -286,7 +286,7 @@ class RowList {
 
  private:
   std::vector<const float*> rows_;
-  std::vector<float> decoded_;
+  Floats decoded_;
   int64_t num_decoded_ = 0;
 };
 

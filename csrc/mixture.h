@@ -10,7 +10,7 @@ namespace VN_BUILD {
 // Tokens by expert: those of expert e are pairs first[e] .. first[e + 1] - 1.
 struct Routing {
   std::vector<int32_t> expert_of;  // [T * chosen]
-  std::vector<float> weight_of;    // [T * chosen]
+  Floats weight_of;    // [T * chosen]
   std::vector<int32_t> first;      // [E + 1]
   std::vector<int32_t> token_of;   // [pairs] in order of experts, then of tokens
   std::vector<int32_t> pair_of;    // [T * chosen] where a token's choice stands

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "aligned.h"
 #include "stored.h"
 #include "thread_pool.h"
 #include "vec.h"
@@ -190,7 +191,7 @@ inline void dot_stored(const float* const* x, int64_t rows, const vn_matrix& m, 
 // Where inputs are many, a row is widened once for all of them.
 inline void dot_decoded(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row,
                         int64_t count, float* const* y, int64_t first) {
-  thread_local std::vector<float> decoded;
+  thread_local Floats decoded;
   decoded.resize(kReusedColumns * m.cols);
   const float* w[kReusedColumns];
   for (int64_t c = 0; c < count; c += kReusedColumns) {

@@ -8,7 +8,8 @@
         --decode http://127.0.0.1:8200
 
 A prefill server that fails is passed over for the next; with none left the decode server computes
-the prompt itself. Once a byte of an answer has reached the client, nothing is asked again.
+the prompt itself. Once a byte of an answer has reached the client, nothing is asked again. Where no
+decode server takes the prompt, or its client leaves first, the prefill server is told to let go.
 """
 
 import argparse
@@ -37,8 +38,13 @@ _ANSWER_FIELDS = (
     *("min_tokens", "logprobs", "top_logprobs", "echo"),
 )
 _HOP_HEADERS = {"host", "content-length", "connection", "transfer-encoding", "accept-encoding"}
+_PARAMS = "kv_transfer_params"
+# nginx's status for a client that left; nobody reads it.
+_CLIENT_GONE = 499
 _CONNECT_TIMEOUT_S = 10.0
 _KEEP_ALIVE_S = 2.0
+# The client waits for it, and it can do without.
+_WITHDRAW_TIMEOUT_S = 5.0
 # Of a connection that ended before an answer began: the next one may be well.
 _DROPPED = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
@@ -113,11 +119,23 @@ class Proxy:
     async def generate(self, request: Request) -> Response:
         """Answer a completion or a chat."""
         raw = await request.body()
+        answering = asyncio.create_task(self._generate(request, raw))
+        # The body is read: what else comes is that the client left.
+        leaving = asyncio.create_task(request.receive())
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if not answering.done():
+            answering.cancel()
+            await asyncio.wait((answering,))
+            if answering.cancelled():
+                return Response(status_code=_CLIENT_GONE)
+        return answering.result()
+
+    async def _generate(self, request: Request, raw: bytes) -> Response:
         headers = _forwarded_headers(request)
         body = _read_object(raw)
         if body is None or not can_split(body):
             return await self._answer(request, raw, headers)
-        params: dict[str, Any] | None = None
         for url in self._prefill.in_order():
             try:
                 reply = await self._ask_prefill(url, request.url.path, body, headers)
@@ -125,19 +143,41 @@ class Proxy:
                 logger.warning("Prefill server %s fails: %r.", url, error)
                 continue
             if reply.status_code < 400:
-                params = reply.json().get("kv_transfer_params")
+                params = (_read_object(reply.content) or {}).get("kv_transfer_params")
+                if isinstance(params, dict) and params.get("do_remote_prefill"):
+                    return await self._decode_held(request, raw, {**body, _PARAMS: params}, url)
                 break
             if reply.status_code < 500:
                 return Response(reply.content, reply.status_code, _answer_headers(reply))
             logger.warning("Prefill server %s answers %d.", url, reply.status_code)
-        if params and params.get("do_remote_prefill"):
-            split = json.dumps({**body, "kv_transfer_params": params}).encode()
-            answer = await self._answer(request, split, headers)
-            if not isinstance(answer, StreamingResponse) and _blames_params(answer):
-                logger.warning("The decode server does not take the prefix: it computes it.")
-            else:
-                return answer
         return await self._answer(request, raw, headers)
+
+    async def _decode_held(
+        self, request: Request, raw: bytes, body: dict[str, Any], holder: str
+    ) -> Response:
+        """Have a prompt decoded that a prefill server holds; it shall not hold it in vain."""
+        headers = _forwarded_headers(request)
+        is_taken = False
+        try:
+            answer = await self._answer(request, json.dumps(body).encode(), headers)
+            is_taken = answer.status_code < 400
+        finally:
+            if not is_taken:
+                await asyncio.shield(self._withdraw(holder, body[_PARAMS], headers))
+        if isinstance(answer, StreamingResponse) or not _blames_params(answer):
+            return answer
+        logger.warning("The decode server does not take the prefix: it computes it.")
+        return await self._answer(request, raw, headers)
+
+    async def _withdraw(self, url: str, params: dict[str, Any], headers: dict[str, str]) -> None:
+        ids = {"request_ids": [params.get("remote_request_id")]}
+        try:
+            reply = await self._client.post(
+                url + "/abort_requests", json=ids, headers=headers, timeout=_WITHDRAW_TIMEOUT_S
+            )
+            reply.raise_for_status()
+        except httpx.HTTPError as error:
+            logger.warning("Prefill server %s holds a prompt for nobody: %r.", url, error)
 
     async def _ask_prefill(
         self, url: str, path: str, body: dict[str, Any], headers: dict[str, str]

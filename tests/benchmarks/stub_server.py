@@ -37,6 +37,7 @@ class Stub:
         bodies: What it was sent.
         headers: And with which headers.
         answer: Makes the events of a body; may raise ``web.HTTPException``.
+        metrics: The text of /metrics by how many bodies came; None: there is no such page.
         piece: Bytes of a write; 0: an event each.
     """
 
@@ -44,6 +45,7 @@ class Stub:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[Mapping[str, str]] = []
         self.answer = answer
+        self.metrics: Callable[[int], str] | None = None
         self.piece = piece
         self.url = ""
 
@@ -65,6 +67,12 @@ class Stub:
             await response.write(piece)
         return response
 
+    async def show_metrics(self, _request: web.Request) -> web.Response:
+        """Answer /metrics."""
+        if self.metrics is None:
+            raise web.HTTPNotFound
+        return web.Response(text=self.metrics(len(self.bodies)))
+
     async def models(self, request: web.Request) -> web.Response:
         """List the model."""
         return web.json_response({"data": [{"id": "stub", "root": "deepseek-v4"}]})
@@ -75,6 +83,7 @@ async def serving(stub: Stub) -> AsyncIterator[Stub]:
     """Serve a stub."""
     app = web.Application()
     app.router.add_get("/v1/models", stub.models)
+    app.router.add_get("/metrics", stub.show_metrics)
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
         app.router.add_post(path, stub.handle)
     async with TestServer(app) as server:

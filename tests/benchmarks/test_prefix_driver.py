@@ -4,9 +4,11 @@ import random
 
 import pytest
 
-from benchmarks.prefix_driver import PrefixDriver
+from benchmarks.prefix_driver import PoolTooSmall, PrefixDriver
+from benchmarks.replay import make_config, make_policy
 from benchmarks.v4_cache import flash_config
 from vllm.benchmarks.sim.requests import PrefixUnits
+from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.request import Request
 
 
@@ -71,3 +73,14 @@ def test_a_full_pool_preempts_and_everybody_finishes() -> None:
     driver.run_all()
     assert driver.stats.num_preemptions > 0
     assert driver.stats.num_requests == 8
+
+
+def test_a_pool_too_small_for_a_chunk_is_named() -> None:
+    # Window blocks for every row of 8,192 tokens are more than vLLM's pool has pages.
+    config = make_config("today", "vllm", 128, 2048)
+    policy = make_policy("today", CacheGeometry.from_config(config))
+    driver = PrefixDriver(config, 20_000, policy=policy)
+    hasher = PrefixUnits(7, range(100), 256, 256)
+    driver.add("seven", [0] * 14_171, hasher)
+    with pytest.raises(PoolTooSmall, match=r"2048 blocks .* request seven \(14171 tokens"):
+        driver.run_all()

@@ -51,6 +51,10 @@ def _bench(stub: Stub, tmp_path: Path, *flags: str) -> tuple[int, dict[str, Any]
 @pytest.mark.slow
 def test_a_run_end_to_end(stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot, timeline = tmp_path / "p.png", tmp_path / "t.png"
+    counter = 'vllm:prefix_cache_miss_tokens_total{reason="first_seen"}'
+    stub.metrics = lambda bodies: (
+        f"# TYPE vllm:prefix_cache_miss_tokens_total counter\n{counter} {8 * bodies}\n"
+    )
     code, result = _bench(
         stub,
         tmp_path,
@@ -67,6 +71,8 @@ def test_a_run_end_to_end(stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixt
     assert result["request_goodput"] == pytest.approx(result["request_throughput"])
     assert result["max_concurrent_requests"] <= 3
     assert result["prefix_cache"]["hit_rate"] == 0.5
+    # Of the load alone: warm-ups were counted before.
+    assert result["prefix_cache"]["miss_tokens"] == {"first_seen": 12 * 8}
     assert len(stub.bodies) == 14
     assert stub.headers[-1]["X-A"] == "b"
     assert plot.read_bytes()[:4] == timeline.read_bytes()[:4] == b"\x89PNG"

@@ -9,6 +9,7 @@ from tests.config.test_vllm import AllGroupsConnector, OneGroupConnector
 from vllm.config.kv_connectors import KVConnectorRegistry
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import supports_hma
+from vllm.exceptions import ConfigError
 
 
 @pytest.mark.parametrize("connector", [AllGroupsConnector, OneGroupConnector])
@@ -16,6 +17,13 @@ def test_the_verb_and_the_marker_agree(connector: type) -> None:
     config = KVTransferConfig(connector.__name__, kv_connector_module_path=connector.__module__)
     assert KVConnectorRegistry.load_class(config) is connector
     assert KVConnectorRegistry.handles_all_groups(config) is supports_hma(connector)
+
+
+@pytest.mark.parametrize("path", ["no.such.module", ""])
+def test_a_module_that_is_not_there_is_named(path: str) -> None:
+    config = KVTransferConfig("TcpConnector", kv_connector_module_path=path)
+    with pytest.raises(ConfigError, match=f"module '{path}' cannot be imported .*kv_connector_mod"):
+        KVConnectorRegistry.load_class(config)
 
 
 @pytest.mark.slow

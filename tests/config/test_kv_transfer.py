@@ -44,6 +44,9 @@ def test_fields_of_others_are_passed_over() -> None:
         ({"kv_load_failure_policy": "retry"}, "retry.*recompute"),
         ({"kv_connector_extra_config": []}, "kv_connector_extra_config"),
         ({"kv_prot": 1}, "kv_prot.*kv_port"),
+        ({"engine_id": ""}, "engine_id=''"),
+        ({"engine_id": "a\nb"}, "engine_id=.*printable"),
+        ({"engine_id": "x" * 201}, "200 printable"),
     ],
 )
 def test_wrong_values_are_named(change: dict[str, Any], named: str) -> None:

@@ -91,6 +91,20 @@ def test_metrics_are_those_of_all_processes(pair: ServerProcess) -> None:
     assert counts(pair, "engine_core_up") == [1.0, 1.0]
 
 
+def test_a_stored_response_is_found_by_both_processes(pair: ServerProcess) -> None:
+    body = {"input": "Hello", "max_output_tokens": 4, "temperature": 0}
+    made = [pair.post("/v1/responses", body).json() for _ in range(3)]
+    # Each question is a connection of its own, which either process may take.
+    for response in made * 2:
+        assert pair.get(f"/v1/responses/{response['id']}").json() == response
+    for response in made:
+        answer = pair.post("/v1/responses", {**body, "previous_response_id": response["id"]})
+        assert answer.json()["previous_response_id"] == response["id"], answer.text
+        path = f"/v1/responses/{response['id']}"
+        assert httpx.delete(pair.url + path, timeout=_DEADLINE_S).json()["deleted"]
+        assert {pair.get(path).status_code for _ in range(2)} == {404}
+
+
 @pytest.mark.parametrize(("rank", "told"), [("2", "0 to 1"), ("x", "whole number")])
 def test_a_rank_that_there_is_not_is_refused(pair: ServerProcess, rank: str, told: str) -> None:
     body = {"prompt": "hi", "max_tokens": 1}

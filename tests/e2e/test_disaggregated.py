@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.e2e.server_process import ServerProcess, free_port
+from tests.v1.engine.test_handover import free_ports
 
 _ROOT = Path(__file__).parents[2]
 _PROXY = _ROOT / "examples" / "disaggregated" / "proxy.py"
@@ -26,15 +27,22 @@ _FLAGS = (
 
 
 class Disaggregated:
-    """A prefill server, a decode server and the proxy; stops with the ``with`` block."""
+    """A prefill server, a decode server and the proxy; stops with the ``with`` block.
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.kv_port = free_port()
-        self.prefill = ServerProcess(
-            folder / "prefill.txt", *_FLAGS, *self._transfer("kv_producer"), environment=environment
-        )
-        self.decode = ServerProcess(
-            folder / "decode.txt", *_FLAGS, *self._transfer("kv_consumer"), environment=environment
+    Args:
+        folder: Of their logs.
+        environment: Of the servers.
+        num_cores: Engine cores of each.
+    """
+
+    def __init__(self, folder: Path, environment: dict[str, str], num_cores: int) -> None:
+        self.kv_port = free_ports(num_cores)
+        flags = (*_FLAGS, "-dp", str(num_cores))
+        self.prefill, self.decode = (
+            ServerProcess(
+                folder / f"{role}.txt", *flags, *self._transfer(role), environment=environment
+            )
+            for role in ("kv_producer", "kv_consumer")
         )
         self.url = f"http://127.0.0.1:{free_port()}"
         self._proxy: subprocess.Popen[bytes] | None = None
@@ -87,10 +95,11 @@ class Disaggregated:
 
 @pytest.fixture(scope="module")
 def session_apart(
-    tmp_path_factory: pytest.TempPathFactory, platform_environment: dict[str, str]
+    tmp_path_factory: pytest.TempPathFactory, platform: str, platform_environment: dict[str, str]
 ) -> Iterator[Disaggregated]:
-    """One set of processes per platform."""
-    with Disaggregated(tmp_path_factory.mktemp("apart"), platform_environment) as apart:
+    """One set of processes per platform; on the CPU each server has two engine cores."""
+    folder, num_cores = tmp_path_factory.mktemp("apart"), 2 if platform == "cpu" else 1
+    with Disaggregated(folder, platform_environment, num_cores) as apart:
         yield apart
 
 
@@ -206,6 +215,11 @@ def test_parameters_of_another_prompt_are_refused(apart: Disaggregated) -> None:
     refused = apart.decode.post("/v1/completions", other)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "kv_transfer_params"
+    assert apart.prefill.metric("vllm:kv_cache_usage_perc") > 0
+    held = {"request_ids": [params["remote_request_id"]]}
+    assert apart.prefill.post("/abort_requests", held).status_code == 200
+    apart.prefill.wait_idle(_WAIT_S)
+    # Too late, which is no error: it is computed.
     right = {**body, "max_tokens": 4, "kv_transfer_params": params}
     assert apart.decode.post("/v1/completions", right).status_code == 200
 

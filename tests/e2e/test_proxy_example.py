@@ -1,5 +1,6 @@
 """The example's proxy, in front of servers that are played."""
 
+import asyncio
 import importlib.util
 import json
 from collections.abc import Callable
@@ -31,10 +32,12 @@ class Played:
     def __init__(self, **handlers: Handler) -> None:
         self._handlers = handlers
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.paths: list[str] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content) if request.content else {}
         self.asked.append((request.url.host, body))
+        self.paths.append(request.url.path)
         return self._handlers[request.url.host](request)
 
     @property
@@ -134,6 +137,71 @@ async def test_wrong_requests_are_answered_by_the_first_server(proxy: ModuleType
     assert (reply.status_code, played.hosts) == (400, ["p1"])
 
 
+async def test_what_no_decode_server_takes_is_let_go(proxy: ModuleType) -> None:
+    def says_no(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(400, json={"error": {"param": "seed"}})
+
+    for decode, status in ((says_no, 400), (refuses, 503)):
+        played = Played(p1=prefills, d1=decode, d2=decode)
+        assert (await ask(proxy, played, BODY)).status_code == status
+        assert played.asked[-1] == ("p1", {"request_ids": ["lease-1"]})
+        assert played.paths[-1] == "/abort_requests"
+
+
+async def test_what_is_taken_is_the_decode_servers_to_give_back(proxy: ModuleType) -> None:
+    played = Played(p1=prefills, d1=answers)
+    await ask(proxy, played, BODY)
+    assert played.paths == ["/v1/completions"] * 2
+
+
+async def test_a_prefill_server_that_cannot_let_go_harms_nobody(proxy: ModuleType) -> None:
+    def holds_on(request: httpx.Request) -> httpx.Response:
+        return prefills(request) if request.url.path == "/v1/completions" else fails(request)
+
+    played = Played(p1=holds_on, d1=fails)
+    assert (await ask(proxy, played, BODY)).status_code == 500
+    assert played.paths[-1] == "/abort_requests"
+
+
+async def test_a_client_that_leaves_ends_its_request(proxy: ModuleType) -> None:
+    has_begun, was_left = asyncio.Event(), asyncio.Event()
+    played = Played(p1=prefills)
+
+    async def route(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "p1":
+            return played(request)
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            was_left.set()
+        raise AssertionError
+
+    app = proxy.make_app(["http://p1"], ["http://d1"])
+    inner = app.routes[0].endpoint.__self__
+    await inner.close()
+    inner._client = httpx.AsyncClient(transport=httpx.MockTransport(route))
+    messages = [{"type": "http.request", "body": json.dumps(BODY).encode(), "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        await has_begun.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    sent: list[Any] = []
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    async with asyncio.timeout(30):
+        await app({**scope, "query_string": b"", "http_version": "1.1"}, receive, send)
+        await was_left.wait()
+    assert sent[0]["status"] == 499
+    assert played.paths == ["/v1/completions", "/abort_requests"]
+    await inner.close()
+
+
 async def test_a_prefix_that_is_refused_is_computed(proxy: ModuleType) -> None:
     def particular(request: httpx.Request) -> httpx.Response:
         if "kv_transfer_params" in json.loads(request.content):
@@ -142,7 +210,9 @@ async def test_a_prefix_that_is_refused_is_computed(proxy: ModuleType) -> None:
 
     played = Played(p1=prefills, d1=particular, d2=particular)
     assert (await ask(proxy, played, BODY)).status_code == 200
-    assert len(played.asked) == 3
+    assert [host[0] for host in played.hosts] == ["p", "d", "p", "d"]
+    assert played.paths[2] == "/abort_requests"
+    assert "kv_transfer_params" not in played.asked[3][1]
 
 
 @pytest.mark.parametrize(

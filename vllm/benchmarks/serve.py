@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from vllm.benchmarks.arrivals import Arrivals, trace_times_s
+from vllm.benchmarks.client.counters import counted_between, read_miss_tokens
 from vllm.benchmarks.client.load import Load, run_load
 from vllm.benchmarks.client.observation import Observation
 from vllm.benchmarks.client.probes import check_rate, probe_numbers, with_probes
@@ -53,7 +54,7 @@ def run_serve(args: argparse.Namespace) -> int:
     done = asyncio.run(_measure(args, arrivals))
     seen, model = done.seen, done.model
     run = measure(seen, done.duration_s, percents, limits)
-    cache = cache_numbers(seen, percents)
+    cache = cache_numbers(seen, percents, done.miss_tokens)
     probes = probe_numbers(done.probes, percents) if args.probe_request_rate else None
     print(
         format_table(
@@ -105,6 +106,7 @@ class _Done:
         probes: The same for each probe.
         model: As the server names it.
         tokenizer: By which prompts were counted; None: words were.
+        miss_tokens: By reason, as the server counted meanwhile; None: it does not.
     """
 
     seen: list[Observation]
@@ -112,6 +114,7 @@ class _Done:
     probes: list[Observation]
     model: str
     tokenizer: str | None
+    miss_tokens: dict[str, int] | None
 
 
 async def _measure(args: argparse.Namespace, arrivals: Arrivals) -> _Done:
@@ -138,6 +141,7 @@ async def _measure(args: argparse.Namespace, arrivals: Arrivals) -> _Done:
             args.request_id_prefix,
             not args.disable_tqdm,
         )
+        before = await read_miss_tokens(session, target)
         (seen, duration_s), probes = await with_probes(
             session,
             target,
@@ -145,10 +149,11 @@ async def _measure(args: argparse.Namespace, arrivals: Arrivals) -> _Done:
             args.probe_request_rate,
             run_load(session, target, load),
         )
+        missed = counted_between(before, await read_miss_tokens(session, target))
         if args.profile:
             await _post(session, target, "/stop_profile")
     used = None if args.skip_tokenizer_init else tokenizer
-    return _Done(seen, duration_s, probes, model, used)
+    return _Done(seen, duration_s, probes, model, used, missed)
 
 
 def _short_request(words: Words, number: int = 0) -> BenchRequest:

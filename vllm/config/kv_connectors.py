@@ -51,7 +51,7 @@ class KVConnectorRegistry:
         """Import and return the class a configuration names.
 
         Raises:
-            ConfigError: It names none, or one that is not registered.
+            ConfigError: It names none, one that is not registered, or one that is not there.
         """
         name = config.kv_connector
         if name is None:
@@ -67,7 +67,14 @@ class KVConnectorRegistry:
                 "kv_connector_module_path."
             )
         module_path, class_name = location
-        connector_class = getattr(importlib.import_module(module_path), class_name, None)
+        try:
+            module = importlib.import_module(module_path)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(
+                f"KV connector {name!r}: its module {module_path!r} cannot be imported ({error}): "
+                "set kv_connector_module_path to one that this Python finds."
+            ) from error
+        connector_class = getattr(module, class_name, None)
         if not isinstance(connector_class, type):
             raise ConfigError(f"Module {module_path} has no KV connector {class_name!r}.")
         return connector_class

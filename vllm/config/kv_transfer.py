@@ -10,6 +10,8 @@ from vllm.exceptions import ConfigError
 _FLAG = "kv-transfer-config"
 KV_ROLES = ("kv_producer", "kv_consumer", "kv_both")
 LOAD_FAILURE_POLICIES = ("recompute", "fail")
+# Of an engine's name; replicas add a suffix to it.
+_MAX_NAME_CHARS = 200
 _TYPES: Mapping[str, type] = {
     "kv_connector": str,
     "kv_role": str,
@@ -81,6 +83,12 @@ class KVTransferConfig:
         config = cls(**{name: raw[name] for name in _TYPES if name in raw})
         if not 1 <= config.kv_port <= 65535:
             raise ConfigError(f"{_FLAG} kv_port={config.kv_port} is no port: use 1 to 65535.")
+        named = config.engine_id
+        if named is not None and not (0 < len(named) <= _MAX_NAME_CHARS and named.isprintable()):
+            raise ConfigError(
+                f"{_FLAG} engine_id={named[:60]!r} must have 1 to {_MAX_NAME_CHARS} printable "
+                "characters."
+            )
         config.kv_load_failure_policy = raw.get("kv_load_failure_policy", "recompute")
         config.engine_id = config.engine_id or f"engine-{config.instance_id[:8]}"
         return config

@@ -65,6 +65,14 @@ def test_the_cache_report_tells_hits_from_misses_by_turn() -> None:
     assert cache["misses_mean_ttft_ms"] == pytest.approx(400.0)
     assert [(row["turn"], row["hit_rate"]) for row in cache["by_turn"]] == [(0, 0.0), (1, 0.8)]
     assert cache["miss_tokens"] == {"first_seen": 140}
+    assert cache_numbers(RUN, (99,), {"evicted": 9})["miss_tokens"] == {"first_seen": 140}
+
+
+def test_reasons_come_from_counters_where_answers_give_none() -> None:
+    seen = [_seen(0.0, [0.1], 64)]
+    seen[0].usage.miss_tokens = None
+    cache = cache_numbers(seen, (99,), {"evicted": 9})
+    assert cache["miss_tokens"] == {"evicted": 9}
 
 
 def test_what_is_not_reported_is_absent() -> None:

@@ -26,6 +26,7 @@ class FakeEngine:
         hold: Cleared: tokens wait.
         prefill_stats: Where every prompt's tokens come from.
         resets: What its cache was reset with.
+        withdrawn: Held prompts that it was told to let go of.
         can_reset: What resets answer.
         on_view: Called when its cache is looked at.
     """
@@ -45,6 +46,7 @@ class FakeEngine:
         self.prefill_stats: PrefillStats | None = None
         self.errored = False
         self.resets: list[tuple[bool, bool]] = []
+        self.withdrawn: list[str] = []
         self.boundaries: list[list[int]] = []
         self.ranks: list[int | None] = []
         self.living_ranks: list[int] = [0]
@@ -106,6 +108,10 @@ class FakeEngine:
         """Note the call."""
         self.resets.append((reset_running_requests, reset_connector))
         return self.can_reset
+
+    def withdraw_prefixes(self, names: Sequence[str]) -> None:
+        """Note the call."""
+        self.withdrawn += names
 
     async def view_cache(self) -> tuple[bytes, float]:
         """Return the only snapshot there is."""

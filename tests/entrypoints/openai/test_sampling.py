@@ -43,6 +43,18 @@ def test_refused(fields: dict[str, Any], param: str) -> None:
     assert caught.value.param == param
 
 
+def test_what_is_held_for_others_is_told_with_one_whole_answer() -> None:
+    wish = {"kv_transfer_params": {"do_remote_decode": True}}
+    with pytest.raises(UserInputError, match="--kv-transfer-config"):
+        check_request(_request(**wish), FACTS)
+    facts = replace(FACTS, has_kv_transfer=True)
+    check_request(_request(**wish), facts)
+    for fields in ({"n": 2}, {"stream": True}):
+        with pytest.raises(UserInputError, match="do_remote_decode") as caught:
+            check_request(_request(**wish, **fields), facts)
+        assert caught.value.param in fields
+
+
 def test_priority_needs_the_policy_and_32_bits() -> None:
     facts = replace(FACTS, has_priority=True)
     check_request(_request(priority=-3), facts)

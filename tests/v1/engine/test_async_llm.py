@@ -17,6 +17,7 @@ from vllm.exceptions import (
     ShuttingDownError,
     UserInputError,
 )
+from vllm.logger import current_request_id
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -33,6 +34,7 @@ class Recorder:
         self.finished = []
         self.scheduler_stats = None
         self.num_logs = 0
+        self.logged_for: set[str] = set()
 
     def record(self, scheduler_stats, iteration_stats) -> None:
         if scheduler_stats is not None:
@@ -42,6 +44,7 @@ class Recorder:
 
     def log(self) -> None:
         self.num_logs += 1
+        self.logged_for.add(current_request_id.get())
 
 
 @pytest.fixture
@@ -434,9 +437,11 @@ async def test_statistics_are_logged_at_the_interval(build_in_thread, monkeypatc
     monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", "0.1")
     caplog.set_level(logging.INFO, logger="vllm")
     engine = build_in_thread(step_s=0.01)
+    current_request_id.set("first")
     await collect(engine, max_tokens=25)
     await asyncio.sleep(0.15)
     assert engine.recorder.num_logs >= 2
+    assert engine.recorder.logged_for == {""}, "they are no part of a request"
     lines = [r.getMessage() for r in caplog.records if "Avg prompt throughput" in r.getMessage()]
     assert lines
     assert "Running: 1 reqs, Waiting: 0 reqs" in lines[0]

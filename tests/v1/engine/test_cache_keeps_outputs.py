@@ -103,17 +103,19 @@ class Session:
         max_tokens: int,
         prompt_logprobs: int | None = None,
         transfer: dict[str, Any] | None = None,
+        **params: Any,
     ) -> str:
         request_id = f"q{len(self.prompts)}"
-        params = SamplingParams(
+        sampling = SamplingParams(
             temperature=0,
             max_tokens=max_tokens,
             ignore_eos=True,
             logprobs=2,
             prompt_logprobs=prompt_logprobs,
             extra_args=None if transfer is None else {"kv_transfer_params": transfer},
+            **params,
         )
-        message = EngineCoreRequest(request_id, prompt, params, time.time())
+        message = EngineCoreRequest(request_id, prompt, sampling, time.time())
         self.prompts[request_id] = (prompt, max_tokens)
         self.answers[request_id] = Answer()
         self.core.add_request(self.core.make_request(message))

@@ -7,8 +7,10 @@ import pytest
 import zmq
 
 from tests.v1.engine.fakes import FakeExecutor, build_fake_core, scripted_token
+from vllm.config import KVTransferConfig
 from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed.kv_events import AllBlocksCleared, BlockStored, KVEventBatch
+from vllm.distributed.kv_transfer.handover.sockets import listen
 from vllm.exceptions import CheckpointError, ConfigError, InvariantError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest, FinishReason
@@ -55,6 +57,25 @@ def test_workers_hear_of_a_finished_request_in_a_step_without_tokens(config):
     assert core.executor.finished == ["r"]
     assert not core.has_work()
     assert core.step() == ({}, False)
+
+
+def test_a_core_that_failed_waits_for_no_transfer(config):
+    with listen("127.0.0.1", 0) as probe:
+        port = probe.getsockname()[1]
+    raw = {"kv_connector": "TcpConnector", "kv_role": "kv_producer", "kv_port": port}
+    transfer = KVTransferConfig.from_dict(raw)
+    core = build_fake_core(replace(config(crash_at=2), kv_transfer_config=transfer))
+    wish = {"kv_transfer_params": {"do_remote_decode": True}}
+    add(core, request(prompt=[5] * 40, max_tokens=1, extra_args=wish))
+    core.step()
+    assert core.scheduler.connector.has_pending_work()
+    with pytest.raises(RuntimeError):
+        core.step()
+    # A further step would raise once more, and the executor would never be shut down.
+    core.executor._prompts["r"] = []
+    core.shutdown()
+    assert core.executor.num_steps == 2
+    assert core.executor._prompts == {}
 
 
 def test_prompts_longer_than_a_step_are_chunked(config):

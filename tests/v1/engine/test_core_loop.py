@@ -16,6 +16,7 @@ from vllm.v1.engine.wire import (
     ResetPrefixCache,
     Shutdown,
     StepOutputs,
+    WithdrawPrefixes,
 )
 
 
@@ -55,6 +56,16 @@ def test_messages_are_handled_between_steps(loop):
     replies = [m for m in loop.sent if not isinstance(m, StepOutputs)]
     assert replies == [PrefixCacheReset(7, True)]
     assert not loop.core.has_work()
+
+
+def test_held_prompts_are_let_go(loop, monkeypatch):
+    told = []
+    loop.submit(WithdrawPrefixes(["a"]))
+    loop.run_once()  # without a connector there is nothing to let go of
+    monkeypatch.setattr(loop.core, "withdraw_prefixes", told.append)
+    loop.submit(WithdrawPrefixes(["b", "c"]))
+    loop.run_once()
+    assert told == [["b", "c"]]
 
 
 def test_the_core_warms_up_in_the_loops_thread(loop, monkeypatch):

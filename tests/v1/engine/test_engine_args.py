@@ -49,6 +49,22 @@ def test_flags_reach_their_configs() -> None:
     assert not config.observability_config.log_stats
 
 
+def test_a_connectors_settings_are_checked_before_anything_starts() -> None:
+    raw = {"kv_connector": "TcpConnector", "kv_role": "kv_consumer"}
+    extra = {"kv_connector_extra_config": {"peers": "nobody"}}
+    args = _parse("--kv-transfer-config", json.dumps(raw | extra))
+    with pytest.raises(ConfigError, match="peers='nobody' is no list"):
+        args.create_vllm_config()
+
+
+def test_a_trace_of_what_other_servers_computed_is_refused() -> None:
+    transfer = json.dumps({"kv_connector": "TcpConnector", "kv_role": "kv_consumer"})
+    args = _parse("--cache-trace", "a.trace", "--kv-transfer-config", transfer)
+    with pytest.raises(ConfigError, match=r"--cache-trace .* --kv-transfer-config") as refused:
+        args.create_vllm_config()
+    assert "\n" not in str(refused.value)
+
+
 def _limits(config: VllmConfig) -> tuple[int, int]:
     return config.scheduler_config.max_num_batched_tokens, config.scheduler_config.max_num_seqs
 
@@ -211,7 +227,9 @@ def test_tokenizer_of_another_folder(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_resolving_loads_no_tensor_library() -> None:
     code = (
-        "import sys; from vllm import EngineArgs; EngineArgs().create_vllm_config(); "
+        "import sys; from vllm import EngineArgs;"
+        "transfer = {'kv_connector': 'TcpConnector', 'kv_role': 'kv_consumer'};"
+        "EngineArgs(kv_transfer_config=transfer).create_vllm_config();"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     result = subprocess.run(

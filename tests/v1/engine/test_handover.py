@@ -1,7 +1,9 @@
 """Two engines in one process, over the loopback interface: the tokens of one."""
 
+import contextlib
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,10 +18,15 @@ from tests.v1.engine.test_cache_keeps_outputs import (
     random_tokens,
 )
 from vllm.config import KVTransferConfig, SpeculativeConfig
-from vllm.distributed.kv_transfer.handover.tcp import listen
-from vllm.exceptions import UserInputError
+from vllm.distributed.kv_transfer.handover.orders import HandoverOrders, LoadOrder
+from vllm.distributed.kv_transfer.handover.regions import list_regions
+from vllm.distributed.kv_transfer.handover.serving import find_block
+from vllm.distributed.kv_transfer.handover.sockets import listen
+from vllm.distributed.kv_transfer.handover.worker import HandoverWorker
+from vllm.exceptions import ConfigError, UserInputError
 from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.core.prefix.exports import PrefixBlocks
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.messages import FinishReason
 
@@ -36,25 +43,36 @@ def config_of(role: str, port: int, policy: str = "recompute", **extra: Any) -> 
     return KVTransferConfig.from_dict(raw)
 
 
-def free_port() -> int:
-    with listen("127.0.0.1", 0) as probe:
-        return int(probe.getsockname()[1])
+def free_ports(count: int = 1) -> int:
+    """Return the first of so many ports in a row that are free."""
+    while True:
+        with contextlib.ExitStack() as stack, contextlib.suppress(ConfigError):
+            first = int(stack.enter_context(listen("127.0.0.1", 0)).getsockname()[1])
+            for offset in range(1, count):
+                stack.enter_context(listen("127.0.0.1", first + offset))
+            return first
 
 
 class Pair:
     """A prefilling and a decoding engine, stepped in turns."""
 
+    num_ports = 1
+
     def __init__(self, **settings: Any) -> None:
-        self.port = free_port()
+        self.port = free_ports(self.num_ports)
         taking = settings.pop("taking", {})
         policy, extra = settings.pop("policy", "recompute"), settings.pop("extra", {})
         giving = config_of("kv_producer", self.port, **extra)
-        self.p = Session(make_core(transfer=giving, **settings))
+        self.p = Session(self.make(giving, **settings))
         settings |= taking
         self.d = Session(
-            make_core(transfer=config_of("kv_consumer", self.port, policy, **extra), **settings)
+            self.make(config_of("kv_consumer", self.port, policy, **extra), **settings)
         )
         self._alive = [self.p, self.d]
+
+    def make(self, transfer: KVTransferConfig, **settings: Any) -> EngineCore:
+        """Make one of the engines."""
+        return make_core(transfer=transfer, **settings)
 
     def step(self) -> None:
         """Step both, and give the threads between them a turn."""
@@ -162,6 +180,70 @@ def test_prompts_of_many_lengths(
     pair.check_free()
 
 
+class Spy:
+    """Notes what workers hold and load, and compares the rows when a load is at its end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.offers: dict[str, tuple[HandoverWorker, PrefixBlocks]] = {}
+        self.loads: dict[str, LoadOrder] = {}
+        # By group of the KV cache, bytes that were compared.
+        self.num_compared: Counter[int] = Counter()
+        apply, collect = HandoverWorker.apply, HandoverWorker.collect
+
+        def note(worker: HandoverWorker, orders: HandoverOrders) -> None:
+            self.offers |= {name: (worker, blocks) for name, blocks in orders.offers.items()}
+            self.loads |= {order.request_id: order for order in orders.loads}
+            apply(worker, orders)
+
+        def compare(worker: HandoverWorker) -> set[str]:
+            received = collect(worker)
+            for request_id in received:
+                self._compare(worker, self.loads[request_id])
+            return received
+
+        monkeypatch.setattr(HandoverWorker, "apply", note)
+        monkeypatch.setattr(HandoverWorker, "collect", compare)
+
+    def _compare(self, worker: HandoverWorker, order: LoadOrder) -> None:
+        holder, held = self.offers[order.remote.lease]
+        for region in list_regions(worker._groups, order.remote.num_tokens, 0):
+            theirs, ours = (
+                b"".join(map(bytes, side._memory.source(region, find_block(*tables, region))))
+                for side, tables in (
+                    (holder, (held.bases, held.block_ids)),
+                    (worker, (order.blocks.bases, order.blocks.block_ids)),
+                )
+            )
+            assert ours == theirs, region
+            self.num_compared[region.group_id] += len(ours) * any(ours)
+
+
+def test_the_rows_of_every_group_travel(
+    make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # "A state pool was never sent: fluent but wrong".
+    spy = Spy(monkeypatch)
+    pair = make_pair(speculative=MTP)
+    # At 160 tokens both compressors are in the middle of their windows.
+    pair.answer(random_tokens(random.Random(21), 170))
+    config = pair.d.core.scheduler.kv_cache_config
+    assert all(spy.num_compared[group] for group in range(len(config.kv_cache_groups)))
+
+
+def test_decoding_ends_where_it_would(make_pair: Callable[..., Pair], reference: Session) -> None:
+    # "Prefill completes, then decoding loops for ever, or repeats".
+    pair = make_pair()
+    prompt = random_tokens(random.Random(22), 140)
+    alone = reference.answers[reference.add(prompt, 12)]
+    reference.run()
+    stop = alone.tokens[9]
+    request_id = pair.d.add(prompt, 200, transfer=pair.prefill(prompt), stop_token_ids=[stop])
+    pair.run()
+    answer = pair.d.answers[request_id]
+    assert answer.finish_reason is FinishReason.STOP
+    assert answer.tokens == alone.tokens[: alone.tokens.index(stop) + 1]
+
+
 def test_what_was_received_is_hit_and_hits_shorten_what_travels(
     make_pair: Callable[..., Pair], reference: Session
 ) -> None:
@@ -180,6 +262,21 @@ def test_what_was_received_is_hit_and_hits_shorten_what_travels(
     assert hits is not None
     assert hits.num_cached_tokens >= 192, "the prefilling engine hits what it computed"
     check_answers(reference, pair.d, list(pair.d.prompts))
+    pair.check_free()
+
+
+def test_what_was_loaded_may_be_lost_and_is_computed(
+    make_pair: Callable[..., Pair], reference: Session
+) -> None:
+    # "Retraction kills the engine".
+    pair = make_pair(speculative=MTP)
+    rng = random.Random(23)
+    ids = [pair.d.add(p, 12, transfer=pair.prefill(p)) for p in [random_tokens(rng, 150)] * 2]
+    pair.until(lambda: all(len(pair.d.answers[i].tokens) >= 4 for i in ids))
+    assert pair.d.core.reset_prefix_cache(reset_running_requests=True)
+    pair.run()
+    assert pair.d.num_preemptions == 2
+    check_answers(reference, pair.d, ids)
     pair.check_free()
 
 
@@ -253,6 +350,25 @@ def test_aborts_meet_transfers(make_pair: Callable[..., Pair]) -> None:
         pair.d.core.abort_requests([request_id])
         pair.run()
         pair.check_free()
+
+
+def test_what_is_refused_may_be_withdrawn(make_pair: Callable[..., Pair]) -> None:
+    pair = make_pair()
+    rng = random.Random(20)
+    prompt = random_tokens(rng, 100)
+    params = pair.prefill(prompt)
+    with pytest.raises(UserInputError, match="another prompt"):
+        pair.d.add(random_tokens(rng, 100), 4, transfer=params)
+    assert pair.p.core.scheduler.kv_cache_manager.usage > 0
+    pair.p.core.withdraw_prefixes([params["remote_request_id"], "never heard of"])
+    pair.run()
+    pair.check_free()
+    # Whoever comes after all computes it.
+    request_id = pair.d.add(prompt, 4, transfer=params)
+    pair.run()
+    stats = pair.d.answers[request_id].stats
+    assert stats is not None
+    assert stats.num_external_tokens == 0
 
 
 def test_an_unread_lease_expires(make_pair: Callable[..., Pair]) -> None:

@@ -36,6 +36,7 @@ from vllm.v1.engine.wire import (
     Shutdown,
     StartFailed,
     StepOutputs,
+    WithdrawPrefixes,
 )
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats
 
@@ -67,6 +68,7 @@ PARAMS = SamplingParams(
 TO_CORE = [
     AddRequest(EngineCoreRequest("r", [1, 2], PARAMS, 1.5, priority=-1, cache_salt="s")),
     AbortRequests(["a"]),
+    WithdrawPrefixes(["a", "b"]),
     ResetPrefixCache(3, True, True),
     Shutdown(),
 ]

@@ -1,19 +1,25 @@
 """The prefix cache as the clients saw it; what a server does not report is absent, not 0."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.benchmarks.client.observation import Observation
 from vllm.benchmarks.report.metrics import summarize
 
 
-def cache_numbers(seen: Sequence[Observation], percents: Sequence[float]) -> dict[str, Any]:
+def cache_numbers(
+    seen: Sequence[Observation],
+    percents: Sequence[float],
+    counted_misses: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
     """Return what is known of hits.
 
     Args:
         seen: All requests; failed ones are left out.
         percents: Of the times to first token.
+        counted_misses: Tokens by reason as the server counted them for everybody; used where the
+            answers give no reasons.
 
     Returns:
         Empty if the server reports no cached tokens. Rates are over the requests that report them.
@@ -39,6 +45,8 @@ def cache_numbers(seen: Sequence[Observation], percents: Sequence[float]) -> dic
     if turns:
         values["by_turn"] = turns
     reasons = _reasons(known)
+    if reasons is None and counted_misses is not None:
+        reasons = dict(counted_misses)
     if reasons is not None:
         values["miss_tokens"] = reasons
     return values

@@ -88,12 +88,16 @@ def main() -> None:
 def _serve(order: ApiOrder, cores: Sequence[AttachedCore]) -> int:
     # Late: cores connect while this is imported.
     from vllm.entrypoints.openai.http_server import HttpServer  # noqa: PLC0415
+    from vllm.entrypoints.openai.peer_servers import PeerServers  # noqa: PLC0415
 
     exchange = MetricsExchange(order.folder, order.client, order.num_clients)
+    peers = PeerServers(order.folder, order.client, order.num_clients)
     handle = attach_engine_cores(order.config, cores)
     with socket.socket(fileno=order.listener) as listener:
         try:
-            return HttpServer(order.config, order.args, handle, listener, exchange=exchange).run()
+            return HttpServer(
+                order.config, order.args, handle, listener, exchange=exchange, peers=peers
+            ).run()
         except VllmError as error:
             # The keeper meets the same and tells it.
             logger.debug("This server process cannot start: %s", error)

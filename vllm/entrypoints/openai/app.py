@@ -29,6 +29,7 @@ from vllm.entrypoints.openai.responses.store import ResponseStore
 from vllm.entrypoints.openai.routes import router
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
+from vllm.entrypoints.openai.transfer_routes import transfer_router
 from vllm.exceptions import VllmError
 from vllm.logger import init_logger
 from vllm.version import BANNER, __version__
@@ -69,6 +70,7 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
     app.state.server = state
     app.state.registry = registry
     app.state.exchange = None
+    app.state.peers = None
     app.state.responses = ResponsesService(
         ResponseStore(
             envs.VLLM_RESPONSES_STORE_MAX_RESPONSES,
@@ -76,7 +78,7 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
             envs.VLLM_RESPONSES_STORE_MAX_AGE,
         )
     )
-    for routes in (router, responses_router, messages_router, cache_router):
+    for routes in (router, responses_router, messages_router, cache_router, transfer_router):
         app.include_router(routes)
     if envs.VLLM_SERVER_DEV_MODE and args.operations.admin_key is None:
         logger.warning("VLLM_SERVER_DEV_MODE=1: routes for development are open to every client.")

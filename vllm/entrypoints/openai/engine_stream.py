@@ -42,6 +42,9 @@ class EngineClient(Protocol):
     async def get_held_prefixes(self, forget: str = "") -> tuple[list[HeldPrefix], bool]:
         """Let go of one kept prefix, if asked to; return the others, and whether it was there."""
 
+    def withdraw_prefixes(self, names: Sequence[str]) -> None:
+        """Let go of prompts held for other engines; unknown names are ignored."""
+
     async def view_cache(self) -> tuple[bytes, float]:
         """Return a snapshot of the cache as JSON, and the seconds that the engine spent on it."""
 

@@ -12,7 +12,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import uvicorn
@@ -23,9 +23,15 @@ from vllm.entrypoints.openai.app import build_app
 from vllm.entrypoints.openai.context import ServingContext, make_model_facts
 from vllm.entrypoints.openai.listener import url_of
 from vllm.entrypoints.openai.metrics_exchange import MetricsExchange
+from vllm.entrypoints.openai.peer_servers import PeerServers
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
-from vllm.entrypoints.openai.web_server import load_config, make_uvicorn_config, start_tls_refresh
+from vllm.entrypoints.openai.web_server import (
+    SignalFreeServer,
+    load_config,
+    make_uvicorn_config,
+    start_tls_refresh,
+)
 from vllm.exceptions import ShuttingDownError
 from vllm.logger import init_logger
 from vllm.parser.registry import choose_parsers
@@ -52,15 +58,6 @@ _CLOSE_TIMEOUT_S = 3
 T = TypeVar("T")
 
 
-class _UvicornServer(uvicorn.Server):
-    """uvicorn without its signal handlers: a drain must begin while it still accepts."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to HttpServer."""
-        yield
-
-
 class HttpServer:
     """One server over one engine core.
 
@@ -73,6 +70,7 @@ class HttpServer:
         listener: A listening socket.
         job: Run once the server is ready, which then stops; None: it serves until told to stop.
         exchange: Other server processes, whose metrics are shown too; None: there are none.
+        peers: The same, for what one of them keeps.
     """
 
     def __init__(
@@ -83,9 +81,11 @@ class HttpServer:
         listener: socket.socket,
         job: Callable[[], Awaitable[None]] | None = None,
         exchange: MetricsExchange | None = None,
+        peers: PeerServers | None = None,
     ) -> None:
         self._config = config
         self._exchange = exchange
+        self._peers = peers
         self._args = args
         self._core = core
         self._listener = listener
@@ -115,9 +115,12 @@ class HttpServer:
             await self._exchange.start(self._registry)
         uvicorn_config.app = app
         load_config(uvicorn_config, self._args.operations.tls)
-        server = _UvicornServer(uvicorn_config)
+        server = SignalFreeServer(uvicorn_config)
         self._install_signal_handlers()
         serving = asyncio.create_task(server.serve([self._listener]))
+        if self._peers is not None:
+            app.state.peers = self._peers
+            self._peers.start(app)
         # Should the web server fail by itself, there is nothing left to serve.
         serving.add_done_callback(lambda _: self._stop.set())
         refreshing = start_tls_refresh(uvicorn_config, self._args.operations.tls)
@@ -138,6 +141,8 @@ class HttpServer:
             await serving
             if self._exchange is not None:
                 self._exchange.stop()
+            if self._peers is not None:
+                await self._peers.stop()
 
     @contextlib.asynccontextmanager
     async def _doing_job(self) -> AsyncIterator[None]:

@@ -82,6 +82,12 @@ def _check_transfer(request: SamplingRequest, facts: ModelFacts) -> None:
             "them out.",
             "kv_transfer_params",
         )
+    if params.get("do_remote_decode") and request.stream:
+        raise UserInputError(
+            "stream=true with kv_transfer_params.do_remote_decode: a whole answer tells where the "
+            "prompt is held, set stream to false here.",
+            "stream",
+        )
     if params.get("do_remote_decode") and (request.n or 1) != 1:
         raise UserInputError(
             f"n={request.n} with kv_transfer_params.do_remote_decode: a prompt is prefilled once, "

@@ -1,8 +1,10 @@
 """uvicorn's settings: TLS, logs, limits."""
 
 import asyncio
+import contextlib
 import logging
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,15 @@ logger = init_logger(__name__)
 
 # How often a certificate's files are looked at.
 _REFRESH_INTERVAL_S = 2.0
+
+
+class SignalFreeServer(uvicorn.Server):
+    """uvicorn without its signal handlers: a drain must begin while it still accepts."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to others."""
+        yield
 
 
 class _QuietEndpoints(logging.Filter):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -422,8 +423,12 @@ def _make_leaver(engine_ref: "weakref.ref[AsyncLLM]", child_ids: list[str]) -> C
 def _schedule_log(engine: AsyncLLM) -> None:
     loop = engine._loop
     if loop is not None and not loop.is_closed():
+        # A context of its own: the lines are no part of the request that came first.
         engine._log_timer = loop.call_later(
-            envs.VLLM_LOG_STATS_INTERVAL, _log_and_reschedule, weakref.ref(engine)
+            envs.VLLM_LOG_STATS_INTERVAL,
+            _log_and_reschedule,
+            weakref.ref(engine),
+            context=contextvars.Context(),
         )
 
 

@@ -41,7 +41,10 @@ def make_scheduler(vllm_config: VllmConfig, plan: KVCachePlan, **parts: Any) -> 
     if observability.cache_trace is None:
         return Scheduler(vllm_config, plan.scheduler_config, **parts)
     if vllm_config.kv_transfer_config is not None:
-        raise ConfigError("cache_trace does not record what a KV connector loads: leave one out.")
+        raise ConfigError(
+            "cache_trace does not record what kv_transfer_config loads from other engines: leave "
+            "one of them out."
+        )
     path = Path(observability.cache_trace)
     limits = SchedulerLimits.from_config(vllm_config)
     recorder = CacheRecorder(

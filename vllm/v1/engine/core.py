@@ -82,6 +82,7 @@ class EngineCore:
         self._block_hasher = _make_block_hasher(vllm_config, plan.hash_block_size)
         self._refusals: list[tuple[str, VllmError]] = []
         self._drafts = vllm_config.speculative_config is not None
+        self._is_in_step = False
         self._checks_invariants = envs.VLLM_CHECK_INVARIANTS
         self._view = CacheView(self.scheduler) if envs.VLLM_SERVER_DEV_MODE else None
         report_start(vllm_config, self.kv_cache_info, self.load_s)
@@ -133,6 +134,11 @@ class EngineCore:
         """End requests and free their blocks; unknown and finished ones are ignored."""
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
 
+    def withdraw_prefixes(self, names: list[str]) -> None:
+        """Let go of what is held for other engines, by name; unknown names are ignored."""
+        if self.scheduler.connector is not None:
+            self.scheduler.connector.withdraw(names)
+
     # ---- steps -------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
@@ -149,6 +155,12 @@ class EngineCore:
         if not self.scheduler.has_requests():
             self.check_invariants()
             return {}, False
+        self._is_in_step = True
+        outputs, has_orders = self._run_step()
+        self._is_in_step = False
+        return outputs, has_orders
+
+    def _run_step(self) -> tuple[Mapping[int, EngineCoreOutputs], bool]:
         self._settle_grammars()
         plan = self.scheduler.schedule()
         if self._view is not None:
@@ -233,7 +245,8 @@ class EngineCore:
     def _finish_transfers(self) -> None:
         """Go on for a while as long as other engines fetch what is held for them."""
         connector = self.scheduler.connector
-        if connector is None:
+        # A core that failed in a step takes no further one.
+        if connector is None or self._is_in_step:
             return
         deadline = time.monotonic() + connector.drain_timeout_s
         while connector.has_pending_work() and time.monotonic() < deadline:
@@ -242,10 +255,12 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Stop the scheduler's helpers and release the device."""
-        self._finish_transfers()
-        self._grammars.shutdown()
-        self.scheduler.shutdown()
-        self.executor.shutdown()
+        try:
+            self._finish_transfers()
+        finally:
+            self._grammars.shutdown()
+            self.scheduler.shutdown()
+            self.executor.shutdown()
 
 
 def _make_block_hasher(

@@ -24,6 +24,7 @@ from vllm.v1.engine.wire import (
     Shutdown,
     StepOutputs,
     ToCore,
+    WithdrawPrefixes,
 )
 from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix
 
@@ -59,6 +60,9 @@ class SteppedCore(Protocol):
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests and free their blocks."""
+
+    def withdraw_prefixes(self, names: list[str]) -> None:
+        """Let go of what is held for other engines."""
 
     def has_work(self) -> bool:
         """Whether a step has anything to do."""
@@ -144,6 +148,7 @@ class CoreLoop:
         self._did_work = True
         self._handlers: dict[type, _Handler] = {
             AbortRequests: self._abort,
+            WithdrawPrefixes: self._withdraw,
             ResetPrefixCache: self._reset,
             AskHeldPrefixes: self._tell_held,
             AskCacheView: self._tell_view,
@@ -243,6 +248,9 @@ class CoreLoop:
 
     def _abort(self, message: AbortRequests, _client: int) -> None:
         self._core.abort_requests(message.request_ids)
+
+    def _withdraw(self, message: WithdrawPrefixes, _client: int) -> None:
+        self._core.withdraw_prefixes(message.names)
 
     def _reset(self, message: ResetPrefixCache, client: int) -> None:
         success = self._core.reset_prefix_cache(

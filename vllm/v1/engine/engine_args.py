@@ -22,6 +22,7 @@ from vllm.config.retention import read_interval
 from vllm.config.scheduler import SchedulerConfig
 from vllm.config.speculative import SpeculativeConfig
 from vllm.config.vllm import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.resolve import (
@@ -163,7 +164,7 @@ class EngineArgs:
             download_dir=self.download_dir,
         )
         model_config = self._make_model_config(checkpoint)
-        return VllmConfig(
+        config = VllmConfig(
             model_config=model_config,
             cache_config=self._make_cache_config(model_config),
             parallel_config=self._make_parallel_config(model_config),
@@ -174,6 +175,9 @@ class EngineArgs:
             kv_transfer_config=self._make_kv_transfer_config(),
             observability_config=self._make_observability_config(),
         )
+        # The engine core looks again, but only seconds later.
+        KVConnectorFactory.check_before_load(config)
+        return config
 
     def _check_values(self) -> None:
         """Refuse what no config class looks at."""
@@ -301,6 +305,11 @@ class EngineArgs:
     def _make_kv_transfer_config(self) -> KVTransferConfig | None:
         if self.kv_transfer_config is None:
             return None
+        if self.cache_trace is not None:
+            raise ConfigError(
+                "--cache-trace does not record what --kv-transfer-config loads from other servers: "
+                "leave one of them out."
+            )
         config = KVTransferConfig.from_dict(self.kv_transfer_config)
         KVConnectorRegistry.load_class(config)
         return config

@@ -30,6 +30,7 @@ from vllm.v1.engine.wire import (
     RequestRejected,
     ResetPrefixCache,
     StepOutputs,
+    WithdrawPrefixes,
 )
 from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.metrics.iteration_stats import IterationStats
@@ -117,6 +118,13 @@ class EngineBase(ABC, Generic[_Handle]):
     def _send_aborts(self, request_ids: list[str]) -> None:
         if request_ids:
             self._core.send(AbortRequests(request_ids))
+
+    def withdraw_prefixes(self, names: Sequence[str]) -> None:
+        """Have the core let go of prompts held for other engines, by their ``remote_request_id``.
+
+        Unknown names are ignored.
+        """
+        self._core.send(WithdrawPrefixes(list(names)))
 
     def _send_reset(self, reset_running_requests: bool, reset_connector: bool) -> int:
         """Ask for a reset of the prefix cache; return the id that its answer carries."""

@@ -1,6 +1,6 @@
 """Every message between the front end and the engine core, and how it becomes bytes.
 
-    front end --ToCore-->    AddRequest AbortRequests ResetPrefixCache Shutdown
+    front end --ToCore-->    AddRequest AbortRequests WithdrawPrefixes ResetPrefixCache Shutdown
     front end <--FromCore--  Ready StartFailed  StepOutputs RequestRejected PrefixCacheReset
                              CoreNews Heartbeat Dead
 
@@ -108,6 +108,12 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     """Requests nobody waits for any more; unknown ids are ignored."""
 
     request_ids: list[str]
+
+
+class WithdrawPrefixes(msgspec.Struct, frozen=True, tag="withdraw"):
+    """Prefixes held for other engines that none will load; unknown names are ignored."""
+
+    names: list[str]
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
@@ -253,7 +259,15 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     message: str
 
 
-ToCore = AddRequest | AbortRequests | ResetPrefixCache | AskHeldPrefixes | AskCacheView | Shutdown
+ToCore = (
+    AddRequest
+    | AbortRequests
+    | WithdrawPrefixes
+    | ResetPrefixCache
+    | AskHeldPrefixes
+    | AskCacheView
+    | Shutdown
+)
 FromCore = (
     Ready
     | StartFailed

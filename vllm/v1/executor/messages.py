@@ -70,7 +70,10 @@ class MakeKVCache:
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """Run a step; answered with ``StepResult`` by the first rank, by the others with None."""
+    """Run a step.
+
+    The first rank answers with ``StepResult``, the others with what their KV connectors report.
+    """
 
     scheduler_output: SchedulerOutput
 

@@ -22,6 +22,7 @@ from vllm.v1.executor.messages import (
     WorkerFacts,
 )
 from vllm.v1.executor.worker_setup import make_worker, register_caches
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 logger = init_logger(__name__)
 
@@ -77,11 +78,11 @@ class RankHost:
     def _make_kv_cache(self, order: MakeKVCache) -> None:
         self._worker.initialize_from_config(order.kv_cache_config)
 
-    def _run(self, order: RunStep) -> StepResult | None:
-        output = self._worker.execute_model(order.scheduler_output)
+    def _run(self, order: RunStep) -> StepResult | KVConnectorOutput | None:
+        output: ModelRunnerOutput = self._worker.execute_model(order.scheduler_output)
         drafts = self._worker.take_draft_token_ids()
         # All ranks sampled the same tokens from the same gathered logits.
-        return StepResult(output, drafts) if self._rank == 0 else None
+        return StepResult(output, drafts) if self._rank == 0 else output.kv_connector_output
 
     def _stop(self, _: Stop) -> None:
         if self._worker is not None:

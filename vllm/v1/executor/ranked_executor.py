@@ -21,6 +21,7 @@ from vllm.v1.executor.messages import (
     WeightNeeds,
     WorkerFacts,
 )
+from vllm.v1.executor.transfer_reports import TransferReports
 from vllm.v1.executor.worker_setup import register_caches
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -63,7 +64,7 @@ class RankedExecutor:
         CheckpointError: The weights do not fit the model.
         EngineError: A rank could not start.
 
-    Owns: the ranks.
+    Owns: the ranks, the transfers that not all of them have ended.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class RankedExecutor:
         config = self._platform.check_and_update_config(vllm_config)
         register_caches(config, self._platform)
         self._drafts: DraftTokenIds | None = None
+        self._transfers = TransferReports(config.parallel_config.world_size)
         self._ranks = start_ranks(config)
         try:
             self._specs = self._start(config, check_specs, check_weights)
@@ -124,9 +126,14 @@ class RankedExecutor:
             EngineDeadError: A worker died or hangs.
             EngineError: A worker failed.
         """
-        result: StepResult = self._order_all(RunStep(scheduler_output))[0]
+        answers = self._order_all(RunStep(scheduler_output))
+        result: StepResult = answers[0]
         self._drafts = result.drafts
-        return result.output
+        output = result.output
+        output.kv_connector_output = self._transfers.join(
+            [output.kv_connector_output, *answers[1:]]
+        )
+        return output
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return what the last step drafted, once."""

@@ -54,6 +54,7 @@ class ConnectorSteps:
             kv_connector_stats=connector.get_kv_connector_stats(),
             kv_connector_worker_meta=connector.build_connector_worker_meta(),
             invalid_block_ids=connector.get_block_ids_with_load_errors(),
+            expected_finished_count=connector.get_finished_count() or 0,
             failed_recving=connector.get_failed_loads(),
         )
         connector.clear_connector_metadata()
@@ -65,9 +66,18 @@ class ConnectorSteps:
 
 
 def make_connector_steps(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, layers: Mapping[str, torch.Tensor]
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    layers: Mapping[str, torch.Tensor],
+    rank: int = 0,
 ) -> ConnectorSteps | None:
     """Build the configured connector's worker side; None without one.
+
+    Args:
+        vllm_config: All configuration.
+        kv_cache_config: Groups and size of this worker's KV cache.
+        layers: Every layer's view of the pool.
+        rank: The worker's index among those that share its model.
 
     Raises:
         ConfigError: The connector is unknown.
@@ -78,4 +88,5 @@ def make_connector_steps(
     connector = KVConnectorFactory.create_connector(
         vllm_config, KVConnectorRole.WORKER, kv_cache_config
     )
+    connector.bind_rank(rank)
     return ConnectorSteps(connector, layers)

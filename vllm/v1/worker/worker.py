@@ -253,7 +253,7 @@ class Worker:
                 vocab_size=self._model_spec.vocab_size,
                 seed=self._config.model_config.seed,
             ),
-            make_connector_steps(self._config, kv_cache_config, pool.layers),
+            make_connector_steps(self._config, kv_cache_config, pool.layers, self._place.rank),
             make_proposer(
                 self._config.speculative_config, steps, layout, pool.layers, self._device
             ),

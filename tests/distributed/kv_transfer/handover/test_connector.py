@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.v1.core.sched.builders import answer, full_config, make_request, make_scheduler
-from vllm.config import KVTransferConfig
+from vllm.config import KVTransferConfig, ParallelConfig
 from vllm.distributed.kv_transfer.handover.orders import HandoverOrders, HandoverReport
 from vllm.distributed.kv_transfer.handover.params import digest_prompt
 from vllm.exceptions import UserInputError
@@ -18,10 +18,12 @@ from vllm.v1.request import Request, RequestStatus
 PROMPT = list(range(50))
 
 
-def connected(policy: str = "recompute", role: str = "kv_both") -> Scheduler:
+def connected(policy: str = "recompute", role: str = "kv_both", **parallel: int) -> Scheduler:
     raw = {"kv_connector": "TcpConnector", "kv_role": role, "kv_load_failure_policy": policy}
     return make_scheduler(
-        kv_cache_config=full_config(100), kv_transfer_config=KVTransferConfig.from_dict(raw)
+        kv_cache_config=full_config(100),
+        kv_transfer_config=KVTransferConfig.from_dict(raw),
+        parallel_config=ParallelConfig(**parallel),
     )
 
 
@@ -61,6 +63,16 @@ def report(
     )
     bundles = scheduler.update_from_output(output, result)
     return {item.request_id: item for bundle in bundles.values() for item in bundle.outputs}
+
+
+def hold(scheduler: Scheduler) -> str:
+    """Have a prompt computed and held; returns its lease."""
+    request = make_request("held", PROMPT, max_tokens=1)
+    request.kv_transfer_params = {"do_remote_decode": True}
+    scheduler.add_request(request)
+    outputs = report(scheduler, scheduler.schedule(), {"held": [1]})
+    report(scheduler, scheduler.schedule())
+    return str(outputs["held"].kv_transfer_params["remote_request_id"])
 
 
 def all_free(scheduler: Scheduler) -> bool:
@@ -213,5 +225,40 @@ def test_a_request_with_another_salt_is_refused() -> None:
 
 
 def test_reports_of_workers_are_added() -> None:
-    merged = HandoverReport({"a": 1, "b": 1}, 2).aggregate(HandoverReport({"a": 1}, 1))
-    assert merged == HandoverReport({"a": 2, "b": 1}, 3)
+    other = HandoverReport({"a": 1}, 1, frozenset("g"))
+    merged = HandoverReport({"a": 1, "b": 1}, 2, frozenset("f")).aggregate(other)
+    assert merged == HandoverReport({"a": 2, "b": 1}, 3, frozenset("fg"))
+
+
+def test_of_several_workers_the_last_one_lets_go() -> None:
+    scheduler = connected(tensor_parallel_size=2)
+    lease = hold(scheduler)
+    report(scheduler, scheduler.schedule(), meta=HandoverReport({lease: 1}))
+    assert not all_free(scheduler), "the other one may still read it"
+    report(scheduler, scheduler.schedule(), meta=HandoverReport({lease: 1}))
+    assert all_free(scheduler)
+
+
+def test_a_load_that_failed_at_one_worker_is_given_up_by_the_others() -> None:
+    scheduler = connected(tensor_parallel_size=2)
+    scheduler.add_request(taking("a"))
+    report(scheduler, scheduler.schedule(), meta=HandoverReport(failed=frozenset("a")))
+    output = scheduler.schedule()
+    assert orders_of(output).cancelled == ["a"]
+    assert not output.num_scheduled_tokens, "another worker may still write"
+    report(scheduler, output, failed_recving={"a"}, meta=HandoverReport(failed=frozenset("a")))
+    output = scheduler.schedule()
+    assert orders_of(output).cancelled == []
+    assert output.num_scheduled_tokens == {"a": 50}
+
+
+def test_what_nobody_will_load_is_withdrawn() -> None:
+    scheduler = connected()
+    lease = hold(scheduler)
+    scheduler.connector.withdraw(["unknown", lease])
+    output = scheduler.schedule()
+    assert orders_of(output).withdrawn == [lease]
+    report(scheduler, output, meta=HandoverReport({lease: 1}))
+    assert all_free(scheduler)
+    scheduler.connector.withdraw([lease])
+    assert not scheduler.has_requests()

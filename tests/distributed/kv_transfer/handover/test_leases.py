@@ -49,15 +49,27 @@ def test_a_lease_that_is_read_is_collected_afterwards() -> None:
 
 def test_a_released_lease_is_not_the_same_as_an_unknown_one() -> None:
     table = LeaseTable(Clock())
-    table.end("early")
-    assert not table.is_gone("early")
-    table.offer("early", BLOCKS, 10.0)
-    assert table.begin_reading("early") is not None
+    assert not table.is_gone("b")
     table.offer("b", BLOCKS, 10.0)
     table.end("b")
     table.end("b")
     assert table.is_gone("b")
     assert table.collect() == {"b"}
+
+
+def test_a_release_may_overtake_the_offer() -> None:
+    # The other engine had all of it already, and said so before this one's next step.
+    table = LeaseTable(Clock())
+    table.end("a")
+    assert not table.is_gone("a")
+    table.offer("a", BLOCKS, 10.0)
+    assert table.begin_reading("a") is None
+    assert table.collect() == {"a"}
+    assert table.is_gone("a")
+    # A lease that has ended and is released again leaves nothing behind.
+    table.end("a")
+    table.offer("b", BLOCKS, 10.0)
+    assert table.begin_reading("b") is not None
 
 
 def test_reading_may_end_while_the_table_is_busy() -> None:

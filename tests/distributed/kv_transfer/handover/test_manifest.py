@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,13 +18,13 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 pytestmark = pytest.mark.slow
 
 
-def manifest(**args: object) -> dict[str, str]:
+def manifest(rank: int = 0, **args: object) -> dict[str, str]:
     """What a server of the embedded model with these flags says."""
     settings = {"load_format": "dummy", "num_gpu_blocks_override": 400, "max_model_len": 512}
     vllm_config = EngineArgs(**(settings | args)).create_vllm_config()  # type: ignore[arg-type]
     executor = UniProcExecutor(vllm_config)
     plan = plan_kv_cache(vllm_config, executor.get_kv_cache_specs(), [1 << 30])
-    return make_manifest(vllm_config, plan.worker_configs[0])
+    return make_manifest(vllm_config, plan.worker_configs[0], rank=rank)
 
 
 @pytest.mark.parametrize(
@@ -33,10 +34,12 @@ def manifest(**args: object) -> dict[str, str]:
         ({"seed": 5}, "weights"),
         ({"kv_cache_dtype": "bfloat16"}, "KV pages"),
         ({"dtype": "bfloat16"}, "dtype"),
+        ({"quantization": "int8"}, "quantization"),
+        ({"rank": 1}, "rank"),
         ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}, "drafter"),
     ],
 )
-def test_what_changes_rows_is_named(args: dict[str, object], named: str) -> None:
+def test_what_changes_rows_is_named(args: dict[str, Any], named: str) -> None:
     ours = Hello(manifest(), "p", "1")
     theirs = Hello(manifest(**args), "d", "2")
     mismatch = find_mismatch(ours, theirs)

@@ -33,11 +33,13 @@ def answers(serving: Serving, frames: list[Frame]) -> list[Frame]:
     return copied
 
 
-def talk(conversation: Conversation, serving: Serving) -> None:
+def talk(conversation: Conversation, serving: Serving, now: float = 0.0) -> None:
     """Let both talk until nobody has anything to say."""
     frames = list(conversation.connected(is_greeted=False))
     while frames:
-        frames = [f for answer in answers(serving, frames) for f in hand_in(conversation, answer)]
+        frames = [
+            f for answer in answers(serving, frames) for f in hand_in(conversation, answer, now)
+        ]
 
 
 def pulled(load: Load, serving: Serving) -> list[Frame]:
@@ -209,6 +211,18 @@ def test_a_lease_that_is_not_known_yet_is_asked_for_again() -> None:
     engines.offer("a", prompt=1)
     talk(load, engines.serving())
     assert engines.has_rows(blocks, prompt=1)
+
+
+def test_a_holder_that_greets_and_has_nothing_is_given_up() -> None:
+    engines = Engines()
+    load, _ = engines.load("a", patience=Patience(quiet_s=5.0, stuck_s=2.0))
+    now = 0.0
+    while load.outcome is None:
+        now = max(now, load.retry_at)
+        with pytest.raises(FrameError, match="not known"):
+            talk(load, engines.serving(), now)
+        load.broken("not known", now)
+    assert 2.0 <= now <= 3.5
 
 
 def test_a_lease_that_has_ended_is_not_asked_for_again() -> None:

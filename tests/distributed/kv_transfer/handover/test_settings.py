@@ -7,7 +7,7 @@ import pytest
 from vllm.config import CacheConfig, KVTransferConfig, ParallelConfig, VllmConfig
 from vllm.distributed.kv_transfer.handover.connector import TcpConnector
 from vllm.distributed.kv_transfer.handover.settings import HandoverSettings, read_settings
-from vllm.distributed.kv_transfer.handover.tcp import listen
+from vllm.distributed.kv_transfer.handover.sockets import listen
 from vllm.exceptions import ConfigError
 
 
@@ -37,6 +37,9 @@ def test_settings() -> None:
         ({"quiet_timeout_s": True}, "quiet_timeout_s=True"),
         ({"peers": ["10.0.0.1"]}, r"10\.0\.0\.1.*host:port"),
         ({"peers": ["a:99999"]}, "99999"),
+        ({"peers": "10.0.0.1:80"}, r"peers='10\.0\.0\.1:80' is no list"),
+        ({"peers": 5}, "peers=5 is no list"),
+        ({"peers": [None]}, "None"),
     ],
 )
 def test_wrong_settings_are_named(extra: dict[str, Any], named: str) -> None:
@@ -44,10 +47,50 @@ def test_wrong_settings_are_named(extra: dict[str, Any], named: str) -> None:
         read(**extra)
 
 
-def test_replicas_have_ports_of_their_own() -> None:
+def test_replicas_and_their_workers_have_ports_of_their_own() -> None:
     config = make_config()
-    config.parallel_config = ParallelConfig(data_parallel_index=3)
+    config.parallel_config = ParallelConfig(data_parallel_index=3, data_parallel_size=4)
     assert read_settings(config).port == 14582
+    config.parallel_config = ParallelConfig(
+        data_parallel_index=1, data_parallel_size=2, tensor_parallel_size=4
+    )
+    # The first core's ranks are on 14579 to 14582.
+    assert read_settings(config).port == 14583
+
+
+@pytest.mark.parametrize(
+    ("parallel", "transfer", "named"),
+    [
+        ({"pipeline_parallel_size": 2}, {}, "pipeline_parallel_size=1, not with 2"),
+        ({"tensor_parallel_size": 2}, {"port": 65535}, "kv_port=65535 .* 2 workers"),
+        (
+            {"distributed_executor_backend": "ray"},
+            {"role": "kv_producer"},
+            "--kv-transfer-config .*--distributed-executor-backend ray",
+        ),
+        (
+            {"data_parallel_backend": "ray", "data_parallel_size": 2},
+            {},
+            "--kv-transfer-config .*--data-parallel-backend ray",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_named(
+    parallel: dict[str, Any], transfer: dict[str, Any], named: str
+) -> None:
+    config = make_config(**transfer)
+    config.parallel_config = ParallelConfig(**parallel)
+    with pytest.raises(ConfigError, match=named):
+        read_settings(config)
+
+
+@pytest.mark.parametrize("address", ["", "0.0.0.0", "::"])
+def test_an_address_that_means_any_cannot_be_told_to_others(address: str) -> None:
+    config = make_config("kv_producer")
+    assert config.kv_transfer_config is not None
+    config.kv_transfer_config.kv_ip = address
+    with pytest.raises(ConfigError, match=rf"kv_ip='{address}'.*set an address"):
+        read_settings(config)
 
 
 def test_a_producer_needs_the_prefix_cache() -> None:
@@ -65,5 +108,9 @@ def test_a_taken_port_is_told_before_weights_load() -> None:
         port = int(taken.getsockname()[1])
         with pytest.raises(ConfigError, match=str(port)):
             TcpConnector.check_before_load(make_config("kv_producer", port))
+        config = make_config("kv_producer", port - 1)
+        config.parallel_config = ParallelConfig(tensor_parallel_size=2)
+        with pytest.raises(ConfigError, match=f"{port}|{port - 1}"):
+            TcpConnector.check_before_load(config)
         # Whoever only takes listens nowhere.
         TcpConnector.check_before_load(make_config("kv_consumer", port))

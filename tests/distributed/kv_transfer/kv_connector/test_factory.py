@@ -41,7 +41,7 @@ def test_the_example_is_registered() -> None:
 
 def test_registration_is_lazy_and_unique() -> None:
     KVConnectorFactory.register_connector("Broken", "no.such.module", "X")
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(ConfigError, match=r"no\.such\.module"):
         KVConnectorFactory.create_connector(config("Broken"), KVConnectorRole.SCHEDULER)
     with pytest.raises(ValueError, match="already registered"):
         KVConnectorFactory.register_connector("Broken", "other", "X")

@@ -9,6 +9,7 @@ from vllm.config import (
     CacheConfig,
     KVTransferConfig,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
     SpeculativeConfig,
     VllmConfig,
@@ -61,6 +62,7 @@ def make_scheduler(
     policy: str = "fcfs",
     num_speculative_tokens: int | None = None,
     kv_transfer_config: KVTransferConfig | None = None,
+    parallel_config: ParallelConfig | None = None,
     use_async: bool = False,
     include_finished_set: bool = False,
     log_stats: bool = True,
@@ -89,6 +91,7 @@ def make_scheduler(
         ),
         speculative_config=speculative,
         kv_transfer_config=kv_transfer_config,
+        parallel_config=parallel_config or ParallelConfig(),
     )
     register_all_kvcache_specs(vllm_config)
     scheduler_class = cls or (AsyncScheduler if use_async else Scheduler)

@@ -14,6 +14,7 @@ from vllm.config.parallel import ParallelConfig
 from vllm.exceptions import EngineCoreLostError, EngineDeadError, UserInputError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.launch import launch_engine_core
 
 VOCAB_SIZE = make_tokenizer().vocab_size
@@ -96,6 +97,17 @@ def test_a_next_turn_goes_where_its_beginning_is_cached(in_threads, build):
         assert [len(recorder.finished) for recorder in engine.recorders] == [2, 2]
         assert await engine.reset_prefix_cache()
         assert (await ask(engine, "again", [*turns[0], 7]))[1] == 0
+
+    asyncio.run(main())
+
+
+def test_every_core_is_told_what_to_let_go_of(in_threads, build, monkeypatch):
+    told = []
+    monkeypatch.setattr(EngineCore, "withdraw_prefixes", lambda _core, names: told.append(names))
+
+    async def main():
+        build().withdraw_prefixes(["a", "b"])
+        await until(lambda: told == [["a", "b"]] * 2)
 
     asyncio.run(main())
 

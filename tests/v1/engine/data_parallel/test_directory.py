@@ -57,6 +57,7 @@ def random_news(rng: random.Random, num_groups: int) -> CoreNews:
 )
 @pytest.mark.parametrize("seed", range(8))
 def test_any_history_is_told_as_brute_force_tells_it(shape: CacheShape, seed: int) -> None:
+    # "Routers drop events of all but the first attention group".
     rng = random.Random(seed)
     directory, brute = PrefixDirectory(shape, 3), BruteForce(shape, 3)
     for _ in range(60):

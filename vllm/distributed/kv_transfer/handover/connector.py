@@ -7,6 +7,7 @@ worker      loads run in threads beside the steps; leases are read by other engi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.handover.direct import DataPlane
@@ -15,7 +16,7 @@ from vllm.distributed.kv_transfer.handover.params import RemotePrefix
 from vllm.distributed.kv_transfer.handover.requests import Giving, Taking, read_wish
 from vllm.distributed.kv_transfer.handover.serving import RowMemory
 from vllm.distributed.kv_transfer.handover.settings import read_settings
-from vllm.distributed.kv_transfer.handover.tcp import listen
+from vllm.distributed.kv_transfer.handover.sockets import listen
 from vllm.distributed.kv_transfer.handover.worker import HandoverWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -66,14 +67,15 @@ class TcpConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def check_before_load(cls, vllm_config: VllmConfig) -> None:
-        """Check the settings, and that the port is free.
+        """Check the settings, and that each worker's port is free.
 
         Raises:
-            ConfigError: One is wrong, or the port is taken.
+            ConfigError: One is wrong, or a port is taken.
         """
         settings = read_settings(vllm_config)
         if settings.can_give:
-            listen(settings.host, settings.port).close()
+            for rank in range(vllm_config.parallel_config.world_size):
+                listen(settings.host, settings.port + rank).close()
 
     # ---- the scheduler's side ----------------------------------------------------------------
 
@@ -153,6 +155,7 @@ class TcpConnector(KVConnectorBase_V1, SupportsHMA):
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, HandoverReport):
             self._num_returning = report.num_returning
+            self._takes.give_up(report.failed, self._orders)
             self._gives.release(report.ended_leases.items())
 
     def request_finished_all_groups(
@@ -161,6 +164,10 @@ class TcpConnector(KVConnectorBase_V1, SupportsHMA):
         """Hold a request's prefix if it asked for that; its own blocks need not wait."""
         self._takes.end(request, self._orders)
         return False, self._gives.end(request, self._orders)
+
+    def withdraw(self, names: Sequence[str]) -> None:
+        """Let go of held prefixes, by their leases."""
+        self._gives.withdraw(names, self._orders)
 
     # ---- the worker's side -------------------------------------------------------------------
 
@@ -177,6 +184,7 @@ class TcpConnector(KVConnectorBase_V1, SupportsHMA):
             self._kv_cache_config,
             kv_caches,
             self._make_data_plane,
+            self._rank,
         )
 
     def _make_data_plane(self, memory: RowMemory) -> DataPlane | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from vllm.v1.core.prefix.exports import PrefixBlocks
 
-# Of leases that ended: enough to tell "gone" from "not heard of yet".
+# Of leases that ended or were released early: enough to tell "gone" from "not heard of yet".
 _NUM_REMEMBERED = 4096
 
 
@@ -54,6 +54,8 @@ class LeaseTable:
         self._lock = threading.RLock()
         self._leases: dict[str, Lease] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()
+        # Released before they were offered: the puller's word may overtake this engine's step.
+        self._early: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         with self._lock:
@@ -63,6 +65,9 @@ class LeaseTable:
         """Let others read a prefix for so long."""
         with self._lock:
             self._leases[name] = Lease(name, blocks, self._clock() + lifetime_s)
+            if name in self._early:
+                del self._early[name]
+                self.end(name)
 
     def is_gone(self, name: str) -> bool:
         """Whether there was a lease of the name; False too for one nobody has heard of yet."""
@@ -84,19 +89,21 @@ class LeaseTable:
             lease.num_readers -= 1
 
     def end(self, name: str) -> None:
-        """End a lease: it was released or withdrawn; one that nobody knows stays unknown."""
+        """End a lease: it was released or withdrawn; one not heard of yet, once it is offered."""
         with self._lock:
             lease = self._leases.get(name)
             if lease is not None:
                 lease.has_ended = True
-                self._remember(name)
+                _remember(self._gone, name)
+            elif name not in self._gone:
+                _remember(self._early, name)
 
     def end_all(self) -> None:
         """End every lease: the engine goes away."""
         with self._lock:
             for name, lease in self._leases.items():
                 lease.has_ended = True
-                self._remember(name)
+                _remember(self._gone, name)
 
     def collect(self) -> set[str]:
         """Forget the leases that have ended and are read no more; returns their names."""
@@ -105,13 +112,14 @@ class LeaseTable:
             for name, lease in self._leases.items():
                 if lease.expires_at <= now and not lease.has_ended:
                     lease.has_ended = True
-                    self._remember(name)
+                    _remember(self._gone, name)
             done = {n for n, it in self._leases.items() if it.has_ended and not it.num_readers}
             for name in done:
                 del self._leases[name]
             return done
 
-    def _remember(self, name: str) -> None:
-        self._gone[name] = None
-        while len(self._gone) > _NUM_REMEMBERED:
-            self._gone.popitem(last=False)
+
+def _remember(names: OrderedDict[str, None], name: str) -> None:
+    names[name] = None
+    while len(names) > _NUM_REMEMBERED:
+        names.popitem(last=False)

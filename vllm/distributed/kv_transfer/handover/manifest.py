@@ -20,9 +20,15 @@ _PROVENANCE = frozenset({"_name_or_path", "transformers_version", "torch_dtype",
 
 
 def make_manifest(
-    config: VllmConfig, kv_cache_config: KVCacheConfig, transport: str = "tcp"
+    config: VllmConfig, kv_cache_config: KVCacheConfig, transport: str = "tcp", rank: int = 0
 ) -> dict[str, str]:
     """Return, by name, what must be equal; values are short enough to be read in a log.
+
+    Args:
+        config: All configuration.
+        kv_cache_config: Of the worker.
+        transport: What its rows travel by.
+        rank: Its index among those that share its model: each holds heads of its own.
 
     Raises:
         CheckpointError: The checkpoint's files cannot be read.
@@ -39,10 +45,12 @@ def make_manifest(
         "config.json": _digest(hf_config),
         "weights": fingerprint_weights(config),
         "dtype": str(model.dtype).removeprefix("torch."),
+        "quantization": str(model.quantization),
         "block_size": str(config.cache_config.block_size),
         "hit unit": str(kv_cache_config.hit_unit or config.cache_config.block_size),
         "drafter": str(drafter),
         "tensor parallel": str(parallel.tensor_parallel_size),
+        "rank": str(rank),
         "pipeline parallel": str(parallel.pipeline_parallel_size),
         "KV groups": "; ".join(_describe(group) for group in groups),
         "KV pages": _digest([_pages(group) for group in groups]),

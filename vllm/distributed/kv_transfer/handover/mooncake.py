@@ -34,7 +34,7 @@ def _load_engine_class() -> Any:
         raise ConfigError(f"MooncakeConnector needs {_PACKAGE}: install it, or use TcpConnector.")
     try:
         return import_module("mooncake.engine").TransferEngine
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"MooncakeConnector: the Mooncake transfer engine cannot be loaded ({error}): it needs "
             "the libraries libibverbs1, librdmacm1, libnl-3-200, libnl-route-3-200 and libnuma1."

@@ -57,14 +57,17 @@ class HandoverReport(KVConnectorWorkerMetadata):
     Attributes:
         ended_leases: By lease, how many workers let go of it.
         num_returning: Prefixes that are being given back.
+        failed: Requests whose load failed there: the other workers' is of no use either.
     """
 
     ended_leases: dict[str, int] = field(default_factory=dict)
     num_returning: int = 0
+    failed: frozenset[str] = frozenset()
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> HandoverReport:
         """Merge the reports of two workers."""
         assert isinstance(other, HandoverReport)
         names = {*self.ended_leases, *other.ended_leases}
         counts = {n: self.ended_leases.get(n, 0) + other.ended_leases.get(n, 0) for n in names}
-        return HandoverReport(counts, self.num_returning + other.num_returning)
+        num_returning = self.num_returning + other.num_returning
+        return HandoverReport(counts, num_returning, self.failed | other.failed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -23,7 +23,7 @@ class RemotePrefix:
         engine_id: The other engine.
         instance: Its run: another one knows nothing of the prefix.
         host: Where it answers.
-        port: Where it answers.
+        port: Where the first of its workers answers.
         lease: What it calls the prefix.
         num_tokens: Tokens of the prefix.
         digest: Of these tokens and what else must be equal; see ``digest_prompt``.
@@ -38,6 +38,10 @@ class RemotePrefix:
     num_tokens: int
     digest: str
     next_token: int | None = None
+
+    def at_rank(self, rank: int) -> RemotePrefix:
+        """Return the part of it that one of the engine's workers holds."""
+        return replace(self, port=self.port + rank)
 
     def to_params(self, block_ids: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Return what the client hands on to the decoding engine.

@@ -9,6 +9,7 @@ is an argument everywhere, so that every way in which a peer can fail is played 
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -91,10 +92,38 @@ class Conversation(ABC):
         self._patience = patience
         self._progressed_at = now
         self._num_breaks = 0
-        self._is_greeted = False
+        self._is_greeted = self._has_met = False
         self.outcome: Outcome | None = None
         # When to connect next.
         self.retry_at = now
+        self._lock = threading.Lock()
+        self._is_talking = False
+
+    def begin_talking(self) -> bool:
+        """Take note that a driver has a connection; False: the conversation has ended meanwhile.
+
+        Until ``end_talking`` rows may be written.
+        """
+        with self._lock:
+            self._is_talking = self.outcome is None
+            return self._is_talking
+
+    def end_talking(self) -> None:
+        """The other half of ``begin_talking``."""
+        with self._lock:
+            self._is_talking = False
+
+    def has_ended(self, now: float) -> bool:
+        """Whether it has an outcome and writes no more; any thread may ask.
+
+        A driver may wait for a name server, or for another conversation, longer than there is time:
+        the deadline holds for those too.
+        """
+        with self._lock:
+            if self._is_talking:
+                return False
+            self.check_deadline(now)
+            return self.outcome is not None
 
     def connected(self, *, is_greeted: bool) -> Sequence[Frame]:
         """Begin on a connection; ``is_greeted`` says that it was used before."""
@@ -146,7 +175,9 @@ class Conversation(ABC):
             self.fail(f"engine {self.remote.engine_id} was started anew since it answered")
         else:
             self._is_greeted = True
-            self._progressed_at = now
+            if not self._has_met:
+                # Once: a holder that greets and has nothing is no progress.
+                self._has_met, self._progressed_at = True, now
             return self._begin()
         return ()
 

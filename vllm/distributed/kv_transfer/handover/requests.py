@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _FIELD = "kv_transfer_params"
+# Of a request's id in the name of its lease, for people who read logs.
+_MAX_ID_CHARS = 128
 # A prompt that was computed, whether or not its one token happened to end the answer.
 _COMPUTED = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 
@@ -125,6 +127,12 @@ class Taking:
         else:
             self.settle(request_id, orders)
 
+    def give_up(self, request_ids: Iterable[str], orders: HandoverOrders) -> None:
+        """Stop loads of which a part failed at one of several workers."""
+        for request_id in request_ids:
+            if self._stages.get(request_id) is _Stage.LOADING:
+                orders.cancelled.append(request_id)
+
     def settle(self, request_id: str, orders: HandoverOrders) -> None:
         """Take note that a request needs its prefix no more; the last one gives it back."""
         if self._stages.pop(request_id, None) is None:
@@ -174,7 +182,8 @@ class Giving:
         self._asked.discard(request.request_id)
         if request.status not in _COMPUTED:
             return None
-        lease = f"{request.request_id}-{uuid4().hex[:8]}"
+        # Whoever knows the name may read the rows, or have them let go: nobody shall guess it.
+        lease = f"{request.request_id[:_MAX_ID_CHARS]}-{uuid4().hex}"
         blocks = self._manager.export_prefix(lease, request)
         if blocks is None:
             return dict(NOTHING_HELD)
@@ -183,6 +192,10 @@ class Giving:
         token_ids = request.all_token_ids[: blocks.num_tokens]
         digest = digest_prompt(token_ids, request.cache_salt)
         return self._make_prefix(lease, blocks, digest).to_params(blocks.block_ids)
+
+    def withdraw(self, leases: Iterable[str], orders: HandoverOrders) -> None:
+        """Have prefixes freed that nobody will load; unknown ones are ignored."""
+        orders.withdrawn += [lease for lease in leases if lease in self._held]
 
     def release(self, ended: Iterable[tuple[str, int]]) -> None:
         """Free the prefixes that no worker reads any more.

@@ -74,6 +74,11 @@ class Serving:
         self._memory = memory
         self._is_greeted = False
 
+    @property
+    def is_greeted(self) -> bool:
+        """Whether the other side is an engine that goes with this one."""
+        return self._is_greeted
+
     def handle(self, head: Head, payload: Buffer) -> Generator[Frame, None, None]:
         """Yield the frames that answer one; each is sent before the next is made.
 

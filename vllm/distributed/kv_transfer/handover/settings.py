@@ -9,9 +9,11 @@ from vllm.distributed.kv_transfer.handover.pulling import Patience
 from vllm.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, ParallelConfig, VllmConfig
 
 _MOONCAKE = "MooncakeConnector"
+_LAST_PORT = 65535
+_ANY_ADDRESS = ("", "0.0.0.0", "::")
 _SECONDS = {
     "lease_timeout_s": 120.0,
     "load_timeout_s": 30.0,
@@ -43,7 +45,7 @@ class HandoverSettings:
 
     Attributes:
         host: Address to listen on, and told to other engines.
-        port: Of this worker.
+        port: Of this core's first worker; its rank r answers on ``port + r``.
         can_give: Whether it prefills for others.
         can_take: Whether it takes prefixes from others.
         lease_timeout_s: How long a prefix is held that nobody asks for.
@@ -74,18 +76,14 @@ def read_settings(config: VllmConfig) -> HandoverSettings:
     """
     transfer = config.kv_transfer_config
     assert transfer is not None
-    if config.parallel_config.world_size != 1:
-        raise ConfigError(
-            f"kv_connector {transfer.kv_connector!r} hands over the cache of one worker, not of "
-            f"{config.parallel_config.world_size}: set both parallel sizes to 1."
-        )
+    _check_parallel(transfer, config.parallel_config)
     if transfer.is_kv_producer and not config.cache_config.enable_prefix_caching:
         raise ConfigError(
             f"kv_role {transfer.kv_role!r} gives away what the prefix cache holds, but prefix "
             "caching is off: leave --no-enable-prefix-caching out."
         )
     extra = dict(transfer.kv_connector_extra_config)
-    peers = tuple(map(_read_peer, extra.pop("peers", ())))
+    peers = _read_peers(extra.pop("peers", []))
     seconds = {n: _read_seconds(n, extra.pop(n, default)) for n, default in _SECONDS.items()}
     mooncake = _read_mooncake(extra) if transfer.kv_connector == _MOONCAKE else MooncakeSettings()
     if extra:
@@ -94,7 +92,7 @@ def read_settings(config: VllmConfig) -> HandoverSettings:
         raise ConfigError(f"kv_connector_extra_config has unknown keys {names}: use {known}.")
     return HandoverSettings(
         transfer.kv_ip,
-        transfer.kv_port + config.parallel_config.data_parallel_index,
+        _find_port(transfer, config.parallel_config),
         transfer.is_kv_producer,
         transfer.is_kv_consumer,
         seconds["lease_timeout_s"],
@@ -104,6 +102,41 @@ def read_settings(config: VllmConfig) -> HandoverSettings:
         peers,
         mooncake,
     )
+
+
+def _check_parallel(transfer: KVTransferConfig, parallel: ParallelConfig) -> None:
+    if parallel.pipeline_parallel_size != 1:
+        raise ConfigError(
+            f"kv-transfer-config goes with pipeline_parallel_size=1, not with "
+            f"{parallel.pipeline_parallel_size}: use tensor_parallel_size."
+        )
+    on_ray = {
+        "--distributed-executor-backend": parallel.distributed_executor_backend == "ray",
+        "--data-parallel-backend": parallel.data_parallel_backend == "ray"
+        and parallel.data_parallel_size > 1,
+    }
+    for flag, is_ray in on_ray.items():
+        if is_ray and transfer.is_kv_producer:
+            raise ConfigError(
+                f"--kv-transfer-config with kv_role {transfer.kv_role!r} and {flag} ray: all "
+                "workers answer on kv_ip, and Ray may place them on other machines: use mp."
+            )
+    if transfer.is_kv_producer and transfer.kv_ip in _ANY_ADDRESS:
+        raise ConfigError(
+            f"kv-transfer-config kv_ip={transfer.kv_ip!r} is where other engines are sent for KV: "
+            "set an address of this machine that they can reach."
+        )
+
+
+def _find_port(transfer: KVTransferConfig, parallel: ParallelConfig) -> int:
+    num_workers = parallel.world_size
+    num_ports = num_workers * parallel.data_parallel_size
+    if transfer.is_kv_producer and transfer.kv_port + num_ports - 1 > _LAST_PORT:
+        raise ConfigError(
+            f"kv-transfer-config kv_port={transfer.kv_port} leaves no room below {_LAST_PORT} for "
+            f"a port of each of {num_ports} workers: set a lower one."
+        )
+    return transfer.kv_port + parallel.data_parallel_index * num_workers
 
 
 def _read_mooncake(extra: dict[str, Any]) -> MooncakeSettings:
@@ -129,6 +162,14 @@ def _read_seconds(name: str, value: Any) -> float:
             "at most a day."
         )
     return float(value)
+
+
+def _read_peers(peers: Any) -> tuple[tuple[str, int], ...]:
+    if not isinstance(peers, list):
+        raise ConfigError(
+            f'kv_connector_extra_config peers={peers!r} is no list: write ["host:port", ...].'
+        )
+    return tuple(map(_read_peer, peers))
 
 
 def _read_peer(text: Any) -> tuple[str, int]:

@@ -9,11 +9,12 @@ and nothing piles up.
 
 from __future__ import annotations
 
+import errno
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
@@ -29,86 +30,39 @@ from vllm.distributed.kv_transfer.handover.frames import (
 from vllm.distributed.kv_transfer.handover.manifest import find_mismatch
 from vllm.distributed.kv_transfer.handover.messages import Hello, Refuse, decode, encode
 from vllm.distributed.kv_transfer.handover.pulling import Conversation
-from vllm.distributed.kv_transfer.handover.serving import Frame, Serving
-from vllm.exceptions import ConfigError
+from vllm.distributed.kv_transfer.handover.serving import Serving
+from vllm.distributed.kv_transfer.handover.sockets import (
+    CONNECT_TIMEOUT_S,
+    LOOK_UP_S,
+    PeerClosedError,
+    close,
+    connect,
+    drop,
+    listen,
+    receive,
+    receive_control,
+    receive_into,
+    send,
+    set_options,
+)
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
 
-_CONNECT_TIMEOUT_S = 2.0
 _SEND_TIMEOUT_S = 15.0
-# How soon a thread that waits for bytes notices that nobody wants them any more.
-_LOOK_UP_S = 0.25
-_SCRATCH_BYTES = 1 << 16
-# Linux takes 1,024 pieces at a time.
-_MAX_PIECES = 512
-
-
-class _Closed(OSError):
-    """The other side closed the connection."""
-
-
-def _send(connection: socket.socket, frame: Frame) -> None:
-    pieces = [memoryview(piece).cast("B") for piece in frame if len(piece)]
-    while pieces:
-        sent = connection.sendmsg(pieces[:_MAX_PIECES])
-        while sent:
-            size = pieces[0].nbytes
-            if sent < size:
-                pieces[0] = pieces[0][sent:]
-                break
-            sent -= size
-            del pieces[0]
-
-
-def _receive_into(
-    connection: socket.socket, buffers: Sequence[memoryview], left_s: Callable[[float], float]
-) -> None:
-    """Fill buffers.
-
-    Args:
-        connection: Where from.
-        buffers: Where to.
-        left_s: Returns how many seconds are left to wait, given when the last bytes came.
-
-    Raises:
-        OSError: The connection ended, or nothing came for so long.
-    """
-    left = [buffer for buffer in buffers if buffer.nbytes]
-    last = time.monotonic()
-    while left:
-        wait_s = left_s(last)
-        if wait_s <= 0:
-            raise TimeoutError("nothing came for too long")
-        connection.settimeout(min(wait_s, _LOOK_UP_S))
-        try:
-            received = connection.recvmsg_into(left[:_MAX_PIECES])[0]
-        except TimeoutError:
-            continue
-        if not received:
-            raise _Closed("the connection was closed")
-        last = time.monotonic()
-        while received:
-            size = left[0].nbytes
-            if received < size:
-                left[0] = left[0][received:]
-                break
-            received -= size
-            del left[0]
-
-
-def _receive(connection: socket.socket, length: int, left_s: Callable[[float], float]) -> bytearray:
-    data = bytearray(length)
-    _receive_into(connection, [memoryview(data)], left_s)
-    return data
-
-
-def _drop(connection: socket.socket, length: int, left_s: Callable[[float], float]) -> None:
-    scratch = memoryview(bytearray(min(length, _SCRATCH_BYTES)))
-    while length:
-        part = scratch[: min(length, _SCRATCH_BYTES)]
-        _receive_into(connection, [part], left_s)
-        length -= part.nbytes
+# Whoever connects and does not say who they are is no engine.
+_GREETING_S = 10.0
+_MAX_CONNECTIONS = 1024
+# A puller's thread of a holder that nothing is asked of ends, with its connection.
+_IDLE_S = 60.0
+# Of accept, while the listener is as it was: the other side left, or this process has no room.
+_PASSING_ERRORS = frozenset(
+    {
+        *(errno.ECONNABORTED, errno.EPROTO, errno.EINTR, errno.EPERM),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM),
+    }
+)
+_ACCEPT_PAUSE_S = 0.1
 
 
 class TcpHolder:
@@ -127,7 +81,7 @@ class TcpHolder:
 
     def __init__(self, host: str, port: int, make_serving: Callable[[], Serving]) -> None:
         self._make_serving = make_serving
-        self._is_closing = False
+        self._closing = threading.Event()
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._listener = listen(host, port)
@@ -135,15 +89,26 @@ class TcpHolder:
         self._thread.start()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closing.is_set():
             try:
                 connection, address = self._listener.accept()
             except OSError as error:
-                if not self._is_closing:
+                if self._closing.is_set():
+                    return
+                if error.errno not in _PASSING_ERRORS:
                     logger.error("No further KV transfer can begin: %s.", error)
-                return
+                    return
+                logger.warning("A KV transfer cannot begin now: %s.", error)
+                self._closing.wait(_ACCEPT_PAUSE_S)
+                continue
             with self._lock:
-                self._connections.add(connection)
+                has_room = len(self._connections) < _MAX_CONNECTIONS
+                if has_room:
+                    self._connections.add(connection)
+            if not has_room:
+                logger.warning("KV transfer: %s is turned away, too many are here.", address[0])
+                connection.close()
+                continue
             name = f"kv-holder-{address[0]}:{address[1]}"
             arguments = (connection, name)
             threading.Thread(target=self._answer, args=arguments, name=name, daemon=True).start()
@@ -151,63 +116,41 @@ class TcpHolder:
     def _answer(self, connection: socket.socket, name: str) -> None:
         serving = self._make_serving()
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while not self._is_closing:
-                head = Head.unpack(_receive(connection, HEAD_BYTES, self._patience_s))
-                payload = _receive(connection, head.length, self._patience_s)
+            set_options(connection)
+            deadline = time.monotonic() + _GREETING_S
+
+            def left_s(last: float) -> float:
+                if self._closing.is_set():
+                    return -1.0
+                # Engines idle between requests: keep-alive ends what is dead.
+                return LOOK_UP_S if serving.is_greeted else deadline - time.monotonic()
+
+            while not self._closing.is_set():
+                head, payload = receive_control(connection, left_s)
                 # Closed here and now: an answer that is cut short must not go on reading a lease.
                 with closing(serving.handle(head, payload)) as frames:
                     for frame in frames:
                         connection.settimeout(_SEND_TIMEOUT_S)
-                        _send(connection, frame)
-        except _Closed:
+                        send(connection, frame)
+        except PeerClosedError:
             logger.debug("%s: closed by the other side.", name)
         except (OSError, FrameError) as error:
-            if not self._is_closing:
+            if not self._closing.is_set():
                 logger.warning("%s: the connection ends: %s.", name, error)
         finally:
             with self._lock:
                 self._connections.discard(connection)
             connection.close()
 
-    def _patience_s(self, last: float) -> float:
-        # Connections idle between requests; only the engine's end ends them from this side.
-        return -1.0 if self._is_closing else _LOOK_UP_S
-
     def shutdown(self) -> None:
         """Close everything; idempotent."""
-        self._is_closing = True
-        _close(self._listener)
+        self._closing.set()
+        close(self._listener)
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
-            _close(connection)
-        self._thread.join(timeout=_LOOK_UP_S)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        ConfigError: The address cannot be listened on.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ConfigError(
-            f"kv-transfer-config: cannot listen on {host}:{port} ({error}): set kv_ip to an "
-            "address of this machine and kv_port to a free port."
-        ) from error
-
-
-def _close(connection: socket.socket) -> None:
-    try:
-        # Wakes a thread that waits in it, which close alone does not.
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError as error:
-        logger.debug("Closing: %s.", error)
-    connection.close()
+            close(connection)
+        self._thread.join(timeout=LOOK_UP_S)
 
 
 class TcpPuller:
@@ -216,7 +159,7 @@ class TcpPuller:
     Args:
         takes_turns: Whether conversations with several holders are held one after the other, too.
 
-    Owns: a thread and a connection per holder.
+    Owns: a thread and a connection per holder that was asked for something lately.
     """
 
     def __init__(self, *, takes_turns: bool = False) -> None:
@@ -228,9 +171,10 @@ class TcpPuller:
         """Hold a conversation, after those begun with the same holder before."""
         address = (conversation.remote.host, conversation.remote.port)
         peer = self._peers.get(address)
-        if peer is None:
-            peer = self._peers[address] = _Peer(address, self._ended, self._turn)
-        peer.conversations.put(conversation)
+        if peer is not None and peer.try_put(conversation):
+            return
+        self._peers = {known: peer for known, peer in self._peers.items() if not peer.is_over}
+        self._peers[address] = _Peer(address, self._ended, self._turn, conversation)
 
     def take_ended(self) -> list[Conversation]:
         """Drain the conversations that ended; none of them touches memory any more."""
@@ -253,41 +197,86 @@ class _Peer:
         address: tuple[str, int],
         ended: queue.SimpleQueue[Conversation],
         turn: AbstractContextManager[Any],
+        first: Conversation,
     ) -> None:
+        self.is_over = False
         self._turn = turn
         self._address = address
         self._ended = ended
         self._connection: socket.socket | None = None
+        # Why nobody answered, and when, if that was so the last time.
+        self._refusal: tuple[str, float] | None = None
         self._is_stopped = threading.Event()
-        self.conversations: queue.SimpleQueue[Conversation | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._conversations: queue.SimpleQueue[Conversation | None] = queue.SimpleQueue()
+        self._conversations.put(first)
         name = f"kv-puller-{address[0]}:{address[1]}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    def try_put(self, conversation: Conversation) -> bool:
+        """Take a conversation; False where the thread is at its end."""
+        with self._lock:
+            if not self.is_over:
+                self._conversations.put(conversation)
+            return not self.is_over
+
     def stop(self) -> None:
         """End the thread."""
         self._is_stopped.set()
-        self.conversations.put(None)
-        self._thread.join(timeout=4 * _LOOK_UP_S)
+        self._conversations.put(None)
+        self._thread.join(timeout=4 * LOOK_UP_S)
 
     def _run(self) -> None:
-        while (conversation := self.conversations.get()) is not None:
-            with self._turn:
-                self._converse(conversation)
-            self._ended.put(conversation)
+        try:
+            while (conversation := self._next()) is not None:
+                try:
+                    with self._turn:
+                        self._converse(conversation)
+                finally:
+                    self._end(conversation)
+        finally:
+            self._finish()
+
+    def _next(self) -> Conversation | None:
+        """Wait for a conversation; None: there will be none."""
+        try:
+            return self._conversations.get(timeout=_IDLE_S)
+        except queue.Empty:
+            with self._lock:
+                self.is_over = self._conversations.empty()
+            return None if self.is_over else self._conversations.get()
+
+    def _end(self, conversation: Conversation) -> None:
+        # Without an outcome only where this thread breaks: nobody shall wait for it then.
+        conversation.fail("the transfer broke")
+        self._ended.put(conversation)
+
+    def _finish(self) -> None:
+        with self._lock:
+            self.is_over = True
         self._disconnect()
+        while not self._conversations.empty():
+            left = self._conversations.get()
+            if left is not None:
+                self._end(left)
 
     def _converse(self, conversation: Conversation) -> None:
         """Bring a conversation to its outcome."""
         # A connection kept from before may have died since: that is no failure.
         is_reused = self._connection is not None
+        if self._refusal is not None:
+            reason, refused_at = self._refusal
+            if time.monotonic() - refused_at < CONNECT_TIMEOUT_S:
+                # Those that wait behind each other do not find out one after the other.
+                conversation.broken(reason, time.monotonic())
         while conversation.outcome is None:
             if self._is_stopped.is_set():
                 conversation.fail("the engine is shutting down")
                 break
             now = time.monotonic()
             if self._connection is None and conversation.retry_at > now:
-                pause = min(conversation.retry_at - now, _LOOK_UP_S)
+                pause = min(conversation.retry_at - now, LOOK_UP_S)
                 self._is_stopped.wait(pause)
                 conversation.check_deadline(time.monotonic())
                 continue
@@ -305,35 +294,50 @@ class _Peer:
     def _talk(self, conversation: Conversation) -> None:
         connection, is_greeted = self._connection, True
         if connection is None:
-            connection = socket.create_connection(self._address, timeout=_CONNECT_TIMEOUT_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._connection, is_greeted = connection, False
+            connection, is_greeted = self._connect(), False
+        if conversation.begin_talking():
+            try:
+                self._exchange(conversation, connection, is_greeted=is_greeted)
+            finally:
+                conversation.end_talking()
 
+    def _connect(self) -> socket.socket:
+        try:
+            connection = self._connection = connect(self._address)
+        except OSError as error:
+            self._refusal = str(error), time.monotonic()
+            raise
+        self._refusal = None
+        return connection
+
+    def _exchange(
+        self, conversation: Conversation, connection: socket.socket, *, is_greeted: bool
+    ) -> None:
         def left_s(last: float) -> float:
             if conversation.outcome is not None or self._is_stopped.is_set():
                 return -1.0
             return conversation.wait_s(last, time.monotonic())
 
-        connection.settimeout(_CONNECT_TIMEOUT_S)
+        connection.settimeout(CONNECT_TIMEOUT_S)
         for frame in conversation.connected(is_greeted=is_greeted):
-            _send(connection, frame)
+            send(connection, frame)
         while conversation.outcome is None:
-            head = Head.unpack(_receive(connection, HEAD_BYTES, left_s))
+            head = Head.unpack(receive(connection, HEAD_BYTES, left_s))
             payload: Buffer | None = None
             target = conversation.target(head)
             if target is not None:
-                _receive_into(connection, target, left_s)
+                receive_into(connection, target, left_s)
             elif conversation.wants_payload(head):
-                payload = _receive(connection, head.length, left_s)
+                payload = receive(connection, head.length, left_s)
             else:
-                _drop(connection, head.length, left_s)
+                drop(connection, head.length, left_s)
                 payload = b""
             for frame in conversation.receive(head, payload, time.monotonic()):
-                _send(connection, frame)
+                send(connection, frame)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
-            _close(self._connection)
+            close(self._connection)
             self._connection = None
 
 
@@ -353,9 +357,9 @@ def exchange_hello(connection: socket.socket, me: Hello, timeout_s: float) -> tu
         return deadline - time.monotonic()
 
     connection.settimeout(timeout_s)
-    _send(connection, control_frame(Kind.HELLO, encode(me)))
-    head = Head.unpack(_receive(connection, HEAD_BYTES, left_s))
-    data = check_control(head, _receive(connection, head.length, left_s))
+    send(connection, control_frame(Kind.HELLO, encode(me)))
+    head, payload = receive_control(connection, left_s)
+    data = check_control(head, payload)
     if head.kind is Kind.REFUSE:
         return head.kind, decode(data, Refuse).reason
     if head.kind is not Kind.WELCOME:

@@ -23,7 +23,6 @@ from vllm.distributed.kv_transfer.handover.pulling import Conversation, Load, Re
 from vllm.distributed.kv_transfer.handover.regions import list_regions, read_groups
 from vllm.distributed.kv_transfer.handover.serving import RowMemory, Serving
 from vllm.distributed.kv_transfer.handover.settings import HandoverSettings
-from vllm.distributed.kv_transfer.handover.staged_memory import StagedMemory
 from vllm.distributed.kv_transfer.handover.tcp import TcpHolder, TcpPuller
 from vllm.logger import init_logger
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.handover.staged_memory import StagedMemory
     from vllm.v1.core.policy.geometry import GroupGeometry
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -48,6 +48,7 @@ class HandoverWorker:
         kv_cache_config: Groups and size of the KV cache.
         kv_caches: Every layer's view of the pool.
         make_data_plane: Makes what rows travel by, if that is not the connection.
+        rank: The worker's index among those that share its model; it talks to the same of others.
 
     Raises:
         ConfigError: The port is taken, or a peer that is up does not match.
@@ -61,10 +62,12 @@ class HandoverWorker:
         kv_cache_config: KVCacheConfig,
         kv_caches: Mapping[str, torch.Tensor],
         make_data_plane: Callable[[RowMemory], DataPlane | None] = lambda memory: None,
+        rank: int = 0,
     ) -> None:
         transfer = config.kv_transfer_config
         assert transfer is not None
         self._settings = settings
+        self._rank = rank
         self._groups = read_groups(kv_cache_config)
         self._memory = _make_memory(kv_cache_config, self._groups, kv_caches)
         self._plane = make_data_plane(self._memory)
@@ -72,25 +75,23 @@ class HandoverWorker:
         if not isinstance(self._memory, HostMemory):
             # Its regions have no padding between pages.
             transport += ", staged"
-        manifest = make_manifest(config, kv_cache_config, transport)
+        manifest = make_manifest(config, kv_cache_config, transport, rank)
         self._me = Hello(manifest, transfer.engine_id or "", transfer.instance_id)
         self._leases = LeaseTable(time.monotonic)
         self._loads: dict[str, Load] = {}
         self._returning: set[Conversation] = set()
         self._failed: set[str] = set()
+        self._failed_untold: set[str] = set()
         # No two pulls share a number, nor do those of two engines by any likely chance.
         self._generations = itertools.count(secrets.randbits(62))
         # One buffer serves one load at a time.
         self._puller = TcpPuller(takes_turns=self._plane is not None)
-        self._peers = PeerCheck(self._me, settings.peers)
-        self._peers.run()
+        PeerCheck(self._me, [(host, port + rank) for host, port in settings.peers]).run()
         self._holder: TcpHolder | None = None
         if settings.can_give:
-            self._holder = TcpHolder(settings.host, settings.port, self._make_serving)
-            logger.info("KV transfer: engine %s gives on %s:%d.", *self._where())
-
-    def _where(self) -> tuple[str, str, int]:
-        return self._me.engine_id, self._settings.host, self._settings.port
+            host, port = settings.host, settings.port + rank
+            self._holder = TcpHolder(host, port, self._make_serving)
+            logger.info("KV transfer: engine %s gives on %s:%d.", self._me.engine_id, host, port)
 
     def _make_serving(self) -> Serving:
         writer = None if self._plane is None else self._plane.writer
@@ -111,7 +112,9 @@ class HandoverWorker:
         now = time.monotonic()
         deadline = now + self._settings.load_timeout_s
         for remote in orders.returned:
-            returning = Returning(self._me, remote, deadline, now, self._settings.patience)
+            returning = Returning(
+                self._me, remote.at_rank(self._rank), deadline, now, self._settings.patience
+            )
             self._returning.add(returning)
             self._puller.begin(returning)
 
@@ -119,7 +122,7 @@ class HandoverWorker:
         now = time.monotonic()
         load = Load(
             self._me,
-            order.remote,
+            order.remote.at_rank(self._rank),
             order.blocks,
             list_regions(self._groups, order.blocks.num_tokens, order.blocks.dense_from),
             self._memory,
@@ -134,24 +137,19 @@ class HandoverWorker:
 
     def collect(self) -> set[str]:
         """Return the requests whose prefixes came whole; the failed ones are kept for a call."""
-        ended = self._puller.take_ended()
-        self._returning.difference_update(ended)
+        self._returning.difference_update(self._puller.take_ended())
         received: set[str] = set()
-        if not self._loads:
-            return received
-        names = {id(load): request_id for request_id, load in self._loads.items()}
-        for conversation in ended:
-            request_id = names.get(id(conversation))
-            if request_id is None:
-                continue
-            del self._loads[request_id]
-            outcome = conversation.outcome
+        now = time.monotonic()
+        ended = [request_id for request_id, load in self._loads.items() if load.has_ended(now)]
+        for request_id in ended:
+            outcome = self._loads.pop(request_id).outcome
             assert outcome is not None
             if outcome.succeeded:
                 received.add(request_id)
             else:
                 logger.warning("The KV of request %s did not come: %s.", request_id, outcome.reason)
                 self._failed.add(request_id)
+                self._failed_untold.add(request_id)
         return received
 
     def take_failed(self) -> set[str]:
@@ -161,7 +159,9 @@ class HandoverWorker:
 
     def make_report(self) -> HandoverReport:
         """Return what the scheduler's side must know."""
-        return HandoverReport(dict.fromkeys(self._leases.collect(), 1), len(self._returning))
+        failed, self._failed_untold = frozenset(self._failed_untold), set()
+        ended = dict.fromkeys(self._leases.collect(), 1)
+        return HandoverReport(ended, len(self._returning), failed)
 
     def shutdown(self) -> None:
         """Stop everything; idempotent."""
@@ -176,6 +176,11 @@ def _make_memory(
     groups: tuple[GroupGeometry, ...],
     kv_caches: Mapping[str, torch.Tensor],
 ) -> HostMemory | StagedMemory:
-    is_on_host = all(view.device.type == "cpu" for view in kv_caches.values())
-    memory = HostMemory if is_on_host else StagedMemory
-    return memory(kv_caches, kv_cache_config.kv_cache_groups, groups)
+    if all(view.device.type == "cpu" for view in kv_caches.values()):
+        return HostMemory(kv_caches, kv_cache_config.kv_cache_groups, groups)
+    # Here, because it needs torch: a front end imports this module to check its settings.
+    from vllm.distributed.kv_transfer.handover.staged_memory import (  # noqa: PLC0415
+        StagedMemory,
+    )
+
+    return StagedMemory(kv_caches, kv_cache_config.kv_cache_groups, groups)

@@ -205,6 +205,12 @@ class CachePrefixRequest(_Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class AbortHeldRequest(_Body):
+    """``POST /abort_requests``: prompts that a prefill server holds and nobody will load."""
+
+    request_ids: Many[Text] = Field(description="Each a remote_request_id.")
+
+
 class TokenizeRequest(_Body):
     """``POST /tokenize``: either ``prompt`` or ``messages``."""
 

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from vllm.entrypoints.openai.peer_servers import PeerServers
 from vllm.entrypoints.openai.responses.protocol import InputTokensRequest, ResponsesRequest
 from vllm.entrypoints.openai.responses.service import ResponsesService
 from vllm.entrypoints.openai.routes import Context
@@ -20,11 +21,21 @@ def _get_service(request: Request) -> ResponsesService:
 Service = Annotated[ResponsesService, Depends(_get_service)]
 
 
+async def _ask_peers(request: Request, service: ResponsesService, name: str) -> Response | None:
+    """Have another server process answer that keeps a response; None: this one shall."""
+    peers: PeerServers | None = request.app.state.peers
+    return None if peers is None or service.knows(name) else await peers.ask(request)
+
+
 @router.post("/v1/responses")
 async def create_response(
     body: ResponsesRequest, request: Request, context: Context, service: Service
 ) -> Response:
     """Answer items, or go on with a stored conversation."""
+    if body.previous_response_id is not None:
+        elsewhere = await _ask_peers(request, service, body.previous_response_id)
+        if elsewhere is not None:
+            return elsewhere
     return await service.create(body, request, context)
 
 
@@ -33,36 +44,51 @@ async def count_input_tokens(
     body: InputTokensRequest, request: Request, context: Context, service: Service
 ) -> Response:
     """Count the tokens of a prompt."""
+    if body.previous_response_id is not None:
+        elsewhere = await _ask_peers(request, service, body.previous_response_id)
+        if elsewhere is not None:
+            return elsewhere
     return await service.count_input_tokens(body, request, context)
 
 
 @router.get("/v1/responses/{response_id}")
 async def retrieve_response(
-    response_id: str, service: Service, stream: bool = False, starting_after: int = -1
+    response_id: str,
+    request: Request,
+    service: Service,
+    stream: bool = False,
+    starting_after: int = -1,
 ) -> Response:
     """Return a stored response, or the events of a background response."""
-    return service.retrieve(response_id, stream=stream, starting_after=max(starting_after, -1))
+    elsewhere = await _ask_peers(request, service, response_id)
+    return elsewhere or service.retrieve(
+        response_id, stream=stream, starting_after=max(starting_after, -1)
+    )
 
 
 @router.delete("/v1/responses/{response_id}")
-async def delete_response(response_id: str, service: Service) -> Response:
+async def delete_response(response_id: str, request: Request, service: Service) -> Response:
     """Forget a response."""
-    return await service.delete(response_id)
+    elsewhere = await _ask_peers(request, service, response_id)
+    return elsewhere or await service.delete(response_id)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-async def cancel_response(response_id: str, service: Service) -> Response:
+async def cancel_response(response_id: str, request: Request, service: Service) -> Response:
     """Stop a background response."""
-    return await service.cancel(response_id)
+    elsewhere = await _ask_peers(request, service, response_id)
+    return elsewhere or await service.cancel(response_id)
 
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(
     response_id: str,
+    request: Request,
     service: Service,
     limit: int = 20,
     order: str = "desc",
     after: str | None = None,
 ) -> Response:
     """List what a response was asked."""
-    return service.list_input_items(response_id, limit=limit, order=order, after=after)
+    elsewhere = await _ask_peers(request, service, response_id)
+    return elsewhere or service.list_input_items(response_id, limit=limit, order=order, after=after)

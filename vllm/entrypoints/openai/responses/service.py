@@ -87,6 +87,10 @@ class ResponsesService:
         await call.scope.until_gone(self._run(call, builder, answer))
         return _json(builder.body, call.scope.headers)
 
+    def knows(self, response_id: str) -> bool:
+        """Whether a response is stored here, or being made."""
+        return self._background.find(response_id) is not None or response_id in self._store
+
     def _check_previous(self, response_id: str | None) -> None:
         if response_id is None:
             return

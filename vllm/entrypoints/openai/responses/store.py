@@ -99,6 +99,11 @@ class ResponseStore:
             self._drop(next(iter(self._by_use)))
         return True
 
+    def __contains__(self, response_id: str) -> bool:
+        """Whether a response is kept."""
+        self._drop_expired()
+        return response_id in self._by_use
+
     def get(self, response_id: str) -> StoredResponse:
         """Return a response.
 

@@ -33,6 +33,7 @@ from vllm.v1.engine.wire import (
     RequestRejected,
     StepOutputs,
     ToCore,
+    WithdrawPrefixes,
 )
 from vllm.v1.messages import EngineCoreRequest
 
@@ -119,6 +120,10 @@ class DataParallelCores:
             self._add(message.request, self._router)
         elif isinstance(message, AbortRequests):
             self._abort(message.request_ids, self._router)
+        elif isinstance(message, WithdrawPrefixes):
+            # Only one of them knows a name.
+            for rank in self._router.living():
+                self._handles[rank].send(message)
         elif isinstance(message, Question):
             self._ask(message, self._router)
 

@@ -3,6 +3,7 @@
 import os
 from copy import copy
 from dataclasses import replace
+from uuid import uuid4
 
 from vllm.config import VllmConfig
 from vllm.config.kv_events import KVEventsConfig
@@ -21,7 +22,7 @@ def agree_on_hashes(config: VllmConfig) -> VllmConfig:
 
 
 def make_rank_config(config: VllmConfig, rank: int) -> VllmConfig:
-    """Return what the core of a rank runs: its number, events for routing, a record of its own."""
+    """Return what the core of a rank runs: its number, events for routing, what is its own."""
     events = config.kv_events_config
     if events is None or not events.enable_kv_cache_events:
         # Made for the front end alone.
@@ -30,6 +31,12 @@ def make_rank_config(config: VllmConfig, rank: int) -> VllmConfig:
     if observability.cache_trace is not None:
         path = trace_path(observability.cache_trace, rank)
         observability = replace(observability, cache_trace=path)
+    transfer = config.kv_transfer_config
+    if transfer is not None:
+        # Each core, and each start of one, holds prompts of its own.
+        transfer = replace(
+            transfer, engine_id=f"{transfer.engine_id}-dp{rank}", instance_id=uuid4().hex
+        )
     return replace(
         config,
         model_config=copy(config.model_config),
@@ -38,6 +45,7 @@ def make_rank_config(config: VllmConfig, rank: int) -> VllmConfig:
             config.parallel_config, data_parallel_rank=rank, data_parallel_index=rank
         ),
         kv_events_config=events,
+        kv_transfer_config=transfer,
         observability_config=observability,
     )
 

@@ -14,7 +14,7 @@ them is the metadata of the step and the worker's KVConnectorOutput.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +132,10 @@ class SchedulerSide(ABC):
         """
         return False, None
 
+    def withdraw(self, names: Sequence[str]) -> None:
+        """Let go of what is held for other engines under these names; unknown ones are ignored."""
+        return
+
     def take_events(self) -> Iterable[KVCacheEvent]:
         """Drain the connector's own KV events."""
         return ()
@@ -145,6 +149,7 @@ class WorkerSide(ABC):
     """What a worker asks of a connector; one step's message is bound at a time."""
 
     _connector_metadata: KVConnectorMetadata | None = None
+    _rank: int = 0
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Take the step's message."""
@@ -161,6 +166,10 @@ class WorkerSide(ABC):
     def _get_connector_metadata(self) -> KVConnectorMetadata:
         assert self._connector_metadata is not None, "No step is under way."
         return self._connector_metadata
+
+    def bind_rank(self, rank: int) -> None:
+        """Take the worker's index among those that share its model; comes before the caches."""
+        self._rank = rank
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take the KV tensors by layer name."""
@@ -232,7 +241,7 @@ class KVConnectorBase_V1(SchedulerSide, WorkerSide):
 
     @classmethod
     def check_before_load(cls, vllm_config: VllmConfig) -> None:
-        """Refuse, in the engine core's process and before weights load, what cannot work.
+        """Refuse what cannot work, in the front end and in the engine core before weights load.
 
         Raises:
             ConfigError: A setting is wrong, or an address is taken.

@@ -1,0 +1,18 @@
+"""What each of several cores runs."""
+
+from vllm.config import KVTransferConfig, ParallelConfig, VllmConfig
+from vllm.v1.engine.data_parallel.ranks import make_rank_config
+
+
+def test_each_start_of_a_core_holds_prompts_of_its_own() -> None:
+    raw = {"kv_connector": "TcpConnector", "kv_role": "kv_both", "engine_id": "p"}
+    config = VllmConfig(
+        parallel_config=ParallelConfig(data_parallel_size=2),
+        kv_transfer_config=KVTransferConfig.from_dict(raw),
+    )
+    made = [make_rank_config(config, rank).kv_transfer_config for rank in (0, 1, 1)]
+    transfers = [transfer for transfer in made if transfer is not None]
+    assert [transfer.engine_id for transfer in transfers] == ["p-dp0", "p-dp1", "p-dp1"]
+    # A core that was started again knows nothing of what the one before it held.
+    assert len({transfer.instance_id for transfer in transfers}) == 3
+    assert make_rank_config(VllmConfig(), 0).kv_transfer_config is None

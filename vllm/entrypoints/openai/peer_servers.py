@@ -1,0 +1,151 @@
+"""Other server processes of the same command: a request for what one of them keeps goes there.
+
+    client --> process 2: GET /v1/responses/resp_1 --(not here)--> process 1, then 3, ... --> answer
+
+Which process a connection reaches is the kernel's choice, but stored responses are one's own. Each
+process therefore serves the same application on a Unix socket in the command's private folder too.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+
+import httpx
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from vllm.entrypoints.openai.disconnect import ClientGoneError, until_disconnect
+from vllm.entrypoints.openai.web_server import SignalFreeServer
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+# Says that a process asks: who has nothing answers so, and asks nobody.
+_ASKED_BY_PEER = "x-vllm-peer"
+_NOT_FOUND = 404
+# What belongs to one connection, or is made anew.
+_DROPPED = frozenset({"host", "connection", "keep-alive", "transfer-encoding", "date", "server"})
+# An answer takes as long as it takes; a peer of this machine is there or not.
+_TIMEOUT = httpx.Timeout(None, connect=5.0)
+_CLOSE_TIMEOUT_S = 3
+
+
+class PeerServers:
+    """The other processes, and the socket on which they reach this one.
+
+    Owns: the socket and the connections, while the server runs.
+
+    Args:
+        folder: Where the sockets are; only this user may enter it.
+        client: Number of this process, from 1.
+        num_clients: How many there are.
+    """
+
+    def __init__(self, folder: str, client: int, num_clients: int) -> None:
+        paths = [os.path.join(folder, f"peer{i + 1}") for i in range(num_clients)]
+        self._own = paths.pop(client - 1)
+        self._clients = [
+            httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=path), timeout=_TIMEOUT)
+            for path in paths
+        ]
+        self._server: SignalFreeServer | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    def start(self, app: ASGIApp) -> None:
+        """Serve the application to the other processes too, without TLS and access log."""
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self._own)
+        listener.listen()
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        )
+        self._server = SignalFreeServer(config)
+        self._serving = asyncio.create_task(self._server.serve([listener]))
+
+    async def stop(self) -> None:
+        """Close the connections; idempotent."""
+        for client in self._clients:
+            await client.aclose()
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+
+    async def ask(self, request: Request) -> Response | None:
+        """Have a request answered by the process that can; None: there is none.
+
+        Args:
+            request: Asks for something that is not here.
+
+        Raises:
+            ClientGoneError: The client left before the answer began.
+        """
+        if _ASKED_BY_PEER in request.headers:
+            return None
+        body = await request.body()
+        for client in self._clients:
+            reply = await until_disconnect(request.receive, self._send(client, request, body))
+            if reply is not None:
+                return _RelayedResponse(reply)
+        return None
+
+    async def _send(
+        self, client: httpx.AsyncClient, request: Request, body: bytes
+    ) -> httpx.Response | None:
+        headers = [(n, v) for n, v in request.headers.items() if n not in _DROPPED]
+        # As it came: an id may hold what an URL quotes.
+        target = request.scope["raw_path"] + b"?" + request.scope["query_string"]
+        url = httpx.URL("http://peer", raw_path=target)
+        outgoing = client.build_request(
+            request.method, url, headers=[*headers, (_ASKED_BY_PEER, "1")], content=body
+        )
+        try:
+            reply = await client.send(outgoing, stream=True)
+        except httpx.HTTPError as error:
+            logger.warning("Another API server process does not answer: %r.", error)
+            return None
+        if reply.status_code == _NOT_FOUND:
+            await reply.aclose()
+            return None
+        return reply
+
+
+class _RelayedResponse(Response):
+    """A peer's answer, passed on as it comes."""
+
+    def __init__(self, reply: httpx.Response) -> None:
+        self._reply = reply
+        self.status_code = reply.status_code
+        self.background = None
+        self.raw_headers = [
+            (name.lower(), value)
+            for name, value in reply.headers.raw
+            if name.lower().decode("latin-1") not in _DROPPED
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await until_disconnect(receive, self._pass_on(send))
+        except ClientGoneError:
+            logger.info("Client left in mid-stream: another process ends its request")
+        except httpx.HTTPError as error:
+            # The connection breaks off, as it would if this process had gone.
+            logger.warning("Another API server process broke off: %r.", error)
+        finally:
+            with contextlib.suppress(httpx.HTTPError):
+                await self._reply.aclose()
+
+    async def _pass_on(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code}
+        await send({**start, "headers": self.raw_headers})
+        async for chunk in self._reply.aiter_raw():
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
