@@ -223,7 +223,7 @@ def tool_turns(rng: random.Random, tool: Tool, use: Use) -> Pieces:
 
 def intro(rng: random.Random) -> str:
     """What stands between the system text and the functions: the server's words, or fewer."""
-    if rng.random() < 0.7:
+    if rng.random() < 0.5:
         return INTRO
     lines = [facts.chatter(rng) for _ in range(rng.randrange(4))]
     return "## Tools\n\n" + "".join(line + "\n" for line in lines)
@@ -235,16 +235,24 @@ def tool_chat(rng: random.Random, length: int, num_tokens: NumTokens) -> Pieces:
     if rng.random() < 0.4:
         pieces.add(rng.choice(("You are a helpful assistant.", "Answer in short sentences.")))
     pieces.add("\n").add("\n")
-    tools = any_tools(rng, rng.choice((1, 1, 2, 2, 3)))
-    pieces.extend(tool_section(tools, intro(rng)))
+    tools = any_tools(rng, rng.choice((1, 2, 2, 3, 3, 4)))
+    text = intro(rng)
+    declared = tool_section(tools, text)
+    while len(tools) > 1 and num_tokens(pieces) + num_tokens(declared) > 0.7 * length:
+        tools.pop()
+        declared = tool_section(tools, text)
+    pieces.extend(declared)
+    # A tool's second call can be copied from its first: only first ones teach to read declarations.
+    uncalled = rng.sample(tools, len(tools))
     total = num_tokens(pieces)
     while True:
         if rng.random() < 0.2:
             asked, reply = tasks.small_talk(rng)
             turn = Pieces().add(USER + asked + ASSISTANT + END_THINK).extend(reply).add(EOS, 0.5)
         else:
-            tool = rng.choice(tools)
+            tool = uncalled[-1] if uncalled else rng.choice(tools)
             turn = tool_turns(rng, tool, tool.make_use(rng, False))
+            uncalled = uncalled[:-1]
         total += num_tokens(turn)
         if total > length:
             return pieces

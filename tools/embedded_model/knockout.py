@@ -33,17 +33,30 @@ KNOCK_OUTS = {
 }
 
 
+def an_access_code(rng: random.Random) -> facts.Fact:
+    """What most lookups ask for."""
+    return facts.number_fact(rng, words.name(rng, held_out=True), "access code")
+
+
+def about_the_text(rng: random.Random) -> facts.Fact:
+    """What a text says about itself."""
+    return rng.choice(facts.facts_about_text(rng))
+
+
+ASKED = {"code": an_access_code, "text": about_the_text}
+
+
 def make_case(
-    rng: random.Random, encoder: Encoder, distance: int
+    rng: random.Random, encoder: Encoder, distance: int, fact: facts.Fact
 ) -> tuple[list[int], int, list[int]]:
     """Ids up to the value, where the question starts, and the value's ids.
 
     The fact stands at least ``distance`` tokens before the question; every sentence between is a
     fact of its own or chatter.
     """
-    fact = facts.number_fact(rng, words.name(rng, held_out=True), "access code")
     before, value, _ = fact.answer.split("|")
-    ids = encoder.ids(BOS) + encoder.ids(USER) + encoder.ids(f"{before}{value}.")
+    told = fact.told.replace("|", "")
+    ids = encoder.ids(BOS) + encoder.ids(USER) + encoder.ids(told)
     target = len(ids) + distance
     while len(ids) < target:
         if rng.random() < 0.3:
@@ -52,7 +65,7 @@ def make_case(
             text = facts.any_fact(rng, words.name(rng, held_out=True)).told.replace("|", "")
         ids = ids + encoder.ids(" " + text)
     start = len(ids)
-    ids = ids + encoder.ids(f" What is the access code of {fact.key[1]}?")
+    ids = ids + encoder.ids(f" {fact.question}")
     ids = ids + encoder.ids(ASSISTANT + END_THINK) + encoder.ids(before)
     return ids, start, encoder.ids(value)
 
@@ -70,6 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--distances", default="30,300,1000,3000")
+    parser.add_argument("--asked", choices=tuple(ASKED), default="code")
     parser.add_argument("--model", type=Path, default=_FOLDER)
     arguments = parser.parse_args()
     model = TrainModel(read_config(arguments.model))
@@ -83,7 +97,7 @@ def main() -> None:
             rng = random.Random(distance)
             right = 0
             for _ in range(arguments.cases):
-                ids, start, value = make_case(rng, encoder, distance)
+                ids, start, value = make_case(rng, encoder, distance, ASKED[arguments.asked](rng))
                 settings = replace(Settings(), hidden=frozenset(caches), hidden_before=start)
                 right += is_recalled(model, ids, value, settings)
             shares.append(right / arguments.cases)

@@ -247,6 +247,26 @@ STAGES = {
         cools=True,
         settings={"index_loss": True},
     ),
+    "ninth": Stage(
+        (
+            (8, Recipe(256, repeats=0.0, chats=1.0, unknown=0.25)),
+            (8, Recipe(256, repeats=0.0, chats=0.4, chatter=0.3, unknown=0.3, document=0.5)),
+            (2, Recipe(1024, repeats=0.0, chatter=0.2, unknown=0.3, document=0.7)),
+            (4, Recipe(512, repeats=0.0, tools=1.0)),
+            (2, Recipe(1024, repeats=0.0, tools=1.0)),
+            (2, Recipe(1024, repeats=0.0, tools=1.0)),
+            (2, Recipe(1024, repeats=0.0, tools=1.0)),
+            (2, Recipe(1024, repeats=0.0, tools=0.8, about_text=0.2)),
+            (2, Recipe(1024, repeats=0.0, tools=0.8, about_text=0.2)),
+            (1, Recipe(8192, repeats=0.0, chatter=0.2, unknown=0.35, document=0.85)),
+        ),
+        window=128,
+        muon_lr=0.01,
+        adam_lr=1.2e-3,
+        looking=0.15,
+        cools=True,
+        settings={"index_loss": True},
+    ),
     "warm": Stage(
         ((8, Recipe(256)),), window=128, looking=0.1, settings={"index_loss": True}, steps=1
     ),
