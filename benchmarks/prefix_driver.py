@@ -159,7 +159,7 @@ class PrefixDriver:
         budget = self._schedule_running(scheduled)
         self._admit(scheduled, budget)
         if not scheduled:
-            first = next(iter([*self.running, *self.waiting]))
+            first = [*self.running, *self.waiting][0]
             raise PoolTooSmall(
                 f"{manager.block_pool.num_gpu_blocks} blocks cannot hold a chunk of request "
                 f"{first.request_id} ({first.num_tokens} tokens, {self.chunk} a step)"

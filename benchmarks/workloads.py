@@ -368,8 +368,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 executor.shutdown(cancel_futures=True)
                 error.add_note(f"while serving {name} under {policy}")
                 raise error
-            rates[name][policy] = future.result()
-            tqdm.write(f"{name} under {policy}: {100 * future.result():.2f}%", file=sys.stderr)
+            rates[name][policy] = rate = future.result()
+            tqdm.write(f"{name} under {policy}: {100 * rate:.2f}%", file=sys.stderr)
     print(format_table(rates, args.policies))
     config = json.loads(json.dumps(vars(args), default=str))
     seconds = round(time.perf_counter() - begin, 1)

@@ -21,10 +21,14 @@ def _get_service(request: Request) -> ResponsesService:
 Service = Annotated[ResponsesService, Depends(_get_service)]
 
 
-async def _ask_peers(request: Request, service: ResponsesService, name: str) -> Response | None:
-    """Have another server process answer that keeps a response; None: this one shall."""
+async def _ask_peers(
+    request: Request, service: ResponsesService, name: str | None
+) -> Response | None:
+    """Have another server process answer that keeps a response, if any; None: this one shall."""
     peers: PeerServers | None = request.app.state.peers
-    return None if peers is None or service.knows(name) else await peers.ask(request)
+    if peers is None or name is None or service.knows(name):
+        return None
+    return await peers.ask(request)
 
 
 @router.post("/v1/responses")
@@ -32,11 +36,8 @@ async def create_response(
     body: ResponsesRequest, request: Request, context: Context, service: Service
 ) -> Response:
     """Answer items, or go on with a stored conversation."""
-    if body.previous_response_id is not None:
-        elsewhere = await _ask_peers(request, service, body.previous_response_id)
-        if elsewhere is not None:
-            return elsewhere
-    return await service.create(body, request, context)
+    elsewhere = await _ask_peers(request, service, body.previous_response_id)
+    return elsewhere or await service.create(body, request, context)
 
 
 @router.post("/v1/responses/input_tokens")
@@ -44,11 +45,8 @@ async def count_input_tokens(
     body: InputTokensRequest, request: Request, context: Context, service: Service
 ) -> Response:
     """Count the tokens of a prompt."""
-    if body.previous_response_id is not None:
-        elsewhere = await _ask_peers(request, service, body.previous_response_id)
-        if elsewhere is not None:
-            return elsewhere
-    return await service.count_input_tokens(body, request, context)
+    elsewhere = await _ask_peers(request, service, body.previous_response_id)
+    return elsewhere or await service.count_input_tokens(body, request, context)
 
 
 @router.get("/v1/responses/{response_id}")
