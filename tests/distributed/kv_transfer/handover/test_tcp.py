@@ -72,6 +72,16 @@ def finish(puller: TcpPuller, *conversations: Conversation) -> None:
         time.sleep(0.002)
 
 
+def assert_moves(engines: RealTime, puller: TcpPuller, lease: str, port: int) -> None:
+    """A prefix is offered and fetched."""
+    engines.offer(lease, prompt=1)
+    load, _ = engines.load(lease, port=port)
+    puller.begin(load)
+    finish(puller, load)
+    assert load.outcome is not None
+    assert load.outcome.succeeded
+
+
 def rows_taken(engines: RealTime, blocks: PrefixBlocks) -> list[memoryview]:
     """Where a load's rows go."""
     return [
@@ -339,12 +349,7 @@ def test_a_holder_that_is_asked_nothing_costs_no_thread(
 ) -> None:
     monkeypatch.setattr(tcp, "_IDLE_S", 0.01)
     for lease in "ab":
-        engines.offer(lease, prompt=1)
-        load, _ = engines.load(lease, port=port)
-        puller.begin(load)
-        finish(puller, load)
-        assert load.outcome is not None
-        assert load.outcome.succeeded
+        assert_moves(engines, puller, lease, port)
         wait_for(lambda: not any(t.name.startswith("kv-puller") for t in threading.enumerate()))
 
 
@@ -389,12 +394,7 @@ def test_accepting_goes_on_after_an_error_that_passes(
     monkeypatch.setattr(tcp, "listen", lambda host, port: Listener(listen(host, port)))
     port = free_port()
     holder = TcpHolder("127.0.0.1", port, engines.serving)
-    engines.offer("a", prompt=1)
-    load, _ = engines.load("a", port=port)
-    puller.begin(load)
-    finish(puller, load)
-    assert load.outcome is not None
-    assert load.outcome.succeeded
+    assert_moves(engines, puller, "a", port)
     assert not errors
     holder.shutdown()
 
@@ -404,9 +404,4 @@ def test_what_is_no_engine_is_let_go(port: int, engines: RealTime, puller: TcpPu
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: somewhere.example\r\n\r\n")
         with contextlib.suppress(ConnectionResetError):  # as good
             assert stranger.recv(100) == b""
-    engines.offer("a", prompt=1)
-    load, _ = engines.load("a", port=port)
-    puller.begin(load)
-    finish(puller, load)
-    assert load.outcome is not None
-    assert load.outcome.succeeded
+    assert_moves(engines, puller, "a", port)
