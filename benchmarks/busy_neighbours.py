@@ -1,10 +1,12 @@
 """How far neighbours that never rest slow a decode step down, against the same steps without them.
 
-    python -m benchmarks.busy_neighbours [--steps 200] [--threads 2] [--native 1]
+    python -m benchmarks.busy_neighbours [--rounds 6] [--steps 200] [--batch 4] [--threads 2]
+        [--native 1]
 
-Decode steps of the random 28M-parameter DeepSeek-V4 of ``benchmarks.engine`` at batch 4: first as
-the machine is, then with one spinning process per core. Wall time in milliseconds; one JSON line.
-The first half says something only on a machine that has nothing else to do.
+Decode steps of the random 28M-parameter DeepSeek-V4 of ``benchmarks.engine``: first as the machine
+is, then with one spinning process per core, as many rounds as asked for, because one round's
+slowest step says little. Wall time in milliseconds; one JSON line. The first half of a round says
+something only on a machine that has nothing else to do.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import time
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from benchmarks.engine import CONFIG, build_reference
 from benchmarks.result import percentiles, print_result
@@ -26,17 +29,16 @@ from tests.model_executor.published import plain_model
 from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.platforms.host_cpus import count_usable_cores
 
-BATCH = 4
 PROMPT_LEN = 64
 
 
-def time_steps(harness: PagedHarness, num_steps: int) -> list[float]:
-    """Return the milliseconds of decode steps."""
+def time_steps(harness: PagedHarness, batch: int, num_steps: int) -> list[float]:
+    """Return the milliseconds of decode steps of ``batch`` requests."""
     rng = random.Random(0)
     length = PROMPT_LEN + num_steps
     requests = [
         harness.add([rng.randrange(CONFIG["vocab_size"]) for _ in range(length)])
-        for _ in range(BATCH)
+        for _ in range(batch)
     ]
     harness.step([(request, PROMPT_LEN) for request in requests])
     times = []
@@ -47,10 +49,29 @@ def time_steps(harness: PagedHarness, num_steps: int) -> list[float]:
     return times
 
 
+def time_beside(
+    num_neighbours: int, model: torch.nn.Module, args: argparse.Namespace
+) -> list[float]:
+    """Return the milliseconds of ``args.steps`` steps beside processes that never rest."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    neighbours = [subprocess.Popen(spin) for _ in range(num_neighbours)]
+    try:
+        harness = PagedHarness(
+            model, num_blocks=args.batch * 400, native=args.threads if args.native else 0
+        )
+        return time_steps(harness, args.batch, args.steps)
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+
+
 def main() -> None:
-    """Measure both and print one JSON line."""
+    """Measure both, round by round, and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--threads", type=int, default=count_usable_cores())
     parser.add_argument("--native", type=int, choices=(0, 1), default=1)
     args = parser.parse_args()
@@ -60,27 +81,18 @@ def main() -> None:
         build_reference(folder)
         model = plain_model(json.loads((folder / "config.json").read_text()))
         load_model_weights(model, folder, use_tqdm=False)
-    found = []
-    for num_neighbours in (0, len(os.sched_getaffinity(0))):
-        spin = [sys.executable, "-c", "while True: pass"]
-        neighbours = [subprocess.Popen(spin) for _ in range(num_neighbours)]
-        try:
-            harness = PagedHarness(
-                model, num_blocks=BATCH * 400, native=args.threads if args.native else 0
-            )
-            found.append(time_steps(harness, args.steps))
-        finally:
-            for neighbour in neighbours:
-                neighbour.kill()
-                neighbour.wait()
-    alone, busy = found
-    values = {
-        "alone": {**percentiles(alone), "max": round(max(alone), 2)},
-        "busy": {**percentiles(busy), "max": round(max(busy), 2)},
-        "slowest_to_median": round(max(busy) / percentiles(alone)["p50"], 2),
-    }
-    config = {"steps": args.steps, "threads": args.threads, "native": args.native, "batch": BATCH}
-    print_result("busy_neighbours", config, values)
+    rounds, ratios = [], []
+    for _ in tqdm(range(args.rounds), unit="round"):
+        alone = time_beside(0, model, args)
+        busy = time_beside(len(os.sched_getaffinity(0)), model, args)
+        timings = {
+            name: {**percentiles(times), "max": round(max(times), 2)}
+            for name, times in (("alone", alone), ("busy", busy))
+        }
+        rounds.append(timings)
+        ratios.append(round(max(busy) / timings["alone"]["p50"], 2))
+    values = {"slowest_to_median": sorted(ratios), "rounds": rounds}
+    print_result("busy_neighbours", vars(args), values)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@ namespace {
 // About 20 us: longer than the gap between two loops of a step, shorter than a neighbour would
 // notice.
 constexpr int kSpins = 400;
+// The caller spins for longer, about 100 us: another thread's chunk is soon done unless that
+// thread has lost its core, and to sleep and be woken takes as long as a chunk.
+constexpr int kCallerSpins = 2000;
 
 inline void pause_briefly() {
 #if defined(__x86_64__)
@@ -46,14 +49,20 @@ void ThreadPool::run_chunks(int64_t count, Call call, void* body) {
   }
   while (take_and_run()) {
   }
-  for (int spins = 0; num_done_.load(std::memory_order_acquire) < count; ++spins) {
-    if (spins < kSpins) {
-      pause_briefly();
-    } else {
-      // The thread that holds the last chunk may wait for this core.
-      std::this_thread::yield();
-    }
+  wait_until_done(count);
+}
+
+void ThreadPool::wait_until_done(int64_t count) {
+  for (int spins = 0; spins < kCallerSpins; ++spins) {
+    if (num_done_.load(std::memory_order_acquire) == count) return;
+    pause_briefly();
   }
+  // The thread that holds the last chunk may wait for this core. Sleeping keeps this thread's
+  // claim to run the moment it is woken; a yield gives it up, to a neighbour that never rests.
+  std::unique_lock<std::mutex> lock(mutex_);
+  caller_waits_.store(true);
+  finished_.wait(lock, [&] { return num_done_.load() == count; });
+  caller_waits_.store(false);
 }
 
 bool ThreadPool::take_and_run() {
@@ -63,7 +72,11 @@ bool ThreadPool::take_and_run() {
     if (ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) {
       // The loop cannot end before this chunk is counted, so call_ and body_ stand.
       call_(body_, static_cast<int64_t>(ticket & mask));
-      num_done_.fetch_add(1, std::memory_order_acq_rel);
+      const int64_t count = static_cast<int64_t>(ticket >> kBits & mask);
+      if (num_done_.fetch_add(1) + 1 == count && caller_waits_.load()) {
+        { std::lock_guard<std::mutex> lock(mutex_); }
+        finished_.notify_one();
+      }
       return true;
     }
   }

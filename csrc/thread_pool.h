@@ -48,6 +48,7 @@ class ThreadPool {
   static constexpr int64_t kMaxChunks = (int64_t{1} << kBits) - 1;
 
   void run_chunks(int64_t count, Call call, void* body);
+  void wait_until_done(int64_t count);
   bool take_and_run();
   void work();
 
@@ -61,6 +62,8 @@ class ThreadPool {
   std::atomic<int> num_asleep_{0};
   std::mutex mutex_;
   std::condition_variable wakes_;
+  std::atomic<bool> caller_waits_{false};
+  std::condition_variable finished_;
   std::vector<std::thread> workers_;
 };
 
