@@ -8,6 +8,7 @@
 #include "build.h"
 #include "kernels.h"
 #include "mixture.h"
+#include "wanted_rows.h"
 
 namespace vn {
 namespace VN_BUILD {
@@ -84,12 +85,18 @@ class DecoderLayers {
                 const vn_step& step)
       : pool_(pool), space_(space), m_(model), step_(step), pages_(step), t_(step.num_tokens) {}
 
-  void run(const vn_decoder_layer& layer, float* stream) {
+  // stream [T, D] before and after the layer; of the last layer that of `wanted` rows alone,
+  // ascending flat ones. All rows' keys and values are written.
+  void run(const vn_decoder_layer& layer, const std::vector<int64_t>& wanted, float* stream) {
     const int64_t d = m_.hidden_size;
+    t_ = step_.num_tokens;
     float* x = space_.input.take(t_ * d);
     float* output = space_.output.take(t_ * d);
     norm_rows(stream, layer.norms[0], x);
-    attend(layer, x, output);
+    const bool is_whole = static_cast<int64_t>(wanted.size()) == t_;
+    attend(layer, x, wanted, output);
+    if (t_ == 0) return;
+    if (!is_whole) gather_rows(wanted, d, stream);
     add_to_stream(output, layer.output_bias, layer.norms[1], stream);
     norm_rows(stream, layer.norms[2], x);
     const float* bias = nullptr;
@@ -100,6 +107,7 @@ class DecoderLayers {
       route_and_run(layer, x, output);
     }
     add_to_stream(output, bias, layer.norms[3], stream);
+    if (!is_whole) scatter_rows(wanted, d, stream);
   }
 
   // Raises what went wrong in any thread.
@@ -181,7 +189,9 @@ class DecoderLayers {
 
   // ---- attention ----------------------------------------------------------------------------
 
-  void attend(const vn_decoder_layer& layer, const float* x, float* output) {
+  // Writes the cache of all rows; from here on t_ counts the wanted ones, and output holds theirs.
+  void attend(const vn_decoder_layer& layer, const float* x, const std::vector<int64_t>& wanted,
+              float* output) {
     const int64_t d = m_.head_dim, heads = m_.num_heads, kv_heads = m_.num_kv_heads;
     const int64_t width = (heads + 2 * kv_heads) * d, row_width = 2 * kv_heads * d;
     float* qkv = space_.queries.take(t_ * width);
@@ -200,11 +210,13 @@ class DecoderLayers {
     };
     std::vector<Task> tasks;
     const int64_t group = heads / kv_heads;
+    const bool is_whole = static_cast<int64_t>(wanted.size()) == t_;
     for (int64_t r = 0; r < step_.num_requests; ++r) {
       const int64_t end = step_.starts[r] + step_.counts[r];
       const int64_t rows = std::max<int64_t>(
           1, std::min(kQueryRows, kMaxScores / (group * std::max<int64_t>(1, end))));
-      for (int64_t first = 0; first < step_.counts[r]; first += rows) {
+      int64_t first = is_whole ? 0 : count_unwanted(step_, r);
+      for (; first < step_.counts[r]; first += rows) {
         for (int64_t k = 0; k < kv_heads; ++k) {
           tasks.push_back({r, first, std::min(rows, step_.counts[r] - first), k});
         }
@@ -215,7 +227,9 @@ class DecoderLayers {
       const Task& task = tasks[i];
       attend_rows(layer, task.request, task.first, task.rows, task.kv_head, qkv, attended);
     });
-    multiply(pool_, attended, t_, layer.output, output);
+    gather_rows(wanted, heads * d, attended);
+    t_ = static_cast<int64_t>(wanted.size());
+    if (t_ > 0) multiply(pool_, attended, t_, layer.output, output);
   }
 
   void prepare_heads(const vn_decoder_layer& layer, int64_t position, float* own) {
@@ -331,7 +345,7 @@ class DecoderLayers {
   const vn_decoder_model& m_;
   const vn_step& step_;
   const Pages pages_;
-  const int64_t t_;
+  int64_t t_;  // rows that the layer still computes
   std::atomic<int64_t> missing_request_{-1}, missing_position_{-1};
 };
 
@@ -344,7 +358,10 @@ inline void decoder_forward(ThreadPool& pool, Workspace& space, const vn_decoder
     for (int64_t i = 0; i < d; ++i) own[i] *= m.embedding_scale;
   });
   DecoderLayers layers(pool, space, m, step);
-  for (int32_t i = 0; i < m.num_layers; ++i) layers.run(m.layers[i], stream);
+  const std::vector<int64_t> all = list_rows(step.num_tokens), wanted = find_wanted(step);
+  for (int32_t i = 0; i < m.num_layers; ++i) {
+    layers.run(m.layers[i], i + 1 < m.num_layers ? all : wanted, stream);
+  }
   layers.check();
 }
 

@@ -7,6 +7,7 @@
 #include "kernels.h"
 #include "mixture.h"
 #include "v4_attention.h"
+#include "wanted_rows.h"
 
 namespace vn {
 namespace VN_BUILD {
@@ -20,19 +21,34 @@ class V4Layers {
         step_(step),
         attention_(pool, space, model, step) {}
 
-  // streams [T, n, D] before and after the layer.
-  void run(const vn_v4_layer& layer, float* streams) {
-    const int64_t d = m_.hidden_size;
-    const int64_t t = step_.num_tokens;
+  // streams [T, n, D] before and after the layer; of the last layer those of `wanted` rows alone,
+  // ascending flat ones. All rows' caches are written.
+  void run(const vn_v4_layer& layer, const std::vector<int64_t>& wanted, float* streams) {
+    const int64_t d = m_.hidden_size, n = m_.num_streams;
+    int64_t t = step_.num_tokens;
     float* x = space_.input.take(t * d);
     HyperState hyper{space_.hyper, space_.post, space_.mix};
     read_streams(pool_, m_, layer.attn_hyper, layer.attn_norm, streams, t, hyper, x);
     float* output = space_.output.take(t * d);
-    attention_.attend(layer, x, output);
+    attention_.attend(layer, x, wanted, output);
+    const int64_t* token_ids = step_.token_ids;
+    std::vector<int64_t> wanted_ids;
+    const bool is_whole = static_cast<int64_t>(wanted.size()) == t;
+    if (!is_whole) {
+      if (wanted.empty()) return;
+      gather_rows(wanted, d, output);
+      gather_rows(wanted, n * d, streams);
+      gather_rows(wanted, n, hyper.post.take(t * n));
+      gather_rows(wanted, n * n, hyper.mix.take(t * n * n));
+      for (const int64_t row : wanted) wanted_ids.push_back(token_ids[row]);
+      token_ids = wanted_ids.data();
+      t = static_cast<int64_t>(wanted.size());
+    }
     write_streams(pool_, m_, output, t, hyper, streams);
     read_streams(pool_, m_, layer.ffn_hyper, layer.ffn_norm, streams, t, hyper, x);
-    mix_v4_experts(pool_, space_, m_, layer, step_.token_ids, x, t, output);
+    mix_v4_experts(pool_, space_, m_, layer, token_ids, x, t, output);
     write_streams(pool_, m_, output, t, hyper, streams);
+    if (!is_whole) scatter_rows(wanted, n * d, streams);
   }
 
   // Raises what went wrong in any thread.
@@ -62,7 +78,10 @@ inline void v4_forward(ThreadPool& pool, Workspace& space, const vn_v4_model& m,
     std::memcpy(streams + row * d, embedded + row / m.num_streams * d, sizeof(float) * d);
   }
   V4Layers layers(pool, space, m, step);
-  for (int32_t i = 0; i < m.num_layers; ++i) layers.run(m.layers[i], streams);
+  const std::vector<int64_t> all = list_rows(step.num_tokens), wanted = find_wanted(step);
+  for (int32_t i = 0; i < m.num_layers; ++i) {
+    layers.run(m.layers[i], i + 1 < m.num_layers ? all : wanted, streams);
+  }
   layers.check();
 }
 
@@ -90,7 +109,7 @@ inline void v4_forward_mtp(ThreadPool& pool, Workspace& space, const vn_v4_model
     for (int64_t i = 0; i < d; ++i) output[row * d + i] += projected[row / n * d + i];
   });
   V4Layers layers(pool, space, m, step);
-  layers.run(*m.mtp, output);
+  layers.run(*m.mtp, list_rows(t), output);
   layers.check();
 }
 

@@ -32,8 +32,10 @@ class V4Attention {
     });
   }
 
-  // output [T, D] of normed inputs x [T, D]; writes the layer's caches.
-  void attend(const vn_v4_layer& layer, const float* x, float* output) {
+  // output [T, D] of normed inputs x [T, D]; writes the layer's caches. wanted: flat rows whose
+  // output is read, ascending.
+  void attend(const vn_v4_layer& layer, const float* x, const std::vector<int64_t>& wanted,
+              float* output) {
     const int64_t d = m_.head_dim, width = layer.in_proj.rows;
     float* projected = space_.projected.take(t_ * width);
     multiply(pool_, x, t_, layer.in_proj, projected);
@@ -64,9 +66,11 @@ class V4Attention {
       compress(layer, c, projected + at, width, space_.index_rows.take(t_ * 2 * c.row_width));
       head_weights = projected + at + 2 * c.row_width;
     }
-    for (int64_t first = 0; first < t_; first += kQueryBlock) {
-      const int64_t rows = std::min(kQueryBlock, t_ - first);
-      attend_block(layer, first, rows, latent, kv, head_weights, width, output);
+    for (size_t i = 0; i < wanted.size();) {
+      const int64_t first = wanted[i];
+      while (i < wanted.size() && wanted[i] < first + kQueryBlock) ++i;
+      attend_block(layer, first, wanted[i - 1] + 1 - first, latent, kv, head_weights, width,
+                   output);
     }
   }
 

@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 3
+#define VN_ABI_VERSION 5
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -66,6 +66,7 @@ typedef struct {
   const int64_t* starts;         // [R] first position
   const int64_t* counts;         // [R] tokens of the step, positive
   const int64_t* read_from;      // [R] first position whose window rows are stored
+  const int64_t* wanted_from;    // [R] first position whose streams are read: others are undefined
   const int64_t* write_from;     // [G, R] first position to write
   const int64_t* table_offsets;  // [G, R] where the table begins in block_ids
   const int64_t* table_lengths;  // [G, R]

@@ -19,9 +19,10 @@ class NativeTables:
     Attributes:
         num_requests: R.
         num_groups: G.
-        numbers: End to end, in the order of ``vn_step``: first flat rows, first positions, tokens
-            and first stored window positions ``[R]``; then ``[G, R]`` the first position to write,
-            and where a request's table begins in ``block_ids``, its length and its first block.
+        numbers: End to end, in the order of ``vn_step``: first flat rows, first positions, tokens,
+            first stored window positions and first wanted positions ``[R]``; then ``[G, R]`` the
+            first position to write, and where a request's table begins in ``block_ids``, its
+            length and its first block.
         block_ids: All tables, end to end.
     """
 
@@ -36,7 +37,7 @@ class NativeTables:
         The arrays must outlive it.
         """
         per_request = self.num_requests * _INT64_BYTES
-        sizes = [per_request] * 4 + [per_request * self.num_groups] * 3
+        sizes = [per_request] * 5 + [per_request * self.num_groups] * 3
         # One address is asked for and the others are counted from it: asking takes a microsecond.
         addresses = accumulate(sizes, initial=self.numbers.ctypes.data)
         return Step(
@@ -67,6 +68,7 @@ def build_native_tables(slices: Sequence[RequestSlice], layout: CacheLayout) -> 
         *(item.start for item in kept),
         *counts,
         *(item.read_from for item in kept),
+        *(item.wanted_from for item in kept),
         *(
             item.write_from[group] if item.write_from else 0
             for group in range(num_groups)

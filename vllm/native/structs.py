@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 3
+ABI_VERSION = 5
 
 F32, BF16, MXFP4, FP8, INT8, PARTS = 0, 1, 2, 3, 4, 5
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
@@ -51,8 +51,8 @@ class Step(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("num_tokens", "num_requests", "num_groups")),
-        *_pointers("token_ids positions row_starts starts counts read_from write_from"),
-        *_pointers("table_offsets table_lengths table_bases block_ids"),
+        *_pointers("token_ids positions row_starts starts counts read_from wanted_from"),
+        *_pointers("write_from table_offsets table_lengths table_bases block_ids"),
     )
 
 

@@ -68,6 +68,7 @@ class Request:
     blocks: list[dict[int, int]] = field(default_factory=list)
     write_from: tuple[int, ...] = ()
     read_from: int = 0
+    wanted_from: int = 0
 
     @property
     def num_left(self) -> int:
@@ -199,7 +200,14 @@ class PagedHarness:
                 if index not in held:
                     held[index] = self._free[group_id].pop()
             tables.append(_to_table(held))
-        return RequestSlice(start, count, tuple(tables), sequence.write_from, sequence.read_from)
+        return RequestSlice(
+            start,
+            count,
+            tuple(tables),
+            sequence.write_from,
+            sequence.read_from,
+            sequence.wanted_from,
+        )
 
     def forget_windows(self, sequence: Request) -> None:
         """Loses all that is not dense, as when a prefix's checkpoint is evicted."""

@@ -46,6 +46,24 @@ def test_what_a_request_writes_reaches_its_slice() -> None:
     assert step.sampled_counts == [1, 0]
 
 
+def test_only_streams_that_somebody_reads_are_wanted() -> None:
+    def make_states() -> list[RequestState]:
+        asks = request("prompt logprobs", [4, 5, 6, 7], 0)
+        asks.sampling.params.prompt_logprobs = 1
+        return [
+            request("chunk", [10, 11, 12, 13, 14], 1),
+            request("drafts", [30, 31], 1),
+            request("last chunk", [40, 41, 42], 1),
+            asks,
+        ]
+
+    drafts = {"drafts": [7, 8]}
+    for reads_all, expected in ((False, [4, 1, 2, 0]), (True, [0, 0, 0, 0])):
+        builder = StepInputBuilder(32, 64, reads_all=reads_all)
+        step = builder.build(make_states(), [3, 3, 2, 4], drafts)
+        assert [part.wanted_from for part in step.slices] == expected
+
+
 def test_buffers_are_reused() -> None:
     builder = StepInputBuilder(8, 8)
     first = builder.build([request("a", [1, 2, 3], 0)], [3], {})

@@ -45,6 +45,8 @@ class RequestSlice:
             computed for what reads them inside the step, and entries below are taken as stored.
             Empty: everything is written.
         read_from: The first position whose window rows are stored; attention sees none before.
+        wanted_from: The first position whose streams are read; the model may leave those before it
+            undefined.
     """
 
     start: int
@@ -52,6 +54,7 @@ class RequestSlice:
     tables: tuple[BlockTableView, ...]
     write_from: tuple[int, ...] = ()
     read_from: int = 0
+    wanted_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,10 @@ class CausalLM(Protocol):
         meta: Any,
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """Return the residual streams ``[T, n, D]`` of every row; reads and writes the caches."""
+        """Return the residual streams ``[T, n, D]``; reads and writes the caches.
+
+        Rows below their slice's ``wanted_from`` may hold anything.
+        """
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits ``[M, V]`` of any M rows of streams."""
@@ -81,7 +84,9 @@ class ModelRunner:
         self._limits = limits
         self._connector = connector
         self._states = RequestStates(limits.num_groups, limits.seed)
-        self._builder = StepInputBuilder(limits.max_num_tokens, limits.max_model_len)
+        self._builder = StepInputBuilder(
+            limits.max_num_tokens, limits.max_model_len, reads_all=proposer is not None
+        )
         self._sampled: list[RowSampling] = []
         self._sampling_metadata: SamplingMetadata | None = None
         self._proposer = proposer

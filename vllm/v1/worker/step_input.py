@@ -60,12 +60,15 @@ class StepInputBuilder:
     Args:
         max_num_tokens: Tokens of the largest step.
         max_model_len: Positions are below this.
+        reads_all: Whether the streams of all rows are read; else those of sampled rows, and all of
+            requests that want log probabilities of their prompt.
     """
 
-    def __init__(self, max_num_tokens: int, max_model_len: int) -> None:
+    def __init__(self, max_num_tokens: int, max_model_len: int, *, reads_all: bool = True) -> None:
         self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
         self._positions = np.zeros(max_num_tokens, dtype=np.int64)
         self._sampled_rows = np.zeros(max_num_tokens, dtype=np.int64)
+        self._reads_all = reads_all
         self._counting = np.arange(max(max_num_tokens, max_model_len), dtype=np.int64)
 
     def build(
@@ -105,9 +108,15 @@ class StepInputBuilder:
                 next_row - count : next_row
             ]
             bounds = bounds_by_id.get(state.req_id, _EVERYTHING) if bounds_by_id else _EVERYTHING
+            reads_all = self._reads_all or state.sampling.params.prompt_logprobs is not None
             slices.append(
                 RequestSlice(
-                    start, num_tokens, state.tables.views, bounds.write_from, bounds.read_from
+                    start,
+                    num_tokens,
+                    state.tables.views,
+                    bounds.write_from,
+                    bounds.read_from,
+                    0 if reads_all else end - count,
                 )
             )
             row_starts.append(row)
