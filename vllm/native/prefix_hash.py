@@ -3,7 +3,6 @@
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 from vllm import envs
@@ -42,7 +41,7 @@ def find_hash_chain(hash_function: Callable[[Any], Any], block_size: int) -> Has
         hashes = ctypes.create_string_buffer(num_blocks * _HASH_BYTES)
         if library.vn_hash_blocks(parent, packed, num_blocks, block_size, hashes):
             return None
-        return list(chain.from_iterable(struct.iter_unpack(f"{_HASH_BYTES}s", hashes)))
+        return list(struct.unpack(f"{_HASH_BYTES}s" * num_blocks, hashes))
 
     return hash_chain if _gives_the_same(hash_chain, block_size) else None
 

@@ -1,5 +1,6 @@
 """One step's block tables as the flat arrays that the native kernels read."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -28,7 +29,7 @@ class NativeTables:
 
     num_requests: int
     num_groups: int
-    numbers: np.ndarray
+    numbers: "array[int]"
     block_ids: np.ndarray
 
     def to_struct(self, token_ids: int, positions: int, num_tokens: int) -> Step:
@@ -38,8 +39,8 @@ class NativeTables:
         """
         per_request = self.num_requests * _INT64_BYTES
         sizes = [per_request] * 5 + [per_request * self.num_groups] * 3
-        # One address is asked for and the others are counted from it: asking takes a microsecond.
-        addresses = accumulate(sizes, initial=self.numbers.ctypes.data)
+        # One address is asked for and the others are counted from it.
+        addresses = accumulate(sizes, initial=self.numbers.buffer_info()[0])
         return Step(
             num_tokens,
             self.num_requests,
@@ -83,7 +84,7 @@ def build_native_tables(slices: Sequence[RequestSlice], layout: CacheLayout) -> 
     return NativeTables(
         num_requests=len(kept),
         num_groups=num_groups,
-        numbers=np.array(numbers, dtype=np.int64),
+        numbers=array("q", numbers),
         block_ids=(
             np.concatenate([table.block_ids for table in tables]).astype(np.int64, copy=False)
             if tables

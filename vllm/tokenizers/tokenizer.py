@@ -52,6 +52,7 @@ class Tokenizer:
         self.eos_token_id = self._id_of_config_token("eos_token", self.eos_token)
         added = backend.get_added_tokens_decoder()
         self._added_text = {token_id: token.content for token_id, token in added.items()}
+        self._known_bytes: dict[int, bytes] = {}
         self.all_special_ids = frozenset(i for i, token in added.items() if token.special)
         self._prefix, self._suffix = self._missing_affixes()
         self._is_byte_level = "ByteLevel" in _decoder_types(backend)
@@ -218,6 +219,15 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for; they can be a part of a UTF-8 character."""
+        known = self._known_bytes.get(token_id)
+        if known is None:
+            known = self._find_bytes(token_id)
+            if known:
+                # As many as the vocabulary has: ids beyond it have none.
+                self._known_bytes[token_id] = known
+        return known
+
+    def _find_bytes(self, token_id: int) -> bytes:
         if token_id in self._added_text:
             return self._added_text[token_id].encode()
         piece = self._backend.id_to_token(token_id)

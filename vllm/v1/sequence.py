@@ -107,15 +107,14 @@ class TokenSequence:
         else:
             self._output_token_ids.extend(token_ids)
             self._all_token_ids.extend(token_ids)
-        if self._block_hasher is not None:
-            self.update_block_hashes()
+        hasher = self._block_hasher
+        if hasher is not None and (hashes := hasher(self)):
+            self.block_hashes.extend(hashes)
 
     def update_block_hashes(self) -> None:
         """Append the hashes of full units that have none yet."""
         if self._block_hasher is not None:
-            hashes = self._block_hasher(self)
-            if hashes:
-                self.block_hashes.extend(hashes)
+            self.block_hashes.extend(self._block_hasher(self))
 
     # ------------------------------------------------------------------ drafts
 

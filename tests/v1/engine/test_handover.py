@@ -271,7 +271,7 @@ def test_what_was_loaded_may_be_lost_and_is_computed(
     # "Retraction kills the engine".
     pair = make_pair(speculative=MTP)
     rng = random.Random(23)
-    ids = [pair.d.add(p, 12, transfer=pair.prefill(p)) for p in [random_tokens(rng, 150)] * 2]
+    ids = [pair.d.add(p, 60, transfer=pair.prefill(p)) for p in [random_tokens(rng, 150)] * 2]
     pair.until(lambda: all(len(pair.d.answers[i].tokens) >= 4 for i in ids))
     assert pair.d.core.reset_prefix_cache(reset_running_requests=True)
     pair.run()

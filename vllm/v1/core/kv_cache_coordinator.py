@@ -377,6 +377,11 @@ class CheckpointCoordinator(CheckpointHandover):
         pool.free_blocks(held)
         self.store.leave(made, cache.origins, again=cache.is_resumed)
 
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """Return 0 for each group: nothing is computed from what requests share."""
+        del running_request_id
+        return [0] * len(self._no_blocks)
+
     def get_blocks(self, request_id: str) -> tuple[Sequence[KVCacheBlock], ...]:
         """Return per group the dense blocks; window groups have tables of their own."""
         blocks: list[Sequence[KVCacheBlock]] = [() for _ in self.geometry.groups]

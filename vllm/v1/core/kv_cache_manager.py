@@ -313,9 +313,12 @@ class KVCacheManager(PrefixHandover):
             lookup = self._as_lookup(request, new_computed_blocks, num_new_computed_tokens)
         start = request.num_computed_tokens + num_external_computed_tokens
         start += lookup.num_tokens if lookup is not None else num_new_computed_tokens
-        start = min(start, self.max_model_len)
+        # Comparisons, not min(): most steps of a running request end four lines below.
+        longest = self.max_model_len
+        start = start if start < longest else longest
         main_end = start + num_new_tokens
-        alloc_end = min(main_end + num_lookahead_tokens, self.max_model_len)
+        alloc_end = main_end + num_lookahead_tokens
+        alloc_end = alloc_end if alloc_end < longest else longest
         is_ready = self.coordinator.is_ready
         if not full_sequence_must_fit and is_ready(request, start, main_end, alloc_end):
             return self.empty_kv_cache_blocks

@@ -215,7 +215,7 @@ class ProcessCore:
                 elif monitor is not None:
                     monitor.saw_message()
                 # Judged below too: a core may beat for ever while its step loop hangs.
-                if self._channel.receive_socket.poll(0):
+                if self._channel.has_message():
                     continue
             elif events or self._process.poll() is not None:
                 return None

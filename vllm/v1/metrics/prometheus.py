@@ -204,15 +204,15 @@ class PrometheusStatLogger(PrometheusSink):
             self._record_iteration(iteration_stats)
 
     def _record_scheduler(self, stats: SchedulerStats) -> None:
-        self._running.set(stats.num_running_reqs)
-        self._waiting.set(stats.num_waiting_reqs + stats.num_skipped_waiting_reqs)
-        self._waiting_capacity.set(stats.num_waiting_reqs)
-        self._waiting_deferred.set(stats.num_skipped_waiting_reqs)
-        self._usage.set(stats.kv_cache_usage)
+        self._show(self._running, stats.num_running_reqs)
+        self._show(self._waiting, stats.num_waiting_reqs + stats.num_skipped_waiting_reqs)
+        self._show(self._waiting_capacity, stats.num_waiting_reqs)
+        self._show(self._waiting_deferred, stats.num_skipped_waiting_reqs)
+        self._show(self._usage, stats.kv_cache_usage)
         if stats.cache_policy is not None:
             self._record_policy(stats.cache_policy)
         cache: PrefixCacheStats | None = stats.prefix_cache_stats
-        if cache is not None:
+        if cache is not None and cache.queries:
             self._counters["prefix_cache_queries"].inc(cache.queries)
             self._counters["prefix_cache_hits"].inc(cache.hits)
             # From the same record, so that queries are hits plus misses at any time.
@@ -230,8 +230,8 @@ class PrometheusStatLogger(PrometheusSink):
                 self._accepted_per_pos.labels(*self._labels, str(position)).inc(count)
 
     def _record_policy(self, policy: CachePolicyStats) -> None:
-        self._spare.set(policy.spare_share)
-        self._proven.set(policy.proven_share)
+        self._show(self._spare, policy.spare_share)
+        self._show(self._proven, policy.proven_share)
         in_force = (policy.rule, str(policy.interval))
         if in_force == self._policy_in_force:
             return
@@ -242,11 +242,14 @@ class PrometheusStatLogger(PrometheusSink):
         self._policy_in_force = in_force
 
     def _record_iteration(self, stats: IterationStats) -> None:
-        counters = self._counters
-        counters["prompt_tokens"].inc(stats.num_prompt_tokens)
-        counters["prompt_tokens_cached"].inc(stats.num_cached_prompt_tokens)
-        counters["generation_tokens"].inc(stats.num_generation_tokens)
-        counters["num_preemptions"].inc(stats.num_preemptions)
+        for name, count in (
+            ("prompt_tokens", stats.num_prompt_tokens),
+            ("prompt_tokens_cached", stats.num_cached_prompt_tokens),
+            ("generation_tokens", stats.num_generation_tokens),
+            ("num_preemptions", stats.num_preemptions),
+        ):
+            if count:
+                self._counters[name].inc(count)
         num_tokens = stats.num_computed_prompt_tokens + stats.num_generation_tokens
         if num_tokens:
             self._iteration.observe(num_tokens)

@@ -27,6 +27,6 @@ class CoreMetrics(PrometheusSink):
         """Take in one step, or the news of a death."""
         if scheduler_stats is None:
             return
-        self._up.set(0 if scheduler_stats.is_lost else 1)
+        self._show(self._up, 0 if scheduler_stats.is_lost else 1)
         if scheduler_stats.is_lost:
             self._deaths.inc()

@@ -41,6 +41,8 @@ class PrometheusSink:
     def __init__(self, registry: CollectorRegistry, model_name: str, engine_index: int = 0) -> None:
         self._registry = registry
         self._labels = (model_name, str(engine_index))
+        # What gauges show: most steps change none of them, and setting one takes a lock.
+        self._shown: dict[Gauge, float] = {}
 
     def _make(self, name: str, make: Callable[[], _Family]) -> _Family:
         if isinstance(self._registry, SharedRegistry):
@@ -76,6 +78,12 @@ class PrometheusSink:
             registry=self._registry,
         )
         return self._make(name, make).labels(*self._labels)
+
+    def _show(self, gauge: Gauge, value: float) -> None:
+        """Set a gauge that this sink alone sets."""
+        if self._shown.get(gauge) != value:
+            self._shown[gauge] = value
+            gauge.set(value)
 
     def log(self) -> None:
         """Nothing to write: Prometheus asks."""

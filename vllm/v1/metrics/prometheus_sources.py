@@ -77,6 +77,10 @@ class SourceMetrics(PrometheusSink):
             self._record_iteration(iteration_stats)
 
     def _record_iteration(self, stats: IterationStats) -> None:
+        if stats.rejection_reason is not None:
+            self._rejections.labels(*self._labels, stats.rejection_reason).inc()
+        if not stats.num_prompt_tokens:
+            return  # most steps end no prefill
         num_external = stats.num_external_prompt_tokens
         num_local = stats.num_cached_prompt_tokens - num_external
         for source, num_tokens in (
@@ -87,5 +91,3 @@ class SourceMetrics(PrometheusSink):
             self._by_source.labels(*self._labels, source).inc(num_tokens)
         self._cached_by_source.labels(*self._labels, "device").inc(num_local)
         self._cached_by_source.labels(*self._labels, "external_unspecified").inc(num_external)
-        if stats.rejection_reason is not None:
-            self._rejections.labels(*self._labels, stats.rejection_reason).inc()

@@ -20,7 +20,6 @@ def accept_tokens(step: StepInput, sampled: SamplerOutput | None) -> ModelRunner
     req_ids = [state.req_id for state in step.requests]
     token_ids = [] if sampled is None else sampled.token_ids.tolist()
     accepted: list[list[int]] = []
-    kept_rows: list[int] = []
     row = 0
     for state, count, drafts in zip(step.requests, step.sampled_counts, step.drafts, strict=True):
         if count == 1:
@@ -30,13 +29,12 @@ def accept_tokens(step: StepInput, sampled: SamplerOutput | None) -> ModelRunner
             tokens = token_ids[row : row + _count_accepted(token_ids, row, count, drafts)]
             state.append_tokens(tokens)
         accepted.append(tokens)
-        kept_rows += range(row, row + len(tokens))
         row += count
     return ModelRunnerOutput(
         req_ids=req_ids,
         req_id_to_index={req_id: i for i, req_id in enumerate(req_ids)},
         sampled_token_ids=accepted,
-        logprobs=_keep_logprobs(sampled, kept_rows, accepted),
+        logprobs=_keep_logprobs(sampled, step.sampled_counts, accepted),
     )
 
 
@@ -53,11 +51,16 @@ def _count_accepted(
 
 
 def _keep_logprobs(
-    sampled: SamplerOutput | None, kept_rows: list[int], accepted: list[list[int]]
+    sampled: SamplerOutput | None, counts: Sequence[int], accepted: list[list[int]]
 ) -> LogprobsLists | None:
     if sampled is None or sampled.logprobs is None:
         return None
     ids, values, ranks, _ = sampled.logprobs
+    kept_rows: list[int] = []
+    row = 0
+    for count, tokens in zip(counts, accepted, strict=True):
+        kept_rows += range(row, row + len(tokens))
+        row += count
     if len(kept_rows) < len(ranks):
         ids, values, ranks = ids[kept_rows], values[kept_rows], ranks[kept_rows]
     bounds = np.cumsum([0, *(len(tokens) for tokens in accepted)]).tolist()

@@ -26,6 +26,7 @@ class RegularTier:
         self.rule = Rule.LRU
         self._capacity = num_blocks
         self._queues = tuple(FreeKVCacheBlockQueue([]) for _ in Standing)
+        self._new = self._queues[Standing.NEW]
         self._standings_of = standings
         # By block id; of no meaning for a block that stands elsewhere.
         self._placed = [Standing.NEW] * num_blocks
@@ -56,8 +57,8 @@ class RegularTier:
     @property
     def proven_share(self) -> float:
         """The part of the blocks that were hit or came back, 0..1."""
-        num_new = self._queues[Standing.NEW].num_free_blocks
-        return 1 - num_new / self.num_free_blocks if self.num_free_blocks else 0.0
+        num_free = self.num_free_blocks
+        return 1 - self._new.num_free_blocks / num_free if num_free else 0.0
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take a block out."""
