@@ -34,7 +34,9 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 SPREAD = 3.0
 
 
-def compare(args: argparse.Namespace, options: dict[str, Any], native: DrawTokens) -> dict:
+def compare(
+    args: argparse.Namespace, options: dict[str, Any], native: DrawTokens
+) -> dict[str, Any]:
     """Return the medians of one setting."""
     rows = [RowSampling(SamplingParams(**options), make_key(i), 0) for i in range(args.batch)]
     metadata = SamplingMetadata.build(rows, args.vocab_size, "cpu")
