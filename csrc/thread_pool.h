@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <type_traits>
@@ -22,7 +23,8 @@ class ThreadPool {
 
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls body(i) for 0 <= i < count and returns when all are done. One caller at a time.
+  // Calls body(i) for 0 <= i < count and returns when all are done; throws what the first of them
+  // threw, if any. One caller at a time.
   template <typename Body>
   void run(int64_t count, Body&& body) {
     if (count <= 1 || workers_.empty()) {
@@ -48,6 +50,7 @@ class ThreadPool {
   static constexpr int64_t kMaxChunks = (int64_t{1} << kBits) - 1;
 
   void run_chunks(int64_t count, Call call, void* body);
+  void run_chunk(int64_t index);
   void wait_until_done(int64_t count);
   bool take_and_run();
   void work();
@@ -55,6 +58,7 @@ class ThreadPool {
   std::atomic<uint64_t> ticket_{0};
   std::atomic<int64_t> num_done_{0};
   Call call_ = nullptr;
+  std::exception_ptr thrown_;  // guarded by mutex_ while a loop runs
   void* body_ = nullptr;
   uint64_t generation_ = 0;
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vllm.exceptions import EngineError, InvariantError
-from vllm.native.structs import DecoderModel, Matrix, Step, V4Model
+from vllm.native.structs import DecoderModel, Draws, Matrix, Step, V4Model
 
 _NO_MEMORY = 2
 
@@ -87,6 +87,22 @@ class NativeContext:
             stream.data_ptr(),
             stream.shape[0],
             logits.data_ptr(),
+        )
+
+    def sample(self, logits: torch.Tensor, draws: Draws, token_ids: torch.Tensor) -> None:
+        """Draws from rows of fp32 logits [R, V], which it overwrites, into token_ids int64 [N].
+
+        Raises:
+            InvariantError: A draw's row or parameter is out of range.
+        """
+        rows, vocab_size = logits.shape
+        self._call(
+            self._library.vn_sample,
+            logits.data_ptr(),
+            rows,
+            vocab_size,
+            draws,
+            token_ids.data_ptr(),
         )
 
     def matmul(self, matrix: Matrix, x: torch.Tensor, output: torch.Tensor) -> None:

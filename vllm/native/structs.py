@@ -161,3 +161,12 @@ class DecoderModel(ctypes.Structure):
         *_int32s("num_layers vocab_size hidden_size num_heads num_kv_heads head_dim"),
         *_floats("scale soft_cap embedding_scale final_soft_cap norm_eps"),
     )
+
+
+class Draws(ctypes.Structure):
+    """``vn_draws``."""
+
+    _fields_ = (
+        ("num_draws", c_int64),
+        *_pointers("rows temperature min_p top_k top_p uniforms"),
+    )
