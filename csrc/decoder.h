@@ -209,6 +209,7 @@ class DecoderLayers {
       int64_t request, first, rows, kv_head;
     };
     std::vector<Task> tasks;
+    int64_t work = 0;
     const int64_t group = heads / kv_heads;
     const bool is_whole = static_cast<int64_t>(wanted.size()) == t_;
     for (int64_t r = 0; r < step_.num_requests; ++r) {
@@ -219,14 +220,21 @@ class DecoderLayers {
       for (; first < step_.counts[r]; first += rows) {
         for (int64_t k = 0; k < kv_heads; ++k) {
           tasks.push_back({r, first, std::min(rows, step_.counts[r] - first), k});
+          work += 2 * tasks.back().rows * group * d * (end - find_first(layer, r, end - 1));
         }
       }
     }
     float* attended = space_.attended.take(t_ * heads * d);
-    pool_.run(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
+    const auto attend_task = [&](int64_t i) {
       const Task& task = tasks[i];
       attend_rows(layer, task.request, task.first, task.rows, task.kv_head, qkv, attended);
-    });
+    };
+    const int64_t num_tasks = static_cast<int64_t>(tasks.size());
+    if (is_short(pool_, work)) {
+      for (int64_t i = 0; i < num_tasks; ++i) attend_task(i);
+    } else {
+      pool_.run(num_tasks, attend_task);
+    }
     gather_rows(wanted, heads * d, attended);
     t_ = static_cast<int64_t>(wanted.size());
     if (t_ > 0) multiply(pool_, attended, t_, layer.output, output);

@@ -216,6 +216,11 @@ constexpr int64_t kBlockRows = 96;
 constexpr int64_t kChunkWork = 1 << 17, kLargeChunkWork = 1 << 19;
 constexpr int64_t kChunksPerThread = 8;
 
+// Whether so much work is done before another thread would have come to help.
+inline bool is_short(const ThreadPool& pool, int64_t work) {
+  return work <= (pool.rests() ? 2 : 1) * kChunkWork;
+}
+
 template <int Kind>
 inline void dot_stored(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row,
                        int64_t count, float* const* y, int64_t first) {
@@ -341,7 +346,7 @@ inline void multiply_all(ThreadPool& pool, const Product* products, size_t count
     multiply_part(p, row, std::min(kBlockRows, p.num_rows - row), column,
                   std::min(all[i].columns, p.num_columns - column));
   };
-  if (work <= kChunkWork) {
+  if (is_short(pool, work)) {
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) run(chunk);
   } else {
     pool.run(num_chunks, run);

@@ -210,9 +210,11 @@ class V4Attention {
       return entries > listed_entries(layer) ? 1 : kMaxTileScores / (m_.window + entries);
     });
     const int64_t num_tiles = static_cast<int64_t>(tiles.size());
-    const int64_t parts = num_tiles >= 2 * pool_.num_threads()
-                              ? 1
-                              : std::min<int64_t>(pool_.num_threads(), m_.num_heads);
+    const int64_t entries = std::min(count_entries(layer, first + rows - 1), listed_entries(layer));
+    const int64_t tile_work = 2 * all_heads * (m_.window + entries);
+    const bool is_whole = num_tiles >= 2 * pool_.num_threads() || is_short(pool_, tile_work);
+    const int64_t parts =
+        is_whole ? 1 : std::min<int64_t>(pool_.num_threads(), m_.num_heads);
     const int64_t heads = (m_.num_heads + parts - 1) / parts;
     pool_.run(num_tiles * parts, [&](int64_t task) {
       const Tile tile = tiles[task / parts];

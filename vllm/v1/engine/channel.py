@@ -19,6 +19,8 @@ from vllm.exceptions import ConfigError, EngineError
 _MAX_IPC_PATH = 100
 _IPC = "ipc://"
 _LINGER_MS = 2000
+# A plain number: a flag's operators are Python code.
+_POLLIN = int(zmq.POLLIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class Channel:
 
     def has_message(self) -> bool:
         """Whether a message waits; a fifth of what asking by ``poll`` takes."""
-        return bool(self.receive_socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+        return bool(int(self.receive_socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
     def receive(self, timeout_s: float) -> bytes | None:
         """Return the next message, or None after ``timeout_s``."""
