@@ -30,6 +30,14 @@ def _value(registry: CollectorRegistry, name: str, **labels: str) -> float | Non
     return registry.get_sample_value(f"vllm:{name}", {**LABELS, **labels})
 
 
+def test_gauges_follow_every_change(
+    registry: CollectorRegistry, stats: PrometheusStatLogger
+) -> None:
+    for num_running in (0, 2, 2, 1, 2, 0):
+        stats.record(SchedulerStats(num_running_reqs=num_running), None)
+        assert _value(registry, "num_requests_running") == num_running
+
+
 def test_scheduler_stats(registry: CollectorRegistry, stats: PrometheusStatLogger) -> None:
     cache = PrefixCacheStats(
         requests=1,
