@@ -31,8 +31,9 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Built apart, where a compiler can be had too.
 wheel: $(VENV)/.dev
-	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m build
 
 # Our table of NPU calls against the real wheel, on a machine without Ascend software: stubs stand in
 # for CANN, nothing runs on a device. Optional: needs nm, readelf and a C compiler.
@@ -64,7 +65,9 @@ sanitize: $(VENV)/.dev
 $(VENV)/.serve: $(BIN)/python $(wildcard csrc/*) requirements/common.txt requirements/cpu.txt setup.py pyproject.toml
 	@echo "Installing pinned dependencies into $(VENV), once (a minute or two) ..."
 	$(BIN)/python -m pip install -q -r requirements/cpu.txt
-	$(BIN)/python -m pip install -q --no-deps -e .
+	$(BIN)/python -m pip install -q --no-deps -e . || { \
+		echo "Once more without the native kernels: is there a compiler, or the package ziglang?"; \
+		CXX=none $(BIN)/python -m pip install -q --no-deps -e .; }
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve requirements/dev.txt

@@ -160,9 +160,13 @@ inline void mix_all(int64_t rows, const float* const* weights, const float* cons
 
 // ---- choices --------------------------------------------------------------------------------
 
-// Marks the `wanted` highest of `scores`, among equal ones the earliest, and lists them in order.
-inline void choose_highest(const float* scores, int64_t count, int64_t wanted,
-                           Floats& scratch, std::vector<int32_t>& chosen) {
+// Lists the `wanted` highest of `scores` in order, among equal ones the earliest; what is no number
+// becomes the least, as it has no order.
+inline void choose_highest(float* scores, int64_t count, int64_t wanted, Floats& scratch,
+                           std::vector<int32_t>& chosen) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (std::isnan(scores[i])) scores[i] = -INFINITY;
+  }
   scratch.assign(scores, scores + count);
   std::nth_element(scratch.begin(), scratch.begin() + (wanted - 1), scratch.end(),
                    [](float a, float b) { return a > b; });

@@ -1,5 +1,9 @@
 #include "thread_pool.h"
 
+#include <unistd.h>
+
+#include <utility>
+
 namespace vn {
 namespace {
 
@@ -20,7 +24,7 @@ inline void pause_briefly() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) {
+ThreadPool::ThreadPool(int num_threads) : process_(getpid()) {
   try {
     for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { work(); });
   } catch (...) {
@@ -37,6 +41,8 @@ ThreadPool::~ThreadPool() {
   for (auto& worker : workers_) worker.join();
 }
 
+void ThreadPool::look_for_fork() { is_left_behind_ = getpid() != process_; }
+
 void ThreadPool::run_chunks(int64_t count, Call call, void* body) {
   call_ = call;
   body_ = body;
@@ -50,6 +56,7 @@ void ThreadPool::run_chunks(int64_t count, Call call, void* body) {
   while (take_and_run()) {
   }
   wait_until_done(count);
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 void ThreadPool::wait_until_done(int64_t count) {
@@ -65,13 +72,23 @@ void ThreadPool::wait_until_done(int64_t count) {
   caller_waits_.store(false);
 }
 
+// An exception would end a worker's process, and take the caller out of a loop that others run.
+void ThreadPool::call_body(int64_t index) {
+  try {
+    call_(body_, index);
+  } catch (...) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!error_) error_ = std::current_exception();
+  }
+}
+
 bool ThreadPool::take_and_run() {
   const uint64_t mask = static_cast<uint64_t>(kMaxChunks);
   uint64_t ticket = ticket_.load(std::memory_order_acquire);
   while ((ticket & mask) < (ticket >> kBits & mask)) {
     if (ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) {
       // The loop cannot end before this chunk is counted, so call_ and body_ stand.
-      call_(body_, static_cast<int64_t>(ticket & mask));
+      call_body(static_cast<int64_t>(ticket & mask));
       const int64_t count = static_cast<int64_t>(ticket >> kBits & mask);
       if (num_done_.fetch_add(1) + 1 == count && caller_waits_.load()) {
         { std::lock_guard<std::mutex> lock(mutex_); }

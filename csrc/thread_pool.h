@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <type_traits>
@@ -22,10 +23,17 @@ class ThreadPool {
 
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls body(i) for 0 <= i < count and returns when all are done. One caller at a time.
+  // Whether this is a child of the process that made the threads: it has none of them, and must not
+  // destroy the pool, which would wait for them.
+  bool is_left_behind() const { return is_left_behind_; }
+  // Asks the system for that; a pool that is left behind runs its loops in the caller alone.
+  void look_for_fork();
+
+  // Calls body(i) for 0 <= i < count and returns when all are done. One caller at a time. What a
+  // call throws, in any thread, is thrown here once no thread is in the loop.
   template <typename Body>
   void run(int64_t count, Body&& body) {
-    if (count <= 1 || workers_.empty()) {
+    if (count <= 1 || workers_.empty() || is_left_behind_) {
       for (int64_t i = 0; i < count; ++i) body(i);
       return;
     }
@@ -48,6 +56,7 @@ class ThreadPool {
   static constexpr int64_t kMaxChunks = (int64_t{1} << kBits) - 1;
 
   void run_chunks(int64_t count, Call call, void* body);
+  void call_body(int64_t index);
   void wait_until_done(int64_t count);
   bool take_and_run();
   void work();
@@ -64,6 +73,9 @@ class ThreadPool {
   std::condition_variable wakes_;
   std::atomic<bool> caller_waits_{false};
   std::condition_variable finished_;
+  std::exception_ptr error_;  // the loop's first; written under the mutex
+  const int64_t process_;
+  bool is_left_behind_ = false;
   std::vector<std::thread> workers_;
 };
 
