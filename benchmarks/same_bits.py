@@ -3,9 +3,10 @@
     python -m benchmarks.same_bits [--requests 1000] [--tokens 8] [--settings crowd,chunks]
 
 Random prompts, half of them behind one of a few long prefixes, go one by one to a server that runs
-one request at a time on one thread and caches nothing. The same prompts then go all at once, in
-another order, to servers with other settings. An answer counts as equal if its token ids and every
-log probability, top five included, are (``==``). One JSON line; exits with 1 if any differs.
+one request at a time on one thread and caches nothing; every second answer is drawn, with a seed.
+The same prompts then go all at once, in another order, to servers with other settings. An answer
+counts as equal if its token ids and every log probability, top five included, are (``==``). One
+JSON line; exits with 1 if any differs.
 """
 
 import argparse
@@ -79,7 +80,9 @@ async def ask_all(
             "model": "deepseek-v4",
             "prompt": prompts[index],
             "max_tokens": num_tokens,
-            "temperature": 0,
+            "temperature": 0.8 * (index % 2),
+            "top_p": 0.95,
+            "seed": index,
             "ignore_eos": True,
             "logprobs": 5,
             "return_token_ids": True,

@@ -3,6 +3,7 @@
 
 #include "decoder.h"
 #include "deepseek_v4.h"
+#include "sampling.h"
 
 namespace vn {
 namespace VN_BUILD {
@@ -18,7 +19,7 @@ extern const Build VN_BUILD_TABLE;
 const Build VN_BUILD_TABLE = {
     VN_BUILD_NAME,        VN_BUILD::v4_forward, VN_BUILD::v4_forward_mtp,
     VN_BUILD::v4_logits,  VN_BUILD::decoder_forward, VN_BUILD::decoder_logits,
-    VN_BUILD::matmul,
+    VN_BUILD::sample,     VN_BUILD::matmul,
 };
 
 }  // namespace vn

@@ -47,6 +47,8 @@ struct Build {
                           float* stream);
   void (*decoder_logits)(ThreadPool&, Workspace&, const vn_decoder_model&, const float* stream,
                          int64_t num_rows, float* logits);
+  void (*sample)(ThreadPool&, float* logits, int64_t vocab_size, const vn_draws&,
+                 int64_t* token_ids);
   void (*matmul)(ThreadPool&, const vn_matrix&, const float* x, int64_t num_rows, float* output);
 };
 

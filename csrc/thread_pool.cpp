@@ -56,7 +56,17 @@ void ThreadPool::run_chunks(int64_t count, Call call, void* body) {
   while (take_and_run()) {
   }
   wait_until_done(count);
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
+}
+
+void ThreadPool::run_chunk(int64_t index) {
+  try {
+    call_(body_, index);
+  } catch (...) {
+    // A worker has nobody to tell, and a caller that left now would take the body from the others.
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!thrown_) thrown_ = std::current_exception();
+  }
 }
 
 void ThreadPool::wait_until_done(int64_t count) {
@@ -72,23 +82,13 @@ void ThreadPool::wait_until_done(int64_t count) {
   caller_waits_.store(false);
 }
 
-// An exception would end a worker's process, and take the caller out of a loop that others run.
-void ThreadPool::call_body(int64_t index) {
-  try {
-    call_(body_, index);
-  } catch (...) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!error_) error_ = std::current_exception();
-  }
-}
-
 bool ThreadPool::take_and_run() {
   const uint64_t mask = static_cast<uint64_t>(kMaxChunks);
   uint64_t ticket = ticket_.load(std::memory_order_acquire);
   while ((ticket & mask) < (ticket >> kBits & mask)) {
     if (ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) {
       // The loop cannot end before this chunk is counted, so call_ and body_ stand.
-      call_body(static_cast<int64_t>(ticket & mask));
+      run_chunk(static_cast<int64_t>(ticket & mask));
       const int64_t count = static_cast<int64_t>(ticket >> kBits & mask);
       if (num_done_.fetch_add(1) + 1 == count && caller_waits_.load()) {
         { std::lock_guard<std::mutex> lock(mutex_); }

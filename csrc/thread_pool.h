@@ -29,8 +29,8 @@ class ThreadPool {
   // Asks the system for that; a pool that is left behind runs its loops in the caller alone.
   void look_for_fork();
 
-  // Calls body(i) for 0 <= i < count and returns when all are done. One caller at a time. What a
-  // call throws, in any thread, is thrown here once no thread is in the loop.
+  // Calls body(i) for 0 <= i < count and returns when all are done; throws what the first of them
+  // threw, if any. One caller at a time.
   template <typename Body>
   void run(int64_t count, Body&& body) {
     if (count <= 1 || workers_.empty() || is_left_behind_) {
@@ -56,7 +56,7 @@ class ThreadPool {
   static constexpr int64_t kMaxChunks = (int64_t{1} << kBits) - 1;
 
   void run_chunks(int64_t count, Call call, void* body);
-  void call_body(int64_t index);
+  void run_chunk(int64_t index);
   void wait_until_done(int64_t count);
   bool take_and_run();
   void work();
@@ -64,6 +64,7 @@ class ThreadPool {
   std::atomic<uint64_t> ticket_{0};
   std::atomic<int64_t> num_done_{0};
   Call call_ = nullptr;
+  std::exception_ptr thrown_;  // guarded by mutex_ while a loop runs
   void* body_ = nullptr;
   uint64_t generation_ = 0;
 
@@ -73,7 +74,6 @@ class ThreadPool {
   std::condition_variable wakes_;
   std::atomic<bool> caller_waits_{false};
   std::condition_variable finished_;
-  std::exception_ptr error_;  // the loop's first; written under the mutex
   const int64_t process_;
   bool is_left_behind_ = false;
   std::vector<std::thread> workers_;

@@ -186,6 +186,26 @@ class CheckedStep {
   std::vector<IdRange> ids_;  // of each KV group's tables
 };
 
+void check_draws(const vn_draws& draws, int64_t num_rows, int64_t vocab_size) {
+  check(vocab_size > 0, "a vocabulary is empty");
+  for (int64_t i = 0; i < draws.num_draws; ++i) {
+    const auto told = [i](const char* what) {
+      return [i, what] { return "draw " + std::to_string(i) + what; };
+    };
+    check(draws.rows[i] > (i == 0 ? -1 : draws.rows[i - 1]) && draws.rows[i] < num_rows, [&] {
+      return "draw " + std::to_string(i) + " is of row " + std::to_string(draws.rows[i]) + " of " +
+             std::to_string(num_rows) + ", or its row does not follow the one before";
+    });
+    check(draws.temperature[i] > 0.0f, told(" has a temperature that is not positive"));
+    check(draws.min_p[i] >= 0.0f && draws.min_p[i] <= 1.0f, told(" has a min-p outside 0 to 1"));
+    check(draws.top_p[i] > 0.0f && draws.top_p[i] <= 1.0f, told(" has a top-p outside 0 to 1"));
+    check(draws.top_k[i] >= 1 && draws.top_k[i] <= vocab_size,
+          told(" has a top-k outside 1 to the vocabulary's size"));
+    check(draws.uniforms[i] >= 0.0f && draws.uniforms[i] < 1.0f,
+          told(" has a number outside 0 to 1"));
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -251,6 +271,14 @@ int32_t vn_decoder_logits(vn_context* context, const vn_decoder_model* model, co
                           int64_t num_rows, float* logits) {
   return guarded(context, [&] {
     context->build.decoder_logits(context->pool, context->space, *model, stream, num_rows, logits);
+  });
+}
+
+int32_t vn_sample(vn_context* context, float* logits, int64_t num_rows, int64_t vocab_size,
+                  const vn_draws* draws, int64_t* token_ids) {
+  return guarded(context, [&] {
+    check_draws(*draws, num_rows, vocab_size);
+    context->build.sample(context->pool, logits, vocab_size, *draws, token_ids);
   });
 }
 

@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 3
+#define VN_ABI_VERSION 4
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -176,6 +176,19 @@ typedef struct {
   float scale, soft_cap, embedding_scale, final_soft_cap, norm_eps;
 } vn_decoder_model;
 
+// ---- sampling -------------------------------------------------------------------------------
+
+// Which rows of logits are drawn from, and how.
+typedef struct {
+  int64_t num_draws;
+  const int64_t* rows;       // ascending, none twice
+  const float* temperature;  // positive
+  const float* min_p;        // 0 to 1; 0: keeps all
+  const int64_t* top_k;      // 1 to vocab; vocab: keeps all
+  const float* top_p;        // above 0, to 1; 1: keeps all
+  const float* uniforms;     // 0 to below 1
+} vn_draws;
+
 // ---- functions ------------------------------------------------------------------------------
 
 typedef struct vn_context vn_context;
@@ -204,6 +217,10 @@ VN_API int32_t vn_decoder_forward(vn_context*, const vn_decoder_model*, const vn
                                   float* stream);
 VN_API int32_t vn_decoder_logits(vn_context*, const vn_decoder_model*, const float* stream,
                                  int64_t num_rows, float* logits);
+// One token of each drawn row of logits [num_rows, vocab], which is overwritten. token_ids: one per
+// draw. A row that holds no finite logit, or a NaN, gives the vocabulary's last token.
+VN_API int32_t vn_sample(vn_context*, float* logits, int64_t num_rows, int64_t vocab_size,
+                         const vn_draws*, int64_t* token_ids);
 // output [T, rows] = x [T, cols] * matrix^T, for tests and measurements.
 VN_API int32_t vn_matmul(vn_context*, const vn_matrix*, const float* x, int64_t num_rows, float* output);
 // hashes [num_blocks, 32]: each block's SHA-256 over the pickle of (the hash before it, its tokens,

@@ -18,9 +18,12 @@ pytestmark = pytest.mark.slow
 
 NUM_CASES = 50
 VOCAB_SIZE = 96
-# Every log probability of every token, which the whole row of logits decides.
-PARAMS = SamplingParams(
-    temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=-1, detokenize=False
+# Greedy or drawn, prompt by prompt.
+DRAWS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.9, "top_p": 0.8},
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_k": 20, "min_p": 0.01},
 )
 
 
@@ -72,6 +75,21 @@ def make_prompts() -> list[list[int]]:
     ]
 
 
+def choose_params(index: int) -> SamplingParams:
+    """Return those of a prompt.
+
+    They ask for every log probability of every token, which the whole row of logits decides.
+    """
+    return SamplingParams(
+        seed=index,
+        max_tokens=4,
+        ignore_eos=True,
+        logprobs=-1,
+        detokenize=False,
+        **DRAWS[index % len(DRAWS)],
+    )
+
+
 class Answers:
     """What one engine says to all prompts."""
 
@@ -98,9 +116,13 @@ class Answers:
 
     def _ask(self, llm: LLM, setting: Setting, prompts: Sequence[list[int]]) -> list[RequestOutput]:
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        params = [choose_params(index) for index in range(len(prompts))]
         if setting.together:
-            return llm.generate(asked, PARAMS, use_tqdm=False)
-        return [llm.generate(one, PARAMS, use_tqdm=False)[0] for one in asked]
+            return llm.generate(asked, params, use_tqdm=False)
+        return [
+            llm.generate(one, own, use_tqdm=False)[0]
+            for one, own in zip(asked, params, strict=True)
+        ]
 
     @property
     def bits(self) -> list[Any]:

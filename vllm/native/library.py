@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vllm.exceptions import EngineError, InvariantError
-from vllm.native.structs import DecoderModel, Matrix, Step, V4Model
+from vllm.native.structs import DecoderModel, Draws, Matrix, Step, V4Model
 from vllm.native.tensors import address_of
 
 _NO_MEMORY = 2
@@ -94,6 +94,22 @@ class NativeContext:
             _address(stream, len(stream), model.hidden_size),
             len(stream),
             _address(logits, len(stream), model.vocab_size),
+        )
+
+    def sample(self, logits: torch.Tensor, draws: Draws, token_ids: torch.Tensor) -> None:
+        """Draws from rows of fp32 logits [R, V], which it overwrites, into token_ids int64 [N].
+
+        Raises:
+            InvariantError: A draw's row or parameter is out of range.
+        """
+        rows, vocab_size = logits.shape
+        self._call(
+            self._library.vn_sample,
+            _address(logits, rows, vocab_size),
+            rows,
+            vocab_size,
+            draws,
+            address_of(token_ids, torch.int64, draws.num_draws),
         )
 
     def matmul(self, matrix: Matrix, x: torch.Tensor, output: torch.Tensor) -> None:

@@ -1,6 +1,7 @@
 """Which loaded models run on the native kernels."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from vllm.native.decoder import NativeDecoder, can_run_decoder
 from vllm.native.deepseek_v4 import NativeDeepseekV4, can_run_deepseek_v4
 from vllm.native.library import NativeContext
 from vllm.native.loader import load_library, open_library
+from vllm.native.sampling import draw_tokens
 from vllm.native.step_tables import build_native_tables
 from vllm.v1.attention.metadata import CacheLayout
 from vllm.v1.attention.step_model import StepModel
@@ -44,7 +46,11 @@ def make_native_model(
     context = NativeContext(library, num_threads)
     logger.info("native kernels: %s build, %d threads", context.vector_build, num_threads)
     run = NativeDeepseekV4 if isinstance(model, DeepseekV4ForCausalLM) else NativeDecoder
-    return StepModel(run(model, layout, kv_caches, context), build_native_tables)
+    return StepModel(
+        run(model, layout, kv_caches, context),
+        build_native_tables,
+        partial(draw_tokens, context),
+    )
 
 
 def _find_obstacle(model: Any, kv_caches: Mapping[str, torch.Tensor]) -> str:

@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 F32, BF16, MXFP4, FP8, INT8, PARTS = 0, 1, 2, 3, 4, 5
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
@@ -160,4 +160,13 @@ class DecoderModel(ctypes.Structure):
         ("layers", POINTER(DecoderLayer)),
         *_int32s("num_layers vocab_size hidden_size num_heads num_kv_heads head_dim"),
         *_floats("scale soft_cap embedding_scale final_soft_cap norm_eps"),
+    )
+
+
+class Draws(ctypes.Structure):
+    """``vn_draws``."""
+
+    _fields_ = (
+        ("num_draws", c_int64),
+        *_pointers("rows temperature min_p top_k top_p uniforms"),
     )

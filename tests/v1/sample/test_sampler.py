@@ -172,3 +172,9 @@ def test_invert_cdf_never_picks_a_token_without_mass() -> None:
 def test_logits_of_nan_do_not_end_the_engine() -> None:
     output = run(torch.full((2, VOCAB), torch.nan), [SamplingParams(seed=1)] * 2, [0, 0])
     assert ((output.token_ids >= 0) & (output.token_ids < VOCAB)).all()
+
+
+def test_a_nucleus_too_small_for_a_float_holds_the_most_likely_token() -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(5))
+    tokens = run(logits, [SamplingParams(top_p=1e-50, seed=i) for i in range(3)], [4] * 3).token_ids
+    assert tokens.tolist() == logits.argmax(-1).tolist()

@@ -52,6 +52,36 @@ class RowSubset:
 
 
 @dataclass(frozen=True, slots=True)
+class RowSettings:
+    """The parameters of N rows, on the host; a filter that a row does not use keeps all.
+
+    Attributes:
+        temperature: fp32 ``[N]``, positive.
+        min_p: fp32 ``[N]`` in [0, 1].
+        top_k: int64 ``[N]`` in 1..V.
+        top_p: fp32 ``[N]`` in (0, 1].
+    """
+
+    temperature: np.ndarray
+    min_p: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+
+    @classmethod
+    def build(cls, params: Sequence[SamplingParams], vocab_size: int) -> Self:
+        """Lay the parameters out; top_k of the vocabulary or more filters nothing."""
+        top_k = np.array([p.top_k for p in params], dtype=np.int64)
+        top_p = np.array([p.top_p for p in params], dtype=np.float32)
+        return cls(
+            temperature=np.array([p.temperature for p in params], dtype=np.float32),
+            min_p=np.array([p.min_p for p in params], dtype=np.float32),
+            top_k=np.where((top_k > 0) & (top_k < vocab_size), top_k, vocab_size),
+            # What is too small for a float32 keeps the most likely token, as it should.
+            top_p=np.maximum(top_p, np.finfo(np.float32).tiny),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RandomRows:
     """The rows that are not greedy.
 
@@ -59,6 +89,7 @@ class RandomRows:
         rows: int64 ``[N]``, or None for all of the batch in order.
         rows_host: The same on the host.
         rng_keys: uint64 ``[N]``.
+        settings: What they asked for, for those who draw on the host.
         temperature: fp32 ``[N, 1]``.
         min_p, top_k, top_p: None when no row uses the filter.
     """
@@ -66,6 +97,7 @@ class RandomRows:
     rows: torch.Tensor | None
     rows_host: np.ndarray
     rng_keys: np.ndarray
+    settings: RowSettings
     temperature: torch.Tensor
     min_p: RowSubset | None
     top_k: RowSubset | None
@@ -133,31 +165,28 @@ def _build_random(
     indices = [i for i, row in enumerate(rows) if not row.params.is_greedy]
     if not indices:
         return None
-    params = [rows[i].params for i in indices]
-    temperature = torch.tensor([p.temperature for p in params], device=device)
+    settings = RowSettings.build([rows[i].params for i in indices], vocab_size)
     return RandomRows(
         rows=None if len(indices) == len(rows) else torch.tensor(indices, device=device),
         rows_host=np.array(indices, dtype=np.int64),
         rng_keys=np.array([rows[i].rng_key for i in indices], dtype=np.uint64),
-        temperature=temperature[:, None],
-        min_p=_subset([p.min_p if p.min_p > 0 else None for p in params], device),
-        # top_k of at least the vocabulary filters nothing.
-        top_k=_subset([p.top_k if 0 < p.top_k < vocab_size else None for p in params], device),
-        top_p=_subset([p.top_p if p.top_p < 1 else None for p in params], device),
+        settings=settings,
+        temperature=torch.from_numpy(settings.temperature).to(device)[:, None],
+        min_p=_subset(settings.min_p, settings.min_p > 0, device),
+        top_k=_subset(settings.top_k, settings.top_k < vocab_size, device),
+        top_p=_subset(settings.top_p, settings.top_p < 1, device),
     )
 
 
-def _subset(values: Sequence[float | None], device: torch.device) -> RowSubset | None:
-    """Pick the rows whose value is not None."""
-    chosen = [(i, value) for i, value in enumerate(values) if value is not None]
-    if not chosen:
+def _subset(values: np.ndarray, is_used: np.ndarray, device: torch.device) -> RowSubset | None:
+    """Pick the rows that use a filter."""
+    if not is_used.any():
         return None
-    indices = [i for i, _ in chosen]
-    picked = [value for _, value in chosen]
+    picked = values[is_used]
     return RowSubset(
-        rows=None if len(chosen) == len(values) else torch.tensor(indices, device=device),
-        values=torch.tensor(picked, device=device),
-        max_value=max(picked),
+        rows=None if is_used.all() else torch.from_numpy(np.flatnonzero(is_used)).to(device),
+        values=torch.from_numpy(picked).to(device),
+        max_value=picked.max().item(),
     )
 
 

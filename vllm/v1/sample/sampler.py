@@ -6,6 +6,7 @@ then min-p, top-k and top-p narrow the choice, and one uniform number per row
 picks a token by inverting the cumulative distribution over the vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,10 @@ from vllm.v1.sample.metadata import RandomRows, RowSubset, SamplingMetadata
 
 # A draw is put strictly below the total mass, where rounding could put it on it.
 _BELOW_ONE = 1.0 - 2.0**-23
+
+# (logits fp32 [R, V], rows to draw, uniforms fp32 [N] in [0, 1) on the host) -> tokens int64 [N] on
+# the logits' device. It may overwrite the rows it draws.
+DrawTokens = Callable[[torch.Tensor, RandomRows, np.ndarray], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ def sample(
     metadata: SamplingMetadata,
     positions: np.ndarray,
     step_edits: StepEdits | None = None,
+    draw: DrawTokens | None = None,
 ) -> SamplerOutput:
     """Sample one token per row.
 
@@ -48,8 +54,9 @@ def sample(
         metadata: Of these rows.
         positions: int64 ``[R]``: the position in its sequence that each sampled token will have.
         step_edits: What the tokens before the rows ask for; None: nothing.
+        draw: How random rows are drawn; None: by torch.
 
-    Mutates: ``logits``, by the edits.
+    Mutates: ``logits``, by the edits and ``draw``.
     """
     raw_logits = logits
     stops = None
@@ -60,22 +67,23 @@ def sample(
         if metadata.num_logprobs is not None:
             raw_logits = logits.clone()
         apply_edits(logits, metadata.edits, step_edits, stops)
-    token_ids = _choose(logits, metadata.random, positions)
+    token_ids = _choose(logits, metadata.random, positions, draw or draw_tokens)
     logprobs = None
     if metadata.num_logprobs is not None:
         logprobs = gather_sampled_logprobs(raw_logits, token_ids, metadata.num_logprobs)
     return SamplerOutput(token_ids.cpu().numpy(), logprobs)
 
 
-def _choose(logits: torch.Tensor, random: RandomRows | None, positions: np.ndarray) -> torch.Tensor:
+def _choose(
+    logits: torch.Tensor, random: RandomRows | None, positions: np.ndarray, draw: DrawTokens
+) -> torch.Tensor:
     if random is None:
         return find_highest(logits)
     uniforms = draw_uniforms(random.rng_keys, positions[random.rows_host])
-    on_device = torch.from_numpy(uniforms).to(logits.device)
     if random.rows is None:
-        return _sample_random(logits, random, on_device)
+        return draw(logits, random, uniforms)
     token_ids = find_highest(logits)
-    token_ids[random.rows] = _sample_random(logits[random.rows], random, on_device)
+    token_ids[random.rows] = draw(logits, random, uniforms)
     return token_ids
 
 
@@ -88,11 +96,10 @@ def find_highest(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(-1)
 
 
-def _sample_random(
-    logits: torch.Tensor, random: RandomRows, uniforms: torch.Tensor
-) -> torch.Tensor:
-    """Sample the random rows: logits ``[N, V]``, uniforms ``[N]`` in [0, 1)."""
-    scaled = logits / random.temperature
+def draw_tokens(logits: torch.Tensor, random: RandomRows, uniforms: np.ndarray) -> torch.Tensor:
+    """Draw by torch; see ``DrawTokens``."""
+    rows = logits if random.rows is None else logits[random.rows]
+    scaled = rows / random.temperature
     if random.min_p is not None:
         scaled = _update(
             scaled, random.min_p, apply_min_p(_pick(scaled, random.min_p), random.min_p.values)
@@ -106,7 +113,7 @@ def _sample_random(
     if random.top_p is not None:
         kept = apply_top_p(_pick(probs, random.top_p), random.top_p.values)
         probs = _update(probs, random.top_p, kept)
-    return invert_cdf(probs, uniforms)
+    return invert_cdf(probs, torch.from_numpy(uniforms).to(logits.device))
 
 
 def invert_cdf(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from vllm.v1.attention.metadata import RequestSlice
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
-from vllm.v1.sample.sampler import SamplerOutput, sample
+from vllm.v1.sample.sampler import DrawTokens, SamplerOutput, sample
 from vllm.v1.spec_decode.interface import Proposer
 from vllm.v1.structured_output.masks import GrammarMasks
 from vllm.v1.worker.connector_steps import ConnectorSteps
@@ -74,6 +74,7 @@ class ModelRunner:
         limits: RunnerLimits,
         connector: ConnectorSteps | None = None,
         proposer: Proposer | None = None,
+        draw_tokens: DrawTokens | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -85,6 +86,7 @@ class ModelRunner:
         self._sampled: list[RowSampling] = []
         self._sampling_metadata: SamplingMetadata | None = None
         self._proposer = proposer
+        self._draw_tokens = draw_tokens
         self._drafts: DraftTokenIds | None = None
 
     @property
@@ -168,7 +170,8 @@ class ModelRunner:
         # A sampled token comes one position after the row that predicts it.
         positions = step.positions[step.sampled_rows] + 1
         edits = build_step_edits(step, masks, self._limits.vocab_size, logits.device)
-        return sample(logits, self._find_sampling_metadata(step), positions, edits)
+        metadata = self._find_sampling_metadata(step)
+        return sample(logits, metadata, positions, edits, self._draw_tokens)
 
     def _find_sampling_metadata(self, step: StepInput) -> SamplingMetadata:
         """Return the metadata of the sampled rows, the last step's while the batch is the same."""

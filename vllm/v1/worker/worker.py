@@ -257,6 +257,7 @@ class Worker:
             make_proposer(
                 self._config.speculative_config, steps, layout, pool.layers, self._device
             ),
+            steps.draw_tokens,
         )
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
