@@ -12,9 +12,7 @@ from vllm.native.prefix_hash import find_hash_chain
 from vllm.utils.hashing import sha256
 
 BUILT = Path(loader.__file__).parent / loader.LIBRARY_NAME
-needs_library = pytest.mark.skipif(
-    loader.load_library() is None, reason="the library is not built"
-)
+needs_library = pytest.mark.skipif(loader.load_library() is None, reason="the library is not built")
 
 
 def elf(*segments: tuple[int, int]) -> bytes:
