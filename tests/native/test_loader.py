@@ -60,7 +60,8 @@ def test_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.7, 0.9])
+# What is mapped may be less than a third of the file; symbols follow.
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.25])
 def test_a_library_that_was_cut_off(
     share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
