@@ -31,8 +31,9 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Built apart, where a compiler can be had too.
 wheel: $(VENV)/.dev
-	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m build
 
 # Our table of NPU calls against the real wheel, on a machine without Ascend software: stubs stand in
 # for CANN, nothing runs on a device. Optional: needs nm, readelf and a C compiler.
@@ -61,10 +62,12 @@ sanitize: $(VENV)/.dev
 		VLLM_NATIVE_LIBRARY=$(CURDIR)/build/sanitize/libvllm_native.so \
 		$(BIN)/python -m pytest -q tests/native $(PYTEST_ARGS)
 
+# Where no compiler can be had, the package ziglang neither, the second goes without the kernels.
+INSTALL = $(BIN)/python -m pip install -q --no-deps -e .
 $(VENV)/.serve: $(BIN)/python $(wildcard csrc/*) requirements/common.txt requirements/cpu.txt setup.py pyproject.toml
 	@echo "Installing pinned dependencies into $(VENV), once (a minute or two) ..."
 	$(BIN)/python -m pip install -q -r requirements/cpu.txt
-	$(BIN)/python -m pip install -q --no-deps -e .
+	$(INSTALL) || CXX=none $(INSTALL)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve requirements/dev.txt

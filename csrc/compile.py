@@ -22,7 +22,8 @@ DEFAULT_FOLDER = SOURCES.parent / "vllm" / "native"
 
 # No -march=native and no -ffast-math: a wheel runs on other machines, and sums keep their order.
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-pthread"]
-_FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra"]
+# The clang of ziglang adds debug information on its own: two thirds of the library.
+_FLAGS += ["-fvisibility=hidden", "-g0", "-Wall", "-Wextra"]
 # GCC's own intrinsics trip these two.
 _FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]

@@ -1,5 +1,7 @@
 #include "thread_pool.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 namespace vn {
@@ -22,7 +24,7 @@ inline void pause_briefly() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) {
+ThreadPool::ThreadPool(int num_threads) : process_(getpid()) {
   try {
     for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { work(); });
   } catch (...) {
@@ -38,6 +40,8 @@ ThreadPool::~ThreadPool() {
   wakes_.notify_all();
   for (auto& worker : workers_) worker.join();
 }
+
+void ThreadPool::look_for_fork() { is_left_behind_ = getpid() != process_; }
 
 void ThreadPool::run_chunks(int64_t count, Call call, void* body) {
   call_ = call;

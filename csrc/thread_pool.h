@@ -25,11 +25,17 @@ class ThreadPool {
   // Whether all but the caller sleep: to wake one takes some 50 us.
   bool rests() const { return num_asleep_.load(std::memory_order_relaxed) == num_threads() - 1; }
 
+  // Whether this is a child of the process that made the threads: it has none of them, and must not
+  // destroy the pool, which would wait for them.
+  bool is_left_behind() const { return is_left_behind_; }
+  // Asks the system for that; a pool that is left behind runs its loops in the caller alone.
+  void look_for_fork();
+
   // Calls body(i) for 0 <= i < count and returns when all are done; throws what the first of them
   // threw, if any. One caller at a time.
   template <typename Body>
   void run(int64_t count, Body&& body) {
-    if (count <= 1 || workers_.empty()) {
+    if (count <= 1 || workers_.empty() || is_left_behind_) {
       for (int64_t i = 0; i < count; ++i) body(i);
       return;
     }
@@ -70,6 +76,8 @@ class ThreadPool {
   std::condition_variable wakes_;
   std::atomic<bool> caller_waits_{false};
   std::condition_variable finished_;
+  const int64_t process_;
+  bool is_left_behind_ = false;
   std::vector<std::thread> workers_;
 };
 

@@ -1,9 +1,11 @@
 #include "vllm_native.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -13,7 +15,9 @@
 #include "thread_pool.h"
 
 struct vn_context {
-  vn_context(int num_threads, const vn::Build& chosen) : pool(num_threads), build(chosen) {}
+  vn_context(int num_threads, const vn::Build& chosen) : pool(num_threads), build(chosen) {
+    error.reserve(256);  // to say that there is no memory must take none
+  }
 
   vn::ThreadPool pool;
   vn::Workspace space;
@@ -71,6 +75,7 @@ const vn::Build* find_build(const char* name) {
 template <typename Body>
 int32_t guarded(vn_context* context, Body&& body) {
   try {
+    context->pool.look_for_fork();
     body();
     return VN_OK;
   } catch (const std::bad_alloc&) {
@@ -82,65 +87,122 @@ int32_t guarded(vn_context* context, Body&& body) {
   }
 }
 
-void check(bool holds, const std::string& message) {
+// message() is asked where it does not hold alone: a step has thousands of these.
+template <typename Message>
+void check(bool holds, Message&& message) {
+  if (!holds) throw vn::InvalidStep(message());
+}
+
+void check(bool holds, const char* message) {
   if (!holds) throw vn::InvalidStep(message);
 }
 
-void check_blocks(const vn_cache& cache, const vn_step& step) {
-  check(cache.group < step.num_groups, "a cache's KV group has no tables");
-  for (int64_t r = 0; r < step.num_requests; ++r) {
-    const int64_t at = cache.group * step.num_requests + r;
-    const int64_t* ids = step.block_ids + step.table_offsets[at];
-    for (int64_t i = 0; i < step.table_lengths[at]; ++i) {
-      check(ids[i] >= 0 && ids[i] < cache.num_blocks,
-            "block " + std::to_string(ids[i]) + " of KV group " + std::to_string(cache.group) +
-                " is not one of " + std::to_string(cache.num_blocks));
+// A step that has been looked through, and what its model's caches are compared with.
+class CheckedStep {
+ public:
+  CheckedStep(int64_t vocab_size, const vn_step& step) : step_(step), ids_(step.num_groups) {
+    for (int64_t row = 0; row < step.num_tokens; ++row) check_token(step.token_ids[row], vocab_size);
+    int64_t rows = 0;
+    for (int64_t r = 0; r < step.num_requests; ++r) {
+      check(step.row_starts[r] == rows, "the requests' rows have gaps");
+      check_request(r, rows);
+      rows += step.counts[r];
+    }
+    check(rows == step.num_tokens, "the requests' rows are not the step's");
+    for (int64_t at = 0; at < step.num_groups * step.num_requests; ++at) {
+      IdRange& ids = ids_[at / step.num_requests];
+      const int64_t* table = step.block_ids + step.table_offsets[at];
+      for (int64_t i = 0; i < step.table_lengths[at]; ++i) {
+        ids.low = std::min(ids.low, table[i]);
+        ids.high = std::max(ids.high, table[i]);
+      }
     }
   }
-}
 
-void check_layer(const vn_v4_layer& layer, const vn_step& step) {
-  check_blocks(layer.window, step);
-  if (layer.kind != VN_WINDOW) {
-    check_blocks(layer.compressor.state, step);
-    check_blocks(layer.compressor.entries, step);
+  void check_layer(const vn_v4_layer& layer) const {
+    const auto all = [&](int64_t start) { return start / layer.ratio * layer.ratio; };
+    check_cache(layer.window, read_few);
+    if (layer.kind != VN_WINDOW) {
+      check_cache(layer.compressor.state, read_few);
+      check_cache(layer.compressor.entries, all);
+    }
+    if (layer.kind == VN_CHOSEN_ENTRIES) {
+      check_cache(layer.index_compressor.state, read_few);
+      check_cache(layer.index_compressor.entries, all);
+    }
   }
-  if (layer.kind == VN_CHOSEN_ENTRIES) {
-    check_blocks(layer.index_compressor.state, step);
-    check_blocks(layer.index_compressor.entries, step);
-  }
-}
 
-void check_step(int64_t vocab_size, const vn_step& step) {
-  for (int64_t row = 0; row < step.num_tokens; ++row) {
-    check(step.token_ids[row] >= 0 && step.token_ids[row] < vocab_size,
-          "token id " + std::to_string(step.token_ids[row]) + " is not in a vocabulary of " +
-              std::to_string(vocab_size));
-    check(step.positions[row] >= 0, "a position is negative");
+  void check_layer(const vn_decoder_layer& layer) const {
+    check_cache(layer.cache, [&](int64_t start) { return layer.window == 0 ? start : 0; });
   }
-  int64_t rows = 0;
-  for (int64_t r = 0; r < step.num_requests; ++r) {
-    check(step.counts[r] > 0 && step.row_starts[r] == rows, "the requests' rows have gaps");
-    check(step.read_from[r] <= step.starts[r], "window rows are read from beyond a step's start");
-    rows += step.counts[r];
+
+ private:
+  struct IdRange {
+    int64_t low = 0, high = 0;
+  };
+
+  static int64_t read_few(int64_t) { return 0; }
+
+  static void check_token(int64_t id, int64_t vocab_size) {
+    check(id >= 0 && id < vocab_size, [&] {
+      return "token id " + std::to_string(id) + " is not in a vocabulary of " +
+             std::to_string(vocab_size);
+    });
   }
-  check(rows == step.num_tokens, "the requests' rows are not the step's");
-}
+
+  void check_request(int64_t r, int64_t first_row) const {
+    const int64_t count = step_.counts[r], start = step_.starts[r];
+    check(count > 0 && count <= step_.num_tokens - first_row, "a request's rows are not the step's");
+    check(start >= 0, "a position is negative");
+    check(step_.read_from[r] <= start, "window rows are read from beyond a step's start");
+    for (int64_t i = 0; i < count; ++i) {
+      check(step_.positions[first_row + i] == start + i, "a request's positions have gaps");
+    }
+  }
+
+  // num_stored(start): tokens from the first whose rows are read for a request that begins there.
+  template <typename NumStored>
+  void check_cache(const vn_cache& cache, NumStored&& num_stored) const {
+    check(cache.group >= 0 && cache.group < step_.num_groups, "a cache's KV group has no tables");
+    const IdRange& ids = ids_[cache.group];
+    check(ids.low >= 0 && ids.high < cache.num_blocks, [&] {
+      return "block " + std::to_string(ids.low < 0 ? ids.low : ids.high) + " of KV group " +
+             std::to_string(cache.group) + " is not one of " + std::to_string(cache.num_blocks);
+    });
+    for (int64_t r = 0; r < step_.num_requests; ++r) {
+      const int64_t at = cache.group * step_.num_requests + r;
+      const int64_t end = step_.table_bases[at] + step_.table_lengths[at];
+      const int64_t stored = num_stored(step_.starts[r]);
+      // Before memory is taken for so many rows.
+      check(stored <= end * cache.block_size, [&] {
+        return "attention needs the row of position " + std::to_string(stored - 1) +
+               " of the step's request " + std::to_string(r) + " in KV group " +
+               std::to_string(cache.group) + ", but its table stores none";
+      });
+    }
+  }
+
+  const vn_step& step_;
+  std::vector<IdRange> ids_;  // of each KV group's tables
+};
 
 void check_draws(const vn_draws& draws, int64_t num_rows, int64_t vocab_size) {
   check(vocab_size > 0, "a vocabulary is empty");
   for (int64_t i = 0; i < draws.num_draws; ++i) {
-    const std::string who = "draw " + std::to_string(i);
-    check(draws.rows[i] > (i == 0 ? -1 : draws.rows[i - 1]) && draws.rows[i] < num_rows,
-          who + " is of row " + std::to_string(draws.rows[i]) + " of " + std::to_string(num_rows) +
-              ", or its row does not follow the one before");
-    check(draws.temperature[i] > 0.0f, who + " has a temperature that is not positive");
-    check(draws.min_p[i] >= 0.0f && draws.min_p[i] <= 1.0f, who + " has a min-p outside 0 to 1");
-    check(draws.top_p[i] > 0.0f && draws.top_p[i] <= 1.0f, who + " has a top-p outside 0 to 1");
+    const auto told = [i](const char* what) {
+      return [i, what] { return "draw " + std::to_string(i) + what; };
+    };
+    check(draws.rows[i] > (i == 0 ? -1 : draws.rows[i - 1]) && draws.rows[i] < num_rows, [&] {
+      return "draw " + std::to_string(i) + " is of row " + std::to_string(draws.rows[i]) + " of " +
+             std::to_string(num_rows) + ", or its row does not follow the one before";
+    });
+    check(draws.temperature[i] > 0.0f, told(" has a temperature that is not positive"));
+    check(draws.min_p[i] >= 0.0f && draws.min_p[i] <= 1.0f, told(" has a min-p outside 0 to 1"));
+    check(draws.top_p[i] > 0.0f && draws.top_p[i] <= 1.0f, told(" has a top-p outside 0 to 1"));
     check(draws.top_k[i] >= 1 && draws.top_k[i] <= vocab_size,
-          who + " has a top-k outside 1 to the vocabulary's size");
+          told(" has a top-k outside 1 to the vocabulary's size"));
     check(draws.uniforms[i] >= 0.0f && draws.uniforms[i] < 1.0f,
-          who + " has a number outside 0 to 1");
+          told(" has a number outside 0 to 1"));
   }
 }
 
@@ -162,15 +224,19 @@ vn_context* vn_create(int32_t num_threads, const char* build) {
   }
 }
 
-void vn_destroy(vn_context* context) { delete context; }
+void vn_destroy(vn_context* context) {
+  if (context == nullptr) return;
+  context->pool.look_for_fork();
+  if (!context->pool.is_left_behind()) delete context;
+}
 
 const char* vn_error(const vn_context* context) { return context->error.c_str(); }
 
 int32_t vn_v4_forward(vn_context* context, const vn_v4_model* model, const vn_step* step,
                       float* streams) {
   return guarded(context, [&] {
-    check_step(model->vocab_size, *step);
-    for (int32_t i = 0; i < model->num_layers; ++i) check_layer(model->layers[i], *step);
+    const CheckedStep checked(model->vocab_size, *step);
+    for (int32_t i = 0; i < model->num_layers; ++i) checked.check_layer(model->layers[i]);
     context->build.v4_forward(context->pool, context->space, *model, *step, streams);
   });
 }
@@ -179,8 +245,7 @@ int32_t vn_v4_forward_mtp(vn_context* context, const vn_v4_model* model, const v
                           const float* streams, float* output) {
   return guarded(context, [&] {
     check(model->mtp != nullptr, "the model has no MTP block");
-    check_step(model->vocab_size, *step);
-    check_layer(*model->mtp, *step);
+    CheckedStep(model->vocab_size, *step).check_layer(*model->mtp);
     context->build.v4_forward_mtp(context->pool, context->space, *model, *step, streams, output);
   });
 }
@@ -196,8 +261,8 @@ int32_t vn_v4_logits(vn_context* context, const vn_v4_model* model, const float*
 int32_t vn_decoder_forward(vn_context* context, const vn_decoder_model* model, const vn_step* step,
                            float* stream) {
   return guarded(context, [&] {
-    check_step(model->vocab_size, *step);
-    for (int32_t i = 0; i < model->num_layers; ++i) check_blocks(model->layers[i].cache, *step);
+    const CheckedStep checked(model->vocab_size, *step);
+    for (int32_t i = 0; i < model->num_layers; ++i) checked.check_layer(model->layers[i]);
     context->build.decoder_forward(context->pool, context->space, *model, *step, stream);
   });
 }

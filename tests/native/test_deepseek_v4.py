@@ -17,9 +17,11 @@ from tests.model_executor.models.hf_reference import (
     run_reference,
 )
 from tests.model_executor.models.tiny_config import tiny_config
+from tests.native.test_library import builds, make_context
 from vllm.exceptions import InvariantError
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
+from vllm.native.deepseek_v4 import NativeDeepseekV4
 from vllm.native.models import make_native_model
 from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.attention.ops.registry import get_reference_op
@@ -87,6 +89,21 @@ def test_bits_do_not_depend_on_batch_chunks_drafts_or_threads(
                 together[i].append(logits[: len(logits) - num_wrong])
         for parts, expected in zip(together, alone, strict=True):
             assert torch.equal(torch.cat(parts), expected)
+
+
+@pytest.mark.parametrize("rope_dim", [2, 6, 12, 14])
+def test_vector_builds_give_the_same_bits(rope_dim: int) -> None:
+    names = [name for name in builds() if name != "portable"]
+    if len(names) < 2:
+        pytest.skip("this processor runs one vector build only")
+    model = make_model(qk_rope_head_dim=rope_dim, num_hidden_layers=3, hc_mult=2)
+    logits = []
+    for name in names:
+        harness = PagedHarness(model, native=1)
+        run = NativeDeepseekV4(model, harness.layout, harness.kv_caches, make_context(1, name))
+        harness.steps = replace(harness.steps, model=run)
+        logits.append(harness.run(random_tokens(60, 4), [50, 10]))
+    assert torch.equal(*logits)
 
 
 def test_logits_are_near_those_of_torch(model: DeepseekV4ForCausalLM) -> None:

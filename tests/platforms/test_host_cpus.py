@@ -58,6 +58,8 @@ def test_a_binding_lists_cpus(value: str, rank: int, expected: set[int] | None) 
         ("0-", 0, "'0-' is no CPU and no range"),
         ("2-1", 0, "this process may use the CPUs 0,1,2,3"),
         ("0-4", 0, "this process may use the CPUs 0,1,2,3"),
+        ("0-99999999999", 0, "this process may use the CPUs 0,1,2,3"),
+        ("²", 0, "'²' is no CPU and no range"),
         ("0-1|2-3", 2, "it has no list for worker 2"),
     ],
 )

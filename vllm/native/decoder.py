@@ -19,7 +19,7 @@ from vllm.model_executor.models.decoder.step import find_frequencies
 from vllm.native import structs
 from vllm.native.library import NativeContext
 from vllm.native.step_tables import NativeTables
-from vllm.native.tensors import TensorBinder, can_read_tensors
+from vllm.native.tensors import TensorBinder, can_read_tensors, make_step
 from vllm.v1.attention.metadata import CacheLayout
 
 _ACTIVATIONS = {"silu": structs.SILU, "gelu_tanh": structs.GELU_TANH}
@@ -79,16 +79,16 @@ class NativeDecoder:
     ) -> torch.Tensor:
         """Return the residual stream fp32 ``[T, D]``; see ``DecoderForCausalLM``."""
         del kv_caches  # the structs hold their addresses
-        stream = torch.empty(len(token_ids), self._model.config.hidden_size)
+        stream = torch.empty(len(token_ids), self._model.config.hidden_size, dtype=torch.float32)
         if len(token_ids):
-            step = meta.to_struct(token_ids.data_ptr(), positions.data_ptr(), len(token_ids))
+            step = make_step(token_ids, positions, meta)
             self._context.decoder_forward(self._struct, step, stream)
         return stream
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits ``[M, V]`` of any rows of the stream."""
         streams = streams.contiguous()
-        logits = torch.empty(len(streams), self._model.config.vocab_size)
+        logits = torch.empty(len(streams), self._model.config.vocab_size, dtype=torch.float32)
         self._context.decoder_logits(self._struct, streams, logits)
         return logits
 

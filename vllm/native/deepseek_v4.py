@@ -19,7 +19,7 @@ from vllm.model_executor.models.deepseek_v4.moe import DeepseekV4MoE
 from vllm.native import structs
 from vllm.native.library import NativeContext
 from vllm.native.step_tables import NativeTables
-from vllm.native.tensors import TensorBinder, can_read_tensors
+from vllm.native.tensors import TensorBinder, can_read_tensors, make_step
 from vllm.v1.attention.metadata import CacheLayout
 
 _MAX_STREAMS = 8
@@ -64,9 +64,11 @@ class NativeDeepseekV4:
         """Return the residual streams fp32 ``[T, n, D]``; see ``DeepseekV4ForCausalLM``."""
         del kv_caches  # the structs hold their addresses
         config = self._model.config
-        streams = torch.empty(len(token_ids), config.hc_mult, config.hidden_size)
+        streams = torch.empty(
+            len(token_ids), config.hc_mult, config.hidden_size, dtype=torch.float32
+        )
         if len(token_ids):
-            self._context.v4_forward(self._struct, _to_step(token_ids, positions, meta), streams)
+            self._context.v4_forward(self._struct, make_step(token_ids, positions, meta), streams)
         return streams
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
@@ -86,7 +88,7 @@ class NativeDeepseekV4:
         streams = streams.contiguous()
         output = torch.empty_like(streams)
         if len(positions):
-            step = _to_step(next_token_ids, positions, meta)
+            step = make_step(next_token_ids, positions, meta)
             self._context.v4_forward_mtp(self._struct, step, streams, output)
         return output
 
@@ -96,7 +98,7 @@ class NativeDeepseekV4:
 
     def _compute_logits(self, streams: torch.Tensor, *, is_mtp: bool) -> torch.Tensor:
         streams = streams.contiguous()
-        logits = torch.empty(len(streams), self._model.config.vocab_size)
+        logits = torch.empty(len(streams), self._model.config.vocab_size, dtype=torch.float32)
         self._context.v4_logits(self._struct, streams, logits, is_mtp=is_mtp)
         return logits
 
@@ -160,12 +162,6 @@ def can_run_deepseek_v4(
         )
         and model.config.hc_mult <= _MAX_STREAMS
     )
-
-
-def _to_step(
-    token_ids: torch.Tensor, positions: torch.Tensor, tables: NativeTables
-) -> structs.Step:
-    return tables.to_struct(token_ids.data_ptr(), positions.data_ptr(), len(token_ids))
 
 
 def _bind_hyper(hyper: HyperConnection | HyperHead, bind: TensorBinder) -> structs.Hyper:

@@ -8,6 +8,7 @@ import torch
 
 from vllm.exceptions import EngineError, InvariantError
 from vllm.native.structs import DecoderModel, Draws, Matrix, Step, V4Model
+from vllm.native.tensors import address_of
 
 _NO_MEMORY = 2
 
@@ -48,16 +49,21 @@ class NativeContext:
         """Runs all layers; streams: fp32 [T, n, D], written.
 
         Raises:
-            InvariantError: The step's tables lack a row that is read.
+            InvariantError: The step's tables lack a row that is read, or a tensor is misshapen.
         """
-        self._call(self._library.vn_v4_forward, model, step, streams.data_ptr())
+        self._call(self._library.vn_v4_forward, model, step, _address(streams, *_rows(model, step)))
 
     def v4_forward_mtp(
         self, model: V4Model, step: Step, streams: torch.Tensor, output: torch.Tensor
     ) -> None:
         """Runs the MTP block over streams [T, n, D] into output; raises as ``v4_forward``."""
+        shape = _rows(model, step)
         self._call(
-            self._library.vn_v4_forward_mtp, model, step, streams.data_ptr(), output.data_ptr()
+            self._library.vn_v4_forward_mtp,
+            model,
+            step,
+            _address(streams, *shape),
+            _address(output, *shape),
         )
 
     def v4_logits(
@@ -67,15 +73,16 @@ class NativeContext:
         self._call(
             self._library.vn_v4_logits,
             model,
-            streams.data_ptr(),
-            streams.shape[0],
+            _address(streams, len(streams), model.num_streams, model.hidden_size),
+            len(streams),
             is_mtp,
-            logits.data_ptr(),
+            _address(logits, len(streams), model.vocab_size),
         )
 
     def decoder_forward(self, model: DecoderModel, step: Step, stream: torch.Tensor) -> None:
         """Runs all layers of a decoder; stream: fp32 [T, D], written; raises as the above."""
-        self._call(self._library.vn_decoder_forward, model, step, stream.data_ptr())
+        address = _address(stream, step.num_tokens, model.hidden_size)
+        self._call(self._library.vn_decoder_forward, model, step, address)
 
     def decoder_logits(
         self, model: DecoderModel, stream: torch.Tensor, logits: torch.Tensor
@@ -84,9 +91,9 @@ class NativeContext:
         self._call(
             self._library.vn_decoder_logits,
             model,
-            stream.data_ptr(),
-            stream.shape[0],
-            logits.data_ptr(),
+            _address(stream, len(stream), model.hidden_size),
+            len(stream),
+            _address(logits, len(stream), model.vocab_size),
         )
 
     def sample(self, logits: torch.Tensor, draws: Draws, token_ids: torch.Tensor) -> None:
@@ -98,19 +105,33 @@ class NativeContext:
         rows, vocab_size = logits.shape
         self._call(
             self._library.vn_sample,
-            logits.data_ptr(),
+            _address(logits, rows, vocab_size),
             rows,
             vocab_size,
             draws,
-            token_ids.data_ptr(),
+            address_of(token_ids, torch.int64, draws.num_draws),
         )
 
     def matmul(self, matrix: Matrix, x: torch.Tensor, output: torch.Tensor) -> None:
         """Maps fp32 x [T, in] by a matrix [out, in] to output [T, out]."""
-        self._call(self._library.vn_matmul, matrix, x.data_ptr(), x.shape[0], output.data_ptr())
+        self._call(
+            self._library.vn_matmul,
+            matrix,
+            _address(x, len(x), matrix.cols),
+            len(x),
+            _address(output, len(x), matrix.rows),
+        )
 
     def _call(self, function: Callable[..., int], *arguments: Any) -> None:
         status = function(self._handle, *arguments)
         if status:
             message: str = self._library.vn_error(self._handle).decode()
             raise (EngineError if status == _NO_MEMORY else InvariantError)(message)
+
+
+def _address(tensor: torch.Tensor, *shape: int) -> int:
+    return address_of(tensor, torch.float32, *shape)
+
+
+def _rows(model: V4Model, step: Step) -> tuple[int, int, int]:
+    return step.num_tokens, model.num_streams, model.hidden_size

@@ -14,7 +14,7 @@ from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.native.decoder import NativeDecoder, can_run_decoder
 from vllm.native.deepseek_v4 import NativeDeepseekV4, can_run_deepseek_v4
 from vllm.native.library import NativeContext
-from vllm.native.loader import load_library
+from vllm.native.loader import load_library, open_library
 from vllm.native.sampling import draw_tokens
 from vllm.native.step_tables import build_native_tables
 from vllm.v1.attention.metadata import CacheLayout
@@ -58,8 +58,9 @@ def _find_obstacle(model: Any, kv_caches: Mapping[str, torch.Tensor]) -> str:
         return "VLLM_NATIVE=0"
     if isinstance(model, CausalLM) and model.share.size > 1:
         return "one of several workers"
-    if load_library() is None:
-        return "the library is not built: make native"
+    library = open_library()
+    if isinstance(library, str):
+        return library
     if isinstance(model, DeepseekV4ForCausalLM):
         takes = can_run_deepseek_v4(model, kv_caches)
     elif isinstance(model, DecoderForCausalLM):

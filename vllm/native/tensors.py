@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from vllm.exceptions import InvariantError
 from vllm.model_executor.layers.linear import ReplicatedLinear, StoredLinear
 from vllm.model_executor.layers.quantization.storages import (
     Fp4Groups,
@@ -16,10 +17,47 @@ from vllm.model_executor.layers.quantization.storages import (
     RowSource,
     StackedRows,
 )
-from vllm.native.structs import BF16, F32, FP8, INT8, MXFP4, PARTS, Cache, Matrix
+from vllm.native.step_tables import NativeTables
+from vllm.native.structs import BF16, F32, FP8, INT8, MXFP4, PARTS, Cache, Matrix, Step
 from vllm.v1.attention.metadata import CacheLayout
 
 _KINDS = {torch.float32: F32, torch.bfloat16: BF16}
+
+
+def address_of(tensor: torch.Tensor, dtype: torch.dtype, *shape: int) -> int:
+    """Returns where a tensor lies, given that it is what the kernels take it for.
+
+    Raises:
+        InvariantError: It has another type, shape, order or place.
+    """
+    if (
+        tensor.dtype != dtype
+        or tensor.shape != shape
+        or not tensor.is_contiguous()
+        or tensor.device.type != "cpu"
+    ):
+        raise InvariantError(
+            f"the native kernels take a contiguous {dtype} tensor of shape {shape} on the CPU, not "
+            f"a {tensor.dtype} of {tuple(tensor.shape)} and strides {tensor.stride()} on "
+            f"{tensor.device}"
+        )
+    return tensor.data_ptr()
+
+
+def make_step(token_ids: torch.Tensor, positions: torch.Tensor, tables: NativeTables) -> Step:
+    """Returns the struct over a step's token ids and positions, int64 [T] both, and its tables.
+
+    All three must outlive it.
+
+    Raises:
+        InvariantError: One of the tensors is no such.
+    """
+    count = len(token_ids)
+    return tables.to_struct(
+        address_of(token_ids, torch.int64, count),
+        address_of(positions, torch.int64, count),
+        count,
+    )
 
 
 def can_read(tensor: torch.Tensor) -> bool:
@@ -41,8 +79,11 @@ def can_read_tensors(model: nn.Module, kv_caches: Mapping[str, torch.Tensor]) ->
     # Whole numbers among the parameters are tables and codes; a cache of them is quantised.
     floats = [tensor for tensor in model.parameters() if tensor.is_floating_point()]
     linears = [m for m in model.modules() if isinstance(m, ReplicatedLinear | StoredLinear)]
-    return all(can_read(tensor) for tensor in (*floats, *kv_caches.values())) and all(
-        can_read_rows(layer.find_rows()) for layer in linears
+    caches = kv_caches.values()
+    return (
+        all(can_read(tensor) for tensor in (*floats, *caches))
+        and all(cache.stride(1) == cache.shape[2] for cache in caches)
+        and all(can_read_rows(layer.find_rows()) for layer in linears)
     )
 
 

@@ -37,15 +37,19 @@ def parse_binding(value: str, local_rank: int) -> frozenset[int] | None:
     lists = value.split("|")
     if local_rank >= len(lists):
         raise _bad_binding(value, f"it has no list for worker {local_rank}")
+    usable = _usable_cpus()
     found: set[int] = set()
     for part in lists[local_rank].split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdecimal() or (dash and not last.isdecimal()):
             raise _bad_binding(value, f"{part!r} is no CPU and no range of CPUs")
-        found.update(range(int(first), int(last or first) + 1))
-    if not found or not found <= _usable_cpus():
-        usable = ",".join(map(str, sorted(_usable_cpus())))
-        raise _bad_binding(value, f"this process may use the CPUs {usable}")
+        low, high = int(first), int(last or first)
+        # Ends first: a range may be too long to be listed.
+        if low > high or not {low, high} <= usable:
+            raise _bad_binding(value, f"this process may use the CPUs {_list_cpus(usable)}")
+        found.update(range(low, high + 1))
+    if not found <= usable:
+        raise _bad_binding(value, f"this process may use the CPUs {_list_cpus(usable)}")
     return frozenset(found)
 
 
@@ -55,6 +59,10 @@ def bind_to(cpus: frozenset[int]) -> bool:
         return False
     os.sched_setaffinity(0, cpus)
     return True
+
+
+def _list_cpus(cpus: set[int]) -> str:
+    return ",".join(map(str, sorted(cpus)))
 
 
 def _bad_binding(value: str, reason: str) -> ConfigError:

@@ -5,10 +5,10 @@ import importlib.metadata
 import os
 import platform
 import sys
-from pathlib import Path
 from typing import Any
 
 from vllm import envs
+from vllm.native.loader import find_vector_build, open_library
 from vllm.version import BANNER
 
 _PACKAGES = (
@@ -52,12 +52,13 @@ def make_report() -> str:
 
 
 def _native_state() -> str:
-    """Return whether the CPU kernels are built and wanted."""
+    """Return which CPU kernels a model runs on, if on any."""
     if not envs.VLLM_NATIVE:
-        return "off (VLLM_NATIVE=0)"
-    folder = Path(__file__).parents[2] / "native"
-    built = envs.VLLM_NATIVE_LIBRARY or any(folder.glob("*.so"))
-    return "built" if built else "not built: models run on torch"
+        return "off (VLLM_NATIVE=0): models run on torch"
+    library = open_library()
+    if isinstance(library, str):
+        return f"off ({library}): models run on torch"
+    return f"{find_vector_build(library)} build"
 
 
 def _version_of(package: str) -> str:

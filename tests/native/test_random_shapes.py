@@ -1,0 +1,110 @@
+"""Odd sizes of every family: torch's numbers to 1e-5, the same bits in chunks, in every build."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.model_executor.models.decoder.building import build_model, make_harness
+from tests.model_executor.models.decoder.reference import (
+    build_hf_model,
+    gemma3,
+    gpt_oss,
+    llama,
+    mistral,
+    qwen3,
+    qwen3_moe,
+)
+from tests.model_executor.models.harness import PagedHarness
+from tests.native.test_deepseek_v4 import make_model
+from tests.native.test_library import builds, make_context
+from vllm.native.decoder import NativeDecoder
+from vllm.native.deepseek_v4 import NativeDeepseekV4
+
+FAMILIES = {
+    "llama": llama,
+    "mistral": mistral,
+    "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
+    "gemma3": gemma3,
+    "gpt_oss": gpt_oss,
+}
+
+
+def draw_decoder(name: str, rng: random.Random) -> dict[str, Any]:
+    """Returns a config.json; sizes are few multiples of anything."""
+    kv_heads, group = rng.choice([1, 2, 3]), rng.choice([1, 2, 3, 4])
+    heads, experts = kv_heads * group, rng.randrange(1, 10)
+    drawn = {
+        "vocab_size": rng.choice([17, 33, 97, 257]),
+        "hidden_size": heads * 2 * rng.randrange(1, 1 + 70 // heads),
+        "intermediate_size": rng.randrange(3, 150),
+        "num_hidden_layers": rng.randrange(2, 4),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 2 * rng.randrange(1, 40),
+        "tie_word_embeddings": rng.random() < 0.5,
+    }
+    if name in ("mistral", "gemma3", "gpt_oss"):
+        drawn["sliding_window"] = rng.choice([2, 3, 15, 17, 40])
+    if name in ("qwen3_moe", "gpt_oss"):
+        key = "num_experts" if name == "qwen3_moe" else "num_local_experts"
+        drawn |= {key: experts, "num_experts_per_tok": rng.choice([1, experts])}
+    return FAMILIES[name](**drawn)
+
+
+def draw_v4(rng: random.Random) -> dict[str, Any]:
+    """Returns what a tiny config is overridden with."""
+    groups, rope = rng.choice([1, 2, 3]), 2 * rng.randrange(1, 9)
+    num_layers, experts = rng.randrange(1, 5), rng.randrange(1, 11)
+    other_ratio = rng.choice([16, 32, 128])
+    return {
+        "vocab_size": rng.choice([17, 33, 97]),
+        "hidden_size": 2 * rng.randrange(4, 60),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": groups * rng.choice([1, 2, 3]),
+        "head_dim": rope + 2 * rng.randrange(30),
+        "qk_rope_head_dim": rope,
+        "q_lora_rank": rng.randrange(2, 50),
+        "o_groups": groups,
+        "o_lora_rank": rng.randrange(1, 40),
+        "sliding_window": rng.choice([2, 3, 31, 33, 100]),
+        "compress_ratios": [*(rng.choice([0, 4, other_ratio]) for _ in range(num_layers)), 0],
+        "index_n_heads": rng.choice([1, 3, 12, 25]),
+        "index_head_dim": rope + 2 * rng.randrange(12),
+        "index_topk": rng.choice([1, 7, 40]),
+        "n_routed_experts": experts,
+        "num_experts_per_tok": rng.choice([1, experts]),
+        "moe_intermediate_size": rng.randrange(2, 50),
+        "num_hash_layers": rng.randrange(num_layers + 1),
+        "hc_mult": rng.choice([1, 2, 3, 4, 5, 8]),
+    }
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("name", [*FAMILIES, "deepseek_v4"])
+def test_odd_sizes(name: str, seed: int) -> None:
+    rng = random.Random(f"{name} {seed}")
+    model: Any
+    make: Any
+    run: Any
+    if name == "deepseek_v4":
+        model, make, run = make_model(**draw_v4(rng)), PagedHarness, NativeDeepseekV4
+    else:
+        raw = draw_decoder(name, rng)
+        model = build_model(raw, build_hf_model(raw, seed).state_dict())
+        make, run = make_harness, NativeDecoder
+    vocab_size = model.config.vocab_size
+    token_ids = [0, *(rng.randrange(vocab_size) for _ in range(128)), vocab_size - 1]
+    expected = make(model).run(token_ids, [130])
+    for build in builds():
+        harness = make(model, native=1)
+        context = make_context(rng.choice([1, 2, 3]), build)
+        own = run(model, harness.layout, harness.kv_caches, context)
+        harness.steps = replace(harness.steps, model=own)
+        logits = harness.run(token_ids, [130])
+        error = (logits - expected).abs().amax(-1) / expected.abs().amax(-1)
+        assert error.max() < 1e-5, build
+        assert torch.equal(harness.run(token_ids, [1, 97, 1, 2, 9, 20]), logits), build

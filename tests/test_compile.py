@@ -1,0 +1,73 @@
+"""csrc/compile.py: which compiler is taken, and what is said where there is none."""
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.building import ROOT
+
+SCRIPT = ROOT / "csrc" / "compile.py"
+
+
+def run_without_compiler(*arguments: object, **variables: str) -> tuple[int, str]:
+    """Runs the script where no program is found; returns its status and its words."""
+    environment = {name: value for name, value in os.environ.items() if name != "CXX"}
+    result = subprocess.run(
+        # -S: no installed package is found either.
+        [sys.executable, "-S", SCRIPT, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**environment, "PATH": "/nonexistent", "PYTHONPATH": "", **variables},
+    )
+    return result.returncode, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("strict", "status"), [([], 0), (["--strict"], 1)])
+def test_without_a_compiler_one_line_says_so(
+    strict: list[str], status: int, tmp_path: Path
+) -> None:
+    found, words = run_without_compiler(tmp_path, *strict)
+    assert found == status
+    assert words.startswith("native kernels: not built, serving runs on torch alone (no C++ comp")
+    assert words.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_compiler_that_is_not_there(tmp_path: Path) -> None:
+    found, words = run_without_compiler(tmp_path, CXX="none")
+    assert found == 0
+    assert "cannot be run" in words
+    assert words.count("\n") == 1
+
+
+def test_compilers_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_compiler = runpy.run_path(str(SCRIPT))["find_compiler"]
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "ziglang").mkdir()
+    (tmp_path / "ziglang" / "__init__.py").touch()
+    assert find_compiler() == [sys.executable, "-m", "ziglang", "c++"]
+    for name in ("clang++", "g++", "c++"):
+        program = tmp_path / name
+        program.touch(mode=0o755)
+        assert find_compiler() == [str(program)]
+    monkeypatch.setenv("CXX", "ccache my-c++ -m64")
+    assert find_compiler() == ["ccache", "my-c++", "-m64"]
+
+
+def test_a_build_asks_for_a_compiler_where_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "csrc")
+    backend = runpy.run_path(str(ROOT / "csrc" / "build_backend.py"))
+    monkeypatch.setenv("CXX", "a-compiler")
+    assert backend["_with_compiler"](["wheel"]) == ["wheel"]
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert backend["_with_compiler"](["wheel"]) == ["wheel", "ziglang>=0.13"]
