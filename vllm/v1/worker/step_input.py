@@ -109,15 +109,9 @@ class StepInputBuilder:
             ]
             bounds = bounds_by_id.get(state.req_id, _EVERYTHING) if bounds_by_id else _EVERYTHING
             reads_all = self._reads_all or state.sampling.params.prompt_logprobs is not None
+            wanted, views = 0 if reads_all else end - count, state.tables.views
             slices.append(
-                RequestSlice(
-                    start,
-                    num_tokens,
-                    state.tables.views,
-                    bounds.write_from,
-                    bounds.read_from,
-                    0 if reads_all else end - count,
-                )
+                RequestSlice(start, num_tokens, views, bounds.write_from, bounds.read_from, wanted)
             )
             row_starts.append(row)
             counts.append(count)
