@@ -84,7 +84,7 @@ def _cache_lines(cache: Mapping[str, Any], percents: Sequence[float]) -> list[st
         return [*lines, "The server reports no cached tokens."]
     lines.append(_row("Cached prompt tokens:", cache["cached_tokens"]))
     lines.append(_row("Hit rate (% of prompt tokens):", 100 * cache["hit_rate"]))
-    for kind, label in (("hits", "with hits"), ("misses", "without")):
+    for kind, label in (("hits", "with hits"), ("misses", "without hits")):
         count = cache["requests_with_hits" if kind == "hits" else "requests_without_hits"]
         lines.append(_row(f"Requests {label}:", count))
         if not count:
