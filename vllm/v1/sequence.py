@@ -107,14 +107,15 @@ class TokenSequence:
         else:
             self._output_token_ids.extend(token_ids)
             self._all_token_ids.extend(token_ids)
-        hasher = self._block_hasher
-        if hasher is not None and (hashes := hasher(self)):
-            self.block_hashes.extend(hashes)
+        if self._block_hasher is not None:
+            self.update_block_hashes()
 
     def update_block_hashes(self) -> None:
         """Append the hashes of full units that have none yet."""
         if self._block_hasher is not None:
-            self.block_hashes.extend(self._block_hasher(self))
+            hashes = self._block_hasher(self)
+            if hashes:
+                self.block_hashes.extend(hashes)
 
     # ------------------------------------------------------------------ drafts
 

@@ -37,6 +37,15 @@ def test_filters_list_only_the_rows_that_use_them() -> None:
     assert random.min_p.values.tolist() == [0.25]
 
 
+def test_a_top_k_beyond_all_integers_of_an_array_filters_nothing() -> None:
+    random = build(SamplingParams(top_k=10**30), SamplingParams(top_k=7)).random
+    assert random is not None
+    assert random.settings.top_k.tolist() == [100, 7]
+    assert random.top_k is not None
+    assert random.top_k.rows is not None
+    assert random.top_k.rows.tolist() == [1]
+
+
 def test_all_rows_need_no_index() -> None:
     random = build(SamplingParams(top_k=3), SamplingParams(top_k=-1, top_p=0.5)).random
     assert random is not None

@@ -301,7 +301,8 @@ class KVCacheManager(PrefixHandover):
             lookup: The hit from ``look_up``; it stands for the two arguments of the hit.
 
         Returns:
-            New tokens' blocks by group; None if the pool is too full, none taken or touched.
+            The blocks taken for new tokens by group (the hit's and a connector's left out), or
+            None when the pool is too full; then no block was taken or touched.
 
         Raises:
             ValueError: There is nothing to compute and nothing to load.
@@ -312,8 +313,7 @@ class KVCacheManager(PrefixHandover):
             lookup = self._as_lookup(request, new_computed_blocks, num_new_computed_tokens)
         start = request.num_computed_tokens + num_external_computed_tokens
         start += lookup.num_tokens if lookup is not None else num_new_computed_tokens
-        # A comparison, not min(): most steps of a running request end four lines below.
-        start = start if start < self.max_model_len else self.max_model_len
+        start = min(start, self.max_model_len)
         main_end = start + num_new_tokens
         alloc_end = min(main_end + num_lookahead_tokens, self.max_model_len)
         is_ready = self.coordinator.is_ready

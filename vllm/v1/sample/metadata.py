@@ -70,12 +70,12 @@ class RowSettings:
     @classmethod
     def build(cls, params: Sequence[SamplingParams], vocab_size: int) -> Self:
         """Lay the parameters out; top_k of the vocabulary or more filters nothing."""
-        top_k = np.array([p.top_k for p in params], dtype=np.int64)
+        top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
         top_p = np.array([p.top_p for p in params], dtype=np.float32)
         return cls(
             temperature=np.array([p.temperature for p in params], dtype=np.float32),
             min_p=np.array([p.min_p for p in params], dtype=np.float32),
-            top_k=np.where((top_k > 0) & (top_k < vocab_size), top_k, vocab_size),
+            top_k=np.array(top_k, dtype=np.int64),
             # What is too small for a float32 keeps the most likely token, as it should.
             top_p=np.maximum(top_p, np.finfo(np.float32).tiny),
         )
