@@ -36,7 +36,12 @@ from benchmarks.transfer_engines import (
 from vllm.distributed.kv_transfer.handover.frames import HEAD_BYTES, FrameError, Head
 from vllm.distributed.kv_transfer.handover.messages import Hello
 from vllm.distributed.kv_transfer.handover.params import RemotePrefix
-from vllm.distributed.kv_transfer.handover.pulling import Conversation, Load, Patience, Returning
+from vllm.distributed.kv_transfer.handover.pulling import (
+    Conversation,
+    Load,
+    PullTimeouts,
+    Returning,
+)
 from vllm.distributed.kv_transfer.handover.regions import list_regions
 from vllm.distributed.kv_transfer.handover.serving import Frame, Serving, find_block
 from vllm.v1.core.prefix.exports import PrefixBlocks
@@ -340,7 +345,7 @@ class Trial:
         now = self.clock.now
         load = self._load_class(
             *(self.me, remote, blocks, regions, self.pool, self._next_generation),
-            *(now + _DEADLINE_S, now, Patience()),
+            *(now + _DEADLINE_S, now, PullTimeouts()),
         )
         self._loads[id(load)] = prompt, blocks, remote
         self.begin(load)
@@ -363,7 +368,7 @@ class Trial:
         self.outcomes["loaded" if conversation.outcome.succeeded else "recomputed"] += 1
         self.pool.give_back(blocks)
         now = self.clock.now
-        self.begin(Returning(self.me, remote, now + _DEADLINE_S, now, Patience()))
+        self.begin(Returning(self.me, remote, now + _DEADLINE_S, now, PullTimeouts()))
 
     def _check_rows(self, prompt: int, blocks: PrefixBlocks) -> None:
         for region in list_regions(GROUPS, blocks.num_tokens, blocks.dense_from):

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from vllm.config import VllmConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
-from vllm.entrypoints.openai.http_server import cache_facts
+from vllm.entrypoints.openai.http_server import cache_labels
 from vllm.v1.engine.wire import KVCacheInfo
 from vllm.v1.metrics.sinks import make_sinks
 
@@ -20,7 +20,7 @@ def test_every_metric_is_described_and_no_other() -> None:
     registry = CollectorRegistry()
     everything = ObservabilityConfig(kv_cache_metrics=True, show_hidden_metrics=True)
     default, _ = make_sinks(registry, "m", 1000, everything)
-    default.set_cache_config(cache_facts(VllmConfig(), INFO))
+    default.set_cache_config(cache_labels(VllmConfig(), INFO))
     HttpMetrics(registry)
     rows = dict(re.findall(r"^\| `([a-z_:0-9]+)` \| (\w+)", DOC, flags=re.MULTILINE))
     assert rows == {metric.name: metric.type for metric in registry.collect()}
@@ -28,4 +28,6 @@ def test_every_metric_is_described_and_no_other() -> None:
 
 def test_every_label_of_the_cache_is_described() -> None:
     described = DOC.split("The labels of `vllm:cache_config_info`")[1].split("\n\n")[0]
-    assert set(re.findall(r"`(\w+)`", described)) - {"None"} == set(cache_facts(VllmConfig(), INFO))
+    assert set(re.findall(r"`(\w+)`", described)) - {"None"} == set(
+        cache_labels(VllmConfig(), INFO)
+    )

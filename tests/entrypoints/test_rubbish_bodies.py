@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from tests.entrypoints.openai.conftest import FACTS
+from tests.entrypoints.openai.conftest import SERVED_MODEL
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from tests.entrypoints.rubbish import json_like
 from vllm.config import VllmConfig
@@ -46,7 +46,7 @@ def app() -> FastAPI:
     state, args = ServerState(), ServerArgs()
     app = build_app(state, args, CollectorRegistry())
     app.state.context = ServingContext(
-        facts=FACTS,
+        served_model=SERVED_MODEL,
         tokenizer=tokenizer,
         chat_encoder=make_chat_encoder({"model_type": "deepseek_v4"}, tokenizer),
         args=args,

@@ -3,7 +3,7 @@
 import json
 import re
 
-from vllm.parser.dialect import CallBegun, CallEnded, CallNews, CallText
+from vllm.parser.dialect import CallBegun, CallDelta, CallEnded, CallText
 from vllm.parser.marks import JsonEnd
 from vllm.tokenizers.tool_calls import split_object
 
@@ -24,19 +24,19 @@ class ArgumentsReader:
         self._end = JsonEnd()
         self._is_over = False
 
-    def push(self, text: str) -> list[CallNews]:
+    def push(self, text: str) -> list[CallDelta]:
         """Take in more; the first character is the object's. What follows it is nobody's."""
         if self._is_over or not text:
             return []
         end = self._end.find_end(text)
         self._texts.append(text if end is None else text[:end])
-        news: list[CallNews] = [CallText(self._texts[-1])]
+        delta: list[CallDelta] = [CallText(self._texts[-1])]
         if end is not None:
             self._is_over = True
-            news.append(CallEnded(split_object("".join(self._texts)) is not None))
-        return news
+            delta.append(CallEnded(split_object("".join(self._texts)) is not None))
+        return delta
 
-    def close(self) -> list[CallNews]:
+    def close(self) -> list[CallDelta]:
         """Nothing follows: end the call, if its object has not."""
         was_over, self._is_over = self._is_over, True
         return [] if was_over else [CallEnded(False)]
@@ -60,7 +60,7 @@ class CallObjectReader:
         """Whether something of the call was told."""
         return self._arguments is not None
 
-    def push(self, text: str) -> list[CallNews]:
+    def push(self, text: str) -> list[CallDelta]:
         """Take in more of the object."""
         if self._arguments is not None:
             return self._arguments.push(text)
@@ -80,7 +80,7 @@ class CallObjectReader:
         self._arguments = ArgumentsReader()
         return [CallBegun(name), *self._arguments.push(rest)]
 
-    def close(self) -> list[CallNews]:
+    def close(self) -> list[CallDelta]:
         """Nothing follows: end the call, if one is open."""
         return [] if self._arguments is None else self._arguments.close()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from vllm.parser.dialect import CallBegun, CallEnded, CallNews, CallText, is_unicode
+from vllm.parser.dialect import CallBegun, CallDelta, CallEnded, CallText, is_unicode
 from vllm.parser.interface import ParseOptions, ToolUse
 from vllm.parser.pieces import Piece, ToolCallArguments, ToolCallEnd, ToolCallStart
 
@@ -18,11 +18,11 @@ class CallCounter:
         self._num_calls = 0
         self._is_open = False
 
-    def pieces(self, news: Iterable[CallNews]) -> list[Piece]:
+    def pieces(self, delta: Iterable[CallDelta]) -> list[Piece]:
         """Return the pieces of the calls that the request allows; neighbouring texts are joined."""
         pieces: list[Piece] = []
         texts: list[str] = []
-        for item in news:
+        for item in delta:
             if isinstance(item, CallText):
                 texts.append(item.text)
                 continue

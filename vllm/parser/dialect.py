@@ -31,7 +31,7 @@ class CallEnded:
     is_whole: bool
 
 
-CallNews: TypeAlias = CallBegun | CallText | CallEnded
+CallDelta: TypeAlias = CallBegun | CallText | CallEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class RawCall:
     name: str
     arguments: str
 
-    def news(self) -> list[CallNews]:
+    def delta(self) -> list[CallDelta]:
         """Return all of it at once; nothing if no response can carry it."""
         if not is_unicode(self.name + self.arguments):
             return []
@@ -58,7 +58,7 @@ def is_unicode(text: str) -> bool:
 
 
 @dataclass(slots=True)
-class BlockNews:
+class CallBlockDelta:
     """What more of a block brings.
 
     Attributes:
@@ -67,7 +67,7 @@ class BlockNews:
         ended: Whether the block is over; ``rest`` follows it.
     """
 
-    calls: list[CallNews]
+    calls: list[CallDelta]
     text: str = ""
     ended: bool = False
     rest: str = ""
@@ -76,10 +76,10 @@ class BlockNews:
 class BlockReader(Protocol):
     """Reads one block of calls."""
 
-    def push(self, text: str) -> BlockNews:
+    def push(self, text: str) -> CallBlockDelta:
         """Take in more of the block."""
 
-    def close(self, finish_reason: str | None) -> BlockNews:
+    def close(self, finish_reason: str | None) -> CallBlockDelta:
         """The answer has ended inside the block: end the call that is open."""
 
 

@@ -7,7 +7,7 @@ Nothing behind the first block is text any more.
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.parser.dialect import BlockNews, CallNews
+from vllm.parser.dialect import CallBlockDelta, CallDelta
 from vllm.parser.dsml_invoke import InvokeReader
 from vllm.parser.interface import ParseOptions
 from vllm.parser.marks import Marks
@@ -55,28 +55,28 @@ class _DsmlReader:
         self._text = begun
         self._invoke: InvokeReader | None = None
 
-    def push(self, text: str) -> BlockNews:
+    def push(self, text: str) -> CallBlockDelta:
         """Take in more of the block."""
-        news = BlockNews([])
+        delta = CallBlockDelta([])
         self._text += text
         while True:
             before, mark, self._text = _BLOCK_MARKS.split(self._text)
             if self._invoke is not None and before:
-                news.calls += self._invoke.add_text(before)
+                delta.calls += self._invoke.add_text(before)
             if mark is None:
-                return news
-            news.calls += self._read_mark(mark)
+                return delta
+            delta.calls += self._read_mark(mark)
 
-    def close(self, finish_reason: str | None) -> BlockNews:
+    def close(self, finish_reason: str | None) -> CallBlockDelta:
         """End a call that is open: it may lack arguments."""
-        return BlockNews([] if self._invoke is None else self._invoke.cut_off())
+        return CallBlockDelta([] if self._invoke is None else self._invoke.cut_off())
 
-    def _read_mark(self, mark: str) -> list[CallNews]:
+    def _read_mark(self, mark: str) -> list[CallDelta]:
         if mark in (_PARAMETER, _PARAMETER_END):
             if self._invoke is None:
                 return []
             begins = mark == _PARAMETER
             return self._invoke.begin_parameter() if begins else self._invoke.end_parameter()
-        news = [] if self._invoke is None else self._invoke.end()
+        delta = [] if self._invoke is None else self._invoke.end()
         self._invoke = InvokeReader(self._schemas) if mark == _INVOKE else None
-        return news
+        return delta

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.parser.arguments import means_json, takes_text
-from vllm.parser.dialect import CallBegun, CallEnded, CallNews, CallText, RawCall
+from vllm.parser.dialect import CallBegun, CallDelta, CallEnded, CallText, RawCall
 from vllm.tokenizers.tool_calls import split_object
 
 _HEAD = re.compile(r'\s+name\s*=\s*"([^"]+)"\s*>')
@@ -42,7 +42,7 @@ class InvokeReader:
         # The first argument where it may be a wrapper: its name and its JSON.
         self._waiting: tuple[str, str] | None = None
 
-    def add_text(self, text: str) -> list[CallNews]:
+    def add_text(self, text: str) -> list[CallDelta]:
         """Take in text without tags."""
         if self._is_broken:
             return []
@@ -58,49 +58,49 @@ class InvokeReader:
         self._pattern, self._head = None, ""
         return self._begin(head[1]) if self._name is None else self._open(head, rest)
 
-    def begin_parameter(self) -> list[CallNews]:
+    def begin_parameter(self) -> list[CallDelta]:
         """Take in the beginning of a parameter; one that is open ends."""
         self._is_broken |= self._pattern is not None
         if self._is_broken:
             return []
-        news = self._close_value(is_tagged=False)
+        delta = self._close_value(is_tagged=False)
         if self._waiting is not None:
-            news += _texts(self._member(*self._waiting))
+            delta += _texts(self._member(*self._waiting))
             self._waiting = None
         self._pattern = _PARAMETER_HEAD
-        return news
+        return delta
 
-    def end_parameter(self) -> list[CallNews]:
+    def end_parameter(self) -> list[CallDelta]:
         """Take in a parameter's end."""
         self._is_broken |= self._pattern is not None
         return [] if self._is_broken else self._close_value(is_tagged=True)
 
-    def end(self) -> list[CallNews]:
+    def end(self) -> list[CallDelta]:
         """Take in the end of the call."""
         if self._name is None:
             return []
         if self._is_broken or self._pattern is not None:
             return [CallEnded(False)]
-        news = self._close_value(is_tagged=False)
+        delta = self._close_value(is_tagged=False)
         if self._waiting is not None:
             unwrapped = _unwrap(self._waiting[1])
             if unwrapped is not None:
-                return [*news, CallText(unwrapped.removeprefix("{")), CallEnded(True)]
-            news += _texts(self._member(*self._waiting))
-        return [*news, CallText("}"), CallEnded(True)]
+                return [*delta, CallText(unwrapped.removeprefix("{")), CallEnded(True)]
+            delta += _texts(self._member(*self._waiting))
+        return [*delta, CallText("}"), CallEnded(True)]
 
-    def cut_off(self) -> list[CallNews]:
+    def cut_off(self) -> list[CallDelta]:
         """Nothing follows: the call may lack arguments."""
         return [] if self._name is None else [CallEnded(False)]
 
-    def _begin(self, name: str) -> list[CallNews]:
+    def _begin(self, name: str) -> list[CallDelta]:
         self._name = name
         properties = self._schemas.get(name, {}).get("properties")
         self._properties = properties if isinstance(properties, Mapping) else {}
         # At once: no text at all might be taken for a call without arguments.
         return [CallBegun(name), CallText("{")]
 
-    def _open(self, head: re.Match[str], rest: str) -> list[CallNews]:
+    def _open(self, head: re.Match[str], rest: str) -> list[CallDelta]:
         """Begin a value."""
         name = head[1]
         is_text = None if head[2] is None else head[2] == "true"
@@ -113,7 +113,7 @@ class InvokeReader:
         self._value.add(rest)
         return []
 
-    def _close_value(self, *, is_tagged: bool) -> list[CallNews]:
+    def _close_value(self, *, is_tagged: bool) -> list[CallDelta]:
         value, self._value = self._value, None
         if value is None:
             return []
@@ -175,7 +175,7 @@ def _escape(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _texts(*texts: str) -> list[CallNews]:
+def _texts(*texts: str) -> list[CallDelta]:
     return [CallText(text) for text in texts if text]
 
 
@@ -183,5 +183,5 @@ def _unwrap(value: str) -> str | None:
     """Return the object that a wrapper holds; None: it holds none."""
     inner = json.loads(value)
     text = inner if isinstance(inner, str) else value
-    is_call = split_object(text) is not None and bool(RawCall("", text).news())
+    is_call = split_object(text) is not None and bool(RawCall("", text).delta())
     return text.strip() if is_call else None

@@ -126,7 +126,7 @@ class HarmonyParser:
         if self._arguments is not None:
             pieces += self._calls.pieces(self._arguments.close())
         elif is_whole and self._is_empty and self._function:
-            pieces += self._calls.pieces(RawCall(self._function, "{}").news())
+            pieces += self._calls.pieces(RawCall(self._function, "{}").delta())
         self._recipient = ""
         self._head = ""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.parser.arguments import means_json
 from vllm.parser.call_object import CallObjectReader
-from vllm.parser.dialect import BlockNews, CallNews, RawCall
+from vllm.parser.dialect import CallBlockDelta, CallDelta, RawCall
 from vllm.parser.interface import ParseOptions
 from vllm.parser.marks import JsonEnd, Marks
 from vllm.tokenizers.tool_calls import split_object
@@ -80,25 +80,25 @@ class _HermesReader:
         self._json = JsonEnd()
         self._object = CallObjectReader()
 
-    def push(self, text: str) -> BlockNews:
+    def push(self, text: str) -> CallBlockDelta:
         """Take in more of the block."""
         self._text += text
-        news: list[CallNews] = []
+        delta: list[CallDelta] = []
         while True:
             before, mark, self._text = _CLOSE_MARKS.split(self._text)
-            news += self._add(before)
+            delta += self._add(before)
             if mark is None:
-                return BlockNews(news)
+                return CallBlockDelta(delta)
             if not self._json.in_string:
-                return BlockNews(news + self._end(True), ended=True, rest=self._text)
-            news += self._add(mark)  # the tag is quoted in an argument
+                return CallBlockDelta(delta + self._end(True), ended=True, rest=self._text)
+            delta += self._add(mark)  # the tag is quoted in an argument
 
-    def close(self, finish_reason: str | None) -> BlockNews:
+    def close(self, finish_reason: str | None) -> CallBlockDelta:
         """Tell the call if it is whole: only its closing tag is missing."""
         self._body.append(self._text)
-        return BlockNews(self._end(finish_reason == "stop"), ended=True)
+        return CallBlockDelta(self._end(finish_reason == "stop"), ended=True)
 
-    def _add(self, text: str) -> list[CallNews]:
+    def _add(self, text: str) -> list[CallDelta]:
         self._body.append(text)
         if self._is_json is None and text.strip():
             self._is_json = text.lstrip().startswith("{")
@@ -107,12 +107,12 @@ class _HermesReader:
         self._json.find_end(text)
         return self._object.push(text)
 
-    def _end(self, is_whole: bool) -> list[CallNews]:
+    def _end(self, is_whole: bool) -> list[CallDelta]:
         if self._object.has_begun:
             return self._object.close()
         body = "".join(self._body)
         call = call_of_json(body) or call_of_xml(body, self._schemas)
-        return call.news() if call is not None and is_whole else []
+        return call.delta() if call is not None and is_whole else []
 
 
 class LlamaDialect:
@@ -145,55 +145,55 @@ class _LlamaReader:
         # Behind a python tag, or a call, nothing is text.
         self._may_be_text = bool(begun)
 
-    def push(self, text: str) -> BlockNews:
+    def push(self, text: str) -> CallBlockDelta:
         """Take in more of the block."""
-        news = BlockNews([])
+        delta = CallBlockDelta([])
         text, self._pending = self._pending + text, ""
         while text:
             if not self._body:
                 # Between calls: separators are nobody's text.
                 at = text.find("{")
                 if at < 0:
-                    return news
+                    return delta
                 text = text[at:]
             end = self._json.find_end(text)
             self._body.append(text if end is None else text[:end])
             self._head += self._body[-1][: _HEAD_CHARS - len(self._head)]
             text = "" if end is None else text[end:]
-            news.calls += self._object.push(self._body[-1])
+            delta.calls += self._object.push(self._body[-1])
             self._may_be_text &= not self._object.has_begun
             if end is not None:
                 told = self._end_object()
                 if told is None:
                     return self._as_text(text)
-                news.calls += told
+                delta.calls += told
             elif self._may_be_text and self._is_answer():
                 return self._as_text("")
-        return news
+        return delta
 
-    def _end_object(self) -> list[CallNews] | None:
+    def _end_object(self) -> list[CallDelta] | None:
         """Tell the rest of the object that is complete; None: it is text."""
         if self._object.has_begun:
-            news = self._object.close()
+            delta = self._object.close()
         else:
             call = call_of_json("".join(self._body))
             if call is None and self._may_be_text:
                 return None
-            news = call.news() if call is not None else []
+            delta = call.delta() if call is not None else []
         self._may_be_text = False
         self._body, self._head = [], ""
         self._json, self._object = JsonEnd(), CallObjectReader()
-        return news
+        return delta
 
-    def close(self, finish_reason: str | None) -> BlockNews:
+    def close(self, finish_reason: str | None) -> CallBlockDelta:
         """An object that is not closed is no whole call, and no text once it has a key."""
         body = "".join(self._body) + self._pending
         is_text = self._may_be_text and '"' not in body
-        return BlockNews(self._object.close(), text=body if is_text else "", ended=True)
+        return CallBlockDelta(self._object.close(), text=body if is_text else "", ended=True)
 
     def _is_answer(self) -> bool:
         key = _FIRST_KEY.match(self._head)
         return key is not None and key[1] not in _CALL_KEYS
 
-    def _as_text(self, rest: str) -> BlockNews:
-        return BlockNews([], text="".join(self._body), ended=True, rest=rest)
+    def _as_text(self, rest: str) -> CallBlockDelta:
+        return CallBlockDelta([], text="".join(self._body), ended=True, rest=rest)

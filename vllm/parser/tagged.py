@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from vllm.parser.calls import CallCounter
-from vllm.parser.dialect import BlockNews, BlockReader, ToolDialect
+from vllm.parser.dialect import BlockReader, CallBlockDelta, ToolDialect
 from vllm.parser.interface import ParseOptions, ToolUse
 from vllm.parser.marks import Marks
 from vllm.parser.pieces import ContentText, Piece, ReasoningText
@@ -92,7 +92,7 @@ class TaggedParser:
         """Return what was held back; a call that is not complete ends."""
         pieces: list[Piece] = []
         if self._block is not None:
-            self._take_news(self._block.close(finish_reason), pieces)
+            self._take_status(self._block.close(finish_reason), pieces)
             pieces += self.feed("", ())
         rest, self._text = self._text, ""
         if any(telltale in rest for telltale in self._telltales):
@@ -167,7 +167,7 @@ class TaggedParser:
         if self._block is None:
             return False
         text, self._text = self._text, ""
-        self._take_news(self._block.push(text), pieces)
+        self._take_status(self._block.push(text), pieces)
         return self._block is None
 
     def _open_block(self, opened_by: str) -> None:
@@ -175,14 +175,14 @@ class TaggedParser:
             self._block = self._dialect.read_block(opened_by, self._options)
             self._state = _State.BLOCK
 
-    def _take_news(self, news: BlockNews, pieces: list[Piece]) -> None:
-        pieces += self._calls.pieces(news.calls)
-        if news.ended:
+    def _take_status(self, delta: CallBlockDelta, pieces: list[Piece]) -> None:
+        pieces += self._calls.pieces(delta.calls)
+        if delta.ended:
             self._block = None
-            self._text = news.text + news.rest
+            self._text = delta.text + delta.rest
             # Line breaks between blocks are theirs; what was no block is text from its beginning.
-            self._state = _State.CONTENT if news.text else _State.START
-            self._drops_breaks = not news.text
+            self._state = _State.CONTENT if delta.text else _State.START
+            self._drops_breaks = not delta.text
 
     def _say_reasoning(self, text: str, pieces: list[Piece]) -> None:
         if self._tags is not None and self._tags.trims:

@@ -31,7 +31,7 @@ ADAPTIVE = {"type": "adaptive"}
 @pytest.fixture
 def served(serve: Callable[..., Served]) -> Served:
     """An application with room for tools."""
-    served = serve(facts={"max_model_len": 2048})
+    served = serve(served_model={"max_model_len": 2048})
     say(served, "Hello.")
     return served
 

@@ -12,14 +12,14 @@ from prometheus_client import CollectorRegistry
 from tests.entrypoints.openai.fake_engine import FakeEngine
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.app import build_app
-from vllm.entrypoints.openai.context import ModelFacts, ServingContext
+from vllm.entrypoints.openai.context import ServedModel, ServingContext
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 from vllm.parser.registry import choose_parsers
 from vllm.tokenizers import Tokenizer, make_chat_encoder
 
-FACTS = ModelFacts(
+SERVED_MODEL = ServedModel(
     names=("tiny", "alias"),
     root="deepseek-v4",
     max_model_len=64,
@@ -51,11 +51,11 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 async def serve(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Served]]:
-    """Build applications; settings of the server and facts of the model may be given."""
+    """Build applications; settings of the server and of the served model may be given."""
     clients: list[httpx.AsyncClient] = []
 
     def build(
-        facts: dict[str, Any] | None = None,
+        served_model: dict[str, Any] | None = None,
         ready: bool = True,
         config: VllmConfig | None = None,
         **args: Any,
@@ -65,7 +65,9 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Served]]:
         app = build_app(state, server_args, CollectorRegistry())
         engine = FakeEngine(tokenizer)
         context = ServingContext(
-            facts=replace(FACTS, vocab_size=tokenizer.vocab_size, **(facts or {})),
+            served_model=replace(
+                SERVED_MODEL, vocab_size=tokenizer.vocab_size, **(served_model or {})
+            ),
             tokenizer=tokenizer,
             chat_encoder=make_chat_encoder({"model_type": "deepseek_v4"}, tokenizer),
             args=server_args,

@@ -93,7 +93,7 @@ async def test_a_dead_engine_is_an_event(dev: Callable[..., Any]) -> None:
 
 async def test_all_who_watch_share_a_look() -> None:
     clock, engine = Clock(), Viewed()
-    feed = CacheFeed(clock, patience_s=0.0)
+    feed = CacheFeed(clock, timeout_s=0.0)
     seen = await asyncio.gather(*(feed.after(0, engine) for _ in range(5)))
     assert seen == [(1, b'{"look":1}')] * 5
     assert await feed.after(1, engine) is None
@@ -104,7 +104,7 @@ async def test_all_who_watch_share_a_look() -> None:
 
 async def test_a_look_that_takes_long_is_taken_seldom() -> None:
     clock, engine = Clock(), Viewed(took_s=0.5)
-    feed = CacheFeed(clock, patience_s=0.0)
+    feed = CacheFeed(clock, timeout_s=0.0)
     await feed.after(0, engine)
     clock.now = 24.0
     assert await feed.after(1, engine) is None
@@ -114,7 +114,7 @@ async def test_a_look_that_takes_long_is_taken_seldom() -> None:
 
 async def test_who_leaves_while_waiting_keeps_nobody() -> None:
     clock, engine = Clock(), Viewed()
-    feed = CacheFeed(clock, patience_s=1000.0)
+    feed = CacheFeed(clock, timeout_s=1000.0)
     await feed.after(0, engine)
     waiting = asyncio.create_task(feed.after(1, engine))
     await asyncio.sleep(0)

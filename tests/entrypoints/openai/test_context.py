@@ -2,26 +2,30 @@
 
 import pytest
 
-from tests.entrypoints.openai.conftest import FACTS
-from vllm.entrypoints.openai.context import make_model_facts
+from tests.entrypoints.openai.conftest import SERVED_MODEL
+from vllm.entrypoints.openai.context import make_served_model
 from vllm.exceptions import ModelNotFoundError
 from vllm.v1.engine.engine_args import EngineArgs
 
 
 def test_names() -> None:
-    assert FACTS.resolve_name(None) == FACTS.resolve_name("") == "tiny"
-    assert FACTS.resolve_name("alias") == "alias"
+    assert SERVED_MODEL.resolve_name(None) == SERVED_MODEL.resolve_name("") == "tiny"
+    assert SERVED_MODEL.resolve_name("alias") == "alias"
     with pytest.raises(ModelNotFoundError, match="tiny, alias"):
-        FACTS.resolve_name("other")
+        SERVED_MODEL.resolve_name("other")
 
 
 def test_facts_of_the_embedded_checkpoint() -> None:
     config = EngineArgs(served_model_name=["a", "b"], scheduling_policy="priority")
-    facts = make_model_facts(config.create_vllm_config(), 4096, "auto")
-    assert facts.names == ("a", "b")
-    assert (facts.root, facts.max_model_len, facts.is_embedded) == ("deepseek-v4", 4096, True)
-    assert facts.has_priority
-    card = facts.card("b")
+    served_model = make_served_model(config.create_vllm_config(), 4096, "auto")
+    assert served_model.names == ("a", "b")
+    assert (served_model.root, served_model.max_model_len, served_model.is_embedded) == (
+        "deepseek-v4",
+        4096,
+        True,
+    )
+    assert served_model.has_priority
+    card = served_model.card("b")
     assert card.id == "b"
     assert "embedded" in str(card.note)
 
@@ -29,13 +33,13 @@ def test_facts_of_the_embedded_checkpoint() -> None:
 def test_generation_config_sets_defaults_unless_told_otherwise() -> None:
     config = EngineArgs().create_vllm_config()
     config.model_config.generation_config = {"temperature": 0.6, "top_p": None, "eos_token_id": 1}
-    assert make_model_facts(config, 1, "auto").default_sampling == {"temperature": 0.6}
-    assert make_model_facts(config, 1, "vllm").default_sampling == {}
+    assert make_served_model(config, 1, "auto").default_sampling == {"temperature": 0.6}
+    assert make_served_model(config, 1, "vllm").default_sampling == {}
 
 
 def test_the_fingerprint_follows_what_changes_answers() -> None:
     prints = [
-        make_model_facts(args.create_vllm_config(), 1, "auto").fingerprint
+        make_served_model(args.create_vllm_config(), 1, "auto").fingerprint
         for args in (EngineArgs(), EngineArgs(), EngineArgs(seed=1), EngineArgs(dtype="bfloat16"))
     ]
     assert prints[0] == prints[1]

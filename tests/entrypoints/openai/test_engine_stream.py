@@ -112,7 +112,7 @@ async def test_a_job_refused_after_another_began_leaves_that(engine: FakeEngine)
 
 async def test_a_response_may_begin_before_the_first_output(engine: FakeEngine) -> None:
     engine.hold.clear()
-    stream = EngineStream(engine, _jobs(1), ServerState(), patience_s=0.001)
+    stream = EngineStream(engine, _jobs(1), ServerState(), timeout_s=0.001)
     await asyncio.wait_for(stream.start(), 30)
     engine.hold.set()
     assert len([item async for item in stream.outputs()]) == 3
@@ -122,7 +122,7 @@ async def test_a_response_may_begin_before_the_first_output(engine: FakeEngine) 
 async def test_an_error_after_the_beginning_is_told_by_the_stream(engine: FakeEngine) -> None:
     engine.hold.clear()
     engine.fail_at = 0
-    stream = EngineStream(engine, _jobs(1), ServerState(), patience_s=0.001)
+    stream = EngineStream(engine, _jobs(1), ServerState(), timeout_s=0.001)
     await asyncio.wait_for(stream.start(), 30)
     engine.hold.set()
     with pytest.raises(EngineError):

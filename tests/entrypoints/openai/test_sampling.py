@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.entrypoints.openai.conftest import FACTS
+from tests.entrypoints.openai.conftest import SERVED_MODEL
 from vllm.entrypoints.openai.protocol.requests import CompletionRequest
 from vllm.entrypoints.openai.sampling import (
-    LogprobsWish,
+    LogprobsOptions,
     check_logprobs,
     check_request,
     check_token_id,
@@ -39,50 +39,50 @@ def _request(**fields: Any) -> CompletionRequest:
 )
 def test_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(UserInputError) as caught:
-        check_request(_request(**fields), FACTS)
+        check_request(_request(**fields), SERVED_MODEL)
     assert caught.value.param == param
 
 
 def test_what_is_held_for_others_is_told_with_one_whole_answer() -> None:
     wish = {"kv_transfer_params": {"do_remote_decode": True}}
     with pytest.raises(UserInputError, match="--kv-transfer-config"):
-        check_request(_request(**wish), FACTS)
-    facts = replace(FACTS, has_kv_transfer=True)
-    check_request(_request(**wish), facts)
+        check_request(_request(**wish), SERVED_MODEL)
+    served_model = replace(SERVED_MODEL, has_kv_transfer=True)
+    check_request(_request(**wish), served_model)
     for fields in ({"n": 2}, {"stream": True}):
         with pytest.raises(UserInputError, match="do_remote_decode") as caught:
-            check_request(_request(**wish, **fields), facts)
+            check_request(_request(**wish, **fields), served_model)
         assert caught.value.param in fields
 
 
 def test_priority_needs_the_policy_and_32_bits() -> None:
-    facts = replace(FACTS, has_priority=True)
-    check_request(_request(priority=-3), facts)
-    check_request(_request(priority=0), FACTS)
+    served_model = replace(SERVED_MODEL, has_priority=True)
+    check_request(_request(priority=-3), served_model)
+    check_request(_request(priority=0), SERVED_MODEL)
     with pytest.raises(UserInputError):
-        check_request(_request(priority=2**31), facts)
+        check_request(_request(priority=2**31), served_model)
 
 
 def test_max_tokens() -> None:
-    assert resolve_max_tokens(None, 16, 10, FACTS) == 16
-    assert resolve_max_tokens(None, 16, 60, FACTS) == 4
-    assert resolve_max_tokens(None, None, 10, FACTS) == 54
-    assert resolve_max_tokens(64, 16, 10, FACTS) == 54
+    assert resolve_max_tokens(None, 16, 10, SERVED_MODEL) == 16
+    assert resolve_max_tokens(None, 16, 60, SERVED_MODEL) == 4
+    assert resolve_max_tokens(None, None, 10, SERVED_MODEL) == 54
+    assert resolve_max_tokens(64, 16, 10, SERVED_MODEL) == 54
     for num_prompt, asked, param in ((0, 1, "prompt"), (64, 1, "input_tokens"), (1, 65, "max_tok")):
         with pytest.raises(UserInputError) as caught:
-            resolve_max_tokens(asked, 16, num_prompt, FACTS)
+            resolve_max_tokens(asked, 16, num_prompt, SERVED_MODEL)
         assert (caught.value.param or "").startswith(param)
 
 
 def test_logprobs_limit() -> None:
-    unlimited = replace(FACTS, max_logprobs=-1)
-    assert check_logprobs(None, FACTS, "logprobs") is None
-    assert check_logprobs(20, FACTS, "logprobs") == 20
+    unlimited = replace(SERVED_MODEL, max_logprobs=-1)
+    assert check_logprobs(None, SERVED_MODEL, "logprobs") is None
+    assert check_logprobs(20, SERVED_MODEL, "logprobs") == 20
     assert check_logprobs(-1, unlimited, "logprobs") == -1
     assert check_logprobs(10**9, unlimited, "logprobs") == 2048
-    for value, facts in ((21, FACTS), (-1, FACTS), (-2, unlimited)):
+    for value, served_model in ((21, SERVED_MODEL), (-1, SERVED_MODEL), (-2, unlimited)):
         with pytest.raises(UserInputError):
-            check_logprobs(value, facts, "logprobs")
+            check_logprobs(value, served_model, "logprobs")
 
 
 @pytest.mark.parametrize("token_id", [-1, 10, True, 1.0, "3", 10**30])
@@ -94,10 +94,10 @@ def test_token_ids(token_id: Any) -> None:
 
 def test_parameters() -> None:
     request = _request(stream=True, temperature=0, stop="a", stop_token_ids=[3], top_k=2047)
-    params = make_sampling_params(request, FACTS, 9, LogprobsWish(2, None))
+    params = make_sampling_params(request, SERVED_MODEL, 9, LogprobsOptions(2, None))
     assert params.output_kind == RequestOutputKind.DELTA
     assert (params.max_tokens, params.logprobs, params.prompt_logprobs) == (9, 2, None)
     assert params.stop == ["a"]
     assert request.stop_token_ids is not params.stop_token_ids
-    whole = make_sampling_params(_request(), FACTS, 9, LogprobsWish())
+    whole = make_sampling_params(_request(), SERVED_MODEL, 9, LogprobsOptions())
     assert whole.output_kind == RequestOutputKind.FINAL_ONLY

@@ -117,7 +117,7 @@ def join_calls(choices: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def roomy(serve: Any) -> Served:
-    return serve(facts={"max_model_len": 4096})  # type: ignore[no-any-return]
+    return serve(served_model={"max_model_len": 4096})  # type: ignore[no-any-return]
 
 
 async def test_reasoning_content_and_calls_are_told_apart(roomy: Served) -> None:
@@ -221,7 +221,7 @@ async def test_without_a_known_format_tools_are_refused(serve: Any) -> None:
 
 
 async def test_without_a_reasoning_parser_reasoning_is_content(serve: Any) -> None:
-    served = serve(reasoning_parser="none", facts={"max_model_len": 4096})
+    served = serve(reasoning_parser="none", served_model={"max_model_len": 4096})
     say(served, "so</think>Yes.")
     assert (await ask(served))["message"]["content"] == "so</think>Yes."
 

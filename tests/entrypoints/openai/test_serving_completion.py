@@ -102,7 +102,7 @@ async def test_null_means_default(served: Served) -> None:
 
 
 async def test_checkpoint_defaults_yield_to_the_request(serve: Any) -> None:
-    served = serve(facts={"default_sampling": {"temperature": 0.3, "top_p": 0.8}})
+    served = serve(served_model={"default_sampling": {"temperature": 0.3, "top_p": 0.8}})
     await served.client.post("/v1/completions", json={"prompt": "x", "top_p": 1.0})
     params = served.engine.jobs[0][1]
     assert (params.temperature, params.top_p) == (0.3, 1.0)

@@ -7,7 +7,7 @@ import pytest
 
 
 async def test_held_prompts_are_let_go(serve: Callable[..., Any]) -> None:
-    served = serve(facts={"has_kv_transfer": True})
+    served = serve(served_model={"has_kv_transfer": True})
     body = {"request_ids": ["cmpl-1-ab", "cmpl-2-cd"]}
     assert (await served.client.post("/abort_requests", json=body)).status_code == 200
     assert served.engine.withdrawn == ["cmpl-1-ab", "cmpl-2-cd"]
@@ -25,7 +25,7 @@ async def test_held_prompts_are_let_go(serve: Callable[..., Any]) -> None:
 async def test_wrong_bodies_are_refused(
     body: dict[str, Any], named: str, serve: Callable[..., Any]
 ) -> None:
-    served = serve(facts={"has_kv_transfer": True})
+    served = serve(served_model={"has_kv_transfer": True})
     response = await served.client.post("/abort_requests", json=body)
     assert response.status_code == 400
     assert named in response.text

@@ -122,7 +122,7 @@ def test_an_idle_step_observes_nothing(
     assert _value(registry, "iteration_tokens_total_count") == 0
 
 
-def test_cache_facts_are_labels(registry: CollectorRegistry, stats: PrometheusStatLogger) -> None:
+def test_cache_labels_are_labels(registry: CollectorRegistry, stats: PrometheusStatLogger) -> None:
     stats.set_cache_config({"block_size": 32, "num_gpu_blocks": 7, "x": None})
     labels = {"block_size": "32", "num_gpu_blocks": "7", "x": "None"}
     assert _value(registry, "cache_config_info", **labels) == 1

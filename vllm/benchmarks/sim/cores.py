@@ -10,7 +10,7 @@ from vllm.benchmarks.sim.settings import SimSettings
 from vllm.config.parallel import ParallelConfig
 from vllm.distributed.kv_events import NullEventPublisher
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.engine.data_parallel.news import CacheNews, count_unused_blocks
+from vllm.v1.engine.data_parallel.cache_changes import CacheChanges, count_unused_blocks
 from vllm.v1.engine.data_parallel.router import Router, RouterSettings
 from vllm.v1.engine.kv_cache_setup import describe_kv_cache
 from vllm.v1.messages import EngineCoreRequest
@@ -22,7 +22,7 @@ class _Core:
     """One engine, what it tells of its cache, and the step it runs."""
 
     engine: SimEngine
-    news: CacheNews
+    changes: CacheChanges
     step: SchedulerOutput | None = None
     step_ends_s: float = field(default=0.0)
 
@@ -48,8 +48,10 @@ class SimCores:
     ) -> None:
         self._cores = []
         for _ in range(parallel.data_parallel_size):
-            news = CacheNews(NullEventPublisher())
-            self._cores.append(_Core(SimEngine(settings, acceptance, decode_stride, news), news))
+            changes = CacheChanges(NullEventPublisher())
+            self._cores.append(
+                _Core(SimEngine(settings, acceptance, decode_stride, changes), changes)
+            )
         config = settings.make_config()
         config.parallel_config = parallel
         info = describe_kv_cache(config, self._cores[0].engine.plan)
@@ -116,9 +118,9 @@ class SimCores:
         core.step = None
         scheduler = core.engine.scheduler
         unused = count_unused_blocks(scheduler.kv_cache_manager.block_pool)
-        news = core.news.take(*scheduler.get_request_counts(), unused)
-        if news is not None:
-            self._router.observe(rank, news)
+        changes = core.changes.take(*scheduler.get_request_counts(), unused)
+        if changes is not None:
+            self._router.observe(rank, changes)
         self._router.take_step(outputs)
         for output in outputs:
             ledger.take(output, core.step_ends_s)

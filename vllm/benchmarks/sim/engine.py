@@ -132,6 +132,6 @@ class SimEngine:
         result = ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
         bundles = self.scheduler.update_from_output(step, result)
         if self.num_drafts:
-            news = [[0] * self.num_drafts for _ in drafted]
-            self.scheduler.update_draft_token_ids(DraftTokenIds(drafted, news))
+            changes = [[0] * self.num_drafts for _ in drafted]
+            self.scheduler.update_draft_token_ids(DraftTokenIds(drafted, changes))
         return [output for bundle in bundles.values() for output in bundle.outputs]

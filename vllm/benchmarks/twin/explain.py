@@ -14,7 +14,7 @@ from typing import Any
 from vllm.benchmarks.sim.settings import SimSettings
 from vllm.benchmarks.twin.exact import ExactTwin
 from vllm.benchmarks.twin.rebuild import check_rebuilt, environment_of, settings_of
-from vllm.benchmarks.twin.remedies import Counterfactuals, Remedy
+from vllm.benchmarks.twin.remedies import Counterfactuals, SuggestedChange
 from vllm.benchmarks.twin.trace_file import CacheTrace, RecordedRequest, read_trace
 from vllm.benchmarks.twin.watch import Loss, PrefixWatch
 from vllm.exceptions import ConfigError
@@ -58,7 +58,7 @@ class Span:
     end: int
     reason: str
     lost: dict[str, Any] | None = None
-    remedy: Remedy | None = None
+    remedy: SuggestedChange | None = None
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ _WORTH = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Remedy:
+class SuggestedChange:
     """A change, and what it does.
 
     Attributes:
@@ -87,7 +87,7 @@ class Counterfactuals:
 
     # ---- remedies ----------------------------------------------------------------------------
 
-    def find(self, number: int, reason: str, missed: int, cached: int) -> Remedy | None:
+    def find(self, number: int, reason: str, missed: int, cached: int) -> SuggestedChange | None:
         """Return the cheapest remedy for one reason's tokens; None if none was found.
 
         Args:
@@ -113,7 +113,7 @@ class Counterfactuals:
                     continue  # it leaves nothing within the prompt
                 found = self.cached(kind, value).get(number, 0)
                 if found >= wanted:
-                    return Remedy(
+                    return SuggestedChange(
                         kind,
                         text,
                         found,
@@ -137,13 +137,13 @@ class Counterfactuals:
                 f"--kv-cache-memory-bytes {wanted * block_bytes} ({more / _GIB:.3g} GiB more)",
             )
 
-    def _without_bypass(self, number: int, cached: int) -> Remedy | None:
+    def _without_bypass(self, number: int, cached: int) -> SuggestedChange | None:
         found = self.cached_after_edit(number, self._reading(number))
         if found <= cached:
             return None
-        return Remedy("parameters", "leave prompt_logprobs out", found)
+        return SuggestedChange("parameters", "leave prompt_logprobs out", found)
 
-    def _edit(self, number: int, cached: int) -> Remedy | None:
+    def _edit(self, number: int, cached: int) -> SuggestedChange | None:
         """Return what the request would hit if it went on like an earlier one it shares with."""
         recorded = self.trace.requests[number]
         other, shared = self._nearest(number)
@@ -158,7 +158,7 @@ class Counterfactuals:
             f"the prompt leaves an earlier one between tokens {first} and {last}: written the same "
             f"there and behind, it hits {found}"
         )
-        return Remedy("edit", text, found, edit_at=first)
+        return SuggestedChange("edit", text, found, edit_at=first)
 
     def _nearest(self, number: int) -> tuple[RecordedRequest | None, int]:
         """Return the earlier request that shares most units with one, and how many."""
@@ -172,7 +172,7 @@ class Counterfactuals:
                 best = (other, shared)
         return best
 
-    def changed(self, number: int, remedy: Remedy) -> RecordedRequest:
+    def changed(self, number: int, remedy: SuggestedChange) -> RecordedRequest:
         """Return the request that a remedy of the kind "edit" or "parameters" speaks of."""
         other, shared = self._nearest(number)
         if remedy.kind == "parameters" or other is None:

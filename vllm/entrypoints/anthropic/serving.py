@@ -22,7 +22,7 @@ from vllm.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequ
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.errors import describe_exception
-from vllm.entrypoints.openai.pipeline.answers import AnswerNews
+from vllm.entrypoints.openai.pipeline.answers import AnswerDelta
 from vllm.entrypoints.openai.pipeline.chat_task import prepare_chat
 from vllm.entrypoints.openai.pipeline.single_answer import (
     SingleAnswer,
@@ -98,15 +98,15 @@ async def _run(builder: MessageBuilder, answer: SingleAnswer) -> None:
 
 async def _events(builder: MessageBuilder, answer: SingleAnswer) -> AsyncIterator[list[Event]]:
     has_begun = False
-    async for news, _ in answer.read():
+    async for delta, _ in answer.read():
         events: list[Event] = []
         if not has_begun:
             # The first output brings what the prompt found in the cache.
             has_begun = True
             events += builder.start(_usage(answer, is_whole=False))
-        events += builder.add(news.pieces)
-        if news.finish_reason is not None:
-            reason, sequence = _stop_reason(news)
+        events += builder.add(delta.pieces)
+        if delta.finish_reason is not None:
+            reason, sequence = _stop_reason(delta)
             events += builder.finish(reason, sequence, _usage(answer))
         if events:
             yield events
@@ -123,12 +123,12 @@ async def _sent_events(builder: MessageBuilder, answer: SingleAnswer) -> AsyncIt
         yield error_event(error)
 
 
-def _stop_reason(news: AnswerNews) -> tuple[str, str | None]:
+def _stop_reason(delta: AnswerDelta) -> tuple[str, str | None]:
     """Why the model stopped, in this API's words, and the stop sequence that it met."""
-    met = news.output.stop_reason
-    if news.finish_reason == "stop" and isinstance(met, str):
+    met = delta.output.stop_reason
+    if delta.finish_reason == "stop" and isinstance(met, str):
         return "stop_sequence", met
-    return _STOP_REASONS.get(news.finish_reason or "", "end_turn"), None
+    return _STOP_REASONS.get(delta.finish_reason or "", "end_turn"), None
 
 
 def _usage(answer: SingleAnswer, is_whole: bool = True) -> MessageUsage:

@@ -40,13 +40,13 @@ class CacheFeed:
 
     Args:
         clock: Monotonic seconds.
-        patience_s: How long a caller waits at most.
+        timeout_s: How long a caller waits at most.
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, patience_s: float = _PATIENCE_S
+        self, clock: Callable[[], float] = time.monotonic, timeout_s: float = _PATIENCE_S
     ) -> None:
-        self._clock, self._patience_s = clock, patience_s
+        self._clock, self._timeout_s = clock, timeout_s
         self._lock = asyncio.Lock()
         self._due_s = -float("inf")
         self._number = 0
@@ -64,7 +64,7 @@ class CacheFeed:
             if self._number <= number:
                 wait_s = self._due_s - self._clock()
                 if wait_s > 0:
-                    await asyncio.sleep(min(wait_s, self._patience_s))
+                    await asyncio.sleep(min(wait_s, self._timeout_s))
                     if self._clock() < self._due_s:
                         return None
                 self._body, took_s = await engine.view_cache()

@@ -126,14 +126,14 @@ def _seconds(body: CachePrefixRequest) -> float:
 
 
 async def _tokenize(body: CachePrefixRequest, context: ServingContext) -> list[int]:
-    context.facts.resolve_name(body.model)
+    context.served_model.resolve_name(body.model)
     check_extra_fields(body.model_extra)
     given = [value for value in (body.messages, body.prompt, body.tokens) if value is not None]
     if len(given) != 1:
         raise UserInputError("Give one of messages, prompt and tokens.", "prompt")
     if body.messages is None:
         prompts = await tokenize_prompts(
-            context.tokenizer, given[0], context.facts.vocab_size, True
+            context.tokenizer, given[0], context.served_model.vocab_size, True
         )
         if len(prompts) != 1:
             raise UserInputError("prompt must be one text or one list of token ids.", "prompt")

@@ -1,4 +1,4 @@
-"""What every route needs: the engine, the tokenizer, the model's facts. Built once, then read."""
+"""What every route needs: the engine, the tokenizer, the served model. Built once, then read."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ EMBEDDED_NOTE = (
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ServedModel:
     """What requests are checked against, and what responses say about the model.
 
     Attributes:
@@ -81,8 +81,10 @@ class ModelFacts:
         return card
 
 
-def make_model_facts(config: VllmConfig, max_model_len: int, generation_config: str) -> ModelFacts:
-    """Collect the facts of a resolved configuration.
+def make_served_model(
+    config: VllmConfig, max_model_len: int, generation_config: str
+) -> ServedModel:
+    """Describe the served model of a resolved configuration.
 
     Args:
         config: The engine's.
@@ -92,7 +94,7 @@ def make_model_facts(config: VllmConfig, max_model_len: int, generation_config: 
     """
     model = config.model_config
     defaults = model.generation_config if generation_config == "auto" else {}
-    return ModelFacts(
+    return ServedModel(
         names=tuple(model.served_model_names),
         root=model.model,
         max_model_len=max_model_len,
@@ -111,12 +113,12 @@ def make_model_facts(config: VllmConfig, max_model_len: int, generation_config: 
 def _fingerprint(config: VllmConfig) -> str:
     """A string that changes whenever equal requests with equal seeds may answer differently."""
     model = config.model_config
-    facts = json.dumps(
+    served_model = json.dumps(
         [model.model, str(model.dtype), model.seed, model.hf_config], sort_keys=True, default=str
     )
     return (
         f"{ENGINE_NAME.replace(' ', '-')}-{__version__}-"
-        + (hashlib.sha256(facts.encode()).hexdigest()[:10])
+        + (hashlib.sha256(served_model.encode()).hexdigest()[:10])
     )
 
 
@@ -124,7 +126,7 @@ def _fingerprint(config: VllmConfig) -> str:
 class ServingContext:
     """Everything a route needs, once the engine is up."""
 
-    facts: ModelFacts
+    served_model: ServedModel
     tokenizer: Tokenizer
     chat_encoder: ChatEncoder
     args: ServerArgs

@@ -88,7 +88,7 @@ class EngineStream:
         engine: What answers.
         jobs: What to answer.
         state: Can end the stream.
-        patience_s: How long ``start`` waits for the first output; None: as long as it takes.
+        timeout_s: How long ``start`` waits for the first output; None: as long as it takes.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class EngineStream:
         engine: EngineClient,
         jobs: Sequence[Job],
         state: ServerState,
-        patience_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         self._engine = engine
         self._jobs = jobs
         self._state = state
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._waiting: dict[int, RequestOutput] = {}
         self._error: Exception | None = None
         self._ready = asyncio.Event()
@@ -124,7 +124,7 @@ class EngineStream:
             for index in range(len(self._jobs)):
                 await self._submit(index)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._patience_s):
+                async with asyncio.timeout(self._timeout_s):
                     self._first = await self._next()
         except BaseException:
             await self.close()

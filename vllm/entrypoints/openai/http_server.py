@@ -20,7 +20,7 @@ from fastapi import FastAPI
 
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.app import build_app
-from vllm.entrypoints.openai.context import ServingContext, make_model_facts
+from vllm.entrypoints.openai.context import ServingContext, make_served_model
 from vllm.entrypoints.openai.listener import url_of
 from vllm.entrypoints.openai.metrics_exchange import MetricsExchange
 from vllm.entrypoints.openai.peer_servers import PeerServers
@@ -209,7 +209,7 @@ class HttpServer:
             self._config, self._core, stat_loggers=sinks[0], further_stat_loggers=sinks[1:]
         )
         app.state.context = ServingContext(
-            facts=make_model_facts(
+            served_model=make_served_model(
                 self._config, ready.kv_cache.max_model_len, self._args.generation_config
             ),
             tokenizer=tokenizer,
@@ -237,7 +237,7 @@ class HttpServer:
                 self._config.observability_config,
                 index,
             )
-            stats.set_cache_config(cache_facts(self._config, kv_cache))
+            stats.set_cache_config(cache_labels(self._config, kv_cache))
             sinks.append([stats, *others])
         return sinks
 
@@ -331,7 +331,7 @@ def in_daemon_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
     return future
 
 
-def cache_facts(config: VllmConfig, kv_cache: KVCacheInfo) -> dict[str, object]:
+def cache_labels(config: VllmConfig, kv_cache: KVCacheInfo) -> dict[str, object]:
     """Return the labels of ``vllm:cache_config_info``."""
     cache = config.cache_config
     return {

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm.entrypoints.openai.context import ModelFacts
+from vllm.entrypoints.openai.context import ServedModel
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
 from vllm.entrypoints.openai.sampling import check_token_id
 from vllm.exceptions import UserInputError
@@ -93,7 +93,10 @@ async def tokenize_prompts(
 
 
 def truncate(
-    prompt: TokenizedPrompt, request: SamplingRequest, max_tokens: int | None, facts: ModelFacts
+    prompt: TokenizedPrompt,
+    request: SamplingRequest,
+    max_tokens: int | None,
+    served_model: ServedModel,
 ) -> TokenizedPrompt:
     """Cut a prompt to ``truncate_prompt_tokens``, at its beginning unless the request says else.
 
@@ -101,7 +104,7 @@ def truncate(
         prompt: The prompt.
         request: Its request.
         max_tokens: Of the answer, as far as it is known.
-        facts: The model's.
+        served_model: The model's.
 
     Raises:
         UserInputError: The wanted length is impossible.
@@ -114,7 +117,9 @@ def truncate(
             f"truncate_prompt_tokens={wanted} must be -1 or at least 1.", "truncate_prompt_tokens"
         )
     side = request.truncation_side or "left"
-    kept = truncate_prompt(prompt.token_ids, wanted, facts.max_model_len, max_tokens or 1, side)
+    kept = truncate_prompt(
+        prompt.token_ids, wanted, served_model.max_model_len, max_tokens or 1, side
+    )
     return prompt if len(kept) == len(prompt.token_ids) else TokenizedPrompt(kept)
 
 

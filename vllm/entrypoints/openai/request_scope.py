@@ -60,7 +60,7 @@ def open_scope(
         ModelNotFoundError: The model is not served.
         UserInputError: A field asks for what is not served.
     """
-    model = context.facts.resolve_name(body.model)
+    model = context.served_model.resolve_name(body.model)
     ignored = check_extra_fields(body.model_extra)
     if body.stream_options is not None:
         extra = body.stream_options.model_extra or {}
@@ -135,8 +135,8 @@ def make_stream(
         for job, prompt in zip(jobs, prompts, strict=True):
             _log_request(job, prompt, context)
     # An error before the first output is told by a status, unless that would keep a stream silent.
-    patience_s = context.args.operations.keep_alive_s or None
-    return EngineStream(context.engine, jobs, context.state, patience_s if body.stream else None)
+    timeout_s = context.args.operations.keep_alive_s or None
+    return EngineStream(context.engine, jobs, context.state, timeout_s if body.stream else None)
 
 
 def _log_request(job: Job, prompt: TokenizedPrompt, context: ServingContext) -> None:

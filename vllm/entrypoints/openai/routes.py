@@ -61,13 +61,15 @@ async def chat_completions(
 @router.get("/v1/models", tags=["OpenAI"])
 async def list_models(context: Context) -> Response:
     """List the served names."""
-    return _json(ModelList([context.facts.card(name) for name in context.facts.names]))
+    return _json(
+        ModelList([context.served_model.card(name) for name in context.served_model.names])
+    )
 
 
 @router.get("/v1/models/{model_id:path}", tags=["OpenAI"])
 async def retrieve_model(model_id: str, context: Context) -> Response:
     """Describe one served name."""
-    return _json(context.facts.card(context.facts.resolve_name(model_id)))
+    return _json(context.served_model.card(context.served_model.resolve_name(model_id)))
 
 
 @router.post("/tokenize", tags=["tokens"])

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm import envs
-from vllm.entrypoints.openai.context import ModelFacts
+from vllm.entrypoints.openai.context import ServedModel
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
 from vllm.entrypoints.openai.structured_fields import make_structured_outputs
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
@@ -38,14 +38,14 @@ _PLAIN_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobsWish:
+class LogprobsOptions:
     """How many most likely tokens to report; None: nothing, 0: the token itself only."""
 
     sampled: int | None = None
     prompt: int | None = None
 
 
-def check_request(request: SamplingRequest, facts: ModelFacts) -> None:
+def check_request(request: SamplingRequest, served_model: ServedModel) -> None:
     """Check the shared fields that SamplingParams does not.
 
     Raises:
@@ -59,24 +59,24 @@ def check_request(request: SamplingRequest, facts: ModelFacts) -> None:
             "stop",
         )
     for token_id in request.stop_token_ids or ():
-        check_token_id(token_id, facts.vocab_size, "stop_token_ids")
+        check_token_id(token_id, served_model.vocab_size, "stop_token_ids")
     if request.stream_options is not None and not request.stream:
         raise UserInputError("stream_options needs stream=true.", "stream_options")
     if request.stream and request.prompt_logprobs is not None:
         raise UserInputError(
             "prompt_logprobs is not available in a stream: set stream to false.", "prompt_logprobs"
         )
-    _check_priority(request.priority, facts)
+    _check_priority(request.priority, served_model)
     _check_salt(request.cache_salt)
     _check_request_id(request.request_id)
-    _check_transfer(request, facts)
+    _check_transfer(request, served_model)
 
 
-def _check_transfer(request: SamplingRequest, facts: ModelFacts) -> None:
+def _check_transfer(request: SamplingRequest, served_model: ServedModel) -> None:
     params = request.kv_transfer_params
     if not params:
         return
-    if not facts.has_kv_transfer:
+    if not served_model.has_kv_transfer:
         raise UnsupportedFeatureError(
             "kv_transfer_params need a server that was started with --kv-transfer-config: leave "
             "them out.",
@@ -107,10 +107,10 @@ def _check_request_id(request_id: str | None) -> None:
         )
 
 
-def _check_priority(priority: int | None, facts: ModelFacts) -> None:
+def _check_priority(priority: int | None, served_model: ServedModel) -> None:
     if not priority:
         return
-    if not facts.has_priority:
+    if not served_model.has_priority:
         raise UserInputError(
             f"priority={priority} has no effect here: start the server with --scheduling-policy "
             "priority, or leave it out.",
@@ -145,7 +145,7 @@ def check_token_id(token_id: Any, vocab_size: int, param: str) -> None:
         )
 
 
-def check_logprobs(value: int | None, facts: ModelFacts, param: str) -> int | None:
+def check_logprobs(value: int | None, served_model: ServedModel, param: str) -> int | None:
     """Return how many likely tokens to report.
 
     Raises:
@@ -153,15 +153,15 @@ def check_logprobs(value: int | None, facts: ModelFacts, param: str) -> int | No
     """
     if value is None:
         return None
-    limit = facts.max_logprobs
+    limit = served_model.max_logprobs
     if value < -1 or (limit != -1 and (value == -1 or value > limit)):
         allowed = "-1 (all) or more" if limit == -1 else f"0 to {limit} (--max-logprobs)"
         raise UserInputError(f"{param}={value} is not allowed: use {allowed}.", param)
-    return min(value, facts.vocab_size)
+    return min(value, served_model.vocab_size)
 
 
 def resolve_max_tokens(
-    asked: int | None, default: int | None, num_prompt_tokens: int, facts: ModelFacts
+    asked: int | None, default: int | None, num_prompt_tokens: int, served_model: ServedModel
 ) -> int:
     """Return the longest answer of a request.
 
@@ -169,12 +169,12 @@ def resolve_max_tokens(
         asked: What the request says.
         default: When it says nothing; None: what is left of the context.
         num_prompt_tokens: Length of its prompt.
-        facts: The model's.
+        served_model: The model's.
 
     Raises:
         UserInputError: The prompt is empty or fills the context, or more than the context is asked.
     """
-    limit = facts.max_model_len
+    limit = served_model.max_model_len
     if num_prompt_tokens == 0:
         raise UserInputError("The prompt is empty: give at least one token.", "prompt")
     room = limit - num_prompt_tokens
@@ -195,21 +195,21 @@ def resolve_max_tokens(
 
 
 def make_sampling_params(
-    request: SamplingRequest, facts: ModelFacts, max_tokens: int, logprobs: LogprobsWish
+    request: SamplingRequest, served_model: ServedModel, max_tokens: int, logprobs: LogprobsOptions
 ) -> SamplingParams:
     """Build the parameters of one prompt.
 
     Raises:
         UserInputError: A value is out of range.
     """
-    fields: dict[str, Any] = dict(facts.default_sampling)
+    fields: dict[str, Any] = dict(served_model.default_sampling)
     for name in _PLAIN_FIELDS:
         value = getattr(request, name)
         if value is not None:
             fields[name] = value
     # Ranks beyond the vocabulary mean "off", and must not overflow the wire's integers.
     top_k = fields.get("top_k", 0)
-    if top_k >= facts.vocab_size:
+    if top_k >= served_model.vocab_size:
         fields["top_k"] = 0
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(

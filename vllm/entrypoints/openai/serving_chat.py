@@ -14,7 +14,7 @@ from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.engine_stream import EngineStream
 from vllm.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_json
 from vllm.entrypoints.openai.pipeline.answers import (
-    AnswerNews,
+    AnswerDelta,
     FinishedAnswer,
     collect_answers,
     read_answers,
@@ -34,7 +34,7 @@ from vllm.entrypoints.openai.protocol.responses import (
 )
 from vllm.entrypoints.openai.request_scope import RequestScope, make_stream, open_scope
 from vllm.entrypoints.openai.sampling import (
-    LogprobsWish,
+    LogprobsOptions,
     check_logprobs,
     check_request,
     make_sampling_params,
@@ -58,15 +58,15 @@ class _Chat:
     scope: RequestScope
     context: ServingContext
     created: int
-    wish: LogprobsWish
+    logprobs_options: LogprobsOptions
 
     def params(self, prompt: TokenizedPrompt) -> SamplingParams:
-        body, facts = self.body, self.context.facts
+        body, served_model = self.body, self.context.served_model
         asked = body.max_completion_tokens
         if asked is None:
             asked = body.max_tokens
-        max_tokens = resolve_max_tokens(asked, None, len(prompt.token_ids), facts)
-        params = make_sampling_params(body, facts, max_tokens, self.wish)
+        max_tokens = resolve_max_tokens(asked, None, len(prompt.token_ids), served_model)
+        params = make_sampling_params(body, served_model, max_tokens, self.logprobs_options)
         return self.prepared.adapt_params(params)
 
     @property
@@ -80,7 +80,7 @@ class _Chat:
     def logprobs(
         self, token_ids: Sequence[int], rows: SampleLogprobs | None
     ) -> ChatLogprobs | None:
-        if self.wish.sampled is None:
+        if self.logprobs_options.sampled is None:
             return None
         as_ids = bool(self.body.return_tokens_as_token_ids)
         num_top = self.body.top_logprobs or 0
@@ -98,7 +98,7 @@ class _Chat:
             created=self.created,
             model=self.scope.model,
             choices=choices,
-            system_fingerprint=self.context.facts.fingerprint,
+            system_fingerprint=self.context.served_model.fingerprint,
         )
 
 
@@ -126,12 +126,12 @@ async def _check(
     body: ChatCompletionRequest, raw_request: Request, context: ServingContext
 ) -> _Chat:
     scope = open_scope("chatcmpl-", body, raw_request, context)
-    facts = context.facts
-    check_request(body, facts)
+    served_model = context.served_model
+    check_request(body, served_model)
     if body.top_logprobs is not None and not body.logprobs and body.top_logprobs != 0:
         raise UserInputError("top_logprobs needs logprobs=true.", "top_logprobs")
-    num_top = check_logprobs(body.top_logprobs or 0, facts, "top_logprobs")
-    num_prompt_top = check_logprobs(body.prompt_logprobs, facts, "prompt_logprobs")
+    num_top = check_logprobs(body.top_logprobs or 0, served_model, "top_logprobs")
+    num_prompt_top = check_logprobs(body.prompt_logprobs, served_model, "prompt_logprobs")
     options = ChatOptions(
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
@@ -147,11 +147,13 @@ async def _check(
     max_tokens = body.max_completion_tokens or body.max_tokens
     return _Chat(
         body=body,
-        prepared=replace(prepared, prompt=truncate(prepared.prompt, body, max_tokens, facts)),
+        prepared=replace(
+            prepared, prompt=truncate(prepared.prompt, body, max_tokens, served_model)
+        ),
         scope=scope,
         context=context,
         created=unix_now(),
-        wish=LogprobsWish(num_top if body.logprobs else None, num_prompt_top),
+        logprobs_options=LogprobsOptions(num_top if body.logprobs else None, num_prompt_top),
     )
 
 
@@ -169,7 +171,7 @@ async def _collect(chat: _Chat, stream: EngineStream) -> bytes:
         created=chat.created,
         model=chat.scope.model,
         choices=[_choice(chat, answer) for answer in answers],
-        system_fingerprint=chat.context.facts.fingerprint,
+        system_fingerprint=chat.context.served_model.fingerprint,
         usage=usage.usage,
     )
     if chat.context.args.operations.shows_metrics:
@@ -201,14 +203,14 @@ async def _events(chat: _Chat, stream: EngineStream) -> AsyncIterator[bytes]:
     in_every_chunk = force or bool(options and options.continuous_usage_stats)
     usage = chat.usage_counter()
     opened: set[int] = set()
-    async for news in read_answers(stream, chat.prepared.make_parser, usage, chat.n):
-        chunks = _deltas(chat, news)
-        if news.index not in opened:
+    async for delta in read_answers(stream, chat.prepared.make_parser, usage, chat.n):
+        chunks = _deltas(chat, delta)
+        if delta.index not in opened:
             # The role goes out with the first token and not at arrival: clients measure the
             # time to the first token by this chunk.
-            opened.add(news.index)
-            chunks.insert(0, _role(chat, news.index))
-        if news.finish_reason is not None and chat.context.args.operations.shows_metrics:
+            opened.add(delta.index)
+            chunks.insert(0, _role(chat, delta.index))
+        if delta.finish_reason is not None and chat.context.args.operations.shows_metrics:
             chunks[-1].metrics = usage.metrics
         for chunk in chunks:
             if in_every_chunk:
@@ -227,14 +229,14 @@ def _role(chat: _Chat, index: int) -> ChatChunkBody:
     return chunk
 
 
-def _deltas(chat: _Chat, news: AnswerNews) -> list[ChatChunkBody]:
+def _deltas(chat: _Chat, delta: AnswerDelta) -> list[ChatChunkBody]:
     """The chunks of one output of the engine: one at least, as clients count tokens by chunks."""
-    deltas = chat_deltas(news.pieces, chat.shows_reasoning) or [ChatDelta()]
-    choices = [ChatChunkChoice(index=news.index, delta=delta) for delta in deltas]
-    choices[0].logprobs = chat.logprobs(news.output.token_ids, news.output.logprobs)
+    deltas = chat_deltas(delta.pieces, chat.shows_reasoning) or [ChatDelta()]
+    choices = [ChatChunkChoice(index=delta.index, delta=chat_delta) for chat_delta in deltas]
+    choices[0].logprobs = chat.logprobs(delta.output.token_ids, delta.output.logprobs)
     if chat.body.return_token_ids:
-        choices[0].token_ids = list(news.output.token_ids)
-    choices[-1].finish_reason = news.finish_reason
-    if news.finish_reason is not None:
-        choices[-1].stop_reason = news.output.stop_reason
+        choices[0].token_ids = list(delta.output.token_ids)
+    choices[-1].finish_reason = delta.finish_reason
+    if delta.finish_reason is not None:
+        choices[-1].stop_reason = delta.output.stop_reason
     return [chat.chunk([choice]) for choice in choices]

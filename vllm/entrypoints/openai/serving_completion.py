@@ -23,7 +23,7 @@ from vllm.entrypoints.openai.protocol.responses import (
 )
 from vllm.entrypoints.openai.request_scope import RequestScope, make_stream, open_scope
 from vllm.entrypoints.openai.sampling import (
-    LogprobsWish,
+    LogprobsOptions,
     check_logprobs,
     check_request,
     make_sampling_params,
@@ -48,14 +48,14 @@ class _Completion:
     context: ServingContext
     created: int
     n: int
-    wish: LogprobsWish
+    logprobs_options: LogprobsOptions
 
     def params(self, prompt: TokenizedPrompt) -> SamplingParams:
-        facts = self.context.facts
+        served_model = self.context.served_model
         max_tokens = resolve_max_tokens(
-            self.body.max_tokens, _DEFAULT_MAX_TOKENS, len(prompt.token_ids), facts
+            self.body.max_tokens, _DEFAULT_MAX_TOKENS, len(prompt.token_ids), served_model
         )
-        return make_sampling_params(self.body, facts, max_tokens, self.wish)
+        return make_sampling_params(self.body, served_model, max_tokens, self.logprobs_options)
 
     def chunk(self, choices: list[CompletionChoice]) -> CompletionBody:
         return CompletionBody(
@@ -63,7 +63,7 @@ class _Completion:
             created=self.created,
             model=self.scope.model,
             choices=choices,
-            system_fingerprint=self.context.facts.fingerprint,
+            system_fingerprint=self.context.served_model.fingerprint,
         )
 
     def usage_counter(self) -> UsageCounter:
@@ -87,9 +87,9 @@ class _Answer:
         self._job_index = job_index
         self._index = job_index * request.n + index
         self._is_first = True
-        wish = request.body.logprobs
+        num_top = request.body.logprobs
         as_ids = bool(request.body.return_tokens_as_token_ids)
-        self._logprobs = None if wish is None else CompletionLogprobsBuilder(wish, as_ids)
+        self._logprobs = None if num_top is None else CompletionLogprobsBuilder(num_top, as_ids)
 
     def choice(
         self, output: CompletionOutput, prompt_logprobs: PromptLogprobs | None
@@ -164,20 +164,23 @@ async def _check(
     body: CompletionRequest, raw_request: Request, context: ServingContext
 ) -> _Completion:
     scope = open_scope("cmpl-", body, raw_request, context)
-    facts = context.facts
-    check_request(body, facts)
-    num_top = check_logprobs(body.logprobs, facts, "logprobs")
-    num_prompt_top = check_logprobs(body.prompt_logprobs, facts, "prompt_logprobs")
+    served_model = context.served_model
+    check_request(body, served_model)
+    num_top = check_logprobs(body.logprobs, served_model, "logprobs")
+    num_prompt_top = check_logprobs(body.prompt_logprobs, served_model, "prompt_logprobs")
     if body.echo and num_top is not None:
         num_prompt_top = num_top if num_prompt_top is None else max(num_top, num_prompt_top)
     prompts = await tokenize_prompts(
-        context.tokenizer, body.prompt, facts.vocab_size, body.add_special_tokens is not False
+        context.tokenizer,
+        body.prompt,
+        served_model.vocab_size,
+        body.add_special_tokens is not False,
     )
     if body.cache_boundaries:
         marks = tuple(body.cache_boundaries)
         prompts = [replace(prompt, cache_boundaries=marks) for prompt in prompts]
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    prompts = [truncate(prompt, body, max_tokens, facts) for prompt in prompts]
+    prompts = [truncate(prompt, body, max_tokens, served_model) for prompt in prompts]
     if body.kv_transfer_params and len(prompts) != 1:
         raise UserInputError(
             f"kv_transfer_params come with {len(prompts)} prompts: send one prompt at a time.",
@@ -190,7 +193,7 @@ async def _check(
         context=context,
         created=unix_now(),
         n=1 if body.n is None else body.n,
-        wish=LogprobsWish(num_top, num_prompt_top),
+        logprobs_options=LogprobsOptions(num_top, num_prompt_top),
     )
 
 

@@ -18,7 +18,7 @@ async def tokenize(body: TokenizeRequest, context: ServingContext) -> TokenizeBo
     Raises:
         UserInputError: The request is wrong.
     """
-    context.facts.resolve_name(body.model)
+    context.served_model.resolve_name(body.model)
     check_extra_fields(body.model_extra)
     if (body.prompt is None) == (body.messages is None):
         raise UserInputError("Give either prompt or messages.", "prompt")
@@ -26,7 +26,7 @@ async def tokenize(body: TokenizeRequest, context: ServingContext) -> TokenizeBo
     strings = None
     if body.return_token_strs:
         strings = [context.tokenizer.id_to_piece(token_id) for token_id in token_ids]
-    return TokenizeBody(len(token_ids), context.facts.max_model_len, token_ids, strings)
+    return TokenizeBody(len(token_ids), context.served_model.max_model_len, token_ids, strings)
 
 
 async def _token_ids(body: TokenizeRequest, context: ServingContext) -> list[int]:
@@ -56,10 +56,10 @@ async def detokenize(body: DetokenizeRequest, context: ServingContext) -> Detoke
     Raises:
         UserInputError: An id is outside the vocabulary.
     """
-    context.facts.resolve_name(body.model)
+    context.served_model.resolve_name(body.model)
     check_extra_fields(body.model_extra)
     if not isinstance(body.tokens, list):
         raise UserInputError("tokens must be a list of token ids.", "tokens")
     for token_id in body.tokens:
-        check_token_id(token_id, context.facts.vocab_size, "tokens")
+        check_token_id(token_id, context.served_model.vocab_size, "tokens")
     return DetokenizeBody(context.tokenizer.decode(body.tokens))

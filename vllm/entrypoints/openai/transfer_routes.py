@@ -19,7 +19,7 @@ async def abort_requests(body: AbortHeldRequest, context: Context) -> Response:
     For proxies: the decode server refused the request, or its client left before it was sent
     there. What is loaded already, or not known, is left alone.
     """
-    if not context.facts.has_kv_transfer:
+    if not context.served_model.has_kv_transfer:
         raise UserInputError(
             "This server holds no prompts for others: it was started without --kv-transfer-config."
         )

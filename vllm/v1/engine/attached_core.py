@@ -88,7 +88,7 @@ class AttachedCore:
             self._reader.join(timeout)
 
     def note_lost(self, reason: str, *, is_final: bool) -> None:
-        """Take in the news of the core's death from who watches it.
+        """Take in the changes of the core's death from who watches it.
 
         Args:
             reason: Why it died.

@@ -17,10 +17,10 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.view.view import CacheView
 from vllm.v1.engine.cache_trace import make_scheduler
-from vllm.v1.engine.data_parallel.news import CacheNews, count_unused_blocks
+from vllm.v1.engine.data_parallel.cache_changes import CacheChanges, count_unused_blocks
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
 from vllm.v1.engine.startup_report import report_model, report_start
-from vllm.v1.engine.wire import CoreNews, KVCacheInfo
+from vllm.v1.engine.wire import CoreStatus, KVCacheInfo
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix
 from vllm.v1.request import Request, RequestStatus
@@ -54,9 +54,9 @@ class EngineCore:
         publisher = EventPublisherFactory.create(
             vllm_config.kv_events_config, vllm_config.parallel_config.data_parallel_index
         )
-        self._news: CacheNews | None = None
+        self._news: CacheChanges | None = None
         if vllm_config.parallel_config.data_parallel_size > 1:
-            publisher = self._news = CacheNews(publisher)
+            publisher = self._news = CacheChanges(publisher)
         started = time.monotonic()
         try:
             self.executor = executor_class(vllm_config)
@@ -122,7 +122,7 @@ class EngineCore:
         refusals, self._refusals = self._refusals, []
         return refusals
 
-    def take_news(self) -> CoreNews | None:
+    def take_status(self) -> CoreStatus | None:
         """Drain what front ends must hear to share requests out; None: there is nothing new."""
         if self._news is None:
             return None

@@ -13,7 +13,7 @@ from vllm.v1.engine.wire import (
     AskCacheView,
     AskHeldPrefixes,
     CacheSnapshot,
-    CoreNews,
+    CoreStatus,
     ErrorInfo,
     FromCore,
     HeldPrefixes,
@@ -73,7 +73,7 @@ class SteppedCore(Protocol):
     def take_refusals(self) -> list[tuple[str, VllmError]]:
         """Drain the queued requests that turned out to be wrong, and what is wrong with them."""
 
-    def take_news(self) -> CoreNews | None:
+    def take_status(self) -> CoreStatus | None:
         """Drain what front ends must hear to share requests out; None: there is nothing new."""
 
     def reset_prefix_cache(
@@ -205,9 +205,9 @@ class CoreLoop:
             self._emit_to(client, StepOutputs(client_outputs))
 
     def _emit_news(self) -> None:
-        news = self._core.take_news()
-        if news is not None:
-            self._emit(news)
+        changes = self._core.take_status()
+        if changes is not None:
+            self._emit(changes)
 
     def _take_messages(self) -> None:
         """Handle what has come; wait for a message when there is no work."""

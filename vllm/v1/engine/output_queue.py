@@ -13,7 +13,7 @@ class OutputSink(Protocol):
         """Deliver an output."""
 
     def fail(self, error: Exception) -> None:
-        """Deliver the news that no output will follow."""
+        """Deliver the changes that no output will follow."""
 
 
 class OutputQueue:

@@ -75,7 +75,7 @@ class ParentRequest:
         )
 
     def take_in(self, answer: CompletionOutput) -> list[CompletionOutput]:
-        """Note an answer's news; return what is to be handed out now."""
+        """Note an answer's changes; return what is to be handed out now."""
         if answer.finish_reason is not None:
             self._finished.add(answer.index)
         if not self._holds_back:

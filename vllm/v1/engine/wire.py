@@ -2,7 +2,7 @@
 
     front end --ToCore-->    AddRequest AbortRequests WithdrawPrefixes ResetPrefixCache Shutdown
     front end <--FromCore--  Ready StartFailed  StepOutputs RequestRejected PrefixCacheReset
-                             CoreNews Heartbeat Dead
+                             CoreStatus Heartbeat Dead
 
 A core first sends Ready or StartFailed, exactly once; Dead is always the last message.
 """
@@ -208,7 +208,7 @@ class CacheSnapshot(msgspec.Struct, frozen=True, tag="view"):
     took_s: float
 
 
-class CoreNews(msgspec.Struct, frozen=True, tag="news", omit_defaults=True):
+class CoreStatus(msgspec.Struct, frozen=True, tag="changes", omit_defaults=True):
     """What one of several cores tells all front ends of its cache and load, for routing.
 
     Attributes:
@@ -275,7 +275,7 @@ FromCore = (
     | RequestRejected
     | PrefixCacheReset
     | HeldPrefixes
-    | CoreNews
+    | CoreStatus
     | CoreLost
     | CoreBack
     | CacheSnapshot

@@ -14,7 +14,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 @dataclass(frozen=True, slots=True)
 class MakeWorker:
-    """Make the worker and take its device; answered with ``WorkerFacts``.
+    """Make the worker and take its device; answered with ``WorkerInfo``.
 
     Attributes:
         vllm_config: The configuration, the platform's defaults filled in.
@@ -26,7 +26,7 @@ class MakeWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFacts:
+class WorkerInfo:
     """What a worker knows once its device is in use.
 
     Attributes:

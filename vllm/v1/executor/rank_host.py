@@ -19,7 +19,7 @@ from vllm.v1.executor.messages import (
     StepResult,
     Stop,
     WeightNeeds,
-    WorkerFacts,
+    WorkerInfo,
 )
 from vllm.v1.executor.worker_setup import make_worker, register_caches
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -54,7 +54,7 @@ class RankHost:
             logger.exception("rank %d failed", self._rank)
             return Failure(EngineError.__name__, f"{type(error).__name__}: {error}")
 
-    def _make(self, order: MakeWorker) -> WorkerFacts:
+    def _make(self, order: MakeWorker) -> WorkerInfo:
         self._stop(Stop())
         self._rank = order.place.rank
         register_caches(order.vllm_config, self._platform)
@@ -62,7 +62,7 @@ class RankHost:
         # A wrong block size or cache dtype must show before the minutes that weights can take.
         specs = self._worker.get_kv_cache_specs()
         self._worker.init_device()
-        return WorkerFacts(specs, self._platform.total_memory_bytes())
+        return WorkerInfo(specs, self._platform.total_memory_bytes())
 
     def _build(self, _: BuildModel) -> WeightNeeds:
         free_bytes = self._platform.free_memory_bytes()

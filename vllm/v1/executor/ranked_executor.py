@@ -19,7 +19,7 @@ from vllm.v1.executor.messages import (
     RunStep,
     StepResult,
     WeightNeeds,
-    WorkerFacts,
+    WorkerInfo,
 )
 from vllm.v1.executor.transfer_reports import TransferReports
 from vllm.v1.executor.worker_setup import register_caches
@@ -94,7 +94,7 @@ class RankedExecutor:
         check_weights: WeightsCheck | None,
     ) -> list[dict[str, KVCacheSpec]]:
         places = self._ranks.places
-        facts: list[WorkerFacts] = self._ranks.order([MakeWorker(config, p) for p in places])
+        facts: list[WorkerInfo] = self._ranks.order([MakeWorker(config, p) for p in places])
         specs = [own.specs for own in facts]
         if check_specs is not None:
             check_specs(config, specs, lambda: min(own.total_bytes for own in facts))

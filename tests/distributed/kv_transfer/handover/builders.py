@@ -7,13 +7,13 @@ from benchmarks.transfer_engines import GROUPS, MANIFEST, BytePool, rows_of
 from vllm.distributed.kv_transfer.handover.leases import LeaseTable
 from vllm.distributed.kv_transfer.handover.messages import Hello
 from vllm.distributed.kv_transfer.handover.params import RemotePrefix
-from vllm.distributed.kv_transfer.handover.pulling import Load, Patience, Returning
+from vllm.distributed.kv_transfer.handover.pulling import Load, PullTimeouts, Returning
 from vllm.distributed.kv_transfer.handover.regions import list_regions
 from vllm.distributed.kv_transfer.handover.serving import Serving, find_block
 from vllm.v1.core.prefix.exports import PrefixBlocks
 
 ME = Hello(dict(MANIFEST), "puller", "run-d")
-PATIENCE = Patience()
+PULL_TIMEOUTS = PullTimeouts()
 HOLDER = Hello(dict(MANIFEST), "holder", "run-p")
 
 
@@ -58,7 +58,7 @@ class Engines:
         num_tokens: int = 128,
         dense_from: int = 0,
         port: int = 1,
-        patience: Patience = PATIENCE,
+        timeouts: PullTimeouts = PULL_TIMEOUTS,
         deadline_s: float = 20.0,
     ) -> tuple[Load, PrefixBlocks]:
         """The puller's load, and where it goes."""
@@ -67,14 +67,14 @@ class Engines:
         remote = self.remote(lease, num_tokens, port)
         load = Load(
             *(ME, remote, blocks, regions, self.taking, self._next),
-            *(self.now + deadline_s, self.now, patience),
+            *(self.now + deadline_s, self.now, timeouts),
         )
         return load, blocks
 
     def returning(self, lease: str, port: int = 1) -> Returning:
         """The puller's word that it needs a lease no more."""
         remote = self.remote(lease, port=port)
-        return Returning(ME, remote, self.now + 20.0, self.now, Patience())
+        return Returning(ME, remote, self.now + 20.0, self.now, PullTimeouts())
 
     def has_rows(self, blocks: PrefixBlocks, prompt: int) -> bool:
         """Whether the puller has exactly the rows it lacked of a prompt."""

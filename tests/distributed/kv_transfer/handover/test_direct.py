@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.distributed.kv_transfer.handover.builders import ME, PATIENCE, Engines
+from tests.distributed.kv_transfer.handover.builders import ME, PULL_TIMEOUTS, Engines
 from tests.distributed.kv_transfer.handover.test_pulling import answers, hand_in
 from tests.distributed.kv_transfer.handover.test_settings import make_config
 from vllm.config.kv_connectors import KVConnectorRegistry
@@ -44,7 +44,7 @@ def make_load(engines: Engines, plane: FakePlane) -> Load:
     plain, blocks = engines.load("a", num_tokens=256)
     return Load(
         *(ME, plain.remote, blocks, plain._regions, engines.taking, engines._next),
-        *(20.0, 0.0, PATIENCE, plane),
+        *(20.0, 0.0, PULL_TIMEOUTS, plane),
     )
 
 

@@ -6,7 +6,7 @@ from benchmarks.transfer_engines import MANIFEST
 from tests.distributed.kv_transfer.handover.builders import HOLDER, ME, Engines
 from vllm.distributed.kv_transfer.handover.frames import FrameError, Head, Kind
 from vllm.distributed.kv_transfer.handover.messages import Hello
-from vllm.distributed.kv_transfer.handover.pulling import Conversation, Load, Patience
+from vllm.distributed.kv_transfer.handover.pulling import Conversation, Load, PullTimeouts
 from vllm.distributed.kv_transfer.handover.serving import Frame, Serving
 
 
@@ -173,9 +173,9 @@ def test_rows_of_another_request_are_dropped() -> None:
 
 
 def test_a_peer_that_is_gone_does_not_stall_a_request() -> None:
-    # "Stalls when a peer dies": no progress for as long as the patience lasts is the end.
+    # "Stalls when a peer dies": no progress for as long as the timeouts lasts is the end.
     engines = Engines()
-    load, _ = engines.load("a", patience=Patience(quiet_s=5.0, stuck_s=2.0))
+    load, _ = engines.load("a", timeouts=PullTimeouts(quiet_s=5.0, stuck_s=2.0))
     now, tries = 0.0, 0
     while load.outcome is None:
         now = max(now, load.retry_at)
@@ -215,7 +215,7 @@ def test_a_lease_that_is_not_known_yet_is_asked_for_again() -> None:
 
 def test_a_holder_that_greets_and_has_nothing_is_given_up() -> None:
     engines = Engines()
-    load, _ = engines.load("a", patience=Patience(quiet_s=5.0, stuck_s=2.0))
+    load, _ = engines.load("a", timeouts=PullTimeouts(quiet_s=5.0, stuck_s=2.0))
     now = 0.0
     while load.outcome is None:
         now = max(now, load.retry_at)

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.handover import tcp
 from vllm.distributed.kv_transfer.handover.frames import Head, Kind
 from vllm.distributed.kv_transfer.handover.messages import Hello
 from vllm.distributed.kv_transfer.handover.peers import PeerCheck
-from vllm.distributed.kv_transfer.handover.pulling import Conversation, Patience
+from vllm.distributed.kv_transfer.handover.pulling import Conversation, PullTimeouts
 from vllm.distributed.kv_transfer.handover.regions import list_regions
 from vllm.distributed.kv_transfer.handover.serving import find_block
 from vllm.distributed.kv_transfer.handover.sockets import connect, listen
@@ -117,7 +117,7 @@ def test_prefixes_come_one_after_the_other(engines: RealTime, puller: TcpPuller,
 
 
 def test_nobody_listens(engines: RealTime, puller: TcpPuller) -> None:
-    load, _ = engines.load("a", port=free_port(), patience=Patience(0.2, 0.2))
+    load, _ = engines.load("a", port=free_port(), timeouts=PullTimeouts(0.2, 0.2))
     puller.begin(load)
     finish(puller, load)
     assert load.outcome is not None
@@ -127,7 +127,7 @@ def test_nobody_listens(engines: RealTime, puller: TcpPuller) -> None:
 def test_a_load_that_is_cancelled_ends_soon(engines: RealTime, puller: TcpPuller) -> None:
     # A peer that accepts and says nothing.
     with listen("127.0.0.1", 0) as mute:
-        load, _ = engines.load("a", port=mute.getsockname()[1], patience=Patience(600, 600))
+        load, _ = engines.load("a", port=mute.getsockname()[1], timeouts=PullTimeouts(600, 600))
         puller.begin(load)
         load.fail("the request ended")
         finish(puller, load)
@@ -135,7 +135,7 @@ def test_a_load_that_is_cancelled_ends_soon(engines: RealTime, puller: TcpPuller
 
 def test_a_mute_peer_is_given_up(engines: RealTime, puller: TcpPuller) -> None:
     with listen("127.0.0.1", 0) as mute:
-        load, _ = engines.load("a", port=mute.getsockname()[1], patience=Patience(0.1, 0.2))
+        load, _ = engines.load("a", port=mute.getsockname()[1], timeouts=PullTimeouts(0.1, 0.2))
         puller.begin(load)
         finish(puller, load)
         assert load.outcome is not None
@@ -217,7 +217,7 @@ def test_a_bad_line_is_survived(
 ) -> None:
     relay = Meddler(port, meddle)
     engines.offer("a", prompt=9, num_tokens=256)
-    load, blocks = engines.load("a", 256, port=relay.port, patience=Patience(0.3, 20.0))
+    load, blocks = engines.load("a", 256, port=relay.port, timeouts=PullTimeouts(0.3, 20.0))
     puller.begin(load)
     finish(puller, load)
     puller.shutdown()
@@ -253,9 +253,9 @@ def test_an_address_that_cannot_be_one_ends_the_load(
     engines: RealTime, puller: TcpPuller, host: str, port: int
 ) -> None:
     # Requests name the address: it must not end the thread that serves others.
-    patience = Patience(0.1, 0.1)
+    timeouts = PullTimeouts(0.1, 0.1)
     for _ in range(2):
-        load, _ = engines.load("a", port=port, patience=patience)
+        load, _ = engines.load("a", port=port, timeouts=timeouts)
         load.remote = replace(load.remote, host=host)
         puller.begin(load)
         finish(puller, load)
@@ -276,7 +276,7 @@ def test_what_waits_for_a_dead_holder_ends_with_the_first_that_tried(
 
     monkeypatch.setattr(tcp, "connect", nobody_answers)
     monkeypatch.setattr(tcp, "CONNECT_TIMEOUT_S", 2 * _WAIT_S)
-    loads = [engines.load("a", num_tokens=32, patience=Patience(5.0, 0.0))[0] for _ in range(4)]
+    loads = [engines.load("a", num_tokens=32, timeouts=PullTimeouts(5.0, 0.0))[0] for _ in range(4)]
     for load in loads:
         puller.begin(load)
     are_queued.set()

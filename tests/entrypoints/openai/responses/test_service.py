@@ -31,7 +31,7 @@ CALL = (
 @pytest.fixture
 def served(serve: Callable[..., Served]) -> Served:
     """An application with room for tools; its model reasons, then says Hello."""
-    served = serve(facts={"max_model_len": 2048})
+    served = serve(served_model={"max_model_len": 2048})
     say(served, "I just answer.</think>Hello.")
     return served
 

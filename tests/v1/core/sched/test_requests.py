@@ -68,11 +68,11 @@ def test_a_life(notes_events: bool) -> None:
     requests.remove([first])
     first.finish(RequestStatus.FINISHED_ABORTED)
     requests.note_end(first)
-    assert requests.has_news()
+    assert requests.has_changes()
     assert requests.take_finished_ids() == {"0"}
     assert requests.take_finished_by_client() == {0: {"0"}}
     assert requests.take_finished_by_client() == {}
-    assert not requests.has_news()
+    assert not requests.has_changes()
     requests.forget(first)
     assert requests.by_id == {}
     kinds = EngineCoreEventType

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from vllm.v1.engine.data_parallel.directory import CacheShape, PrefixDirectory
-from vllm.v1.engine.wire import CoreNews
+from vllm.v1.engine.wire import CoreStatus
 
 UNIT = 32
 # Two dense groups, one of them coarse, and two that tell places to resume at.
@@ -20,11 +20,11 @@ class BruteForce:
         self.shape = shape
         self.held: list[set[tuple[int, int]]] = [set() for _ in range(num_cores)]
 
-    def apply(self, rank: int, news: CoreNews) -> None:
-        if news.is_cleared:
+    def apply(self, rank: int, changes: CoreStatus) -> None:
+        if changes.is_cleared:
             self.held[rank].clear()
-        self.held[rank] -= {(g, h) for g, hashes in news.removed.items() for h in hashes}
-        self.held[rank] |= {(g, h) for g, hashes in news.stored.items() for h in hashes}
+        self.held[rank] -= {(g, h) for g, hashes in changes.removed.items() for h in hashes}
+        self.held[rank] |= {(g, h) for g, hashes in changes.stored.items() for h in hashes}
 
     def find(self, rank: int, hashes: list[int], num_tokens: int) -> int:
         held, steps = self.held[rank], self.shape.steps
@@ -42,14 +42,14 @@ class BruteForce:
         return best if span is None else max(best, dense - span)
 
 
-def random_news(rng: random.Random, num_groups: int) -> CoreNews:
+def random_status(rng: random.Random, num_groups: int) -> CoreStatus:
     def pick() -> dict[int, list[int]]:
         return {
             g: rng.sample(range(24), rng.randrange(12))
             for g in rng.sample(range(num_groups), rng.randint(0, num_groups))
         }
 
-    return CoreNews(0, 0, 0, is_cleared=rng.random() < 0.05, stored=pick(), removed=pick())
+    return CoreStatus(0, 0, 0, is_cleared=rng.random() < 0.05, stored=pick(), removed=pick())
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_any_history_is_told_as_brute_force_tells_it(shape: CacheShape, seed: in
     rng = random.Random(seed)
     directory, brute = PrefixDirectory(shape, 3), BruteForce(shape, 3)
     for _ in range(60):
-        rank, news = rng.randrange(3), random_news(rng, len(shape.steps))
-        directory.apply(rank, news)
-        brute.apply(rank, news)
+        rank, changes = rng.randrange(3), random_status(rng, len(shape.steps))
+        directory.apply(rank, changes)
+        brute.apply(rank, changes)
         hashes = (
             rng.sample(range(24), rng.randint(0, 12)) if rng.random() < 0.3 else list(range(12))
         )
@@ -81,19 +81,19 @@ def test_any_history_is_told_as_brute_force_tells_it(shape: CacheShape, seed: in
 
 def test_memory_is_bounded() -> None:
     directory = PrefixDirectory(PLAIN, 2, max_entries=10)
-    directory.apply(0, CoreNews(0, 0, 0, stored={0: list(range(100))}))
+    directory.apply(0, CoreStatus(0, 0, 0, stored={0: list(range(100))}))
     assert directory.num_entries == 10
     # Known ones are entered for further cores, and what goes makes room.
-    directory.apply(1, CoreNews(0, 0, 0, stored={0: list(range(20))}))
+    directory.apply(1, CoreStatus(0, 0, 0, stored={0: list(range(20))}))
     assert directory.num_entries == 10
     assert directory.find_cached_tokens(list(range(20)), 641) == [320, 320]
-    directory.apply(0, CoreNews(0, 0, 0, removed={0: list(range(100))}))
-    directory.apply(1, CoreNews(0, 0, 0, removed={0: list(range(100))}))
+    directory.apply(0, CoreStatus(0, 0, 0, removed={0: list(range(100))}))
+    directory.apply(1, CoreStatus(0, 0, 0, removed={0: list(range(100))}))
     assert directory.num_entries == 0
 
 
 def test_the_last_token_is_always_computed() -> None:
     directory = PrefixDirectory(PLAIN, 1)
-    directory.apply(0, CoreNews(0, 0, 0, stored={0: [1, 2]}))
+    directory.apply(0, CoreStatus(0, 0, 0, stored={0: [1, 2]}))
     assert directory.find_cached_tokens([1, 2], 64) == [32]
     assert directory.find_cached_tokens([1, 2], 65) == [64]

@@ -6,7 +6,7 @@ from vllm.exceptions import EngineDeadError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.data_parallel.directory import CacheShape
 from vllm.v1.engine.data_parallel.router import Router, RouterSettings
-from vllm.v1.engine.wire import CoreNews
+from vllm.v1.engine.wire import CoreStatus
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 UNIT = 32
@@ -28,8 +28,8 @@ def request(name: str, units: list[int], rank: int | None = None) -> EngineCoreR
     )
 
 
-def news(*stored: int, num_unused: int = 1000) -> CoreNews:
-    return CoreNews(0, 0, num_unused, stored={0: list(stored)})
+def changes(*stored: int, num_unused: int = 1000) -> CoreStatus:
+    return CoreStatus(0, 0, num_unused, stored={0: list(stored)})
 
 
 def finish(router: Router, name: str) -> None:
@@ -38,7 +38,7 @@ def finish(router: Router, name: str) -> None:
 
 def test_the_cached_prefix_decides_and_turns_are_taken_otherwise() -> None:
     router = make_router()
-    router.observe(1, news(1, 2, 3))
+    router.observe(1, changes(1, 2, 3))
     assert router.route(request("a", [1, 2, 3, 4])) == 1
     assert router.route(request("b", [7, 8])) == 0
     for name in ("a", "b"):
@@ -60,7 +60,7 @@ def test_a_prefix_in_the_making_draws_its_siblings_until_it_is_computed() -> Non
 
 def test_an_overloaded_core_is_left_alone() -> None:
     router = make_router()
-    router.observe(0, news(*range(100)))
+    router.observe(0, changes(*range(100)))
     chosen = [router.route(request(str(i), list(range(100)))) for i in range(12)]
     assert chosen[:8] == [0] * 8
     assert chosen[8] == 1
@@ -68,13 +68,13 @@ def test_an_overloaded_core_is_left_alone() -> None:
 
 def test_requests_of_other_front_ends_count() -> None:
     router = make_router()
-    router.observe(0, CoreNews(12, 30, 1000, stored={0: [1, 2]}))
+    router.observe(0, CoreStatus(12, 30, 1000, stored={0: [1, 2]}))
     assert router.route(request("a", [1, 2])) == 1
 
 
 def test_a_lost_core_gets_nothing_until_it_is_back() -> None:
     router = make_router()
-    router.observe(1, news(1, 2, 3))
+    router.observe(1, changes(1, 2, 3))
     assert router.route(request("a", [1, 2, 3])) == 1
     assert router.lose(1) == ["a"]
     assert router.living() == [0]
@@ -95,5 +95,5 @@ def test_a_lost_core_gets_nothing_until_it_is_back() -> None:
 
 def test_round_robin_looks_at_nothing() -> None:
     router = make_router(3, policy="round-robin")
-    router.observe(2, news(1, 2, 3))
+    router.observe(2, changes(1, 2, 3))
     assert [router.route(request(str(i), [1, 2, 3])) for i in range(4)] == [0, 1, 2, 0]

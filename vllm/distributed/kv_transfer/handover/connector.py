@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer.handover.direct import DataPlane
 from vllm.distributed.kv_transfer.handover.orders import HandoverOrders, HandoverReport
 from vllm.distributed.kv_transfer.handover.params import RemotePrefix
-from vllm.distributed.kv_transfer.handover.requests import Giving, Taking, read_wish
+from vllm.distributed.kv_transfer.handover.requests import Giving, Taking, read_transfer_request
 from vllm.distributed.kv_transfer.handover.serving import RowMemory
 from vllm.distributed.kv_transfer.handover.settings import read_settings
 from vllm.distributed.kv_transfer.handover.sockets import listen
@@ -121,11 +121,13 @@ class TcpConnector(KVConnectorBase_V1, SupportsHMA):
             UserInputError: It is malformed, of another prompt, or not what this server does.
         """
         settings = self._settings
-        wish = read_wish(request, can_give=settings.can_give, can_take=settings.can_take)
-        if wish.gives:
+        asked = read_transfer_request(
+            request, can_give=settings.can_give, can_take=settings.can_take
+        )
+        if asked.gives:
             self._gives.add(request)
-        if wish.takes is not None:
-            self._takes.add(request, wish.takes)
+        if asked.takes is not None:
+            self._takes.add(request, asked.takes)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int

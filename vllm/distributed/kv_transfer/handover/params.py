@@ -65,7 +65,7 @@ class RemotePrefix:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferWish:
+class TransferRequest:
     """What a request asks of its transfer.
 
     Attributes:
@@ -77,12 +77,12 @@ class TransferWish:
     takes: RemotePrefix | None = None
 
 
-NO_WISH = TransferWish()
+NO_WISH = TransferRequest()
 # What a prefilling engine answers that has nothing to give: the other one computes all.
 NOTHING_HELD = {"do_remote_prefill": False, "do_remote_decode": False, "remote_num_tokens": 0}
 
 
-def parse_params(params: Mapping[str, Any] | None) -> TransferWish:
+def parse_params(params: Mapping[str, Any] | None) -> TransferRequest:
     """Read a request's ``kv_transfer_params``; fields nobody knows are left alone.
 
     Raises:
@@ -97,7 +97,7 @@ def parse_params(params: Mapping[str, Any] | None) -> TransferWish:
             f"{_FIELD} sets both do_remote_decode and do_remote_prefill: set one of them.", _FIELD
         )
     if not takes:
-        return TransferWish(gives)
+        return TransferRequest(gives)
     prefix = RemotePrefix(
         engine_id=_read(params, "remote_engine_id", str),
         instance=_read(params, "remote_instance", str),
@@ -111,7 +111,7 @@ def parse_params(params: Mapping[str, Any] | None) -> TransferWish:
         else _read(params, "remote_next_token", int),
     )
     _check(prefix)
-    return TransferWish(takes=prefix)
+    return TransferRequest(takes=prefix)
 
 
 def _read(params: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:

@@ -45,7 +45,7 @@ _LONGEST_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class PullTimeouts:
     """How long the decoding engine waits.
 
     Attributes:
@@ -80,16 +80,16 @@ class Conversation(ABC):
         remote: The prefix, and who holds it.
         deadline: When it has failed, by the driver's clock.
         now: The same clock, now.
-        patience: How long it waits.
+        timeouts: How long it waits.
     """
 
     def __init__(
-        self, me: Hello, remote: RemotePrefix, deadline: float, now: float, patience: Patience
+        self, me: Hello, remote: RemotePrefix, deadline: float, now: float, timeouts: PullTimeouts
     ) -> None:
         self._me = me
         self.remote = remote
         self._deadline = deadline
-        self._patience = patience
+        self._timeouts = timeouts
         self._progressed_at = now
         self._num_breaks = 0
         self._is_greeted = self._has_met = False
@@ -187,7 +187,7 @@ class Conversation(ABC):
         self._num_breaks += 1
         pause = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2 ** min(self._num_breaks, 10))
         self.retry_at = now + pause
-        if now - self._progressed_at >= self._patience.stuck_s:
+        if now - self._progressed_at >= self._timeouts.stuck_s:
             self.fail(reason)
         self.check_deadline(now)
 
@@ -204,7 +204,7 @@ class Conversation(ABC):
 
     def wait_s(self, last: float, now: float) -> float:
         """Return how long to wait before the connection is broken; something came at ``last``."""
-        return min(last + self._patience.quiet_s, self._deadline) - now
+        return min(last + self._timeouts.quiet_s, self._deadline) - now
 
     @abstractmethod
     def _begin(self) -> Sequence[Frame]:
@@ -233,7 +233,7 @@ class Load(Conversation):
         make_generation: Returns a number that no pull had before.
         deadline: When it has failed.
         now: The same clock, now.
-        patience: How long it waits.
+        timeouts: How long it waits.
         sink: Where the holder writes the rows, if they do not come on the connection.
     """
 
@@ -247,10 +247,10 @@ class Load(Conversation):
         make_generation: Callable[[], int],
         deadline: float,
         now: float,
-        patience: Patience,
+        timeouts: PullTimeouts,
         sink: RowSink | None = None,
     ) -> None:
-        super().__init__(me, remote, deadline, now, patience)
+        super().__init__(me, remote, deadline, now, timeouts)
         self._sink = sink
         # Of the regions that this pull asked for: where in the sink, and how many bytes.
         self._places: dict[int, tuple[int, int]] = {}
@@ -374,7 +374,7 @@ class Load(Conversation):
                 return ()
             raise FrameError(refusal.reason)
         elif head.kind is Kind.END and self._missing:
-            if now - self._progressed_at >= self._patience.stuck_s:
+            if now - self._progressed_at >= self._timeouts.stuck_s:
                 raise FrameError(f"{len(self._missing)} regions do not come whole")
             return self._begin()
         return ()

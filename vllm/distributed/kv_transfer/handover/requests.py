@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.handover.orders import HandoverOrders, LoadOrd
 from vllm.distributed.kv_transfer.handover.params import (
     NOTHING_HELD,
     RemotePrefix,
-    TransferWish,
+    TransferRequest,
     digest_prompt,
     parse_params,
 )
@@ -212,23 +212,23 @@ class Giving:
                 self._manager.release_export(lease)
 
 
-def read_wish(request: Request, *, can_give: bool, can_take: bool) -> TransferWish:
+def read_transfer_request(request: Request, *, can_give: bool, can_take: bool) -> TransferRequest:
     """Return what a request asks for.
 
     Raises:
         UserInputError: It is malformed, or not what this server does.
     """
-    wish = parse_params(request.kv_transfer_params)
-    if wish.gives and not can_give:
+    asked = parse_params(request.kv_transfer_params)
+    if asked.gives and not can_give:
         raise UserInputError(
             f"{_FIELD}.do_remote_decode asks this server to hold a prompt's KV, but it only takes "
             "KV (kv_role kv_consumer): send it to a kv_producer.",
             _FIELD,
         )
-    if wish.takes is not None and not can_take:
+    if asked.takes is not None and not can_take:
         raise UserInputError(
             f"{_FIELD}.do_remote_prefill asks this server to load KV, but it only gives KV "
             "(kv_role kv_producer): send it to a kv_consumer.",
             _FIELD,
         )
-    return wish
+    return asked

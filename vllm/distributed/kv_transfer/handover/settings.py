@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_transfer.handover.pulling import Patience
+from vllm.distributed.kv_transfer.handover.pulling import PullTimeouts
 from vllm.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class HandoverSettings:
         can_take: Whether it takes prefixes from others.
         lease_timeout_s: How long a prefix is held that nobody asks for.
         load_timeout_s: How long a request waits for its prefix.
-        patience: How long a load waits for less.
+        timeouts: How long a load waits for less.
         drain_timeout_s: How long an engine that shuts down holds what others may still pull.
         peers: Holders, as (host, port), to be compared with at start.
         mooncake: Of the Mooncake transfer engine, where it is used.
@@ -62,7 +62,7 @@ class HandoverSettings:
     can_take: bool
     lease_timeout_s: float
     load_timeout_s: float
-    patience: Patience
+    timeouts: PullTimeouts
     drain_timeout_s: float
     peers: tuple[tuple[str, int], ...]
     mooncake: MooncakeSettings
@@ -97,7 +97,7 @@ def read_settings(config: VllmConfig) -> HandoverSettings:
         transfer.is_kv_consumer,
         seconds["lease_timeout_s"],
         seconds["load_timeout_s"],
-        Patience(seconds["quiet_timeout_s"], seconds["stuck_timeout_s"]),
+        PullTimeouts(seconds["quiet_timeout_s"], seconds["stuck_timeout_s"]),
         seconds["drain_timeout_s"],
         peers,
         mooncake,

@@ -113,7 +113,7 @@ class HandoverWorker:
         deadline = now + self._settings.load_timeout_s
         for remote in orders.returned:
             returning = Returning(
-                self._me, remote.at_rank(self._rank), deadline, now, self._settings.patience
+                self._me, remote.at_rank(self._rank), deadline, now, self._settings.timeouts
             )
             self._returning.add(returning)
             self._puller.begin(returning)
@@ -129,7 +129,7 @@ class HandoverWorker:
             self._generations.__next__,
             now + self._settings.load_timeout_s,
             now,
-            self._settings.patience,
+            self._settings.timeouts,
             None if self._plane is None else self._plane.sink,
         )
         self._loads[order.request_id] = load

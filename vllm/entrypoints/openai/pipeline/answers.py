@@ -12,7 +12,7 @@ from vllm.parser.pieces import AnswerBuilder, ParsedAnswer, Piece, ToolCallEnd
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerNews:
+class AnswerDelta:
     """What one output of the engine adds to one answer.
 
     Attributes:
@@ -38,7 +38,7 @@ class FinishedAnswer:
     Attributes:
         parsed: Reasoning, content and calls.
         token_ids: All the model said, marks of the format included.
-        finish_reason: As in AnswerNews; never None.
+        finish_reason: As in AnswerDelta; never None.
     """
 
     index: int
@@ -72,8 +72,8 @@ async def read_answers(
     make_parser: Callable[[], ResponseParser],
     usage: UsageCounter,
     n: int = 1,
-) -> AsyncIterator[AnswerNews]:
-    """Yield the news of every answer of a started stream, counted in ``usage`` before.
+) -> AsyncIterator[AnswerDelta]:
+    """Yield the deltas of every answer of a started stream, counted in ``usage`` before.
 
     Args:
         stream: Its parameters ask for deltas or for final outputs.
@@ -91,7 +91,7 @@ async def read_answers(
             index = item.job_index * n + output.index
             reader = readers.get(index) or readers.setdefault(index, _AnswerReader(make_parser()))
             pieces, reason = reader.read(output)
-            yield AnswerNews(index, pieces, output, item.output, reason)
+            yield AnswerDelta(index, pieces, output, item.output, reason)
 
 
 async def collect_answers(
@@ -109,23 +109,23 @@ async def collect_answers(
     answers: dict[int, FinishedAnswer] = {}
     await stream.start()
     try:
-        async for news in read_answers(stream, make_parser, usage, n):
-            builder = builders.setdefault(news.index, AnswerBuilder())
-            builder.add(news.pieces)
-            answer = answers.setdefault(news.index, FinishedAnswer(news.index, ParsedAnswer()))
-            _extend(answer, news)
+        async for delta in read_answers(stream, make_parser, usage, n):
+            builder = builders.setdefault(delta.index, AnswerBuilder())
+            builder.add(delta.pieces)
+            answer = answers.setdefault(delta.index, FinishedAnswer(delta.index, ParsedAnswer()))
+            _extend(answer, delta)
             answer.parsed = builder.answer
     finally:
         await stream.close()
     return [answers[index] for index in sorted(answers)]
 
 
-def _extend(answer: FinishedAnswer, news: AnswerNews) -> None:
-    answer.token_ids += news.output.token_ids
-    if news.output.logprobs is not None:
-        answer.logprobs = [*(answer.logprobs or ()), *news.output.logprobs]
-    answer.kv_transfer_params = news.request.kv_transfer_params or answer.kv_transfer_params
-    answer.prompt_logprobs = news.request.prompt_logprobs or answer.prompt_logprobs
-    if news.finish_reason is not None:
-        answer.finish_reason = news.finish_reason
-        answer.stop_reason = news.output.stop_reason
+def _extend(answer: FinishedAnswer, delta: AnswerDelta) -> None:
+    answer.token_ids += delta.output.token_ids
+    if delta.output.logprobs is not None:
+        answer.logprobs = [*(answer.logprobs or ()), *delta.output.logprobs]
+    answer.kv_transfer_params = delta.request.kv_transfer_params or answer.kv_transfer_params
+    answer.prompt_logprobs = delta.request.prompt_logprobs or answer.prompt_logprobs
+    if delta.finish_reason is not None:
+        answer.finish_reason = delta.finish_reason
+        answer.stop_reason = delta.output.stop_reason

@@ -11,7 +11,7 @@ import msgspec
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.engine_stream import EngineStream
 from vllm.entrypoints.openai.logprobs import chat_logprobs
-from vllm.entrypoints.openai.pipeline.answers import AnswerNews, read_answers
+from vllm.entrypoints.openai.pipeline.answers import AnswerDelta, read_answers
 from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, PreparedChat, prepare_chat
 from vllm.entrypoints.openai.pipeline.reasoning_count import ReasoningCounter
 from vllm.entrypoints.openai.prompts import truncate
@@ -19,7 +19,7 @@ from vllm.entrypoints.openai.protocol.requests import ChatCompletionRequest, Sam
 from vllm.entrypoints.openai.protocol.responses import ChatTokenLogprob
 from vllm.entrypoints.openai.request_scope import RequestScope, make_stream
 from vllm.entrypoints.openai.sampling import (
-    LogprobsWish,
+    LogprobsOptions,
     check_logprobs,
     check_request,
     make_sampling_params,
@@ -101,17 +101,17 @@ class SingleAnswer:
         """Abort what still runs."""
         await self._stream.close()
 
-    async def read(self) -> AsyncIterator[tuple[AnswerNews, list[ChatTokenLogprob]]]:
+    async def read(self) -> AsyncIterator[tuple[AnswerDelta, list[ChatTokenLogprob]]]:
         """Yield what is new, with the log probabilities of its content, until the answer is whole.
 
         Raises:
             VllmError: The engine failed, or the server ended the answer early.
         """
-        async for news in read_answers(self._stream, self._chat.make_parser, self._usage):
-            if news.finish_reason == "abort":
+        async for delta in read_answers(self._stream, self._chat.make_parser, self._usage):
+            if delta.finish_reason == "abort":
                 raise ShuttingDownError("The server ended this answer before it was complete.")
-            self._reasoning.add(news.output.token_ids, news.pieces)
-            yield news, self._logprobs(news.output)
+            self._reasoning.add(delta.output.token_ids, delta.pieces)
+            yield delta, self._logprobs(delta.output)
 
     def _logprobs(self, output: CompletionOutput) -> list[ChatTokenLogprob]:
         """Those of tokens behind the reasoning; held back until it is known where that ends."""
@@ -162,16 +162,18 @@ async def prepare_answer(
     Raises:
         UserInputError: A field is wrong.
     """
-    facts = context.facts
+    served_model = context.served_model
     sampling = request.sampling.model_copy(update={"stream": streams})
-    check_request(sampling, facts)
-    top_logprobs = check_logprobs(request.top_logprobs, facts, "top_logprobs")
+    check_request(sampling, served_model)
+    top_logprobs = check_logprobs(request.top_logprobs, served_model, "top_logprobs")
     chat = await prepare_chat(request.task, context)
-    prompt = truncate(chat.prompt, sampling, request.max_tokens, facts)
+    prompt = truncate(chat.prompt, sampling, request.max_tokens, served_model)
     chat = replace(chat, prompt=prompt)
     num_prompt = len(prompt.token_ids)
-    max_tokens = resolve_max_tokens(request.max_tokens, None, num_prompt, facts)
-    params = make_sampling_params(sampling, facts, max_tokens, LogprobsWish(top_logprobs, None))
+    max_tokens = resolve_max_tokens(request.max_tokens, None, num_prompt, served_model)
+    params = make_sampling_params(
+        sampling, served_model, max_tokens, LogprobsOptions(top_logprobs, None)
+    )
     params = chat.adapt_params(params)
     stream = make_stream(scope, sampling, [prompt], lambda _: params, context)
     return SingleAnswer(chat, stream, context, top_logprobs)

@@ -45,7 +45,7 @@ class BackgroundResponse:
         self._input_items = input_items
         self._keeps_events = keeps_events
         self._events: list[bytes] = []
-        self._has_news = asyncio.Event()
+        self._has_more = asyncio.Event()
         self._has_ended = False
         self._task: asyncio.Task[None] | None = None
 
@@ -106,20 +106,20 @@ class BackgroundResponse:
         return encode_events(events) if self._keeps_events else []
 
     def _wake(self) -> None:
-        news, self._has_news = self._has_news, asyncio.Event()
-        news.set()
+        delta, self._has_more = self._has_more, asyncio.Event()
+        delta.set()
 
     async def follow(self, starting_after: int = -1) -> AsyncIterator[bytes]:
         """Yield the encoded events behind a number: those told, then those to come."""
         position = starting_after + 1
         while True:
-            has_news = self._has_news
+            has_more = self._has_more
             while position < len(self._events):
                 yield self._events[position]
                 position += 1
             if self._has_ended:
                 return
-            await has_news.wait()
+            await has_more.wait()
 
     async def cancel(self) -> None:
         """Stop it and wait until that is done; nothing if it has ended."""

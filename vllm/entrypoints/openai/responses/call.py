@@ -157,7 +157,7 @@ def make_answer_request(
 def _first_body(
     body: ResponsesRequest, scope: RequestScope, context: ServingContext
 ) -> ResponseBody:
-    defaults = context.facts.default_sampling
+    defaults = context.served_model.default_sampling
     first = ResponseBody(
         id=scope.response_id,
         created_at=unix_now(),

@@ -120,10 +120,10 @@ class ResponsesService:
     ) -> AsyncIterator[list[Event]]:
         """The events of a started answer; it is stored before the last of them is told."""
         yield builder.start()
-        async for news, logprobs in answer.read():
-            events = builder.add(news.pieces, logprobs)
-            if news.finish_reason is not None:
-                events += builder.finish(news.finish_reason, _usage(answer))
+        async for delta, logprobs in answer.read():
+            events = builder.add(delta.pieces, logprobs)
+            if delta.finish_reason is not None:
+                events += builder.finish(delta.finish_reason, _usage(answer))
                 if call.body.store and not call.body.background:
                     self._keep(call, builder.body, ())
             if events:

@@ -77,7 +77,7 @@ class Requests:
         """How many requests wait, for whatever reason."""
         return len(self.waiting) + len(self.skipped_waiting)
 
-    def has_news(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether workers or clients must still be told of ended requests."""
         return bool(self.finished_ids or self.refused)
 

@@ -164,7 +164,7 @@ class Scheduler(SchedulerInterface):
 
     def has_finished_requests(self) -> bool:
         """Whether ended requests must still be told to the workers or clients, or cleaned up."""
-        if self._requests.has_news():
+        if self._requests.has_changes():
             return True
         if self.connector is None:
             return False

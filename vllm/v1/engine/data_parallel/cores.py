@@ -25,7 +25,7 @@ from vllm.v1.engine.wire import (
     CallAnswer,
     CoreBack,
     CoreLost,
-    CoreNews,
+    CoreStatus,
     Dead,
     ErrorInfo,
     FromCore,
@@ -192,7 +192,7 @@ class DataParallelCores:
             message.outputs.engine_index = rank
             self._router.take_step(message.outputs.outputs)
             self._mailbox.put(message)
-        elif isinstance(message, CoreNews):
+        elif isinstance(message, CoreStatus):
             self._router.observe(rank, message)
         elif isinstance(message, RequestRejected):
             self._router.end(message.request_id)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vllm.v1.engine.wire import CoreNews, KVCacheInfo
+from vllm.v1.engine.wire import CoreStatus, KVCacheInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,14 @@ class PrefixDirectory:
         """Prefixes of all groups."""
         return self._num_entries
 
-    def apply(self, rank: int, news: CoreNews) -> None:
+    def apply(self, rank: int, changes: CoreStatus) -> None:
         """Take in what a core says."""
-        if news.is_cleared:
+        if changes.is_cleared:
             self.drop(rank)
-        for group_id, hashes in news.removed.items():
+        for group_id, hashes in changes.removed.items():
             for short in hashes:
                 self._remove(self._groups[group_id], short, ~(1 << rank))
-        for group_id, hashes in news.stored.items():
+        for group_id, hashes in changes.stored.items():
             group = self._groups[group_id]
             for short in hashes:
                 known = group.get(short)

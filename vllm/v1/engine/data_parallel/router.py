@@ -15,7 +15,7 @@ from vllm.v1.engine.data_parallel.directory import CacheShape, PrefixDirectory
 from vllm.v1.engine.data_parallel.in_flight import InFlight
 from vllm.v1.engine.data_parallel.policy import Candidate, choose_core
 from vllm.v1.engine.data_parallel.short_hash import shorten
-from vllm.v1.engine.wire import CoreNews, KVCacheInfo
+from vllm.v1.engine.wire import CoreStatus, KVCacheInfo
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.request import Request
 
@@ -137,12 +137,12 @@ class Router:
 
     # ---- what happens ------------------------------------------------------------------------
 
-    def observe(self, rank: int, news: CoreNews) -> None:
+    def observe(self, rank: int, changes: CoreStatus) -> None:
         """Take in what a core says of its cache and its load."""
         with self._lock:
-            self._directory.apply(rank, news)
-            self._reported[rank] = news.num_running + news.num_waiting
-            self._unused_blocks[rank] = news.num_unused_blocks
+            self._directory.apply(rank, changes)
+            self._reported[rank] = changes.num_running + changes.num_waiting
+            self._unused_blocks[rank] = changes.num_unused_blocks
 
     def take_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
         """Note whose prompt is computed now, and who ended."""

@@ -12,18 +12,18 @@ from vllm.distributed.kv_events import (
 )
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.engine.data_parallel.short_hash import shorten
-from vllm.v1.engine.wire import CoreNews
+from vllm.v1.engine.wire import CoreStatus
 
 _Key = tuple[int, int]
 
 
-class CacheNews(EventPublisher):
+class CacheChanges(EventPublisher):
     """Listens to the KV events of a core on their way to their publisher, and sums them up.
 
-    Blocks that hold one prefix are counted: the news are the first that comes and the last that
+    Blocks that hold one prefix are counted: a change is the first that comes and the last that
     goes. Tokens stay here. For the thread of the step loop.
 
-    Owns: the counts of every prefix in the cache, and what was touched since the last news.
+    Owns: the counts of every prefix in the cache, and what was touched since the last changes.
 
     Args:
         publisher: Where events go on to.
@@ -33,7 +33,7 @@ class CacheNews(EventPublisher):
         super().__init__()
         self._publisher = publisher
         self._counts: Counter[_Key] = Counter()
-        # Whether each was there when the last news left.
+        # Whether each was there when the last changes left.
         self._touched: dict[_Key, bool] = {}
         self._is_cleared = False
         self._told: tuple[int, int, int] | None = None
@@ -65,7 +65,7 @@ class CacheNews(EventPublisher):
             else:
                 del self._counts[key]
 
-    def take(self, num_running: int, num_waiting: int, num_unused_blocks: int) -> CoreNews | None:
+    def take(self, num_running: int, num_waiting: int, num_unused_blocks: int) -> CoreStatus | None:
         """Return what is new since the last call; None: nothing."""
         now = (num_running, num_waiting, num_unused_blocks)
         if not self._touched and not self._is_cleared and now == self._told:
@@ -76,10 +76,10 @@ class CacheNews(EventPublisher):
             is_there = key in self._counts
             if is_there != was_there:
                 (stored if is_there else removed).setdefault(key[0], []).append(key[1])
-        news = CoreNews(*now, is_cleared=self._is_cleared, stored=stored, removed=removed)
+        changes = CoreStatus(*now, is_cleared=self._is_cleared, stored=stored, removed=removed)
         self._touched.clear()
         self._is_cleared, self._told = False, now
-        return news
+        return changes
 
 
 def count_unused_blocks(pool: BlockPool) -> int:

@@ -14,7 +14,7 @@ from vllm.distributed.kv_events import (
     KVEventBatch,
     NullEventPublisher,
 )
-from vllm.v1.engine.data_parallel.news import CacheNews
+from vllm.v1.engine.data_parallel.cache_changes import CacheChanges
 from vllm.v1.engine.data_parallel.ranks import agree_on_hashes, make_rank_config
 from vllm.v1.engine.data_parallel.router import make_prompt_hasher
 from vllm.v1.engine.data_parallel.short_hash import shorten
@@ -28,37 +28,37 @@ def removed(group: int, *hashes: int) -> BlockRemoved:
     return BlockRemoved(list(hashes), None, group_idx=group)
 
 
-def publish(news: CacheNews, *events) -> None:
-    news.publish(KVEventBatch(0.0, list(events)))
+def publish(changes: CacheChanges, *events) -> None:
+    changes.publish(KVEventBatch(0.0, list(events)))
 
 
-def test_the_same_news_are_told_once() -> None:
-    news = CacheNews(NullEventPublisher())
-    publish(news, stored(0, 1, 2), stored(0, 2), removed(0, 1))
-    told = news.take(1, 0, 9)
+def test_the_same_changes_are_told_once() -> None:
+    changes = CacheChanges(NullEventPublisher())
+    publish(changes, stored(0, 1, 2), stored(0, 2), removed(0, 1))
+    told = changes.take(1, 0, 9)
     assert told is not None
     assert (told.stored, told.removed) == ({0: [2]}, {})
-    assert news.take(1, 0, 9) is None
-    assert news.take(2, 0, 9) is not None
-    publish(news, removed(0, 2))
-    assert news.take(2, 0, 9).removed == {}
-    publish(news, removed(0, 2))
-    assert news.take(2, 0, 9).removed == {0: [2]}
+    assert changes.take(1, 0, 9) is None
+    assert changes.take(2, 0, 9) is not None
+    publish(changes, removed(0, 2))
+    assert changes.take(2, 0, 9).removed == {}
+    publish(changes, removed(0, 2))
+    assert changes.take(2, 0, 9).removed == {0: [2]}
 
 
 def test_a_cleared_cache_is_told_before_what_came_after() -> None:
-    news = CacheNews(NullEventPublisher())
-    publish(news, stored(0, 1))
-    news.take(0, 0, 0)
-    publish(news, stored(0, 5), AllBlocksCleared(), stored(0, 1))
-    told = news.take(0, 0, 0)
+    changes = CacheChanges(NullEventPublisher())
+    publish(changes, stored(0, 1))
+    changes.take(0, 0, 0)
+    publish(changes, stored(0, 5), AllBlocksCleared(), stored(0, 1))
+    told = changes.take(0, 0, 0)
     assert told.is_cleared
     assert (told.stored, told.removed) == ({0: [1]}, {})
 
 
 def test_any_history_is_told_in_full() -> None:
     rng = random.Random(3)
-    news = CacheNews(NullEventPublisher())
+    changes = CacheChanges(NullEventPublisher())
     counts: Counter[tuple[int, int]] = Counter()
     believed: set[tuple[int, int]] = set()
     for _ in range(300):
@@ -66,11 +66,11 @@ def test_any_history_is_told_in_full() -> None:
             group, short = rng.randrange(2), rng.randrange(8)
             if counts[group, short] and rng.random() < 0.5:
                 counts[group, short] -= 1
-                publish(news, removed(group, short))
+                publish(changes, removed(group, short))
             else:
                 counts[group, short] += 1
-                publish(news, stored(group, short))
-        told = news.take(0, 0, 0)
+                publish(changes, stored(group, short))
+        told = changes.take(0, 0, 0)
         if told is not None:
             believed -= {(g, h) for g, hashes in told.removed.items() for h in hashes}
             believed |= {(g, h) for g, hashes in told.stored.items() for h in hashes}
@@ -98,7 +98,7 @@ def test_the_front_end_hashes_as_the_core_does(config, salt: str | None) -> None
     assert core.make_request(asked).block_hashes == hashes
     add(core, asked)
     run(core)
-    told = core.take_news()
+    told = core.take_status()
     assert set(told.stored[0]) == {shorten(h) for h in hashes}
     assert told.num_running == told.num_waiting == 0
-    assert core.take_news() is None
+    assert core.take_status() is None
