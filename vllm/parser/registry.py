@@ -100,7 +100,7 @@ def choose_parsers(
 
 def _of_model(model_type: str, template: str) -> ParserChoice:
     """The formats of a model, by its type or else by what its template writes."""
-    if model_type == "deepseek_v4":
+    if model_type == "deepseek_v4" and not template:
         return ParserChoice("deepseek_v4", "deepseek_v4")
     if "<|channel|>" in template:
         return ParserChoice(_HARMONY_REASONING, _HARMONY_TOOLS)

@@ -15,7 +15,7 @@ from vllm.entrypoints.openai.pipeline.single_answer import (
     check_single,
     sampling_of,
 )
-from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.exceptions import ThreadsUnsupportedError, UnsupportedFeatureError, UserInputError
 from vllm.tokenizers import ChatOptions
 from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
 
@@ -105,6 +105,10 @@ def make_answer_request(
         UserInputError: A field is wrong.
         UnsupportedFeatureError: One asks for what is not served.
     """
+    if (body.model_extra or {}).get("thread") is not None:
+        raise ThreadsUnsupportedError(
+            "thread is not supported: send the full conversation without it.", "thread"
+        )
     for name in _UNSUPPORTED:
         if (body.model_extra or {}).get(name):
             raise UnsupportedFeatureError(f"{name} is not supported: leave it out.", name)

@@ -60,12 +60,12 @@ _MAX_VALUE_CHARS = 80
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """What went wrong; ``code`` repeats the HTTP status."""
+    """What went wrong; ``code`` names a cause that clients act upon, or repeats the HTTP status."""
 
     message: str
     type: str
     param: str | None
-    code: int
+    code: int | str
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -82,6 +82,7 @@ class HttpError:
     message: str
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    code: str | None = None
 
     @property
     def body(self) -> bytes:
@@ -89,7 +90,8 @@ class HttpError:
         kind = _TYPE_OF_STATUS.get(self.status, "HTTPError")
         # A lone surrogate of the request's must not make the answer unencodable.
         message = self.message.encode("utf-8", "replace").decode("utf-8")
-        return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, self.param, self.status)))
+        detail = ErrorDetail(message, kind, self.param, self.code or self.status)
+        return msgspec.json.encode(ErrorBody(detail))
 
 
 def describe_exception(error: BaseException) -> HttpError:
@@ -101,7 +103,11 @@ def describe_exception(error: BaseException) -> HttpError:
     for kind, status in _STATUS_OF_EXCEPTION:
         if isinstance(error, kind):
             return HttpError(
-                status, str(error), getattr(error, "param", None), _retry_headers(error, status)
+                status,
+                str(error),
+                getattr(error, "param", None),
+                _retry_headers(error, status),
+                getattr(error, "code", None),
             )
     return HttpError(500, "The server failed to answer this request; its log has the details.")
 

@@ -53,7 +53,11 @@ class _Completion:
     def params(self, prompt: TokenizedPrompt) -> SamplingParams:
         served_model = self.context.served_model
         max_tokens = resolve_max_tokens(
-            self.body.max_tokens, _DEFAULT_MAX_TOKENS, len(prompt.token_ids), served_model
+            self.body.max_tokens,
+            _DEFAULT_MAX_TOKENS,
+            len(prompt.token_ids),
+            served_model,
+            of_messages=False,
         )
         return make_sampling_params(self.body, served_model, max_tokens, self.logprobs_options)
 
