@@ -193,23 +193,23 @@ def _parse_message(index: int, message: Mapping[str, Any]) -> ChatMessage:
     content = message.get("content")
     if content is None and role != "assistant":
         raise UserInputError(f"{where}.content is missing: give a text.", "messages")
-    parts = _parse_content(f"{where}.content", content)
-    text = parts if isinstance(parts, str) else "\n".join(parts)
-    given = None if isinstance(parts, str) else parts
-    name = message.get("name")
-    if name is not None and not isinstance(name, str):
+    parsed = _parse_content(f"{where}.content", content)
+    text = parsed if isinstance(parsed, str) else "\n".join(parsed)
+    parts = None if isinstance(parsed, str) else parsed
+    speaker = message.get("name")
+    if speaker is not None and not isinstance(speaker, str):
         raise UserInputError(f"{where}.name must be a string.", "messages")
     if role == "assistant":
         calls = parse_calls(f"{where}.tool_calls", message.get("tool_calls"))
-        reasoning = _parse_reasoning(where, message)
-        return ChatMessage(role, text, reasoning, calls, parts=given, name=name)
+        thought = _parse_reasoning(where, message)
+        return ChatMessage(role, text, thought, calls, parts=parts, name=speaker)
     if message.get("tool_calls"):
         raise UserInputError(f"{where}.tool_calls belongs to role 'assistant'.", "messages")
     call_id = message.get("tool_call_id")
     if call_id is not None and not isinstance(call_id, str):
         raise UserInputError(f"{where}.tool_call_id must be a string.", "messages")
     call_id = call_id if role == "tool" else None
-    return ChatMessage(role, text, tool_call_id=call_id, parts=given, name=name)
+    return ChatMessage(role, text, tool_call_id=call_id, parts=parts, name=speaker)
 
 
 def _parse_reasoning(where: str, message: Mapping[str, Any]) -> str:
