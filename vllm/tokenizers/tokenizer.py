@@ -88,6 +88,19 @@ class Tokenizer:
         """The spellings of the special tokens."""
         return frozenset(self._added_text[token_id] for token_id in self.all_special_ids)
 
+    def describe(self) -> dict[str, Any]:
+        """Return tokenizer_config.json, and what stands in files beside it."""
+        pad = _token_text(self._config.get("pad_token"))
+        return {
+            **self._config,
+            "tokenizer_class": self._config.get("tokenizer_class", "PreTrainedTokenizerFast"),
+            "bos_token": self.bos_token,
+            "eos_token": self.eos_token,
+            "pad_token": pad,
+            "chat_template": self.chat_templates.get(DEFAULT_TEMPLATE),
+            "vocab_size": self.vocab_size,
+        }
+
     @property
     def template_tokens(self) -> dict[str, str]:
         """The tokens that templates know by name, such as bos_token, with their spellings."""

@@ -28,6 +28,7 @@ class ServerArgs:
         generation_config: "auto": the checkpoint's sampling defaults; "vllm": neutral ones.
         max_log_len: Characters of a prompt to log; None: all.
         enable_prompt_tokens_details: Whether ``usage`` says why prompt tokens were computed.
+        enable_tokenizer_info_endpoint: Whether ``/tokenizer_info`` tells the tokenizer's settings.
         shutdown_timeout_s: How long running requests may finish after SIGTERM.
         operations: Sockets, TLS, logs, keep-alive.
     """
@@ -45,6 +46,7 @@ class ServerArgs:
     max_log_len: int | None = None
     enable_prompt_tokens_details: bool = False
     enable_request_id_headers: bool = True
+    enable_tokenizer_info_endpoint: bool = False
     enable_force_include_usage: bool = False
     shutdown_timeout_s: float = 30.0
     allowed_origins: tuple[str, ...] = ()

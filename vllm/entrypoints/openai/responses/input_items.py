@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from vllm.entrypoints.openai.chat_assembly import ChatAssembler
 from vllm.entrypoints.openai.opaque_reasoning import open_reasoning
+from vllm.entrypoints.openai.responses.options import flat_name
 from vllm.entrypoints.openai.responses.store import Item
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
 from vllm.tokenizers.breakpoints import Breakpoint
@@ -125,9 +126,9 @@ def _read_ttl(where: str, mark: Any) -> float | None:
 
 
 def _read_call(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
-    if item.get("namespace") is not None:
-        raise UnsupportedFeatureError(f"{where}.namespace is not supported: leave it out.", "input")
-    return {name: _text_field(where, item, name) for name in ("call_id", "name", "arguments")}
+    names = ["call_id", "name", "arguments"]
+    names += ["namespace"] if item.get("namespace") is not None else []
+    return {name: _text_field(where, item, name) for name in names}
 
 
 def _read_call_output(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,7 +224,9 @@ def _add_item(chat: ChatAssembler, item: Item, breakpoints: list[Breakpoint]) ->
     elif kind == "function_call" and item.get("status") == _CUT_OFF:
         return
     elif kind == "function_call":
-        chat.add_call(item["call_id"], item["name"], item["arguments"])
+        space, name = item.get("namespace"), item["name"]
+        name = flat_name(space, name) if isinstance(space, str) else name
+        chat.add_call(item["call_id"], name, item["arguments"])
     elif kind == "function_call_output":
         output = item["output"]
         texts = [output] if isinstance(output, str) else [part["text"] for part in output]
