@@ -21,7 +21,7 @@ from vllm.v1.core.managers.interface_only import (
     MambaManager,
 )
 from vllm.v1.core.policy.geometry import GroupGeometry
-from vllm.v1.core.policy.masks import (
+from vllm.v1.core.retention.masks import (
     num_window_tail_blocks,
     pinned_tail,
 )
