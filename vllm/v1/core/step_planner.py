@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_step import FirstStep, StepPlan, StepRequest
-from vllm.v1.core.policy.geometry import GroupGeometry
+from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.core.prefix.drafter_rows import StaleRow, stale_groups
 from vllm.v1.core.prefix.held import hold_boundaries
 from vllm.v1.core.prefix.lookup import PrefixHit, dense_part, find_junction, plan_partials

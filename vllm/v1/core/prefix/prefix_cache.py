@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.pins import Pins

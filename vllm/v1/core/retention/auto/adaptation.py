@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from vllm.logger import init_logger
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.retention.auto.duel import Duel
 from vllm.v1.core.retention.auto.eviction import Rule
 from vllm.v1.core.retention.auto.interval import IntervalLearner

@@ -1,1 +1,0 @@
-"""What a request needs to resume at a boundary."""
