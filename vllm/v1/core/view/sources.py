@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
-    from vllm.v1.core.prefix.hash_index import HashIndex
+    from vllm.v1.core.whole_block.hash_index import HashIndex
     from vllm.v1.request import Request
 
 HELD = "held"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.v1.core.managers.lookup_table import make_manager
 from tests.v1.core.specs import HALF
+from tests.v1.core.whole_block.lookup_table import make_manager
 from vllm.v1.core.single_type_kv_cache_manager import SinkFullAttentionManager
 from vllm.v1.kv_cache_interface import SinkFullAttentionSpec
 

@@ -18,7 +18,7 @@ from vllm.v1.core.kv_cache_utils import (
     maybe_convert_block_hash,
     salt_digest,
 )
-from vllm.v1.core.prefix.hash_index import BlockHashToBlockMap
+from vllm.v1.core.whole_block.hash_index import BlockHashToBlockMap
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from tests.v1.core.cache_helpers import ids, make_request
-from tests.v1.core.managers.lookup_table import make_manager
 from tests.v1.core.specs import chunked, full, swa
+from tests.v1.core.whole_block.lookup_table import make_manager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import KVCacheSpec
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.v1.core.cache_helpers import make_request
-from tests.v1.core.managers.lookup_table import find, make_manager
 from tests.v1.core.specs import HALF
+from tests.v1.core.whole_block.lookup_table import find, make_manager
 from vllm.v1.kv_cache_interface import CrossAttentionSpec
 
 SPEC = CrossAttentionSpec(block_size=4, num_kv_heads=1, head_size=8, dtype=HALF)  # type: ignore[arg-type]

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.v1.core.cache_helpers import make_request
-from tests.v1.core.managers.lookup_table import find, make_manager
 from tests.v1.core.specs import mamba
+from tests.v1.core.whole_block.lookup_table import find, make_manager
 from vllm.v1.core.block_pool import BlockPool
 
 T, F = True, False

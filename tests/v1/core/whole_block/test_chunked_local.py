@@ -5,8 +5,8 @@ import random
 import pytest
 
 from tests.v1.core.cache_helpers import ids
-from tests.v1.core.managers.lookup_table import find, make_manager
 from tests.v1.core.specs import chunked
+from tests.v1.core.whole_block.lookup_table import find, make_manager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 T, F = True, False

@@ -2,8 +2,8 @@
 
 from itertools import product
 
-from tests.v1.core.managers.lookup_table import find, make_manager
 from tests.v1.core.specs import full
+from tests.v1.core.whole_block.lookup_table import find, make_manager
 
 
 def test_lookup_against_an_oracle() -> None:

@@ -20,12 +20,12 @@ from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.policy.masks import num_window_tail_blocks, resolve_retention_interval
 from vllm.v1.core.policy.retention import pinned_share
 from vllm.v1.core.prefix.exports import Exports
-from vllm.v1.core.prefix.records import whole_block_prefill_stats
-from vllm.v1.core.prefix.whole_block_lookup import HybridLookup
 from vllm.v1.core.single_type_kv_cache_manager import (
     SlidingWindowManager,
     get_manager_for_kv_cache_spec,
 )
+from vllm.v1.core.whole_block.lookup import HybridLookup
+from vllm.v1.core.whole_block.records import whole_block_prefill_stats
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from vllm.v1.core.kv_cache_utils import (
     BlockHashList,
     KVCacheBlock,
 )
-from vllm.v1.core.managers.base import SingleTypeKVCacheManager
+from vllm.v1.core.whole_block.manager_base import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 
