@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.policy.geometry import GroupGeometry
 from vllm.v1.core.whole_block.interface_only import (
     ChunkedLocalAttentionManager,
     CrossAttentionManager,
