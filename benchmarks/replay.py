@@ -51,7 +51,7 @@ from benchmarks.v4_cache import (
     vllm_config,
 )
 from vllm.cachelab.sim.requests import PrefixUnits
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import RetentionPolicy, parse_retention
 from vllm.v1.kv_cache_interface import KVCacheConfig
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.v1.core.v4_geometry import BF16, FP32, v4_config
 from vllm.exceptions import ConfigError
-from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry, group_geometry
+from vllm.v1.core.geometry import CacheGeometry, GroupGeometry, group_geometry
 from vllm.v1.core.policy.retention import (
     needed_window_blocks,
     num_dropped_blocks,

@@ -6,8 +6,8 @@ from tests.v1.core.v4_geometry import v4_config
 from tests.v1.engine.fakes import Float32
 from vllm.config import KVTransferConfig, SpeculativeConfig
 from vllm.exceptions import ConfigError
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.sizes import check_room_for_one, max_request_blocks
 from vllm.v1.engine.kv_cache_setup import (
     check_fixed_pool,

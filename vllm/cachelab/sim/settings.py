@@ -19,7 +19,7 @@ from vllm.config.speculative import SpeculativeConfig
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.model_executor.models.registry import resolve_model
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, plan_kv_cache
 from vllm.v1.worker.dtypes import resolve_cache_dtype
 

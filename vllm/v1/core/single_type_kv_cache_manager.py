@@ -13,6 +13,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.exceptions import ConfigError
+from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.managers.base import HitQuery, SingleTypeKVCacheManager
 from vllm.v1.core.managers.interface_only import (
@@ -20,7 +21,6 @@ from vllm.v1.core.managers.interface_only import (
     CrossAttentionManager,
     MambaManager,
 )
-from vllm.v1.core.policy.geometry import GroupGeometry
 from vllm.v1.core.policy.masks import (
     num_window_tail_blocks,
     pinned_tail,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_step import FirstStep, StepPlan, StepRequest
-from vllm.v1.core.policy.geometry import GroupGeometry
+from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.core.policy.rebuild import Rebuild
 from vllm.v1.core.policy.retention import (
     needed_window_blocks,

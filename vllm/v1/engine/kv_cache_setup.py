@@ -8,6 +8,7 @@ from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError, VllmError
 from vllm.utils.mem_constants import GiB_bytes
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
     get_kv_cache_configs,
@@ -16,7 +17,6 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.layout.grouping import get_kv_cache_groups
 from vllm.v1.core.layout.sizing import needed_bytes
-from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.policy.retention import parse_retention
 from vllm.v1.core.policy.sizes import check_room_for_one, max_checkpoint_blocks
 from vllm.v1.core.sched.limits import SchedulerLimits

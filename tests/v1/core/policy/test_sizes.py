@@ -3,7 +3,7 @@
 import pytest
 
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.policy.sizes import max_checkpoint_blocks
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from benchmarks.v4_cache import UNITS, flash_config
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.policy.spare import NO_SPARES, spare_boundaries
 
 

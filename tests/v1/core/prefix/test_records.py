@@ -6,7 +6,7 @@ import pytest
 
 from tests.v1.core.prefix.unit_caches import cache_of, hashes, publish
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.prefix.lookup import find_prefix
 from vllm.v1.core.prefix.records import explain_misses, whole_block_prefill_stats
 

@@ -9,7 +9,7 @@ from math import lcm
 
 from vllm import envs
 from vllm.config.retention import read_interval
-from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry
+from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 

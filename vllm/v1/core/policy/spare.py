@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.geometry import CacheGeometry
 
 # The part of a pool that spare checkpoints leave to requests that come.
 _RESERVED_SHARE = 1 / 16

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.prefix.lookup import PrefixHit
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.messages import (
