@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vllm.benchmarks.sim.requests import Hasher
+from vllm.cachelab.sim.requests import Hasher
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.cache_step import Lookup
 from vllm.v1.core.geometry import CacheGeometry

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from benchmarks.prefix_driver import PrefixDriver
 from benchmarks.result import print_result
 from benchmarks.v4_cache import PUBLISHED_BLOCK_BYTES, UNITS, flash_block_bytes, flash_config
-from vllm.benchmarks.sim.requests import PrefixUnits
+from vllm.cachelab.sim.requests import PrefixUnits
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.retention.policy import parse_retention
 

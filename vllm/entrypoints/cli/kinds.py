@@ -16,7 +16,7 @@ class Kind:
         name: On the command line.
         text: What it does.
         add_flags: Adds its flags.
-        run: "module:function" under ``vllm.benchmarks``, loaded when it runs: --help must not wait
+        run: "module:function" under ``vllm``, loaded when it runs: --help must not wait
             for clients and engines.
     """
 
@@ -38,5 +38,5 @@ def add_kinds(commands: Any, name: str, text: str, kinds: Sequence[Kind]) -> Non
 
 def _run(place: str, args: argparse.Namespace) -> int:
     module, _, function = place.partition(":")
-    code: int = getattr(importlib.import_module(f"vllm.benchmarks.{module}"), function)(args)
+    code: int = getattr(importlib.import_module(f"vllm.{module}"), function)(args)
     return code

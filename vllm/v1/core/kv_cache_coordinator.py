@@ -41,7 +41,7 @@ from vllm.v1.core.request_cache import Pending, RequestCache
 from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
 from vllm.v1.core.step_planner import StepPlanner
-from vllm.v1.core.whole_block_coordinator import (
+from vllm.v1.core.whole_block.coordinator import (
     HybridKVCacheCoordinator,
     KVCacheCoordinator,
     KVCacheCoordinatorNoPrefixCache,
