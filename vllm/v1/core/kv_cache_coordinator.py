@@ -7,12 +7,14 @@ the hit's blocks, take new ones, record copies). Keys and checkpoints become vis
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from vllm.exceptions import ConfigError
 from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.cache_step import (
     NO_WORK,
@@ -440,7 +442,7 @@ def get_kv_cache_coordinator(
 ) -> Coordinator:
     """Build the coordinator for a configuration: ``hit_unit``, caching and groups choose, once.
 
-    The arguments are the fields of ``CacheSettings``.
+    The arguments are the fields of ``CacheSettings``. A platform may have a class of its own.
 
     Raises:
         ConfigError: (a ValueError) Blocks, pool or retention interval do not fit the model.
@@ -462,9 +464,27 @@ def get_kv_cache_coordinator(
         policy=policy,
     )
     if kv_cache_config.hit_unit is not None:
-        return CheckpointCoordinator(settings)
+        return _find_class(kv_cache_config.coordinator_path)(settings)
     if not enable_caching:
         return KVCacheCoordinatorNoPrefixCache(settings)
     if len(kv_cache_config.kv_cache_groups) == 1:
         return UnitaryKVCacheCoordinator(settings)
     return HybridKVCacheCoordinator(settings)
+
+
+def _find_class(path: str | None) -> Callable[[CacheSettings], Coordinator]:
+    """Return the class that a platform names; None: the core's.
+
+    Raises:
+        ConfigError: There is no such class.
+    """
+    if path is None:
+        return CheckpointCoordinator
+    module, _, name = path.rpartition(".")
+    try:
+        return cast("Callable[[CacheSettings], Coordinator]", getattr(import_module(module), name))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"The platform's KV cache coordinator {path!r} cannot be imported: {error}. Name a "
+            "class by its dotted path in kv_cache_coordinator_path()."
+        ) from error

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from vllm import envs
+from vllm import envs, platforms
 from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError, VllmError
 from vllm.utils.mem_constants import GiB_bytes
@@ -90,11 +90,13 @@ def plan_kv_cache(
     if is_hybrid(groups):
         vllm_config.check_unit_hits()
         unit = vllm_config.cache_config.block_size
+        coordinator_path = platforms.current_platform.kv_cache_coordinator_path(vllm_config)
         configs = [
             replace(
                 config,
                 kv_cache_groups=_mark_drafter(config.kv_cache_groups, own, vllm_config),
                 hit_unit=unit,
+                coordinator_path=coordinator_path,
             )
             for config, own in zip(configs, specs, strict=True)
         ]
