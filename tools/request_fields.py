@@ -24,6 +24,7 @@ from vllm.entrypoints.openai.protocol.requests import (
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "apis.md"
+_HEADER = "| field | | why, or what to do |\n|---|---|---|\n"
 BEGIN, END = "<!-- request fields: begin -->\n", "<!-- request fields: end -->\n"
 MODELS: dict[str, type[SamplingRequest]] = {
     COMPLETIONS: CompletionRequest,
@@ -50,7 +51,7 @@ def make_tables() -> str:
             for name, field in known
             if isinstance(field, Refused)
         ]
-        head = f"\n**`{route}`** honours also {_names(own)}.\n\n| field | | why, or what to do |\n|---|---|---|\n"
+        head = f"\n**`{route}`** honours also {_names(own)}.\n\n{_HEADER}"
         sections.append(head + "\n".join(rows) + "\n")
     return "".join(sections)
 

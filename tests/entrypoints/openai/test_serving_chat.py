@@ -298,3 +298,52 @@ async def test_options_of_the_form_stay(roomy: Served) -> None:
     tag = {"type": "structural_tag", "format": {"type": "any_text"}}
     await ask(roomy, tools=TOOLS, response_format=tag)
     assert json.loads(grammar_of(roomy).structural_tag) == tag
+
+
+async def test_tokens_of_reasoning_are_counted(roomy: Served) -> None:
+    say(roomy, "so</think>Wait." + END)
+    counted = len(roomy.context.tokenizer.encode("so</think>", add_special_tokens=False))
+    body: dict[str, Any] = {"messages": USER, "n": 2}
+    whole = (await roomy.client.post(CHAT, json=body)).json()["usage"]
+    assert whole["completion_tokens_details"] == {"reasoning_tokens": 2 * counted}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    *_, last = events_of(await roomy.client.post(CHAT, json=body))
+    assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2 * counted}
+    hits = last["usage"]["prompt_cache_hit_tokens"], last["usage"]["prompt_cache_miss_tokens"]
+    assert sum(hits) == last["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("thinking", "opened", "budget"),
+    [
+        ({"type": "disabled"}, "</think>", None),
+        ({"type": "enabled"}, "<think>", None),
+        ({"type": "enabled", "budget_tokens": 9}, "<think>", 9),
+    ],
+)
+async def test_thinking_as_deepseek_spells_it(
+    roomy: Served, thinking: dict[str, Any], opened: str, budget: int | None
+) -> None:
+    say(roomy, "Yes.")
+    await ask(roomy, thinking=thinking)
+    token_ids, params, *_ = roomy.engine.jobs[-1]
+    assert roomy.context.tokenizer.decode(token_ids[-1:]) == opened
+    assert params.thinking_token_budget == budget
+
+
+@pytest.mark.parametrize(
+    "thinking", [{}, {"type": "maybe"}, {"type": "enabled", "budget_tokens": 0}]
+)
+async def test_thinking_that_is_none(served: Served, thinking: dict[str, Any]) -> None:
+    answer = await served.client.post(CHAT, json={"messages": USER, "thinking": thinking})
+    assert answer.json()["error"]["param"] == "thinking"
+
+
+async def test_a_prefix_is_continued(roomy: Served) -> None:
+    say(roomy, " and more.")
+    begun = {"role": "assistant", "content": "One", "prefix": True}
+    body = {"messages": [*USER, begun], "thinking": {"type": "disabled"}}
+    answer = (await roomy.client.post(CHAT, json=body)).json()
+    assert answer["choices"][0]["message"]["content"] == " and more."
+    prompt = roomy.context.tokenizer.decode(roomy.engine.jobs[-1][0])
+    assert prompt.endswith("</think>One")
