@@ -17,8 +17,8 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.layout.grouping import get_kv_cache_groups
 from vllm.v1.core.layout.sizing import needed_bytes
-from vllm.v1.core.policy.retention import parse_retention
-from vllm.v1.core.policy.sizes import check_room_for_one, max_checkpoint_blocks
+from vllm.v1.core.retention.policy import parse_retention
+from vllm.v1.core.retention.sizes import check_room_for_one, max_checkpoint_blocks
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.engine.wire import GroupInfo, KVCacheInfo
 from vllm.v1.kv_cache_interface import (
