@@ -130,6 +130,7 @@ def run_rows(
     variables |= {"PYTHONPATH": str(HERE / "rows"), "NO_PROXY": "127.0.0.1"}
     process = subprocess.Popen(
         [*program, str(source)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=(scratch / f"{file}.log").open("w"),
         text=True,
@@ -138,6 +139,7 @@ def run_rows(
     about = {"package": file, "version": "?"}
     open_row, before = "", read_metrics(server)
     try:
+        assert process.stdin is not None
         assert process.stdout is not None
         for line in process.stdout:
             told = parse_line(line)
@@ -145,9 +147,11 @@ def run_rows(
                 about = told
             elif "begin" in told:
                 open_row, before = told["begin"], read_metrics(server)
+                print("go", file=process.stdin, flush=True)
             elif "row" in told:
                 open_row = ""
                 yield checked(Result(**about, **told), before, read_metrics(server))
+                print("go", file=process.stdin, flush=True)
     finally:
         try:
             process.wait(_ROWS_TIMEOUT_S)
@@ -168,7 +172,8 @@ def parse_line(line: str) -> dict[str, Any]:
 
 
 def read_metrics(server: ServerProcess) -> dict[str, int]:
-    """Return the counters that rows are checked by."""
+    """Return the counters that rows are checked by, once nothing runs."""
+    server.wait_idle()
     counters = {
         "cached": server.metric("vllm:prefix_cache_hits_total"),
         "tokens": server.metric("vllm:generation_tokens_total"),
