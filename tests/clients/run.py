@@ -34,6 +34,8 @@ _INSTALL_TIMEOUT_S = 900
 # Ends a hang and says nothing of speed.
 _ROWS_TIMEOUT_S = 600
 NODE = "node"
+# Rows that the server refuses once, and whose clients know what to do: a full context, a thread.
+_REFUSED = ("overflow", "exec", "tool runner")
 # Environment -> the files of rows that run in it.
 ROWS: dict[str, tuple[str, ...]] = {
     "openai, anthropic": ("openai_py.py", "anthropic_py.py"),
@@ -191,7 +193,7 @@ def checked(result: Result, before: dict[str, int], after: dict[str, int]) -> Re
     delta = {name: after[name] - before[name] for name in after}
     result.statuses = {name: delta[name] for name in ("2xx", "4xx", "5xx") if delta[name]}
     result.server_cached, result.server_tokens = delta["cached"], delta["tokens"]
-    expects_refusal = "overflow" in result.row or "exec" in result.row
+    expects_refusal = any(word in result.row for word in _REFUSED)
     faults = []
     if delta["5xx"] or (delta["4xx"] and not expects_refusal):
         faults.append(f"statuses {result.statuses}")
