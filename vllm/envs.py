@@ -90,8 +90,11 @@ def _retention_interval() -> int | str | None:
     text = "" if raw is None else raw.strip().lower()
     if text in ("", "none"):
         return None
-    if text == "auto":
-        return "auto"
+    # The configuration's rules, which read this module, are not there while it is loaded.
+    from vllm.config.retention import POLICIES  # noqa: PLC0415
+
+    if text in POLICIES:
+        return text
     try:
         return int(text)
     except ValueError as error:
