@@ -97,3 +97,11 @@ def test_the_guide_shows_the_file_and_the_line() -> None:
     for name in vars(RetentionPolicy):
         if not name.startswith("_"):
             assert f"`{name}" in text, name
+
+
+def test_an_unknown_name_in_the_variable_is_refused_when_the_cache_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "dense")
+    with pytest.raises(ConfigError, match="'dense' is not valid here: use auto, none, 0"):
+        make_manager(v4_config(32, 400), 512)
