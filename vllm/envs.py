@@ -160,7 +160,7 @@ _READERS: dict[str, Callable[[], Any]] = {
     "VLLM_SERVER_DEV_MODE": lambda: _flag("VLLM_SERVER_DEV_MODE", False),
     # Whether an engine's process gets ready for grammars before the first one comes.
     "VLLM_WARM_GRAMMARS": lambda: _flag("VLLM_WARM_GRAMMARS", True),
-    "VLLM_MAX_STOP_STRINGS": lambda: _number("VLLM_MAX_STOP_STRINGS", 4, int, 1),
+    "VLLM_MAX_STOP_STRINGS": lambda: _number("VLLM_MAX_STOP_STRINGS", 128, int, 1),
     # OpenTelemetry's own, and its names: how spans are sent to an http:// endpoint.
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": lambda: _choice(
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", ("http/protobuf", "grpc")
