@@ -31,16 +31,17 @@ class CheckpointHandover(Coordinator):
     _publisher: Publisher
 
     def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
-        """Hold the longest prefix with a checkpoint for another engine to read."""
+        """Hold the longest prefix that can be resumed for another engine to read."""
         max_tokens = request.num_prompt_tokens - 1
         hit = find_prefix(self.index, self.geometry, request.block_hashes, max_tokens)
-        if hit.checkpoint is None:
+        if not hit.position:
             return None
         tables = hit_tables(self.geometry, hit)
         self.exports.hold(name, [blocks for _, blocks in tables])
         ids = tuple(tuple(block.block_id for block in blocks) for _, blocks in tables)
         bases = tuple(base for base, _ in tables)
-        return PrefixBlocks(hit.position, 0, bases, ids, hit.checkpoint.next_token)
+        next_token = None if hit.checkpoint is None else hit.checkpoint.next_token
+        return PrefixBlocks(hit.position, 0, bases, ids, next_token)
 
     def find_import(
         self, request: Request, num_tokens: int, num_external_tokens: int
@@ -62,4 +63,5 @@ class CheckpointHandover(Coordinator):
         cache = self.requests[request.request_id]
         if cache.is_loading:
             cache.dense_from = None
-            self._publisher.publish(cache, num_computed_tokens, (num_computed_tokens,))
+            boundaries = (num_computed_tokens,) if self.geometry.windows else ()
+            self._publisher.publish(cache, num_computed_tokens, boundaries)

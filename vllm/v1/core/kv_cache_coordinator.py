@@ -96,12 +96,17 @@ class CheckpointCoordinator(CheckpointHandover):
         self.exports = Exports(self.block_pool)
         self.held: HeldPrefixes = HeldPrefixes(prefixes)
         self._num_steps = 0
+        # Requests whose rows of this schedule() others may already have been given.
+        self._promised: set[str] = set()
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
 
     # ---- lookup ------------------------------------------------------------------------------
 
     def look_up(self, request: Request, max_tokens: int) -> Lookup:
         """Find the deepest boundary at most ``max_tokens`` where all groups can resume."""
+        if self.geometry.shares_whole_blocks:
+            # Nobody is preempted once a request that waits is looked up: these steps run.
+            self._promised.update(self._publish_pending())
         find = partial(find_prefix, self.index, self.geometry, request.block_hashes)
         hit = find(max_tokens)
         if self.settings.stale_row is StaleRow.DROP:
@@ -156,6 +161,9 @@ class CheckpointCoordinator(CheckpointHandover):
         """Return the free blocks a request would use until its prompt is computed."""
         length = min(step.request.num_tokens, self.settings.max_model_len)
         needed = max_request_blocks(self.geometry, length, self.settings.num_lookahead_tokens)
+        cache = self._admitted(step)
+        if cache is not None:
+            needed -= sum(len(table.blocks) for table in cache.dense)
         if step.lookup is not None and step.lookup.hit is not None:
             full = step.lookup.hit.full_blocks
             needed -= sum(block.ref_cnt > 0 for blocks in full for block in blocks)
@@ -212,7 +220,7 @@ class CheckpointCoordinator(CheckpointHandover):
         if plan.first is not None:
             self._begin(plan.step.request, plan.first)
         cache = self.requests[request_id]
-        if plan.step.num_external_tokens:
+        if plan.step.delays_caching:
             cache.dense_from, cache.is_unannounced = cache.published.num_units, True
             cache.dense_from *= self.geometry.unit
         elif cache.is_unannounced:
@@ -319,13 +327,21 @@ class CheckpointCoordinator(CheckpointHandover):
             return
         for cache in self._changed.values():
             self._publisher.publish_copies(cache)
-        for cache in self._changed.values():
+        self._publish_pending()
+        self._promised.clear()
+
+    def _publish_pending(self) -> list[str]:
+        """Publish what the steps that are allocated will have computed; return whose they are."""
+        published = []
+        for request_id, cache in self._changed.items():
             pending, cache.pending = cache.pending, None
             if pending is None:
                 continue
+            published.append(request_id)
             self._publisher.publish(cache, pending.end, pending.boundaries, pending.spares)
             if self.policy.pinned_share is not None:
                 self._publisher.pin_window(cache, pending.start, pending.end)
+        return published
 
     def take_step_work(self) -> StepWork:
         """Drain what the worker must know; the ends of copies stay held until they have run."""
@@ -358,6 +374,7 @@ class CheckpointCoordinator(CheckpointHandover):
 
     def free(self, request_id: str) -> None:
         """Give back everything a request holds; what it published stays cached."""
+        assert request_id not in self._promised, "others were given rows of a step that runs"
         cache = self.requests.pop(request_id, None)
         self._changed.pop(request_id, None)
         self._rebuilds.end(request_id)

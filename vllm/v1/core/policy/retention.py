@@ -50,6 +50,7 @@ class RetentionPolicy:
 
 
 AUTO = RetentionPolicy(adapts=True, rebuilds=True)
+_AUTO_OF_ONE_KIND = RetentionPolicy()
 _EQUAL_AGES = RetentionPolicy(supersedes=False, keeps_coarse=False)
 
 
@@ -68,7 +69,8 @@ def parse_retention(value: str | int | None, geometry: CacheGeometry) -> Retenti
     if isinstance(interval, int):
         return replace(_EQUAL_AGES, name=str(interval), interval=interval)
     if interval == "auto":
-        return AUTO
+        # What is learnt is how dense rows and checkpoints weigh against each other.
+        return AUTO if geometry.dense and geometry.windows else _AUTO_OF_ONE_KIND
     every_end = lcm(geometry.unit, *(group.block_size for group in geometry.groups))
     return replace(_EQUAL_AGES, name="none", interval=every_end)
 
@@ -90,7 +92,7 @@ def resolve_policy(
     policy = parse_retention(
         envs.retention_or_default(kv_cache_config.prefix_cache_retention_interval), geometry
     )
-    if enable_caching and envs.VLLM_PIN_SWA_TOKENS:
+    if enable_caching and geometry.windows and envs.VLLM_PIN_SWA_TOKENS:
         policy = replace(
             policy,
             pinned_share=pinned_share(kv_cache_config),
@@ -145,7 +147,12 @@ def step_boundaries(
         end: Tokens computed after it, drafts not counted.
         kept: The boundaries the request wants kept: replay boundaries and junctions.
         interval: Also every multiple of this many tokens; 0: none.
+
+    Returns:
+        Ascending; none for a model without windows, whose dense rows are all that resuming needs.
     """
+    if not geometry.windows:
+        return ()
     wanted = {p for p in kept if start < p <= end}
     wanted.update(p for p in trailing_boundaries(geometry, end) if start < p)
     if interval:
