@@ -52,7 +52,7 @@ from benchmarks.v4_cache import (
 )
 from vllm.cachelab.sim.requests import PrefixUnits
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.policy.retention import RetentionPolicy, parse_retention
+from vllm.v1.core.retention.policy import RetentionPolicy, parse_retention
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 SPAN = 512

@@ -30,9 +30,9 @@ from tests.v1.core.window_geometry import (
     window_config,
 )
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.policy.eviction import Rule
-from vllm.v1.core.policy.retention import RetentionPolicy, parse_retention
-from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.core.retention.auto.eviction import Rule
+from vllm.v1.core.retention.policy import RetentionPolicy, parse_retention
+from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 UNITS = (32, 64, 128)

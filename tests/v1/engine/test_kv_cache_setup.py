@@ -10,7 +10,7 @@ from vllm.exceptions import ConfigError
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.policy.sizes import check_room_for_one, max_request_blocks
+from vllm.v1.core.retention.sizes import check_room_for_one, max_request_blocks
 from vllm.v1.engine.kv_cache_setup import (
     check_fixed_pool,
     describe_kv_cache,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -22,7 +24,7 @@ class Kind:
 
     name: str
     text: str
-    add_flags: Callable[[argparse.ArgumentParser], None]
+    add_flags: Callable[[FlexibleArgumentParser], None]
     run: str
 
 

@@ -20,7 +20,7 @@ from math import lcm
 
 from vllm.exceptions import ConfigError
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.policy.rebuild import num_rebuild_tokens
+from vllm.v1.core.retention.rebuild import num_rebuild_tokens
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
     FullAttentionSpec,

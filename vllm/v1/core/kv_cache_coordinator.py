@@ -29,7 +29,6 @@ from vllm.v1.core.checkpoint_handover import CheckpointHandover
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
 from vllm.v1.core.prefix.exports import Exports
@@ -41,6 +40,7 @@ from vllm.v1.core.prefix.rebuilds import Rebuilds, prefer_rebuild
 from vllm.v1.core.prefix.records import explain_misses
 from vllm.v1.core.prefix.waiting import DonorWaits
 from vllm.v1.core.request_cache import Pending, RequestCache
+from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
 from vllm.v1.core.step_planner import StepPlanner
 from vllm.v1.core.whole_block.coordinator import (
@@ -55,7 +55,7 @@ from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
-    from vllm.v1.core.policy.retention import RetentionPolicy
+    from vllm.v1.core.retention.policy import RetentionPolicy
     from vllm.v1.request import Request
 
 __all__ = [

@@ -17,8 +17,8 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.layout.grouping import get_kv_cache_groups
 from vllm.v1.core.layout.sizing import bytes_per_block, largest_model_len
-from vllm.v1.core.policy.retention import parse_retention
-from vllm.v1.core.policy.sizes import (
+from vllm.v1.core.retention.policy import parse_retention
+from vllm.v1.core.retention.sizes import (
     check_room_for_one,
     max_checkpoint_blocks,
     max_request_blocks,

@@ -16,7 +16,7 @@ from vllm.v1.core.layout.config_builder import (
     resolve_kv_cache_block_sizes,
 )
 from vllm.v1.core.layout.sizing import get_max_concurrency_for_kv_cache_config
-from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.policy.rebuild import Rebuild
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.retention.rebuild import Rebuild
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from vllm.v1.core.cache_step import Lookup, StepPlan, StepRequest
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.policy.masks import num_window_tail_blocks, resolve_retention_interval
-from vllm.v1.core.policy.retention import pinned_share
 from vllm.v1.core.prefix.exports import Exports
+from vllm.v1.core.retention.masks import num_window_tail_blocks, resolve_retention_interval
+from vllm.v1.core.retention.policy import pinned_share
 from vllm.v1.core.single_type_kv_cache_manager import (
     SlidingWindowManager,
     get_manager_for_kv_cache_spec,

@@ -3,7 +3,7 @@
 import hashlib
 
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.policy.spans import MAX_SPANS, SpanSampler
+from vllm.v1.core.retention.auto.spans import MAX_SPANS, SpanSampler
 
 
 def hashes_of(name: str, num_units: int) -> list[BlockHash]:

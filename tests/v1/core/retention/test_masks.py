@@ -9,7 +9,7 @@ from tests.v1.core.cache_helpers import make_request
 from tests.v1.core.specs import swa
 from vllm.exceptions import ConfigError
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.policy.masks import (
+from vllm.v1.core.retention.masks import (
     num_window_tail_blocks,
     pinned_tail,
     resolve_retention_interval,

@@ -4,7 +4,7 @@ import pytest
 
 from tests.v1.core.v4_geometry import v4_config
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.policy.sizes import max_checkpoint_blocks
+from vllm.v1.core.retention.sizes import max_checkpoint_blocks
 
 
 @pytest.mark.parametrize("unit", [32, 64, 128])

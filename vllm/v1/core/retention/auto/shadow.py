@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from vllm.v1.core.policy.eviction import Rule, Standing, choose_victim
+from vllm.v1.core.retention.auto.eviction import Rule, Standing, choose_victim
 
 
 class Shadow:

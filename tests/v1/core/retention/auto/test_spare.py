@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.v4_cache import UNITS, flash_config
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.policy.spare import NO_SPARES, spare_boundaries
+from vllm.v1.core.retention.auto.spare import NO_SPARES, spare_boundaries
 
 
 @pytest.mark.parametrize("unit", UNITS)

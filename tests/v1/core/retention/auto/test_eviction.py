@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from vllm.v1.core.policy.eviction import STALE_POOLS, Rule, Standing, choose_victim
+from vllm.v1.core.retention.auto.eviction import STALE_POOLS, Rule, Standing, choose_victim
 
 
 @dataclass

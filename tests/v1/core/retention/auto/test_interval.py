@@ -5,8 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from vllm.v1.core.policy.interval import CANDIDATES, FIRST_INTERVAL, IntervalLearner, room_for
-from vllm.v1.core.policy.spans import SPAN_TOKENS, Span
+from vllm.v1.core.retention.auto.interval import (
+    CANDIDATES,
+    FIRST_INTERVAL,
+    IntervalLearner,
+    room_for,
+)
+from vllm.v1.core.retention.auto.spans import SPAN_TOKENS, Span
 
 
 class PlainStack:

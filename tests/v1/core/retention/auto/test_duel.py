@@ -2,8 +2,8 @@
 
 import random
 
-from vllm.v1.core.policy.duel import Duel
-from vllm.v1.core.policy.eviction import Rule
+from vllm.v1.core.retention.auto.duel import Duel
+from vllm.v1.core.retention.auto.eviction import Rule
 
 
 def test_a_loop_that_does_not_fit_brings_residents_and_its_end_takes_them_away() -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.v1.core.policy.test_eviction import expected_victim
-from vllm.v1.core.policy.eviction import Rule, Standing
-from vllm.v1.core.policy.shadow import Shadow
+from tests.v1.core.retention.auto.test_eviction import expected_victim
+from vllm.v1.core.retention.auto.eviction import Rule, Standing
+from vllm.v1.core.retention.auto.shadow import Shadow
 
 
 @dataclass

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.v1.core.prefix.unit_caches import h
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.policy.donors import Donor, find_donor, max_wait_steps
+from vllm.v1.core.retention.donors import Donor, find_donor, max_wait_steps
 
 
 def chain(units: str) -> list[BlockHash]:

@@ -1,4 +1,4 @@
-from vllm.v1.core.policy.yields import Yields, spare_kind
+from vllm.v1.core.retention.auto.yields import Yields, spare_kind
 
 
 def test_kinds_grow_fourfold() -> None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from vllm.v1.core.policy.eviction import Rule
-from vllm.v1.core.policy.shadow import Shadow
+from vllm.v1.core.retention.auto.eviction import Rule
+from vllm.v1.core.retention.auto.shadow import Shadow
 
 # A rule takes over when it led by so much of the pool's spans ...
 _LEAD = 0.04

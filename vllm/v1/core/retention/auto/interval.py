@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from vllm.v1.core.policy.spans import SPAN_TOKENS, Span
+from vllm.v1.core.retention.auto.spans import SPAN_TOKENS, Span
 
 # Tokens between two checkpoints; 0: none but where prompts end and part.
 CANDIDATES = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 0)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from vllm.logger import init_logger
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.policy.duel import Duel
-from vllm.v1.core.policy.eviction import Rule
-from vllm.v1.core.policy.interval import IntervalLearner
-from vllm.v1.core.policy.spans import SpanSampler
+from vllm.v1.core.retention.auto.duel import Duel
+from vllm.v1.core.retention.auto.eviction import Rule
+from vllm.v1.core.retention.auto.interval import IntervalLearner
+from vllm.v1.core.retention.auto.spans import SpanSampler
 from vllm.v1.metrics.stats import CachePolicyStats
 
 logger = init_logger(__name__)

@@ -5,7 +5,7 @@ from functools import lru_cache
 from vllm.exceptions import ConfigError
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
-from vllm.v1.core.policy.retention import (
+from vllm.v1.core.retention.policy import (
     needed_window_blocks,
     replay_boundaries,
     trailing_boundaries,
