@@ -186,7 +186,7 @@ class BlockPool:
                 self._num_free -= 1
                 if tier is _PINNED:
                     self._tier_of[block.block_id] = _REGULAR
-            if self.ranked is not None:
+            if self.ranked is not None and self._tiered is not None:
                 self._tiered.on_touch(block)
             block.ref_cnt += 1
             if self.metrics_collector is not None:

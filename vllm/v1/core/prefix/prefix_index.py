@@ -69,6 +69,11 @@ class PrefixIndex:
         self.ghosts = GhostList(capacity=max(1024, min(16 * num_blocks, 250_000)))
         self.checkpoint_ghosts = GhostList(capacity=max(1024, min(num_blocks, 65_536)))
 
+    @property
+    def keeps_lineage(self) -> bool:
+        """Whether ``lineage`` is kept: where there are dense groups and windows."""
+        return self._lineage_group >= 0
+
     # ---- what the pool asks ------------------------------------------------------------------
 
     def forget(self, block: KVCacheBlock) -> Sequence[KVCacheBlock]:
