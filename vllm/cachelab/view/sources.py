@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
+from vllm.v1.core.kv_cache_coordinator import as_served
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.tiers import Tier
@@ -29,8 +29,8 @@ def tier_name(pool: BlockPool, block: KVCacheBlock) -> str:
 class PrefixSource:
     """What is cached, as chains of prefixes.
 
-    The index knows who continues whom where a model has dense rows and windows; for models with
-    one kind alone the chains are those of the requests that were seen.
+    The index knows who continues whom where a model has windows; else the chains are those of the
+    requests that were seen.
 
     Owns: those chains.
 
@@ -66,19 +66,8 @@ class PrefixSource:
         """Return each cached prefix with the one a unit shorter; None for a prompt's first."""
         if not self._notes_chains:
             return self._index.lineage.parents
-        noted = self._noted
-        if self._keys is not None:
-            self._noted = {h: p for h, p in noted.items() if h in self._keys}
-            return self._noted
-        # Windows alone: what lies below a checkpoint need not be there to resume.
-        found: dict[BlockHash, BlockHash | None] = {}
-        for end in self._index.checkpoints:
-            own: BlockHash | None = end
-            while own is not None and own in noted and own not in found:
-                found[own] = parent = noted[own]
-                own = parent
-        self._noted = found
-        return found
+        self._noted = {h: p for h, p in self._noted.items() if self.block_of(h) is not None}
+        return self._noted
 
     def block_of(self, prefix_hash: BlockHash) -> KVCacheBlock | None:
         """Return a block of the first group with a prefix's last rows; None: there is none."""
@@ -99,6 +88,4 @@ class PrefixSource:
 
 def make_source(manager: KVCacheManager) -> PrefixSource:
     """Return the source of an engine's cache."""
-    coordinator = manager.coordinator
-    assert isinstance(coordinator, CheckpointCoordinator), "an engine's models hit at one unit"
-    return PrefixSource(coordinator.prefixes)
+    return PrefixSource(as_served(manager.coordinator).prefixes)

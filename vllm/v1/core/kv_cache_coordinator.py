@@ -25,15 +25,14 @@ from vllm.v1.core.cache_step import (
     StepRequest,
     StepWork,
 )
-from vllm.v1.core.checkpoint_handover import CheckpointHandover
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
-from vllm.v1.core.prefix.exports import Exports
+from vllm.v1.core.prefix.exports import Exports, PrefixBlocks
 from vllm.v1.core.prefix.held import HeldPrefixes
-from vllm.v1.core.prefix.lookup import find_prefix
+from vllm.v1.core.prefix.lookup import find_prefix, hit_tables
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.prefix.publication import Publisher
 from vllm.v1.core.prefix.rebuilds import Rebuilds, prefer_rebuild
@@ -50,7 +49,7 @@ from vllm.v1.core.whole_block.coordinator import (
     UnitaryKVCacheCoordinator,
 )
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.messages import BYPASSED, PrefillStats
+from vllm.v1.messages import BYPASSED, HeldPrefix, PrefillStats
 from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ __all__ = [
 ]
 
 
-class CheckpointCoordinator(CheckpointHandover):
+class CheckpointCoordinator(Coordinator):
     """The groups of one model over one pool.
 
     Owns: what is cached (``prefixes``), every request's ``RequestCache``.
@@ -365,6 +364,44 @@ class CheckpointCoordinator(CheckpointHandover):
         self._changed.clear()
         return work
 
+    # ---- prefixes that other engines read and write ----------------------------------------------
+
+    def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
+        """Hold the longest prefix that can be resumed for another engine to read."""
+        max_tokens = request.num_prompt_tokens - 1
+        hit = find_prefix(self.index, self.geometry, request.block_hashes, max_tokens)
+        if not hit.position:
+            return None
+        tables = hit_tables(self.geometry, hit)
+        self.exports.hold(name, [blocks for _, blocks in tables])
+        ids = tuple(tuple(block.block_id for block in blocks) for _, blocks in tables)
+        bases = tuple(base for base, _ in tables)
+        next_token = None if hit.checkpoint is None else hit.checkpoint.next_token
+        return PrefixBlocks(hit.position, 0, bases, ids, next_token)
+
+    def find_import(
+        self, request: Request, num_tokens: int, num_external_tokens: int
+    ) -> PrefixBlocks:
+        """Return where a connector shall write the rows of an allocated request's prefix."""
+        cache = self.requests[request.request_id]
+        assert cache.dense_from is not None, "the request does not load"
+        bases = [0] * len(self.geometry.groups)
+        ids: list[tuple[int, ...]] = [()] * len(self.geometry.groups)
+        for table in cache.dense:
+            ids[table.geometry.group_id] = tuple(block.block_id for block in table.blocks)
+        for window in cache.windows:
+            bases[window.geometry.group_id] = window.base
+            ids[window.geometry.group_id] = tuple(block.block_id for block in window.blocks)
+        return PrefixBlocks(num_tokens, cache.dense_from, tuple(bases), tuple(ids))
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Publish a prefix that a connector has written, with its checkpoint."""
+        cache = self.requests[request.request_id]
+        if cache.is_loading:
+            cache.dense_from = None
+            boundaries = (num_computed_tokens,) if self.geometry.windows else ()
+            self._publisher.publish(cache, num_computed_tokens, boundaries)
+
     # ---- the rest of a coordinator's face ----------------------------------------------------
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:
@@ -420,6 +457,21 @@ class CheckpointCoordinator(CheckpointHandover):
         if done:
             self.held.clear()
         return done
+
+    def held_prefixes(self) -> Sequence[HeldPrefix]:
+        """Return the prefixes that somebody asked to keep."""
+        return tuple(self.held.describe())
+
+    def forget_prefix(self, name: str) -> bool:
+        """Let go of such a prefix; returns whether there is one of the name."""
+        return self.held.forget(name)
+
+    def take_new_block_ids(self) -> list[int]:
+        """Return none: no group needs its pages zeroed."""
+        return []
+
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+        """Do nothing: ``advance`` gives back what was passed."""
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""
@@ -505,3 +557,9 @@ def _find_class(path: str | None) -> Callable[[CacheSettings], Coordinator]:
             f"The platform's KV cache coordinator {path!r} cannot be imported: {error}. Name a "
             "class by its dotted path in kv_cache_coordinator_path()."
         ) from error
+
+
+def as_served(coordinator: Coordinator) -> CheckpointCoordinator:
+    """Return an engine's coordinator to those who look at what is cached."""
+    assert isinstance(coordinator, CheckpointCoordinator), "an engine's models hit at one unit"
+    return coordinator

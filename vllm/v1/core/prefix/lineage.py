@@ -52,6 +52,10 @@ class Lineage:
         """Return the prefix one unit shorter of a cached one; None for a first unit."""
         return self._parents.get(prefix_hash)
 
+    def is_leaf(self, prefix_hash: BlockHash) -> bool:
+        """Whether a prefix is cached that no cached one continues."""
+        return prefix_hash in self._parents and prefix_hash not in self._num_children
+
     def has_other_continuation(self, prefix_hash: BlockHash, next_hash: BlockHash | None) -> bool:
         """Whether a cached prefix goes on with other tokens than those of ``next_hash``."""
         others = self._num_children.get(prefix_hash, 0)

@@ -20,7 +20,8 @@ class PrefixHit:
         partial_blocks: Per dense group a block that holds the rows between the last full block
             and ``position``, with its key of the last of them; None where there are no such rows.
         checkpoint: The window rows; None when ``position`` is 0, and for models without windows.
-        dense_match: How far the dense groups alone matched, in tokens; ``position`` without any.
+        dense_match: How far the dense groups alone matched, in tokens; without any, how far the
+            prompt was seen before.
         lean_checkpoint: That of the lean boundary below ``position``, if it is another one.
         given_up: Deepest boundary that could have been resumed but for the drafter's rows; 0: none.
         rebuild: Tokens whose window rows are computed again instead, up to ``position``.
@@ -112,7 +113,10 @@ def find_prefix(
         if best is not None:
             break
     if not dense:
-        num_units = 0 if best is None else best.position // unit
+        # Nothing but the chain tells how far the prompt was seen before.
+        num_units = max(
+            _count_seen(index, block_hashes, num_units), best.position // unit if best else 0
+        )
     matched = num_units * unit
     if best is None:
         return PrefixHit.nothing(len(dense), matched)
@@ -122,6 +126,12 @@ def find_prefix(
     if partner is best:
         partner = None
     return PrefixHit(best.position, full, partial, best, matched, partner)
+
+
+def _count_seen(index: PrefixIndex, block_hashes: Sequence[BlockHash], limit: int) -> int:
+    """Return how many of the first ``limit`` units are in a chain that is cached."""
+    parents = index.lineage.parents
+    return next((i for i in range(limit) if block_hashes[i] not in parents), limit)
 
 
 def find_dense_blocks(

@@ -58,9 +58,9 @@ class PrefixIndex:
         }
         self._num_keyed = 0  # blocks that carry keys
         # Of the first dense group, which has a key at every unit; where there are no windows,
-        # nobody asks who continues whom.
-        has_both = dense_group_ids and window_group_ids
-        self._lineage_group = dense_group_ids[0] if has_both else -1
+        # nobody asks who continues whom; where there is nothing else, chains end at checkpoints.
+        self.keeps_lineage = bool(window_group_ids)
+        self._lineage_group = dense_group_ids[0] if dense_group_ids and window_group_ids else -1
         self.lineage = Lineage()
         self.checkpoints: dict[BlockHash, Checkpoint] = {}
         self._checkpoints_of: dict[int, list[Checkpoint]] = {}
@@ -68,11 +68,6 @@ class PrefixIndex:
         # several times the pool, whose blocks carry several keys each.
         self.ghosts = GhostList(capacity=max(1024, min(16 * num_blocks, 250_000)))
         self.checkpoint_ghosts = GhostList(capacity=max(1024, min(num_blocks, 65_536)))
-
-    @property
-    def keeps_lineage(self) -> bool:
-        """Whether ``lineage`` is kept: where there are dense groups and windows."""
-        return self._lineage_group >= 0
 
     # ---- what the pool asks ------------------------------------------------------------------
 
@@ -284,6 +279,21 @@ class PrefixIndex:
         others = self._duplicates[group_id].get(prefix_hash, ())
         return self.keys[group_id].get(prefix_hash) is block or any(b is block for b in others)
 
+    def add_chain(
+        self, prefix_hashes: Sequence[BlockHash], parents: Sequence[BlockHash | None]
+    ) -> None:
+        """Note units below a checkpoint that is about to be entered, without dense rows."""
+        assert not self.keys, "dense rows tell the chain"
+        self.lineage.add(prefix_hashes, parents)
+
+    def _prune_chain(self, end: BlockHash | None) -> None:
+        """Forget the units that led to nothing but a checkpoint that is gone."""
+        lineage = self.lineage
+        while end is not None and end not in self.checkpoints and lineage.is_leaf(end):
+            parent = lineage.parent_of(end)
+            lineage.remove(end)
+            end = parent
+
     # ---- membership of checkpoints -----------------------------------------------------------
 
     def checkpoints_of(self, block: KVCacheBlock) -> Sequence[Checkpoint]:
@@ -315,6 +325,8 @@ class PrefixIndex:
             records.remove(record)
             if not records:
                 del self._checkpoints_of[block.block_id]
+        if not self.keys:
+            self._prune_chain(record.prefix_hash)
 
     def _groups_of(self, record: Checkpoint) -> list[int]:
         """Return the window groups in which a checkpoint holds blocks, if events are on."""

@@ -45,9 +45,6 @@ def explain_misses(
         reasons[DRAFTER] = resumable - hit.position
     if hit.rebuild is not None:
         reasons[WINDOW_REBUILT] = hit.position - hit.start
-    if not geometry.dense:
-        _explain_lost_windows(index, geometry, block_hashes, resumable, last, reasons)
-        return reasons
     window_missed = min(hit.dense_match, last) - resumable
     if window_missed > 0:
         first_unit = resumable // geometry.unit
@@ -66,26 +63,3 @@ def explain_misses(
         if dense_missed > evicted:
             reasons[FIRST_SEEN] = dense_missed - evicted
     return reasons
-
-
-def _explain_lost_windows(
-    index: PrefixIndex,
-    geometry: CacheGeometry,
-    block_hashes: Sequence[BlockHash],
-    position: int,
-    last: int,
-    reasons: dict[str, int],
-) -> None:
-    """Give reasons for the tokens in ``[position, last)`` where checkpoints are all that is kept.
-
-    Mutates: ``reasons``.
-    """
-    unit, lost = geometry.unit, position
-    for i in range(last // unit - 1, position // unit - 1, -1):
-        if block_hashes[i] in index.checkpoint_ghosts:
-            lost = (i + 1) * unit
-            break
-    if lost > position:
-        reasons[WINDOW_EVICTED] = lost - position
-    if last > lost:
-        reasons[FIRST_SEEN] = last - lost
