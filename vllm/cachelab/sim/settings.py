@@ -112,9 +112,9 @@ class SimSettings:
         )
         plan = plan_kv_cache(config, [specs], [self.pool_bytes])
         geometry = CacheGeometry.from_config(plan.scheduler_config)
-        if geometry.windows and str(self.interval).lower() not in ("auto", "none", "0"):
+        if geometry.windows:
             # Refused here, by name, and not in the middle of a grid.
-            read_interval(envs.retention_or_default(self.interval), geometry.lean)
+            read_interval(envs.retention_or_default(self.interval), geometry.unit)
         return plan
 
     def resized(self, num_blocks: int) -> "SimSettings":

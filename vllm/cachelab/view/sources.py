@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.core.kv_cache_coordinator import as_served
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.prefix.checkpoints import Checkpoint
-from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.tiers import Tier
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

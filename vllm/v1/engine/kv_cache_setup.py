@@ -17,7 +17,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.layout.grouping import get_kv_cache_groups
 from vllm.v1.core.layout.sizing import bytes_per_block, largest_model_len
-from vllm.v1.core.retention.policy import parse_retention
+from vllm.v1.core.retention.registry import make_policy
 from vllm.v1.core.retention.sizes import (
     check_room_for_one,
     max_checkpoint_blocks,
@@ -26,15 +26,10 @@ from vllm.v1.core.retention.sizes import (
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.engine.wire import GroupInfo, KVCacheInfo
 from vllm.v1.kv_cache_interface import (
-    CompressorStateSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
-    LatentRowsSpec,
-    MLAAttentionSpec,
-    get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
-    member_spec,
 )
 
 
@@ -148,7 +143,7 @@ def _mark_drafter(
     speculative = vllm_config.speculative_config
     if speculative is None or not speculative.use_eagle():
         return groups
-    drafters = {n for n, s in specs.items() if isinstance(s, LatentRowsSpec) and s.is_drafter}
+    drafters = {name for name, spec in specs.items() if spec.serves_drafter}
     return [
         replace(group, is_eagle_group=not drafters.isdisjoint(group.layer_names))
         for group in groups
@@ -240,9 +235,9 @@ def is_hybrid(groups: list[KVCacheGroupSpec]) -> bool:
 
 
 def has_windows(groups: list[KVCacheGroupSpec]) -> bool:
-    """Whether any cache keeps only a window."""
+    """Whether a request resumes from checkpoints of any cache: of its last rows, or its state."""
     return any(
-        get_kv_cache_spec_sliding_window(group.kv_cache_spec) is not None for group in groups
+        member.has_checkpoints for group in groups for member in group.kv_cache_spec.members()
     )
 
 
@@ -277,8 +272,8 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
 def _find_rebuild_tokens(config: KVCacheConfig) -> int | None:
     """Return the tokens to compute for window rows above a hit on dense rows alone."""
     geometry = CacheGeometry.from_config(config)
-    policy = parse_retention(config.prefix_cache_retention_interval, geometry)
-    return geometry.rebuild_tokens if policy.rebuilds else None
+    interval = config.prefix_cache_retention_interval
+    return make_policy(interval, geometry, config.num_blocks - 1).rebuild_tokens
 
 
 def _find_checkpoint_tokens(config: KVCacheConfig) -> int | None:
@@ -299,7 +294,7 @@ def find_event_steps(config: KVCacheConfig) -> list[int]:
 def _describe_group(group: KVCacheGroupSpec, event_step: int) -> GroupInfo:
     spec = group.kv_cache_spec
     return GroupInfo(
-        kind=_name_group(group),
+        kind=spec.label,
         block_size=spec.block_size,
         num_layers=len(group.layer_names),
         page_size_bytes=spec.page_size_bytes,
@@ -308,25 +303,13 @@ def _describe_group(group: KVCacheGroupSpec, event_step: int) -> GroupInfo:
     )
 
 
-def _name_group(group: KVCacheGroupSpec) -> str:
-    """Return what people call a group: "C4 entries", "sliding window", "C128 state"."""
-    spec = member_spec(group.kv_cache_spec)
-    if isinstance(spec, CompressorStateSpec):
-        return f"C{spec.state_ratio} state"
-    if isinstance(spec, MLAAttentionSpec) and spec.compress_ratio > 1:
-        return f"C{spec.compress_ratio} entries"
-    return get_kv_cache_spec_kind(spec).value.replace("_", " ")
-
-
 def _describe_retention(vllm_config: VllmConfig, config: KVCacheConfig) -> tuple[str, str | None]:
     """Return what is kept for later requests, in words and as the flag spells it."""
     if not vllm_config.cache_config.enable_prefix_caching:
         return "prefix caching is off", None
     if not has_windows(config.kv_cache_groups):
         return "every block, until its memory is needed", "none"
-    policy = parse_retention(
-        config.prefix_cache_retention_interval, CacheGeometry.from_config(config)
-    )
-    ends = "window state where prompts and answers end and where prompts part"
-    grid = f", and every {policy.interval} tokens" if policy.interval else ""
-    return f"{ends}{grid} (policy {policy.name})", policy.name
+    geometry = CacheGeometry.from_config(config)
+    interval = config.prefix_cache_retention_interval
+    policy = make_policy(interval, geometry, config.num_blocks - 1)
+    return f"{policy.describe()} (policy {policy.name})", policy.name
