@@ -10,7 +10,18 @@ _UNKNOWN_CONTEXT_LEN = 2048
 MAX_SEED = 2**63 - 1
 # Compressed entries beside window state: hybrids whose prefix cache hits at one unit.
 _UNIT_HIT_MODEL_TYPES = ("deepseek_v4",)
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = (
+    "none",
+    "int8",
+    "compressed-tensors",
+    "awq",
+    "auto_awq",
+    "awq_marlin",
+    "gptq",
+    "auto_gptq",
+    "gptq_marlin",
+    "fp8",
+)
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 
 
@@ -28,7 +39,8 @@ class ModelConfig:
         served_model_names: Names clients may use; the first is canonical.
         hf_config: The checkpoint's config.json, as read.
         generation_config: The checkpoint's generation_config.json, or empty.
-        quantization: "int8": plain weights are rounded as they load; None: as stored.
+        quantization: "int8": plain weights are rounded as they load; a format's name: the
+            checkpoint must be of it; None: as stored.
         max_model_len: Longest prompt + answer in tokens.
         original_max_model_len: What the user passed: None when nothing, -1 for "what fits".
     """

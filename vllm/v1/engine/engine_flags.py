@@ -41,7 +41,8 @@ def _add_model_args(group: argparse._ArgumentGroup) -> None:
         "-q",
         choices=QUANTIZATIONS,
         help="int8: round plain weights to eight bits as they load (docs/native.md). What the "
-        "checkpoint quantises itself stays so without this flag.",
+        "checkpoint quantises itself stays so without this flag; a format's name is checked "
+        "against it (docs/quantisation.md).",
     )
     group.add_argument("--load-format", choices=LOAD_FORMATS, default="auto")
     group.add_argument("--revision", help="Branch, tag or commit of a hub id. Default: main.")

@@ -16,6 +16,12 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization import WeightQuantization
 from vllm.model_executor.model_loader.int8_weights import Int8Weights
 from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
+from vllm.model_executor.model_loader.packed_weights import PackedWeights
+from vllm.model_executor.model_loader.quantization_config import (
+    METHOD_NAMES,
+    check_named_method,
+    read_quantization,
+)
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.model_loader.shards import RankShare
 from vllm.model_executor.model_loader.stored_weights import StoredWeights
@@ -182,7 +188,21 @@ class Worker:
         model_config = self._config.model_config
         checkpoint = model_config.path or model_config.model
         found: WeightQuantization | None = None
-        if stored:
+        described = None
+        if self._entry.packs_weights:
+            described = read_quantization(model_config.hf_config, checkpoint)
+        named = model_config.quantization
+        if named in METHOD_NAMES:
+            check_named_method(str(named), None if described is None else described.method)
+        if stored and described is not None:
+            if self._place.size > 1:
+                raise ConfigError(
+                    f"{checkpoint} is quantised by {described.method}, and packed weights are "
+                    "not shared out to several workers: use --tensor-parallel-size 1."
+                )
+            prefixes = self._model_spec.names.prefixes
+            found = PackedWeights(stored, described, prefixes)
+        elif stored:
             found = self._platform.find_quantization(checkpoint, self._find_shard)
             declared = model_config.hf_config.get("quantization_config") or {}
             weights = StoredWeights(stored, declared, self._find_shard)
