@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.coordinator_interface import Coordinator
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.prefix.exports import PrefixBlocks
 from vllm.v1.core.prefix.lookup import find_prefix, hit_tables
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
