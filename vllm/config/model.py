@@ -21,6 +21,7 @@ QUANTIZATIONS = (
     "auto_gptq",
     "gptq_marlin",
     "fp8",
+    "gguf",
 )
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 

@@ -12,6 +12,8 @@ from vllm.model_executor.layers.quantization.stored_matrix import (
 )
 
 _TABLES = ("model.embed_tokens", "lm_head")
+# Asked for where experts' gate and up alternate, which files have in one stack.
+_STACKED = ".gate_up_proj"
 
 
 class Int8Weights:
@@ -40,7 +42,7 @@ class Int8Weights:
         device: torch.device,
     ) -> StoredMatrix | None:
         """See ``WeightQuantization``."""
-        if name in _TABLES:
+        if name in _TABLES or name.endswith(_STACKED):
             return None
         made = StoredMatrix(name, Int8Rows(out_size, in_size, dtype, device), num_groups)
         self._made.append(made)
