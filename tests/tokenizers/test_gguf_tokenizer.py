@@ -76,6 +76,7 @@ def test_byte_level_ids_are_those_of_the_source(tmp_path: Path) -> None:
     source, path = byte_level(), tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "qwen3")
     write_tokenizer(writer, source, 320)
+    writer.add_string("tokenizer.chat_template.tool_use", "{{ tools }}")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -87,6 +88,7 @@ def test_byte_level_ids_are_those_of_the_source(tmp_path: Path) -> None:
         assert read.decode(ids) == text
     assert read.eos_token == "<|im_end|>"
     assert read.chat_template == source.chat_template
+    assert set(read.chat_templates) == {"default", "tool_use"}
     assert "<|im_start|>" in read.special_texts
     assert read.vocab_size == 320
 

@@ -9,8 +9,8 @@ from vllm.model_executor.models.decoder.attention import DecoderAttention
 from vllm.model_executor.models.decoder.clamped_experts import (
     ClampedExperts,
     MxFp4Stack,
+    PackedStack,
     Stack,
-    StoredStack,
 )
 from vllm.model_executor.models.decoder.config import LayerPlan, MlpPlan
 from vllm.model_executor.models.decoder.feed_forward import Experts, GatedMlp
@@ -166,7 +166,7 @@ class NativeDecoder:
         layer.down = self._bind_stack(module.down)
 
     def _bind_stack(self, stack: Stack) -> structs.Matrix:
-        if isinstance(stack, StoredStack):
+        if isinstance(stack, PackedStack):
             return self._binder.stack([matrix.row_source for matrix in stack.matrices])
         if isinstance(stack, MxFp4Stack):
             return self._binder.mxfp4_matrix(stack.codes, stack.scales)
@@ -177,7 +177,7 @@ def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Ten
     """Whether the kernels take this model's weights and caches."""
     sources = [model.embed.find_rows(), model.head_rows()]
     for module in model.modules():
-        if isinstance(module, StoredStack):
+        if isinstance(module, PackedStack):
             sources += [matrix.row_source for matrix in module.matrices]
         if isinstance(module, Experts):
             for own in module.stored:

@@ -41,6 +41,7 @@ _SPLITS: Mapping[str, str | None] = {
 _WHOLE_WORDS = ("llama-bpe", "tekken", "gpt-4o")
 _COMPOSED = ("qwen2",)
 _CONTROL, _USER_DEFINED = 3, 4
+_TEMPLATE = "tokenizer.chat_template"
 _NAMED = ("bos", "eos", "unknown", "padding")
 
 
@@ -87,10 +88,17 @@ class _TokenKeys:
             raise self.broken(f"{name} is {value!r}")
         return value
 
-    def chat_template(self) -> str | None:
-        """Return the template, if there is one."""
-        template = self._keys.get("tokenizer.chat_template")
-        return template if isinstance(template, str) else None
+    def chat_templates(self) -> list[dict[str, str]]:
+        """Return the templates by name, as tokenizer_config.json lists several."""
+        found = {"default": self._keys.get(_TEMPLATE)}
+        for key, value in self._keys.items():
+            if key.startswith(f"{_TEMPLATE}."):
+                found.setdefault(key.removeprefix(f"{_TEMPLATE}."), value)
+        return [
+            {"name": name, "template": text}
+            for name, text in found.items()
+            if isinstance(text, str)
+        ]
 
     def token_of(self, name: str) -> str | None:
         """Return the spelling of the token that a key numbers."""
@@ -212,6 +220,7 @@ def _make_config(keys: _TokenKeys, *, adds_bos: bool) -> dict[str, Any]:
     }
     config["add_bos_token"] = keys.get("add_bos_token", bool, adds_bos and "bos_token" in config)
     config["add_eos_token"] = keys.get("add_eos_token", bool, False)
-    if (template := keys.chat_template()) is not None:
-        config["chat_template"] = template
+    templates = keys.chat_templates()
+    if templates and templates[0]["name"] == "default":
+        config["chat_template"] = templates
     return config

@@ -23,6 +23,7 @@ from vllm.model_executor.models.decoder.config import (
     MlpPlan,
 )
 from vllm.model_executor.models.decoder.step import ModelParts
+from vllm.v1.attention.ops.stored import GatedExperts, StoredStack
 
 _LEAVES = ("gate_proj", "up_proj", "down_proj")
 _ACTIVATION_OPS = {"silu": "silu_and_mul", "gelu_tanh": "gelu_tanh_and_mul"}
@@ -113,12 +114,15 @@ class Experts(nn.Module):
         )
         self.gate_up = make.parameter(num_plain, 2 * inner, hidden, dtype=kept)
         self.down = make.parameter(num_plain, hidden, inner, dtype=kept)
-        self._linear = parts.ops("linear")
-        self._activate = parts.ops(_ACTIVATION_OPS[plan.activation])
+        self._score = parts.ops("router_logits")
         self._choose, self._run = parts.ops("choose_by_softmax"), parts.ops("run_experts")
-        self._mlp = partial(
-            parts.ops("gated_mlp"), activate=parts.ops(_ACTIVATION_OPS[plan.activation])
-        )
+        self._activate = activate = parts.ops(_ACTIVATION_OPS[plan.activation])
+        self._mlp = partial(parts.ops("gated_mlp"), activate=activate)
+        # No kernel takes packed matrices as one stack.
+        self._experts: GatedExperts | None = None
+        if not self.stored:
+            stacks = (StoredStack.plain(self.gate_up.data), StoredStack.plain(self.down.data))
+            self._experts = GatedExperts(*stacks, activate)
 
     def _find_stored(
         self, make: TensorFactory, hidden: int, inner: int
@@ -148,11 +152,11 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps the normed input [T, D] to [T, D]."""
-        logits = nn.functional.linear(x.float(), self.router)
+        logits = self._score(x, self.router)
         ids, weights = self._choose(logits, self.plan.num_chosen, self.plan.normalises)
         output: torch.Tensor
         if len(self._own) == self.plan.num_experts:
-            output = self._run(x, ids, weights, self._run_expert)
+            output = self._run(x, ids, weights, self._run_expert, self._experts)
         else:
             output = run_own_experts(x, ids, weights, self._own, self._run_expert, self._run)
         return self._group.all_reduce(output)
