@@ -14,6 +14,7 @@ from vllm.model_executor.layers.quantization.panels import (
     PackedRows,
     codes_per_word,
 )
+from vllm.model_executor.layers.quantization.products import read_rows
 from vllm.model_executor.layers.quantization.storages import PlainRows, StackedRows
 from vllm.native.tensors import TensorBinder
 from vllm.v1.attention.layout import CacheLayout
@@ -181,7 +182,7 @@ def test_rows_are_read_by_number_and_in_parts() -> None:
         source.write_rows(60, part)
         assert torch.equal(part, whole[60:130])
         ids = torch.tensor([149, 0, 64, 63, 64])
-        assert torch.equal(source.read_rows(ids), whole[ids])
+        assert torch.equal(read_rows(source, ids), whole[ids])
 
 
 def test_packed_and_plain_parts_are_one_matrix() -> None:

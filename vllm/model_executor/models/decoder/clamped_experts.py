@@ -119,16 +119,15 @@ def _build_stacks(
 ) -> tuple[Stack, Stack]:
     """Returns the matrices [2 * M, D], rows of gate and up alternating, and [D, M]."""
     make, hidden = parts.make, parts.config.hidden_size
-    pairs = [
-        (
-            make.quantised_matrix(f"experts.{expert}.gate_up_proj", hidden, 2 * inner),
-            make.quantised_matrix(f"experts.{expert}.down_proj", inner, hidden),
-        )
-        for expert in range(num_own)
-    ]
-    found = [(gate_up, down) for gate_up, down in pairs if gate_up and down]
-    if found and len(found) == num_own:
-        gate_ups, downs = zip(*found, strict=True)
+    gate_ups, downs = [], []
+    for expert in range(num_own):
+        gate_up = make.quantised_matrix(f"experts.{expert}.gate_up_proj", hidden, 2 * inner)
+        if gate_up is None:
+            break
+        gate_ups.append(gate_up)
+        if down := make.quantised_matrix(f"experts.{expert}.down_proj", inner, hidden):
+            downs.append(down)
+    if len(downs) == num_own:
         return PackedStack(gate_ups), PackedStack(downs)
     stack = MxFp4Stack if plan.is_mxfp4 else PlainStack
     return stack(num_own, hidden, 2 * inner, parts), stack(num_own, inner, hidden, parts)
