@@ -83,7 +83,7 @@ def _share(name: str, default: float) -> float:
 
 
 def _retention_interval() -> int | str | None:
-    """Return None (unset or "none"), "auto", or the number of tokens.
+    """Return None (unset or "none"), a policy's name, or the number of tokens.
 
     The coordinator validates the range: its message names the scheduler's block size.
     """
@@ -92,8 +92,8 @@ def _retention_interval() -> int | str | None:
     text = "" if raw is None else raw.strip().lower()
     if text in ("", "none"):
         return None
-    if text == "auto":
-        return "auto"
+    if text.isidentifier():
+        return text  # a policy's name: the configuration knows which there are
     try:
         return int(text)
     except ValueError as error:
