@@ -16,9 +16,13 @@ from tests.model_executor.models.decoder.reference import (
     qwen3,
 )
 from tests.model_executor.models.harness import PagedHarness
-from tests.model_executor.models.hf_reference import random_tokens
+from tests.model_executor.models.harness import build_model as build_v4_model
+from tests.model_executor.models.hf_reference import PARITY_CONFIGS as V4_CONFIGS
+from tests.model_executor.models.hf_reference import build_hf_model as build_v4
+from tests.model_executor.models.hf_reference import published_tensors, random_tokens
 from vllm.gpu.decode_graphs import DecodeGraphs, choose_sizes
 from vllm.gpu.step_model import make_gpu_step_model, make_graphed_step_model
+from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.v1.attention.ops.triton.registry import get_triton_op
 
 pytestmark = pytest.mark.slow
@@ -41,9 +45,9 @@ def make_pair(raw: dict[str, Any], **kwargs: Any) -> tuple[PagedHarness, PagedHa
 
 SCRIPT = [
     # (request, tokens, wrong drafts of them): a prompt in chunks beside decodes and drafts.
-    [(0, 40, 0), (1, 9, 0), (2, 1, 0)],
-    [(0, 20, 0), (1, 4, 2), (2, 1, 0)],
-    [(0, 1, 0), (1, 1, 0), (2, 1, 0)],
+    [(0, 40, 0), (1, 9, 0)],
+    [(0, 20, 0), (1, 4, 2)],
+    [(0, 1, 0), (1, 1, 0)],
 ]
 
 
@@ -56,9 +60,7 @@ def run_script(harness: PagedHarness) -> list[torch.Tensor]:
     return logits
 
 
-@pytest.mark.parametrize(
-    "name", ["mistral-small-window", "qwen3", "gemma3-small-window", "gpt-oss"]
-)
+@pytest.mark.parametrize("name", ["qwen3", "gemma3-small-window", "gpt-oss"])
 def test_a_family_gives_the_references_logits(name: str) -> None:
     raw = {**PARITY_CONFIGS[name], "num_hidden_layers": 3 if name.startswith("gemma") else 2}
     expected, harness = make_pair(raw, packed=name == "qwen3")
@@ -69,7 +71,7 @@ def test_a_family_gives_the_references_logits(name: str) -> None:
 def test_a_row_has_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     _, harness = make_pair(qwen3(num_hidden_layers=2))
-    prompts = [random_tokens(length, length, VOCAB) for length in (12, 30, 21)]
+    prompts = [random_tokens(length, length, VOCAB) for length in (12, 30)]
 
     def decode(chosen: list[int]) -> dict[int, torch.Tensor]:
         requests = {index: harness.add(prompts[index]) for index in chosen}
@@ -80,8 +82,8 @@ def test_a_row_has_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch) -
             harness.release(request)
         return dict(zip(chosen, logits, strict=True))
 
-    together = decode([0, 1, 2])
-    for index in (0, 2):
+    together = decode([0, 1])
+    for index in (0, 1):
         assert torch.equal(decode([index])[index], together[index])
 
 
@@ -143,3 +145,16 @@ def test_sizes_of_graphs() -> None:
     assert choose_sizes(1) == (1,)
     assert choose_sizes(20) == (20, 16, 8, 4, 2, 1)
     assert choose_sizes(64) == (64, 56, 48, 40, 32, 24, 16, 8, 4, 2, 1)
+
+
+def test_deepseek_v4_gives_the_references_logits() -> None:
+    raw = V4_CONFIGS["hc4-yarn-4-128"]
+    config = DeepseekV4Config.from_dict(raw)
+    tensors = published_tensors(build_v4(raw, seed=7).state_dict())
+    # A sequence whose routers and indexers have no near-ties.
+    token_ids = random_tokens(300, 1)[:70]
+    chunks = [64, 4, 1]
+    expected = PagedHarness(build_v4_model(config, tensors)).run(token_ids, chunks)
+    model = build_v4_model(config, tensors, ops=get_triton_op)
+    found = PagedHarness(model).run(token_ids, chunks)
+    assert_near(found, expected, 1e-4)

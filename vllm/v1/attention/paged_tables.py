@@ -27,7 +27,7 @@ from vllm.v1.attention.step_tables import RequestSlice
 
 # Requests with at most so many tokens read a long context with few queries: it is split.
 _MAX_FEW_QUERIES = 8
-_SPLITS = 2 if IS_INTERPRETED else 16
+_SPLITS = 1 if IS_INTERPRETED else 16
 _PREFILL_ROWS = 128 if IS_INTERPRETED else 64
 _HOST = torch.device("cpu")
 
