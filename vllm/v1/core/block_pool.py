@@ -17,7 +17,7 @@ from vllm.v1.core.prefix.block_index import BlockIndex, TieredIndex
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.pins import Pins
 from vllm.v1.core.prefix.regular_tier import RegularTier
-from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.tiers import Tier
 from vllm.v1.core.whole_block.hash_index import BlockHashToBlockMap, HashIndex
 
 if TYPE_CHECKING:
@@ -82,13 +82,13 @@ class BlockPool:
         # The lowest tier; with hits at whole blocks all but the pinned ones.
         self.free_block_queue = first = FreeKVCacheBlockQueue(self.blocks[1:])
         self.pinned_queue = pinned = FreeKVCacheBlockQueue([])
-        # Given up by the rule in force; None: in the order of use.
+        # Given up as the policy says; None: in the order of use.
         self.ranked: RegularTier | None = None
         self._queues: tuple[FreeKVCacheBlockQueue | RegularTier, ...] = (first, pinned)
         self.tiers: tuple[FreeKVCacheBlockQueue | RegularTier, ...] = (*[first] * _PINNED, pinned)
         if index is not None:
-            if index.ranks_blocks:
-                self.ranked = RegularTier(num_gpu_blocks, index.standings)
+            if index.choose_victim is not None:
+                self.ranked = RegularTier(num_gpu_blocks, index.standings, index.choose_victim)
             low = [FreeKVCacheBlockQueue([]) for _ in range(_FILLER, _REGULAR)]
             live = [FreeKVCacheBlockQueue([]) for _ in range(_REGULAR + 1, _PINNED)]
             regular = self.ranked or FreeKVCacheBlockQueue([])
@@ -186,7 +186,7 @@ class BlockPool:
                 self._num_free -= 1
                 if tier is _PINNED:
                     self._tier_of[block.block_id] = _REGULAR
-            if self._tiered is not None:
+            if self.ranked is not None and self._tiered is not None:
                 self._tiered.on_touch(block)
             block.ref_cnt += 1
             if self.metrics_collector is not None:
@@ -231,9 +231,11 @@ class BlockPool:
 
     def _enqueue(self, freed: Sequence[KVCacheBlock], tiers: Sequence[Tier]) -> None:
         """Let blocks that stand in no tier join theirs, each tier's in one piece."""
-        pins = self.pins
-        if len(freed) == 1 and pins is None:
-            self._join(freed, tiers[0])
+        pins, first = self.pins, tiers[0]
+        is_in_order = first is not _SCRATCH or len(freed) == 1
+        if pins is None and is_in_order and tiers.count(first) == len(tiers):
+            # Most often all are of one kind.
+            self._join(freed, first)
             return
         by_tier: dict[Tier, list[KVCacheBlock]] = {}
         for block, tier in zip(freed, tiers, strict=True):

@@ -3,16 +3,12 @@
 from functools import lru_cache
 
 from vllm.exceptions import ConfigError
-from vllm.utils.math_utils import cdiv
 from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
-from vllm.v1.core.retention.policy import (
+from vllm.v1.core.retention.boundaries import (
     needed_window_blocks,
     replay_boundaries,
     trailing_boundaries,
 )
-
-# Copies of partly covered blocks that one admission may need beside its own blocks.
-MAX_COPIES_PER_REQUEST = 2
 
 
 def max_checkpoint_blocks(geometry: CacheGeometry) -> int:
@@ -58,11 +54,11 @@ def max_request_blocks(geometry: CacheGeometry, num_tokens: int, lookahead: int 
     dense = sum(group.num_dense_blocks(end) for group in geometry.dense)
     windows = sum(
         # A short request has fewer rows than a window can hold.
-        min(max_window_blocks(geometry, group, lookahead), cdiv(end + 1, group.block_size))
+        min(max_window_blocks(geometry, group, lookahead), len(group.block_range(0, end + 1)))
         for group in geometry.windows
     )
     drafter_copies = sum(group.has_drafter_rows for group in geometry.windows)
-    return dense + windows + MAX_COPIES_PER_REQUEST + drafter_copies
+    return dense + windows + geometry.max_copies + drafter_copies
 
 
 def check_room_for_one(
