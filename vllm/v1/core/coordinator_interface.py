@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, StepWork
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.prefix.exports import Exports, PrefixBlocks
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.prefix.exports import Exports, PlacedCheckpoint, PrefixBlocks
 
 if TYPE_CHECKING:
     from vllm.v1.core.prefix.held import HeldPrefixes
@@ -94,7 +94,11 @@ class Coordinator(Protocol):
         return PrefixBlocks(found.num_tokens, 0, (0,) * len(ids), ids)
 
     def find_import(
-        self, request: Request, num_tokens: int, num_external_tokens: int
+        self,
+        request: Request,
+        num_tokens: int,
+        num_external_tokens: int,
+        next_token: int | None = None,
     ) -> PrefixBlocks:
         """Return where a connector shall write the rows of an allocated request's prefix.
 
@@ -102,10 +106,33 @@ class Coordinator(Protocol):
             request: The request, which is about to load.
             num_tokens: Tokens of the prefix.
             num_external_tokens: Of those, tokens that its local hit does not have.
+            next_token: The token that followed where the rows were made, if it is not the
+                request's own; a drafter's last row is of it.
         """
         tables = self.get_blocks(request.request_id)
         ids = tuple(tuple(block.block_id for block in table) for table in tables)
         return PrefixBlocks(num_tokens, num_tokens - num_external_tokens, (0,) * len(ids), ids)
+
+    def list_checkpoints(
+        self, block_hashes: list[BlockHash], end: int
+    ) -> Sequence[PlacedCheckpoint]:
+        """Return the checkpoints in the first ``end`` tokens of a prompt, the first one first."""
+        return ()
+
+    def locate_rows(
+        self, block_hashes: list[BlockHash], first: int, end: int
+    ) -> PrefixBlocks | None:
+        """Return where the dense rows of tokens ``[first, end)`` lie; None: not all are cached."""
+        return None
+
+    def locate_checkpoint(
+        self, block_hashes: list[BlockHash], position: int, dense_from: int
+    ) -> PrefixBlocks | None:
+        """Return where lies what resuming at a boundary takes, dense rows from a token on.
+
+        None: not all of it is cached.
+        """
+        return self.locate_rows(block_hashes, dense_from, position)
 
     def free(self, request_id: str) -> None:
         """Give back everything a request holds; what is cached stays cached."""

@@ -19,7 +19,7 @@ from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.policy.masks import num_window_tail_blocks, resolve_retention_interval
 from vllm.v1.core.policy.retention import pinned_share
-from vllm.v1.core.prefix.exports import Exports
+from vllm.v1.core.prefix.exports import Exports, PrefixBlocks
 from vllm.v1.core.prefix.records import whole_block_prefill_stats
 from vllm.v1.core.prefix.whole_block_lookup import HybridLookup
 from vllm.v1.core.single_type_kv_cache_manager import (
@@ -317,6 +317,24 @@ class KVCacheCoordinator(GroupManagers, Coordinator):
             # Drafts may be rejected: only tokens the request really has are cached.
             self.cache_blocks(step.request, step.end)
         return new_blocks
+
+    def locate_rows(
+        self, block_hashes: list[BlockHash], first: int, end: int
+    ) -> PrefixBlocks | None:
+        """Return where the rows of tokens ``[first, end)`` lie, both multiples of the block."""
+        bases, ids = [], []
+        for group_id, manager in enumerate(self.single_type_managers):
+            size = manager.block_size
+            hashes = self.block_pool.hash_index.hashes_at(block_hashes, size)
+            found = []
+            for index in range(first // size, end // size):
+                blocks = self.block_pool.get_cached_block(hashes[index], [group_id])
+                if blocks is None:
+                    return None
+                found.append(blocks[0].block_id)
+            bases.append(first // size)
+            ids.append(tuple(found))
+        return PrefixBlocks(end, first, tuple(bases), tuple(ids))
 
     def max_blocks_of(self, num_tokens: int) -> int:
         """Return the most blocks one request of a length holds at once."""

@@ -127,6 +127,8 @@ class ObjectStore:
         self.is_writable = True
         self._wants_room = 0
         self._may_grow = True
+        # Reservations up to this sequence were made before the store was cleared.
+        self._cleared_at = -1
 
     # ---- opening -----------------------------------------------------------------------------
 
@@ -259,6 +261,7 @@ class ObjectStore:
             Those that will be found from now on, whatever becomes of this process.
         """
         with self._lock:
+            reservations = self._drop_cleared(reservations)
             self._evict_ahead()
             placed = self._place(reservations)
             buried = dict(self._dying)
@@ -294,6 +297,18 @@ class ObjectStore:
                 self.counts.committed_bytes += size
         return [reservation for reservation, _, _ in placed]
 
+    def _drop_cleared(self, reservations: Sequence[Reservation]) -> list[Reservation]:
+        """Give up what was reserved before the store was cleared."""
+        kept = []
+        for reservation in reservations:
+            if reservation.extent.sequence > self._cleared_at:
+                kept.append(reservation)
+                continue
+            self._reserved.discard(reservation.spec.key)
+            self._free.add_all(reservation.extent.slots)
+            self.counts.failed += 1
+        return kept
+
     def _place(self, reservations: Sequence[Reservation]) -> list[tuple[Reservation, int, Cells]]:
         placed: list[tuple[Reservation, int, Cells]] = []
         taken = set(self._dying)
@@ -313,7 +328,7 @@ class ObjectStore:
         return placed
 
     def _write_cells(self, changes: Sequence[tuple[int, bytes]]) -> bool:
-        """Write parts of cells, at their offsets, and sync them; False: nobody knows what the disk holds of them."""
+        """Write parts of cells, at their offsets; False: nobody knows what the disk holds."""
         try:
             for offset, data in changes:
                 self._files.write(self._index, [data], offset)
@@ -401,6 +416,18 @@ class ObjectStore:
             self._dying.pop(index, None)
             if not retire:
                 self._free.add_all(slots)
+
+    def clear(self) -> bool:
+        """Forget all objects, on the disk too, and those on their way; False: that failed."""
+        with self._lock:
+            if not (self.is_ready and self.is_writable):
+                return False
+            self._cleared_at = self._count
+            for index in self._table.used().tolist():
+                self._bury(index)
+        self.commit(())
+        with self._lock:
+            return not self._dying
 
     # ---- numbers -----------------------------------------------------------------------------
 

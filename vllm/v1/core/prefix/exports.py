@@ -29,6 +29,23 @@ class PrefixBlocks:
     next_token: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedCheckpoint:
+    """A checkpoint, as those see it who keep prefixes elsewhere.
+
+    Attributes:
+        position: The boundary, in tokens.
+        is_spare: Whether nobody asked for it, and nobody hit it yet.
+        is_junction: Whether continuations were seen to part here.
+        next_token: The token that followed, if it is known.
+    """
+
+    position: int
+    is_spare: bool
+    is_junction: bool
+    next_token: int | None
+
+
 class Exports:
     """The prefixes that are held for other engines to read.
 
