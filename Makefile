@@ -8,8 +8,9 @@ ARGS ?= --block-size 32
 WORKERS ?= 2
 
 NPU_VENV ?= .venv-npu
+DOCS_VENV ?= .venv-docs
 
-.PHONY: serve test fast check format native sanitize wheel clean ascend-conformance
+.PHONY: serve test fast check format figures docs native sanitize wheel clean ascend-conformance
 
 serve: $(VENV)/.serve
 	$(BIN)/vllm serve $(MODEL) $(ARGS)
@@ -30,6 +31,19 @@ check: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The tables of the documentation from benchmarks/results/.
+figures: $(VENV)/.serve
+	$(BIN)/python -m benchmarks.figures write
+
+# The documentation site, into build/site; a dead link or anchor is an error.
+docs: $(DOCS_VENV)/.ready
+	$(DOCS_VENV)/bin/mkdocs build --strict
+
+$(DOCS_VENV)/.ready: requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install -q -r requirements/docs.txt
+	touch $@
 
 # Built apart, where a compiler can be had too.
 wheel: $(VENV)/.dev
@@ -76,4 +90,4 @@ $(VENV)/.dev: $(VENV)/.serve requirements/dev.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(NPU_VENV) build dist *.egg-info
+	rm -rf $(VENV) $(NPU_VENV) $(DOCS_VENV) build dist *.egg-info

@@ -28,7 +28,7 @@ from benchmarks.result import print_result
 from tests.v1.core.window_geometry import window_config
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
-from vllm.v1.core.policy.retention import AUTO
+from vllm.v1.core.retention.policy import AUTO
 
 BLOCK_SIZES = (16, 32, 64, 128)
 _KINDS = "wwwwwf" * 3

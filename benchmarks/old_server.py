@@ -19,7 +19,7 @@ from vllm.entrypoints.cli.serve import prepare
 from vllm.entrypoints.openai.api_server import run_server
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.policy.retention import RetentionPolicy
+from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.kv_cache_setup import KVCachePlan

@@ -22,8 +22,8 @@ from benchmarks.prefix_driver import PrefixDriver
 from benchmarks.replay import make_policy
 from benchmarks.result import print_result
 from tests.v1.core.window_geometry import window_config
-from vllm.benchmarks.sim.requests import PrefixUnits
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.cachelab.sim.requests import PrefixUnits
+from vllm.v1.core.geometry import CacheGeometry
 
 _UNIT = 64
 _SUFFIX_TOKENS = 435

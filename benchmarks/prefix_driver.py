@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vllm.benchmarks.sim.requests import Hasher
+from vllm.cachelab.sim.requests import Hasher
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.cache_step import Lookup
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.retention import AUTO, RetentionPolicy
 from vllm.v1.core.prefix.drafter_rows import StaleRow
+from vllm.v1.core.retention.policy import AUTO, RetentionPolicy
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 

@@ -26,12 +26,12 @@ from benchmarks.result import print_result
 from vllm.benchmarks.datasets.synthetic import Reading, RepeatShape
 from vllm.benchmarks.report.metrics import measure
 from vllm.benchmarks.report.plot import make_figure, save
-from vllm.benchmarks.sim.clock import ClockedRun, SimResult
-from vllm.benchmarks.sim.cost import CostModel
-from vllm.benchmarks.sim.engine import SimEngine
-from vllm.benchmarks.sim.grid import Variant, run_grid
-from vllm.benchmarks.sim.loads import repeat_load
-from vllm.benchmarks.sim.settings import SimSettings, find_hf_config
+from vllm.cachelab.sim.clock import ClockedRun, SimResult
+from vllm.cachelab.sim.cost import CostModel
+from vllm.cachelab.sim.engine import SimEngine
+from vllm.cachelab.sim.grid import Variant, run_grid
+from vllm.cachelab.sim.loads import repeat_load
+from vllm.cachelab.sim.settings import SimSettings, find_hf_config
 
 BASELINE = {
     "hit_rate": 0.0,

@@ -50,9 +50,9 @@ from benchmarks.v4_cache import (
     flash_config,
     vllm_config,
 )
-from vllm.benchmarks.sim.requests import PrefixUnits
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.retention import RetentionPolicy, parse_retention
+from vllm.cachelab.sim.requests import PrefixUnits
+from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.retention.policy import RetentionPolicy, parse_retention
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 SPAN = 512

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def _git_commit() -> str:
+def find_commit() -> str:
+    """Return the short hash of the tree's commit, marked where the tree differs from it."""
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )
@@ -27,6 +28,11 @@ def _cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def describe_machine() -> str:
+    """Return the processor's name and its number of cores."""
+    return f"{_cpu_name()}, {os.cpu_count()} cores"
+
+
 def percentiles(samples: Sequence[float]) -> dict[str, float]:
     """Return p10, p50 and p90 of some samples (nearest rank)."""
     ordered = sorted(samples)
@@ -38,8 +44,8 @@ def print_result(name: str, config: dict[str, Any], values: dict[str, Any]) -> N
     """Print the line that ``benchmarks/compare.py`` reads."""
     line = {
         "benchmark": name,
-        "commit": _git_commit(),
-        "hardware": f"{_cpu_name()}, {os.cpu_count()} cores",
+        "commit": find_commit(),
+        "hardware": describe_machine(),
         "python": platform.python_version(),
         "config": config,
         "values": values,

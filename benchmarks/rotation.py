@@ -8,7 +8,7 @@ chunks of 8,192, a pool of 12 GiB. "Fit" is what the pool could hold of dense ro
 checkpoint per prompt, in whole prompts; the share is the last pass's hit tokens of the tokens
 that fit, ``boundary`` (the largest one <= n - 1) a prompt. Where not all prompts fit, least-
 recently-used order gives up each prompt just before its turn and hits nothing; policy ``auto``
-notices and keeps a part of them (``vllm.v1.core.policy.duel``), which takes it a few
+notices and keeps a part of them (``vllm.v1.core.retention.auto.duel``), which takes it a few
 prompts of the second pass. Prints a table and one JSON line.
 """
 
@@ -21,9 +21,9 @@ from tqdm import tqdm
 from benchmarks.prefix_driver import PrefixDriver
 from benchmarks.result import print_result
 from benchmarks.v4_cache import PUBLISHED_BLOCK_BYTES, UNITS, flash_block_bytes, flash_config
-from vllm.benchmarks.sim.requests import PrefixUnits
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.retention import parse_retention
+from vllm.cachelab.sim.requests import PrefixUnits
+from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.retention.policy import parse_retention
 
 GIB = 1 << 30
 # Span ids are per unit here: no two prompts share one.

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from benchmarks.result import percentiles, print_result
-from vllm.benchmarks.sim.settings import SimSettings, find_hf_config
+from vllm.cachelab.sim.settings import SimSettings, find_hf_config
 from vllm.config.observability import ObservabilityConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name

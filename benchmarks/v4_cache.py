@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from vllm.benchmarks.sim.geometries import GEOMETRIES
+from vllm.cachelab.sim.geometries import GEOMETRIES
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache_specs
 from vllm.v1.core.layout.packing import group_hybrid_mla_specs, packed_block_stride

@@ -46,8 +46,8 @@ from benchmarks.result import print_result
 from benchmarks.rotation import GIB, blocks_per_prompt
 from benchmarks.shapes import AgentTraffic, Prompt, prefix_repetition, returning, rotation
 from benchmarks.v4_cache import flash_block_bytes, flash_config
-from vllm.benchmarks.sim.requests import PrefixUnits, at_unit
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.cachelab.sim.requests import PrefixUnits, at_unit
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 FIXED = ("none", "0", "512", "1024", "2048", "4096", "8192", "16384", "32768")

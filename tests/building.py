@@ -7,7 +7,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _SOURCES = (
-    *("CHANGELOG.md", "MANIFEST.in", "Makefile", "README.md", "pyproject.toml", "setup.py"),
+    *(
+        "CHANGELOG.md",
+        "CODE_OF_CONDUCT.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "MANIFEST.in",
+        "Makefile",
+    ),
+    *("README.md", "SECURITY.md", "mkdocs.yml", "pyproject.toml", "setup.py"),
     *("csrc", "requirements", "vllm", "vllm_ascend"),
 )
 

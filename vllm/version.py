@@ -1,6 +1,6 @@
 """The version of this distribution and how it introduces itself."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 ENGINE_NAME = "hybrid-cache engine"
 

@@ -7,8 +7,8 @@ import pytest
 from benchmarks.prefix_driver import PoolTooSmall, PrefixDriver
 from benchmarks.replay import make_config, make_policy
 from benchmarks.v4_cache import flash_config
-from vllm.benchmarks.sim.requests import PrefixUnits
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.cachelab.sim.requests import PrefixUnits
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.request import Request
 
 

@@ -15,7 +15,7 @@ from benchmarks.replay import (
     read_trace,
     replay,
 )
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.geometry import CacheGeometry
 
 POLICIES = ["none", "0", "4096", "auto", "pinned", "0+pinned", "vllm-none", "vllm-4096"]
 POLICIES += ["vllm-pinned", "today", "today+lean", "today+private", "today+all"]

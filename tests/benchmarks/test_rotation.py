@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.rotation import blocks_per_prompt, format_table, rotate
 from benchmarks.v4_cache import UNITS, flash_config
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.geometry import CacheGeometry
 
 
 def test_blocks_of_a_prompt() -> None:

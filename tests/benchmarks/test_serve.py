@@ -147,6 +147,7 @@ def test_a_run_without_success_says_so(
         ("--max-concurrency", "0"),
         ("--num-prompts", "0"),
         ("--plot", "x.txt"),
+        ("--dataset-name", "hf"),
     ],
 )
 def test_senseless_flags_are_refused(
@@ -155,4 +156,17 @@ def test_senseless_flags_are_refused(
     base = ["bench", "serve", "--base-url", stub.url, "--skip-tokenizer-init"]
     assert main([*base, *flags]) == 2
     assert flags[0] in capsys.readouterr().err
+    assert stub.bodies == []
+
+
+@pytest.mark.parametrize(
+    "flags", [("--use-beam-search",), ("--lora-modules", "a"), ("--random-mm-bucket-config", "{}")]
+)
+def test_flags_of_others_are_refused_by_name(
+    stub: Stub, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "serve", "--base-url", stub.url, *flags])
+    assert f"{flags[0]}" in (said := capsys.readouterr().err)
+    assert "not supported" in said
     assert stub.bodies == []

@@ -10,7 +10,7 @@ from benchmarks.v4_cache import (
     vllm_config,
 )
 from tests.v1.core.v4_geometry import FLASH, v4_config
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.geometry import CacheGeometry
 
 
 @pytest.mark.parametrize("unit", UNITS)

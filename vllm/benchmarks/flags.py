@@ -5,19 +5,59 @@ from pathlib import Path
 from typing import Any
 
 from vllm.config.parallel import DATA_PARALLEL_ROUTINGS
-from vllm.utils.argparse_utils import human_int, json_object
+from vllm.utils.argparse_utils import (
+    FlexibleArgumentParser,
+    IgnoredFlag,
+    RefusedFlag,
+    human_int,
+    json_object,
+)
 from vllm.v1.engine.engine_args import EngineArgs
 
 BACKENDS = ("openai", "vllm", "openai-chat", "openai-responses")
-DATASETS = ("random", "sharegpt", "custom", "prefix_repetition", "timed_trace", "repeat")
+DATASETS = (
+    *("random", "sharegpt", "custom", "prefix_repetition", "timed_trace", "repeat"),
+    *("sonnet", "burstgpt", "spec_bench", "hf"),
+)
 READINGS = ("beginning", "whole", "rounds")
 RAMP_UPS = ("linear", "exponential")
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+)
 DEFAULT_METRICS = "ttft,tpot,itl"
+_ONLY_TEXT = "only text is sent, and only answers are measured"
+# Flags of vLLM's command that make no difference here, and those whose effect is missing.
+_IGNORED_SERVE_FLAGS = (
+    IgnoredFlag(("--no-oversample",), "a dataset with too few prompts is sent once", True),
+    IgnoredFlag(("--trust-remote-code",), "no code of a checkpoint is run", True),
+    IgnoredFlag(("--tokenizer-mode",), "there is one tokenizer for a model"),
+)
+_REFUSED_SERVE_FLAGS = (
+    RefusedFlag(("--use-beam-search",), is_switch=True, advice="beams share no steps to measure"),
+    RefusedFlag(("--lora-modules",), advice="name the adapter with --model"),
+    RefusedFlag(("--no-stream",), is_switch=True, advice="times to tokens need a stream"),
+    RefusedFlag(("--hf-name",), advice="give a local copy with --dataset-path FOLDER"),
+    RefusedFlag(("--random-batch-size",), harmless=("1",), advice=_ONLY_TEXT),
+    RefusedFlag(("--is-reranker",), is_switch=True, advice=_ONLY_TEXT),
+    *(
+        RefusedFlag((f"--random-mm-{name}",), advice=_ONLY_TEXT)
+        for name in (
+            *("base-items-per-request", "num-mm-items-range-ratio"),
+            *("limit-mm-per-prompt", "bucket-config"),
+        )
+    ),
+    *(
+        RefusedFlag((f"--blazedit-{name}",), advice="use custom with lines of your own")
+        for name in ("min-distance", "max-distance")
+    ),
+)
 
 
-def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+def add_serve_flags(parser: FlexibleArgumentParser) -> None:
     """Add all flags."""
+    parser.add_ignored_flags(_IGNORED_SERVE_FLAGS)
+    parser.add_refused_flags(_REFUSED_SERVE_FLAGS)
     add_target_flags(parser)
     add_traffic_flags(parser)
     add_dataset_flags(parser)
@@ -94,11 +134,15 @@ def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of all datasets."""
     group = parser.add_argument_group("dataset")
     group.add_argument("--dataset-name", choices=DATASETS, default="random")
-    group.add_argument("--dataset-path", type=Path, help="Of sharegpt, custom and timed_trace.")
+    group.add_argument(
+        "--dataset-path", type=Path, help="File of a dataset that is read; hf: a folder."
+    )
     group.add_argument("--num-prompts", type=human_int, default=1000)
     group.add_argument("--seed", type=int, default=0, help="Of prompts and arrivals. Default: 0.")
     group.add_argument(
-        "--disable-shuffle", action="store_true", help="custom: in the file's order."
+        "--disable-shuffle",
+        action="store_true",
+        help="custom, spec_bench, hf: in the file's order.",
     )
     group.add_argument(
         "--strict", action="store_true", help="Refuse a file with a bad line; else it is skipped."
@@ -109,6 +153,14 @@ def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
     files = parser.add_argument_group("dataset: files")
     files.add_argument("--sharegpt-output-len", type=human_int)
     files.add_argument("--custom-output-len", type=human_int, default=256)
+    files.add_argument("--sonnet-input-len", type=human_int, default=550)
+    files.add_argument("--sonnet-output-len", type=human_int, default=150)
+    files.add_argument("--sonnet-prefix-len", type=human_int, default=200)
+    files.add_argument("--spec-bench-output-len", type=human_int, default=256)
+    files.add_argument("--spec-bench-category", help="Default: all.")
+    files.add_argument("--hf-split", default="train", help="Part of the files' names.")
+    files.add_argument("--hf-subset", help="Folder, or part of the files' names.")
+    files.add_argument("--hf-output-len", type=human_int, default=128)
     files.add_argument(
         "--trace-block-size",
         type=human_int,

@@ -17,13 +17,13 @@ from vllm.benchmarks.report.cache import cache_numbers
 from vllm.benchmarks.report.metrics import measure, parse_metrics, parse_percentiles
 from vllm.benchmarks.report.plot import check_can_plot, plot_lines, plot_run
 from vllm.benchmarks.report.table import format_table
-from vllm.benchmarks.sim.clock import ClockedRun, SimResult
-from vllm.benchmarks.sim.cores import SimCores
-from vllm.benchmarks.sim.cost import CostModel
-from vllm.benchmarks.sim.engine import Acceptance, SimEngine
-from vllm.benchmarks.sim.grid import Variant, run_grid
-from vllm.benchmarks.sim.loads import trace_load
-from vllm.benchmarks.sim.settings import SimSettings, find_hf_config
+from vllm.cachelab.sim.clock import ClockedRun, SimResult
+from vllm.cachelab.sim.cores import SimCores
+from vllm.cachelab.sim.cost import CostModel
+from vllm.cachelab.sim.engine import Acceptance, SimEngine
+from vllm.cachelab.sim.grid import Variant, run_grid
+from vllm.cachelab.sim.loads import trace_load
+from vllm.cachelab.sim.settings import SimSettings, find_hf_config
 from vllm.config.parallel import ParallelConfig
 from vllm.exceptions import ConfigError
 

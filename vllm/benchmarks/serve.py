@@ -34,6 +34,9 @@ from vllm.benchmarks.report.metrics import (
 from vllm.benchmarks.report.plot import check_can_plot, plot_run, plot_timeline
 from vllm.benchmarks.report.table import format_table
 from vllm.exceptions import ConfigError
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
 
 _WARM_STREAM = 99
 _SHORT_WORDS = 16
@@ -51,6 +54,8 @@ def run_serve(args: argparse.Namespace) -> int:
     check_can_plot(args.plot_timeline)
     check_rate(args.probe_request_rate)
     _check_result_place(args)
+    for flag in args.ignored_flags:
+        logger.warning("%s is accepted and has no effect: %s.", flag.names[0], flag.why)
     done = asyncio.run(_measure(args, arrivals))
     seen, model = done.seen, done.model
     run = measure(seen, done.duration_s, percents, limits)

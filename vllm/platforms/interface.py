@@ -189,6 +189,21 @@ class Platform(ABC):
     ) -> None:
         """Add this platform's specs and their managers to ``KVCacheSpecRegistry``."""
 
+    def kv_cache_coordinator_path(self, vllm_config: VllmConfig) -> str | None:
+        """Return the dotted path of the class that coordinates a model's KV cache groups.
+
+        Asked once, where the KV cache is planned. The class is built with the ``CacheSettings`` of
+        an engine and is a ``Coordinator``; both are in ``vllm.v1.core``.
+
+        Args:
+            vllm_config: All configuration: a platform may have one for some models only.
+
+        Returns:
+            None: the core's own class, which serves all models.
+        """
+        del vllm_config
+        return None
+
     def allocate_kv_pool(
         self, num_blocks: int, stride_bytes: int, device: torch.device
     ) -> torch.Tensor:

@@ -135,6 +135,8 @@ class KVCacheConfig:
         prefix_cache_pinned_share: Share of the pool that pinned windows may hold, where pinning is
             on; None: as the environment says.
         hit_unit: Tokens of the smallest reusable prefix; None: hits follow the block sizes.
+        coordinator_path: Dotted path of the class that coordinates the groups, with a ``hit_unit``;
+            None: the core's own.
     """
 
     num_blocks: int
@@ -143,6 +145,7 @@ class KVCacheConfig:
     prefix_cache_retention_interval: int | str | None = None
     prefix_cache_pinned_share: float | None = None
     hit_unit: int | None = None
+    coordinator_path: str | None = None
 
     @property
     def has_mamba_layers(self) -> bool:

@@ -18,7 +18,7 @@ from vllm.v1.kv_cache_specs.records import (
 )
 
 if TYPE_CHECKING:
-    from vllm.v1.core.managers.base import SingleTypeKVCacheManager
+    from vllm.v1.core.whole_block.manager_base import SingleTypeKVCacheManager
 
 __all__ = [
     "_REGISTRY_KVCACHESPEC_LIST",

@@ -5,8 +5,8 @@ import pytest
 from tests.ascend.v4_models import A5_PAGES, DEVICE_PAGES, FLASH, FLOAT_PAGES, PRO, v4_config
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache_specs
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.layout.packing import group_hybrid_mla_specs, packed_block_stride
-from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,

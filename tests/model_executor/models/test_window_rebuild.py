@@ -20,7 +20,7 @@ from tests.model_executor.models.tiny_config import tiny_config
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.v1.attention.ops.registry import get_reference_op
-from vllm.v1.core.policy.geometry import GroupGeometry
+from vllm.v1.core.geometry import GroupGeometry
 
 WINDOW = 16
 NUM_LAYERS = 4

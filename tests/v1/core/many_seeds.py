@@ -23,10 +23,10 @@ from tqdm import tqdm
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
 from tests.v1.core.window_geometry import GEMMA_LIKE, GPT_OSS_LIKE, window_config
-from vllm.v1.core.policy.eviction import Rule
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.retention import RetentionPolicy, parse_retention
-from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.retention.auto.eviction import Rule
+from vllm.v1.core.retention.policy import RetentionPolicy, parse_retention
+from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 UNITS = (32, 64, 128)

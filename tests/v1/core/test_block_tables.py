@@ -3,7 +3,7 @@
 from tests.v1.core.prefix.unit_caches import make_cache
 from tests.v1.core.unit_cache_driver import make_manager
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.policy.geometry import GroupGeometry
+from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
 
 C128 = GroupGeometry(0, False, block_size=4096, ratio=128)

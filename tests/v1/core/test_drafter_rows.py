@@ -7,8 +7,8 @@ import pytest
 
 from tests.v1.core.unit_cache_driver import Driver, coordinator_of, make_request
 from tests.v1.core.v4_geometry import v4_config
+from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.policy.geometry import GroupGeometry
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.drafter_rows import StaleRow, can_rebuild
 from vllm.v1.kv_cache_interface import KVCacheConfig

@@ -1,12 +1,16 @@
 """Coordinators: which one serves what, groups together."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.v1.core.cache_helpers import ids, make_config, make_manager, make_request, start
 from tests.v1.core.specs import HALF, full, swa
+from tests.v1.core.v4_geometry import v4_config
+from vllm.exceptions import ConfigError
 from vllm.v1.core.kv_cache_coordinator import (
+    CheckpointCoordinator,
     HybridKVCacheCoordinator,
     KVCacheCoordinatorNoPrefixCache,
     UnitaryKVCacheCoordinator,
@@ -95,3 +99,22 @@ def test_no_group_evicts_anothers_hits() -> None:
     assert len(real) == len(set(real))
     assert set(ids(manager.get_blocks("1").blocks[0][:3])) <= hits
     manager.check_invariants()
+
+
+class OwnCoordinator(CheckpointCoordinator):
+    """A platform's class."""
+
+
+def test_a_platform_names_the_class() -> None:
+    config = replace(v4_config(32, 600), coordinator_path=f"{__name__}.OwnCoordinator")
+    sizes = {"scheduler_block_size": 32, "hash_block_size": 32}
+    assert type(make_coordinator(config, **sizes)) is OwnCoordinator
+    config.coordinator_path = None
+    assert type(make_coordinator(config, **sizes)) is CheckpointCoordinator
+
+
+@pytest.mark.parametrize("path", ["", "nothing", "no.such.module.Name", f"{__name__}.Missing"])
+def test_a_class_that_is_not_there_is_named(path: str) -> None:
+    config = replace(v4_config(32, 600), coordinator_path=path)
+    with pytest.raises(ConfigError, match=f"coordinator {path!r} cannot be imported"):
+        make_coordinator(config, scheduler_block_size=32, hash_block_size=32)

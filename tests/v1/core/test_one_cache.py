@@ -20,9 +20,9 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.managers.base import SingleTypeKVCacheManager
 from vllm.v1.core.prefix.block_index import BlockIndex, TieredIndex
-from vllm.v1.core.whole_block_coordinator import GroupManagers
+from vllm.v1.core.whole_block.coordinator import GroupManagers
+from vllm.v1.core.whole_block.manager_base import SingleTypeKVCacheManager
 
 # What a request that is served must go through, whatever the rules of its hits.
 SERVING = {

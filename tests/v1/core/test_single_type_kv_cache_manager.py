@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.v1.core.managers.lookup_table import make_manager
 from tests.v1.core.specs import HALF, chunked, full, make_vllm_config, mamba, mla, swa, swa_mla
+from tests.v1.core.whole_block.lookup_table import make_manager
 from vllm import platforms
 from vllm.v1.core import single_type_kv_cache_manager as managers
 from vllm.v1.kv_cache_interface import AttentionSpec, CrossAttentionSpec, KVCacheSpec

@@ -14,9 +14,9 @@ from vllm.distributed.kv_events import BlockStored
 from vllm.exceptions import ConfigError, InvariantError
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import salt_digest
-from vllm.v1.core.policy.eviction import Rule
-from vllm.v1.core.policy.retention import AUTO
-from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.core.retention.auto.eviction import Rule
+from vllm.v1.core.retention.policy import AUTO
+from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.request import Request
 
 

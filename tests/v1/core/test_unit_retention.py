@@ -10,9 +10,9 @@ from tests.v1.core.v4_geometry import v4_config
 from tests.v1.core.window_geometry import GPT_OSS_LIKE, window_config
 from vllm.exceptions import ConfigError
 from vllm.v1.core.block_pool import Tier
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.retention import AUTO, RetentionPolicy, parse_retention
-from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.retention.policy import AUTO, RetentionPolicy, parse_retention
+from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.request import Request
 
 

@@ -22,8 +22,8 @@ from vllm.v1.core.kv_cache_utils import (
     init_none_hash,
     maybe_convert_block_hash,
 )
-from vllm.v1.core.policy.eviction import Rule
-from vllm.v1.core.policy.retention import AUTO, RetentionPolicy
+from vllm.v1.core.retention.auto.eviction import Rule
+from vllm.v1.core.retention.policy import AUTO, RetentionPolicy
 from vllm.v1.core.sched.output import RowBounds, WindowTable
 from vllm.v1.kv_cache_interface import CompressorStateSpec, KVCacheConfig, SlidingWindowSpec
 from vllm.v1.messages import PrefillStats

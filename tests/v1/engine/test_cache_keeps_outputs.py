@@ -27,8 +27,8 @@ from vllm.config import (
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.platforms.interface import Platform
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.messages import EngineCoreRequest, FinishReason, LogprobsRows, PrefillStats

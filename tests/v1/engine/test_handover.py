@@ -24,9 +24,9 @@ from vllm.distributed.kv_transfer.handover.serving import find_block
 from vllm.distributed.kv_transfer.handover.sockets import listen
 from vllm.distributed.kv_transfer.handover.worker import HandoverWorker
 from vllm.exceptions import ConfigError, UserInputError
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.messages import FinishReason
 

@@ -4,11 +4,13 @@ import pytest
 
 from tests.v1.core.v4_geometry import v4_config
 from tests.v1.engine.fakes import Float32
+from vllm import platforms
 from vllm.config import KVTransferConfig, SpeculativeConfig
 from vllm.exceptions import ConfigError
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.sizes import check_room_for_one, max_request_blocks
+from vllm.v1.core.retention.sizes import check_room_for_one, max_request_blocks
 from vllm.v1.engine.kv_cache_setup import (
     check_fixed_pool,
     describe_kv_cache,
@@ -123,6 +125,20 @@ def test_a_hybrid_model_hits_at_one_unit(config):
     assert [(g.block_size, g.sliding_window) for g in info.groups] == [(128, None), (32, 128)]
     assert info.capacity_bytes == sum(t.size for t in plan.worker_configs[0].kv_cache_tensors)
     assert "window state" in info.retention
+
+
+def test_the_platform_chooses_the_coordinator(config, monkeypatch):
+    class Own(CpuPlatform):
+        def kv_cache_coordinator_path(self, vllm_config):
+            return f"own.for.{vllm_config.cache_config.block_size}"
+
+    vllm_config = config(num_blocks=600)
+    vllm_config.cache_config.block_size = 32
+    plan = plan_kv_cache(vllm_config, [hybrid_specs()], [MEMORY])
+    assert plan.scheduler_config.coordinator_path is None
+    monkeypatch.setattr(platforms, "current_platform", Own(), raising=False)
+    plan = plan_kv_cache(vllm_config, [hybrid_specs()], [MEMORY])
+    assert plan.scheduler_config.coordinator_path == "own.for.32"
 
 
 def test_what_a_checkpoint_weighs(config):

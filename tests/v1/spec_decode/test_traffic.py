@@ -15,8 +15,8 @@ import pytest
 from benchmarks.tiny_checkpoint import VOCAB_SIZE
 from tests.v1.spec_decode.tiny_engine import NGRAM, Answer, Session, make_core, mtp
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.retention.sizes import max_request_blocks
 
 pytestmark = pytest.mark.slow
 

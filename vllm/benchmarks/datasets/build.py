@@ -2,6 +2,12 @@
 
 import argparse
 
+from vllm.benchmarks.datasets.corpora import (
+    burstgpt_prompts,
+    hub_prompts,
+    sonnet_prompts,
+    spec_bench_prompts,
+)
 from vllm.benchmarks.datasets.files import custom_prompts, sharegpt_prompts
 from vllm.benchmarks.datasets.lines import BadLines
 from vllm.benchmarks.datasets.prompt import BenchRequest
@@ -16,6 +22,11 @@ from vllm.benchmarks.datasets.timed_trace import read_timed_trace, trace_prompts
 from vllm.benchmarks.datasets.words import Words
 from vllm.exceptions import ConfigError
 
+FILE_DATASETS = (
+    *("sharegpt", "custom", "timed_trace"),
+    *("sonnet", "burstgpt", "spec_bench", "hf"),
+)
+
 
 def make_prompts(args: argparse.Namespace, words: Words) -> list[BenchRequest]:
     """Return what a command line asks to send.
@@ -25,7 +36,7 @@ def make_prompts(args: argparse.Namespace, words: Words) -> list[BenchRequest]:
     """
     if args.num_prompts < 1:
         raise ConfigError(f"--num-prompts {args.num_prompts} must be at least 1.")
-    if args.dataset_name in ("sharegpt", "custom", "timed_trace"):
+    if args.dataset_name in FILE_DATASETS:
         return _from_file(args, words)
     if args.dataset_name == "prefix_repetition":
         return prefix_repetition(
@@ -70,6 +81,32 @@ def _from_file(args: argparse.Namespace, words: Words) -> list[BenchRequest]:
         output_len = args.output_len or args.sharegpt_output_len
         return sharegpt_prompts(words, path, args.num_prompts, args.seed, output_len)
     bad = BadLines(path, args.strict)
+    if args.dataset_name == "sonnet":
+        return sonnet_prompts(
+            *(words, path, args.num_prompts, args.seed),
+            input_len=args.input_len or args.sonnet_input_len,
+            output_len=args.output_len or args.sonnet_output_len,
+            prefix_len=args.sonnet_prefix_len,
+        )
+    if args.dataset_name == "burstgpt":
+        return burstgpt_prompts(words, path, args.num_prompts, args.seed)
+    if args.dataset_name == "spec_bench":
+        return spec_bench_prompts(
+            *(words, path, args.num_prompts, args.seed),
+            output_len=args.output_len or args.spec_bench_output_len,
+            category=args.spec_bench_category,
+            shuffle=not args.disable_shuffle,
+            bad=bad,
+        )
+    if args.dataset_name == "hf":
+        return hub_prompts(
+            *(words, path, args.num_prompts, args.seed),
+            split=args.hf_split,
+            subset=args.hf_subset,
+            output_len=args.output_len or args.hf_output_len,
+            shuffle=not args.disable_shuffle,
+            bad=bad,
+        )
     if args.dataset_name == "custom":
         return custom_prompts(
             words,

@@ -16,26 +16,31 @@ _KINDS = (
         "serve",
         "Load a running server and report its speed and its cache.",
         add_serve_flags,
-        "serve:run_serve",
+        "benchmarks.serve:run_serve",
     ),
-    Kind("latency", "Time one batch, without HTTP.", add_latency_flags, "offline:run_latency"),
+    Kind(
+        "latency",
+        "Time one batch, without HTTP.",
+        add_latency_flags,
+        "benchmarks.offline:run_latency",
+    ),
     Kind(
         "throughput",
         "Time many prompts, without HTTP.",
         add_throughput_flags,
-        "offline:run_throughput",
+        "benchmarks.offline:run_throughput",
     ),
     Kind(
         "startup",
         "Time from the command to a healthy server.",
         add_startup_flags,
-        "startup:run_startup",
+        "benchmarks.startup:run_startup",
     ),
     Kind(
         "replay",
         "Replay a trace through the server's own scheduler and cache, under a clock of its own.",
         add_replay_flags,
-        "replay:run_replay",
+        "benchmarks.replay:run_replay",
     ),
 )
 

@@ -10,13 +10,13 @@ _KINDS = (
         "simulate",
         "Replay a recorded cache, as it was and under other settings.",
         add_simulate_flags,
-        "twin.simulate:run_simulate",
+        "cachelab.twin.simulate:run_simulate",
     ),
     Kind(
         "explain",
         "Say why a request missed, and what would have helped.",
         add_explain_flags,
-        "twin.explain:run_explain",
+        "cachelab.twin.explain:run_explain",
     ),
 )
 

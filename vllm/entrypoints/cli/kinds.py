@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -16,13 +18,13 @@ class Kind:
         name: On the command line.
         text: What it does.
         add_flags: Adds its flags.
-        run: "module:function" under ``vllm.benchmarks``, loaded when it runs: --help must not wait
+        run: "module:function" under ``vllm``, loaded when it runs: --help must not wait
             for clients and engines.
     """
 
     name: str
     text: str
-    add_flags: Callable[[argparse.ArgumentParser], None]
+    add_flags: Callable[[FlexibleArgumentParser], None]
     run: str
 
 
@@ -38,5 +40,5 @@ def add_kinds(commands: Any, name: str, text: str, kinds: Sequence[Kind]) -> Non
 
 def _run(place: str, args: argparse.Namespace) -> int:
     module, _, function = place.partition(":")
-    code: int = getattr(importlib.import_module(f"vllm.benchmarks.{module}"), function)(args)
+    code: int = getattr(importlib.import_module(f"vllm.{module}"), function)(args)
     return code

@@ -15,10 +15,10 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.prefix.block_index import BlockIndex, TieredIndex
 from vllm.v1.core.prefix.events import KVEventWriter
-from vllm.v1.core.prefix.hash_index import BlockHashToBlockMap, HashIndex
 from vllm.v1.core.prefix.pins import Pins
 from vllm.v1.core.prefix.regular_tier import RegularTier
 from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.whole_block.hash_index import BlockHashToBlockMap, HashIndex
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.policy.retention import RetentionPolicy
 from vllm.v1.core.prefix.drafter_rows import StaleRow
+from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 if TYPE_CHECKING:

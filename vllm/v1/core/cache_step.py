@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.policy.spare import NO_SPARES, Spares
 from vllm.v1.core.prefix.lookup import PartialAdoption, PrefixHit
+from vllm.v1.core.retention.auto.spare import NO_SPARES, Spares
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import RowBounds, WindowTable

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.coordinator_interface import Coordinator
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.exports import PlacedCheckpoint, PrefixBlocks
 from vllm.v1.core.prefix.lookup import find_prefix, hit_tables

@@ -7,12 +7,14 @@ the hit's blocks, take new ones, record copies). Keys and checkpoints become vis
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from vllm.exceptions import ConfigError
 from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.cache_step import (
     NO_WORK,
@@ -27,7 +29,6 @@ from vllm.v1.core.checkpoint_handover import CheckpointHandover
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.policy.sizes import max_request_blocks
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
 from vllm.v1.core.prefix.exports import Exports
@@ -39,9 +40,10 @@ from vllm.v1.core.prefix.rebuilds import Rebuilds, prefer_rebuild
 from vllm.v1.core.prefix.records import explain_misses
 from vllm.v1.core.prefix.waiting import DonorWaits
 from vllm.v1.core.request_cache import Pending, RequestCache
+from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
 from vllm.v1.core.step_planner import StepPlanner
-from vllm.v1.core.whole_block_coordinator import (
+from vllm.v1.core.whole_block.coordinator import (
     HybridKVCacheCoordinator,
     KVCacheCoordinator,
     KVCacheCoordinatorNoPrefixCache,
@@ -53,7 +55,7 @@ from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
-    from vllm.v1.core.policy.retention import RetentionPolicy
+    from vllm.v1.core.retention.policy import RetentionPolicy
     from vllm.v1.request import Request
 
 __all__ = [
@@ -440,7 +442,7 @@ def get_kv_cache_coordinator(
 ) -> Coordinator:
     """Build the coordinator for a configuration: ``hit_unit``, caching and groups choose, once.
 
-    The arguments are the fields of ``CacheSettings``.
+    The arguments are the fields of ``CacheSettings``. A platform may have a class of its own.
 
     Raises:
         ConfigError: (a ValueError) Blocks, pool or retention interval do not fit the model.
@@ -462,9 +464,27 @@ def get_kv_cache_coordinator(
         policy=policy,
     )
     if kv_cache_config.hit_unit is not None:
-        return CheckpointCoordinator(settings)
+        return _find_class(kv_cache_config.coordinator_path)(settings)
     if not enable_caching:
         return KVCacheCoordinatorNoPrefixCache(settings)
     if len(kv_cache_config.kv_cache_groups) == 1:
         return UnitaryKVCacheCoordinator(settings)
     return HybridKVCacheCoordinator(settings)
+
+
+def _find_class(path: str | None) -> Callable[[CacheSettings], Coordinator]:
+    """Return the class that a platform names; None: the core's.
+
+    Raises:
+        ConfigError: There is no such class.
+    """
+    if path is None:
+        return CheckpointCoordinator
+    module, _, name = path.rpartition(".")
+    try:
+        return cast("Callable[[CacheSettings], Coordinator]", getattr(import_module(module), name))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"The platform's KV cache coordinator {path!r} cannot be imported: {error}. Name a "
+            "class by its dotted path in kv_cache_coordinator_path()."
+        ) from error

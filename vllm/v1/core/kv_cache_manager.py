@@ -27,7 +27,7 @@ from vllm.v1.request import Request
 if TYPE_CHECKING:
     from vllm.v1.core.coordinator_interface import Coordinator
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
-    from vllm.v1.core.policy.retention import RetentionPolicy
+    from vllm.v1.core.retention.policy import RetentionPolicy
 
 __all__ = ["KVCacheBlocks", "KVCacheManager", "Request"]
 

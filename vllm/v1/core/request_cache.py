@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_step import BlockCopy
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.policy.rebuild import Rebuild
-from vllm.v1.core.policy.spare import NO_SPARES, Spares
 from vllm.v1.core.prefix.checkpoints import Checkpoint
+from vllm.v1.core.retention.auto.spare import NO_SPARES, Spares
+from vllm.v1.core.retention.rebuild import Rebuild
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
 

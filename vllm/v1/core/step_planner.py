@@ -6,20 +6,20 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_step import FirstStep, StepPlan, StepRequest
-from vllm.v1.core.policy.geometry import GroupGeometry
-from vllm.v1.core.policy.rebuild import Rebuild
-from vllm.v1.core.policy.retention import (
-    needed_window_blocks,
-    replay_boundaries,
-    step_boundaries,
-    trailing_boundaries,
-)
-from vllm.v1.core.policy.spare import NO_SPARES, Spares, spare_boundaries
+from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.core.prefix.drafter_rows import StaleRow, stale_groups
 from vllm.v1.core.prefix.held import hold_boundaries
 from vllm.v1.core.prefix.lookup import PrefixHit, dense_part, find_junction, plan_partials
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
+from vllm.v1.core.retention.auto.spare import NO_SPARES, Spares, spare_boundaries
+from vllm.v1.core.retention.policy import (
+    needed_window_blocks,
+    replay_boundaries,
+    step_boundaries,
+    trailing_boundaries,
+)
+from vllm.v1.core.retention.rebuild import Rebuild
 
 if TYPE_CHECKING:
     from vllm.v1.core.cache_settings import CacheSettings

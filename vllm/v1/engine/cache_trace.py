@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from vllm import envs
+from vllm.cachelab.trace.events import FORMAT, VERSION, Header
+from vllm.cachelab.trace.recorder import CacheRecorder, RecordedScheduler
+from vllm.cachelab.trace.writer import TraceWriter
 from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.core.trace.events import FORMAT, VERSION, Header
-from vllm.v1.core.trace.recorder import CacheRecorder, RecordedScheduler
-from vllm.v1.core.trace.writer import TraceWriter
 from vllm.v1.engine.kv_cache_setup import KVCachePlan
 from vllm.v1.kv_cache_interface import CompressorStateSpec, KVCacheSpec, member_specs
 from vllm.version import __version__

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from vllm import envs
+from vllm.cachelab.view.view import CacheView
 from vllm.config import VllmConfig
 from vllm.distributed.kv_events import EventPublisherFactory
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -15,7 +16,6 @@ from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.core.view.view import CacheView
 from vllm.v1.engine.cache_trace import make_scheduler
 from vllm.v1.engine.data_parallel.cache_changes import CacheChanges, count_unused_blocks
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache

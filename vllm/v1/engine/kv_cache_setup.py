@@ -4,10 +4,11 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from vllm import envs
+from vllm import envs, platforms
 from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError, VllmError
 from vllm.utils.mem_constants import GiB_bytes
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
     get_kv_cache_configs,
@@ -16,9 +17,8 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.layout.grouping import get_kv_cache_groups
 from vllm.v1.core.layout.sizing import needed_bytes
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.retention import parse_retention
-from vllm.v1.core.policy.sizes import check_room_for_one, max_checkpoint_blocks
+from vllm.v1.core.retention.policy import parse_retention
+from vllm.v1.core.retention.sizes import check_room_for_one, max_checkpoint_blocks
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.engine.wire import GroupInfo, KVCacheInfo
 from vllm.v1.kv_cache_interface import (
@@ -90,11 +90,13 @@ def plan_kv_cache(
     if is_hybrid(groups):
         vllm_config.check_unit_hits()
         unit = vllm_config.cache_config.block_size
+        coordinator_path = platforms.current_platform.kv_cache_coordinator_path(vllm_config)
         configs = [
             replace(
                 config,
                 kv_cache_groups=_mark_drafter(config.kv_cache_groups, own, vllm_config),
                 hit_unit=unit,
+                coordinator_path=coordinator_path,
             )
             for config, own in zip(configs, specs, strict=True)
         ]

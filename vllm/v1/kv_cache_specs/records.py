@@ -12,7 +12,7 @@ from typing import Any
 from vllm.exceptions import ConfigError
 
 # Its register_all_kvcache_specs fills an empty table; by name, because it lies far above.
-_BUILT_INS = "vllm.v1.core.single_type_kv_cache_manager"
+_BUILT_INS = "vllm.v1.core.whole_block.registration"
 
 
 @dataclass(frozen=True)

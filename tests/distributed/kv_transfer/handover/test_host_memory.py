@@ -6,7 +6,7 @@ import torch
 from vllm.distributed.kv_transfer.handover.host_memory import HostMemory
 from vllm.distributed.kv_transfer.handover.regions import Region
 from vllm.distributed.kv_transfer.handover.staged_memory import StagedMemory
-from vllm.v1.core.policy.geometry import GroupGeometry
+from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec
 
 # Two layers of a group with a row per two tokens, four rows a block.

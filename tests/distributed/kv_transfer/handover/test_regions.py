@@ -4,7 +4,7 @@ import pytest
 
 from tests.v1.core.v4_geometry import v4_config
 from vllm.distributed.kv_transfer.handover.regions import Region, list_regions, read_groups
-from vllm.v1.core.policy.geometry import GroupGeometry
+from vllm.v1.core.geometry import GroupGeometry
 
 
 def rows_needed(group: GroupGeometry, num_tokens: int, dense_from: int) -> set[int]:

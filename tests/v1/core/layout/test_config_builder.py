@@ -7,6 +7,7 @@ from tests.v1.core.v4_geometry import v4_specs
 from vllm.config import KVTransferConfig
 from vllm.exceptions import ConfigError
 from vllm.utils.mem_constants import GiB_bytes
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.layout import config_builder as builder
 from vllm.v1.core.layout.config_builder import (
     _project_kv_cache_groups_to_worker,
@@ -15,8 +16,7 @@ from vllm.v1.core.layout.config_builder import (
     resolve_kv_cache_block_sizes,
 )
 from vllm.v1.core.layout.sizing import get_max_concurrency_for_kv_cache_config
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,

@@ -4,13 +4,13 @@ import pytest
 
 from tests.v1.core.v4_geometry import BF16, FLASH, PRO, SMALL, v4_config, v4_specs
 from vllm.exceptions import ConfigError
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.layout.packing import (
     PAGE_ALIGNMENT_BYTES,
     build_packed_tensors,
     group_hybrid_mla_specs,
     packed_block_stride,
 )
-from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs, member_spec
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.v1.core.unit_cache_driver import Driver, make_request
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.policy.eviction import Rule
 from vllm.v1.core.prefix.held import HeldPrefixes
+from vllm.v1.core.retention.auto.eviction import Rule
 from vllm.v1.messages import HeldPrefix
 from vllm.v1.request import Request
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from tests.v1.core.prefix.unit_caches import cache_of, h, hashes, make_cache, publish
 from tests.v1.core.v4_geometry import v4_config
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.policy.geometry import CacheGeometry
 from vllm.v1.core.prefix.lookup import PrefixHit, find_junction, find_prefix, plan_partials
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.v1.core.cache_helpers import ids
-from tests.v1.core.managers import lookup_table
 from tests.v1.core.prefix.unit_caches import UnitCache, h, make_cache
 from tests.v1.core.specs import swa
+from tests.v1.core.whole_block import lookup_table
 from vllm.exceptions import InvariantError
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.invariants import check_pool

@@ -2,11 +2,11 @@
 
 from tests.v1.core.prefix.unit_caches import h, make_cache
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.policy.eviction import Standing
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.auto.eviction import Standing
 
 
 def test_a_touched_block_leaves_its_tier_and_keeps_its_keys() -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from tests.v1.core.unit_cache_driver import Driver, coordinator_of, make_manager
 from tests.v1.core.v4_geometry import v4_config
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.retention import AUTO, RetentionPolicy, parse_retention, resolve_policy
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.policy import AUTO, RetentionPolicy, parse_retention, resolve_policy
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 NONE = RetentionPolicy("ends only", supersedes=False, keeps_coarse=False)

@@ -6,8 +6,8 @@ import pytest
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.retention import parse_retention
+from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.retention.policy import parse_retention
 from vllm.v1.request import Request
 
 WINDOW = 16

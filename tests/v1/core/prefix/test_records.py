@@ -6,11 +6,9 @@ import pytest
 
 from tests.v1.core.prefix.unit_caches import cache_of, hashes, publish
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.policy.geometry import CacheGeometry
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.prefix.lookup import find_prefix
-from vllm.v1.core.prefix.records import explain_misses, whole_block_prefill_stats
-
-# ---- hits at one unit --------------------------------------------------------------------------
+from vllm.v1.core.prefix.records import explain_misses
 
 
 @pytest.mark.parametrize("num_tokens", [1, 31, 32, 33, 320, 321, 1000])
@@ -47,31 +45,3 @@ def test_each_reason_has_its_cause() -> None:
     }
     cache.index.checkpoint_ghosts.add(chain[3])
     assert "window_evicted" in explain_misses(cache.index, geometry, chain, 12 * 32 + 6, hit)
-
-
-# ---- hits at whole blocks ----------------------------------------------------------------------
-
-
-def test_every_token_has_one_source() -> None:
-    for num_tokens in range(70):
-        for num_cached in range(num_tokens + 1):
-            for is_bypassed in (False, True):
-                record = whole_block_prefill_stats(
-                    num_tokens=num_tokens,
-                    num_cached_tokens=num_cached,
-                    granularity=16,
-                    is_bypassed=is_bypassed,
-                )
-                assert record.num_cached_tokens + sum(record.miss_tokens.values()) == num_tokens
-                assert all(count > 0 for count in record.miss_tokens.values())
-
-
-def test_reasons_with_whole_blocks() -> None:
-    record = whole_block_prefill_stats(
-        num_tokens=40, num_cached_tokens=16, granularity=16, is_bypassed=False
-    )
-    assert record.miss_tokens == {"first_seen": 16, "above_last_boundary": 8}
-    record = whole_block_prefill_stats(
-        num_tokens=40, num_cached_tokens=0, granularity=16, is_bypassed=True
-    )
-    assert record.miss_tokens == {"bypassed": 40}

@@ -5,8 +5,8 @@ import random
 from tests.v1.core.unit_cache_driver import coordinator_of, make_manager, make_request
 from tests.v1.core.v4_geometry import v4_config
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.policy.donors import max_wait_steps
-from vllm.v1.core.policy.retention import RetentionPolicy
+from vllm.v1.core.retention.donors import max_wait_steps
+from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.request import Request
 
 UNIT = 32

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.v1.core.sched.builders import make_request
-from vllm.v1.core.prefix.records import whole_block_prefill_stats
 from vllm.v1.core.sched.admission_stats import AdmissionStats
+from vllm.v1.core.whole_block.records import whole_block_prefill_stats
 from vllm.v1.messages import PrefillStats
 
 

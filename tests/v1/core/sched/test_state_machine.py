@@ -21,8 +21,8 @@ from tests.v1.core.sched.builders import (
 )
 from tests.v1.core.sched.fake_executor import FakeExecutor
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.messages import FinishReason
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.handover.frames import Buffer
 from vllm.distributed.kv_transfer.handover.regions import Region
-from vllm.v1.core.policy.geometry import GroupGeometry
+from vllm.v1.core.geometry import GroupGeometry
 
 if TYPE_CHECKING:
     import torch

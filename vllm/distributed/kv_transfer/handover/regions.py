@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.policy.geometry import GroupGeometry, group_geometry
+from vllm.v1.core.geometry import GroupGeometry, group_geometry
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 

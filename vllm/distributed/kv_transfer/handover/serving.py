@@ -28,7 +28,7 @@ from vllm.distributed.kv_transfer.handover.messages import (
     encode,
 )
 from vllm.distributed.kv_transfer.handover.regions import Region, list_regions
-from vllm.v1.core.policy.geometry import GroupGeometry
+from vllm.v1.core.geometry import GroupGeometry
 
 Frame = Sequence[Buffer]
 

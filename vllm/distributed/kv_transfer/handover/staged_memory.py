@@ -10,7 +10,7 @@ import torch
 from vllm.distributed.kv_transfer.handover.frames import Buffer
 from vllm.distributed.kv_transfer.handover.host_memory import row_range
 from vllm.distributed.kv_transfer.handover.regions import Region
-from vllm.v1.core.policy.geometry import GroupGeometry
+from vllm.v1.core.geometry import GroupGeometry
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec

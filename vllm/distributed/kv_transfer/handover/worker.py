@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.handover.staged_memory import StagedMemory
-    from vllm.v1.core.policy.geometry import GroupGeometry
+    from vllm.v1.core.geometry import GroupGeometry
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 logger = init_logger(__name__)

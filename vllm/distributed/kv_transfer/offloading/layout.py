@@ -15,7 +15,7 @@ from functools import cached_property
 
 from vllm.distributed.kv_transfer.handover.regions import Region, list_regions, read_groups
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.policy.geometry import GroupGeometry
+from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
 from vllm.v1.kv_offload.cells import ObjectKind
 

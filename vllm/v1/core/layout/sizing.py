@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
 from vllm.utils.math_utils import cdiv
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.layout.grouping import holds_window_mla
 from vllm.v1.core.layout.packing import build_packed_tensors, packed_block_stride
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.sizes import max_request_blocks
+from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.policy.eviction import Standing
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.auto.eviction import Standing
 
 
 class BlockIndex(Protocol):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.yields import Yields
 from vllm.v1.core.prefix.checkpoints import Checkpoint, checkpoint_tier
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.auto.yields import Yields
 
 
 class CheckpointStore:

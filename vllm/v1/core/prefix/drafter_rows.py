@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry
+from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.prefix.lookup import PrefixHit
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.policy.geometry import CacheGeometry, GroupGeometry
-from vllm.v1.core.policy.rebuild import Rebuild
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.retention.rebuild import Rebuild
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.policy.adaptation import Adaptation
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.retention import pinned_share, resolve_policy
-from vllm.v1.core.policy.sizes import check_room_for_one, max_checkpoint_blocks
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.pins import Pins
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.retention.auto.adaptation import Adaptation
+from vllm.v1.core.retention.policy import pinned_share, resolve_policy
+from vllm.v1.core.retention.sizes import check_room_for_one, max_checkpoint_blocks
 
 if TYPE_CHECKING:
     from vllm.v1.core.cache_settings import CacheSettings

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.policy.eviction import Standing
 from vllm.v1.core.prefix.checkpoints import Checkpoint, checkpoint_tier
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.ghosts import GhostList
 from vllm.v1.core.prefix.lineage import Lineage
 from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.auto.eviction import Standing
 
 _SCRATCH, _REGULAR = Tier.SCRATCH, Tier.REGULAR
 

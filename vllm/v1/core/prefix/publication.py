@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm.v1.core.kv_cache_utils import event_extra_keys
-from vllm.v1.core.policy.retention import (
+from vllm.v1.core.prefix.checkpoints import Checkpoint
+from vllm.v1.core.prefix.prefix_cache import PrefixCache
+from vllm.v1.core.request_cache import RequestCache
+from vllm.v1.core.retention.auto.spare import NO_SPARES, Spares
+from vllm.v1.core.retention.auto.yields import spare_kind
+from vllm.v1.core.retention.policy import (
     num_dropped_blocks,
     step_boundaries,
     trailing_boundaries,
 )
-from vllm.v1.core.policy.spare import NO_SPARES, Spares
-from vllm.v1.core.policy.yields import spare_kind
-from vllm.v1.core.prefix.checkpoints import Checkpoint
-from vllm.v1.core.prefix.prefix_cache import PrefixCache
-from vllm.v1.core.request_cache import RequestCache
 
 
 class Publisher:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.policy.geometry import CacheGeometry
-from vllm.v1.core.policy.rebuild import Rebuild, find_rebuild
 from vllm.v1.core.prefix.lookup import PrefixHit, find_dense_blocks
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.request_cache import RequestCache
+from vllm.v1.core.retention.rebuild import Rebuild, find_rebuild
 from vllm.v1.core.sched.output import RowBounds
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from vllm.v1.core.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
-from vllm.v1.core.policy.eviction import Rule, Standing, choose_victim
+from vllm.v1.core.retention.auto.eviction import Rule, Standing, choose_victim
 
 
 class RegularTier:

@@ -1,0 +1,77 @@
+"""The twin hits what life hit, request by request, whatever happened to the cache."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cachelab.twin.recorded_run import SMALL_LLAMA, RecordedRun, small_settings
+from vllm.cachelab.twin.exact import ExactTwin
+from vllm.cachelab.twin.trace_file import CacheTrace, read_trace
+
+MTP = {"method": "mtp", "num_speculative_tokens": 2}
+CASES: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "interval 0": {"interval": "0"},
+    "interval 512": {"interval": 512},
+    "none": {"interval": "none", "block_size": 64},
+    "mtp": {"speculative": MTP},
+    "mtp, drop": {"speculative": {**MTP, "stale_row": "drop"}},
+    "mtp, keep": {"speculative": {**MTP, "stale_row": "keep"}, "interval": "0"},
+    "ngram": {"speculative": {"model": "ngram", "method": "ngram", "num_speculative_tokens": 3}},
+    "whole blocks": {"hf_config": SMALL_LLAMA, "block_size": 16, "num_blocks": 200},
+    "off": {"enable_prefix_caching": False},
+}
+
+
+def _twin(trace: CacheTrace) -> dict[str, int]:
+    twin = ExactTwin(trace)
+    result = twin.run()
+    assert result.diverged_at is None
+    return {trace.requests[n].request_id: cached for n, cached in result.cached_tokens.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_every_request_hits_as_it_did(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    run = RecordedRun(path, small_settings(**CASES[case]), seed=1)
+    run.run(120)
+    assert run.num_preemptions or case == "off"
+    assert run.num_aborts
+    assert run.num_resets
+    trace = read_trace(path, is_strict=True)
+    assert _twin(trace) == run.cached
+    recorded = {r.request_id: r.cached_tokens for r in trace.requests.values()}
+    assert {name: recorded[name] for name in run.cached} == run.cached
+    assert bool(sum(run.cached.values())) == (case != "off")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["auto", "interval 0", "mtp", "whole blocks"])
+def test_held_prefixes_are_held_as_they_were(case: str, tmp_path: Path) -> None:
+    """Their times, which pass by the machine's clock in life, and by the record's in the twin."""
+    path = tmp_path / "trace.jsonl"
+    run = RecordedRun(path, small_settings(**CASES[case]), seed=6, holds=True)
+    run.run(120)
+    assert bool(run.num_forgotten) == (case != "whole blocks")
+    trace = read_trace(path, is_strict=True)
+    assert {ttl for r in trace.requests.values() for _, ttl in r.added.ttls} == {
+        0.0,
+        0.003,
+        0.05,
+        None,
+    }
+    assert _twin(trace) == run.cached
+
+
+@pytest.mark.slow
+def test_pins_come_with_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.jsonl"
+    monkeypatch.setenv("VLLM_PIN_SWA_TOKENS", "1")
+    monkeypatch.setenv("VLLM_PIN_MIN_DROP_SIZE", "0")
+    run = RecordedRun(path, small_settings(interval="0"), seed=3)
+    run.run(60)
+    monkeypatch.delenv("VLLM_PIN_SWA_TOKENS")
+    monkeypatch.delenv("VLLM_PIN_MIN_DROP_SIZE")
+    assert _twin(read_trace(path)) == run.cached

@@ -1,0 +1,100 @@
+"""Against one explicit cache per candidate interval."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from vllm.v1.core.retention.auto.interval import (
+    CANDIDATES,
+    FIRST_INTERVAL,
+    IntervalLearner,
+    room_for,
+)
+from vllm.v1.core.retention.auto.spans import SPAN_TOKENS, Span
+
+
+class PlainStack:
+    """One candidate: what it sees, most recent first, and where it had prompts' ends."""
+
+    def __init__(self, interval: int, room: int) -> None:
+        self.interval, self.room = interval, room
+        self.keys: list[int] = []
+        self.marks: set[int] = set()
+
+    def worth(self, spans: Sequence[Span]) -> int:
+        depth = end = 0
+        for key, position in spans:
+            if key not in self.keys:
+                break
+            depth = position
+            if key in self.marks:
+                end = position
+        return max(end, depth // self.interval * self.interval if self.interval else 0)
+
+    def use(self, spans: Sequence[Span]) -> None:
+        for key, _end in reversed(spans):
+            if key in self.keys:
+                self.keys.remove(key)
+            self.keys.insert(0, key)
+            del self.keys[self.room :]
+            self.marks &= set(self.keys)
+        if spans[-1].key in self.keys:
+            self.marks.add(spans[-1].key)
+
+
+def spans_of(root: int, count: int) -> list[Span]:
+    return [Span(root + i, (i + 1) * SPAN_TOKENS) for i in range(count)]
+
+
+@pytest.mark.parametrize("weight", [200.0, 1280.0])
+def test_every_candidate_is_worth_what_its_own_cache_gives(weight: float) -> None:
+    rng = random.Random(int(weight))
+    learner = IntervalLearner(90, weight, 128)
+    plain = [PlainStack(n, int(room_for(n, 90, weight))) for n in CANDIDATES]
+    total = 0
+    for _ in range(500):
+        spans = spans_of(
+            1000 * rng.choice([0, 0, 1, 2, 3, rng.randrange(4, 40)]), rng.randint(1, 40)
+        )
+        worth = learner.worth(spans)
+        assert worth == [stack.worth(spans) for stack in plain]
+        total += sum(worth)
+        learner.serve(spans)
+        for stack in plain:
+            stack.use(spans)
+    assert total > 0
+
+
+def test_beginnings_cut_anywhere_bring_a_finer_interval() -> None:
+    rng = random.Random(0)
+    learner = IntervalLearner(400, 500.0, 128)
+    fresh = 10**6
+    for _ in range(400):
+        # A long beginning, of which another part comes back each time.
+        root = 1000 * rng.randrange(6)
+        shared = rng.randint(3, 30)
+        own = [Span(fresh + i, (shared + i + 1) * SPAN_TOKENS) for i in range(6)]
+        fresh += 6
+        learner.serve([*spans_of(root, shared), *own])
+    assert 0 < learner.interval < FIRST_INTERVAL
+
+
+def test_conversations_that_go_on_where_they_ended_need_no_interval() -> None:
+    learner = IntervalLearner(300, 2000.0, 128)
+    for start in range(0, 200, 4):
+        for turn in range(1, 9):
+            for session in range(start, start + 4):
+                learner.serve(spans_of(1000 * session, 7 * turn))
+    assert learner.interval == 0 or learner.interval >= FIRST_INTERVAL
+
+
+def test_nothing_changes_while_memory_is_free() -> None:
+    learner = IntervalLearner(10_000, 1000.0, 128)
+    assert not any(learner.serve(spans_of(1000 * i, 20)) for i in range(400))
+    assert learner.interval == FIRST_INTERVAL
+
+
+def test_intervals_that_do_not_fit_the_model_are_no_candidates() -> None:
+    learner = IntervalLearner(100, 1000.0, 1024)
+    assert len(learner.worth(spans_of(0, 3))) == len(CANDIDATES) - 1

@@ -1,0 +1,64 @@
+"""Spare checkpoints: inside the step, within the room, near the end first."""
+
+import random
+
+import pytest
+
+from benchmarks.v4_cache import UNITS, flash_config
+from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.retention.auto.spare import NO_SPARES, spare_boundaries
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_places_fit_the_step_and_the_room(unit: int) -> None:
+    geometry = CacheGeometry.from_config(flash_config(unit, 1000))
+    cost = sum(geometry.lean_blocks)
+    rng = random.Random(unit)
+    num_places = 0
+    for _ in range(500):
+        n = rng.randint(1, 60_000)
+        start = geometry.floor_lean(rng.randrange(n))
+        end = min(n, start + rng.choice([100, 2048, 8192]))
+        taken = {geometry.floor_lean(n - 1)}
+        num_blocks, num_older = rng.randrange(600), rng.choice([0, 0, 100])
+        found = spare_boundaries(geometry, start, end, n, taken, num_blocks, num_older, 1000)
+        places = [*found.ends, *found.fillers]
+        assert len(set(places)) == len(places)
+        assert all(start < p <= end and p % geometry.lean == 0 for p in places)
+        assert not taken & set(places)
+        assert len(places) * cost <= 9 / 8 * max(0, num_blocks - 62) + num_older
+        num_places += len(places)
+    assert num_places > 500
+
+
+def test_a_full_pool_leaves_none() -> None:
+    geometry = CacheGeometry.from_config(flash_config(32, 1000))
+    assert spare_boundaries(geometry, 0, 8192, 8192, (), 60, 0, 1000) == NO_SPARES
+
+
+def test_ends_grow_apart_fourfold_and_older_spares_give_way_to_them() -> None:
+    geometry = CacheGeometry.from_config(flash_config(32, 1000))
+    found = spare_boundaries(geometry, 0, 40_000, 40_000, (), 0, 900, 1000)
+    assert found.fillers == ()
+    distances = [40_000 - place for place in reversed(found.ends)]
+    assert len(distances) == 4
+    for distance, wanted in zip(distances, (256, 1024, 4096, 16_384), strict=True):
+        assert wanted <= distance < wanted + geometry.lean
+
+
+def test_much_room_gives_a_fine_grid_and_little_a_coarse_one() -> None:
+    geometry = CacheGeometry.from_config(flash_config(128, 100_000))
+    steps = []
+    for num_blocks in (90_000, 6_600):
+        found = spare_boundaries(geometry, 0, 65_536, 65_536, (), num_blocks, 0, 100_000)
+        steps.append(min(b - a for a, b in zip(found.fillers, found.fillers[1:], strict=False)))
+    assert steps[0] == 2 * geometry.coarse < steps[1]
+
+
+def test_marks_come_first_and_only_inside_the_step() -> None:
+    geometry = CacheGeometry.from_config(flash_config(32, 1000))
+    cost = sum(geometry.lean_blocks)
+    found = spare_boundaries(
+        geometry, 2048, 8192, 9000, (), 62 + 2 * cost, 0, 1000, (3000, 100, 5000)
+    )
+    assert found.ends == (2944, 4992)

@@ -1,0 +1,28 @@
+"""Hits and miss reasons add up to the tokens, where nothing is known of evictions."""
+
+from vllm.v1.core.whole_block.records import whole_block_prefill_stats
+
+
+def test_every_token_has_one_source() -> None:
+    for num_tokens in range(70):
+        for num_cached in range(num_tokens + 1):
+            for is_bypassed in (False, True):
+                record = whole_block_prefill_stats(
+                    num_tokens=num_tokens,
+                    num_cached_tokens=num_cached,
+                    granularity=16,
+                    is_bypassed=is_bypassed,
+                )
+                assert record.num_cached_tokens + sum(record.miss_tokens.values()) == num_tokens
+                assert all(count > 0 for count in record.miss_tokens.values())
+
+
+def test_reasons_with_whole_blocks() -> None:
+    record = whole_block_prefill_stats(
+        num_tokens=40, num_cached_tokens=16, granularity=16, is_bypassed=False
+    )
+    assert record.miss_tokens == {"first_seen": 16, "above_last_boundary": 8}
+    record = whole_block_prefill_stats(
+        num_tokens=40, num_cached_tokens=0, granularity=16, is_bypassed=True
+    )
+    assert record.miss_tokens == {"bypassed": 40}

@@ -1,0 +1,116 @@
+"""Several settings of a cache on one load, side by side, in processes of their own."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from tqdm import tqdm
+
+from vllm.cachelab.sim.settings import SimSettings
+from vllm.exceptions import ConfigError
+
+T = TypeVar("T")
+_PINS = "VLLM_PIN_SWA_TOKENS"
+_PINNED_SUFFIX = "+pins"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One setting.
+
+    Attributes:
+        policy: A retention interval, with "+pins" behind it for pinned windows.
+        block_size: As ``--block-size``.
+        pool_bytes: Of the pool.
+    """
+
+    policy: str
+    block_size: int
+    pool_bytes: int
+
+    @property
+    def interval(self) -> str:
+        """The retention interval."""
+        return self.policy.removesuffix(_PINNED_SUFFIX)
+
+    @property
+    def has_pins(self) -> bool:
+        """Whether windows are pinned."""
+        return self.policy.endswith(_PINNED_SUFFIX)
+
+    def flags(self) -> str:
+        """Return what to paste behind ``vllm serve MODEL``."""
+        text = (
+            f"--block-size {self.block_size} --kv-cache-memory-bytes {self.pool_bytes} "
+            f"--prefix-cache-retention-interval {self.interval}"
+        )
+        return f"{_PINS}=1 vllm serve MODEL {text}" if self.has_pins else f"vllm serve MODEL {text}"
+
+    def apply(self, settings: SimSettings) -> SimSettings:
+        """Return settings changed to this one."""
+        return replace(
+            settings,
+            block_size=self.block_size,
+            pool_bytes=self.pool_bytes,
+            num_blocks=None,
+            interval=self.interval,
+        )
+
+
+@contextmanager
+def pins(*, are_on: bool) -> Iterator[None]:
+    """Set the variable that turns pins on, which the cache reads when it is made."""
+    before = os.environ.get(_PINS)
+    os.environ[_PINS] = "1" if are_on else "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PINS]
+        else:
+            os.environ[_PINS] = before
+
+
+def run_grid(
+    variants: Sequence[Variant],
+    measure: Callable[[Variant], T],
+    num_processes: int,
+    *,
+    shows_progress: bool = True,
+) -> dict[Variant, T]:
+    """Measure all variants.
+
+    Args:
+        variants: What to try.
+        measure: Tries one; picklable, as it may run in another process.
+        num_processes: Side by side; 1: in this process.
+        shows_progress: Whether to draw a bar.
+
+    Raises:
+        ConfigError: A variant does not fit the model; names it.
+    """
+    silent = None if shows_progress else True
+    found: dict[Variant, T] = {}
+    if num_processes <= 1 or len(variants) == 1:
+        for variant in tqdm(variants, desc="settings", disable=silent):
+            found[variant] = _try(measure, variant)
+        return found
+    with ProcessPoolExecutor(num_processes) as executor:
+        waiting = {executor.submit(_try, measure, variant): variant for variant in variants}
+        done = as_completed(waiting)
+        for future in tqdm(done, total=len(waiting), desc="settings", disable=silent):
+            found[waiting[future]] = future.result()
+    return {variant: found[variant] for variant in variants}
+
+
+def _try(measure: Callable[[Variant], T], variant: Variant) -> T:
+    try:
+        with pins(are_on=variant.has_pins):
+            return measure(variant)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{variant.policy}, --block-size {variant.block_size}: {error}"
+        ) from error

@@ -1,0 +1,146 @@
+"""An engine's settings without its weights, and the scheduler they lead to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm import envs
+from vllm.cachelab.sim.geometries import GEOMETRIES
+from vllm.config import VllmConfig
+from vllm.config.cache import CacheConfig
+from vllm.config.model import ModelConfig
+from vllm.config.observability import ObservabilityConfig
+from vllm.config.retention import read_interval
+from vllm.config.scheduler import SchedulerConfig
+from vllm.config.speculative import SpeculativeConfig
+from vllm.exceptions import ConfigError
+from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from vllm.model_executor.models.registry import resolve_model
+from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.engine.kv_cache_setup import KVCachePlan, plan_kv_cache
+from vllm.v1.worker.dtypes import resolve_cache_dtype
+
+_GIB = 1 << 30
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SimSettings:
+    """What decides about a cache.
+
+    Attributes:
+        hf_config: The model's config.json.
+        block_size: As ``--block-size``.
+        dtype: Of the model.
+        cache_dtype: Of cached rows; "auto": the model's.
+        num_blocks: Of the pool; None: as ``pool_bytes`` says.
+        pool_bytes: Of the pool.
+        interval: As ``--prefix-cache-retention-interval``.
+        pinned_share: As ``--prefix-cache-pinned-share``.
+        enable_prefix_caching: Whether prefixes are kept.
+        max_model_len: Longest request in tokens.
+        scheduler: Fields of ``SchedulerConfig``.
+        speculative: Fields of ``SpeculativeConfig``; None: no drafter.
+    """
+
+    hf_config: Mapping[str, Any]
+    block_size: int = 32
+    dtype: str = "bfloat16"
+    cache_dtype: str = "auto"
+    num_blocks: int | None = None
+    pool_bytes: int = 8 * _GIB
+    interval: str | int | None = "auto"
+    pinned_share: float | None = None
+    enable_prefix_caching: bool = True
+    max_model_len: int = 131_072
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
+    speculative: Mapping[str, Any] | None = None
+
+    def make_config(self) -> VllmConfig:
+        """Return the configuration that a server of these settings has.
+
+        Raises:
+            ConfigError: They do not go together.
+        """
+        raw = dict(self.hf_config)
+        parsed = resolve_model(list(raw.get("architectures") or ())).parse_config(raw)
+        raw |= {
+            "vocab_size": parsed.vocab_size,
+            "max_position_embeddings": max(parsed.max_position_embeddings, self.max_model_len),
+        }
+        speculative = self.speculative
+        return VllmConfig(
+            model_config=ModelConfig("sim", hf_config=raw, max_model_len=self.max_model_len),
+            cache_config=CacheConfig(
+                block_size=self.block_size,
+                cache_dtype=self.cache_dtype,
+                num_gpu_blocks_override=self.num_blocks,
+                kv_cache_memory_bytes=self.pool_bytes,
+                prefix_cache_retention_interval=self.interval,
+                prefix_cache_pinned_share=self.pinned_share,
+                enable_prefix_caching=self.enable_prefix_caching,
+            ),
+            scheduler_config=SchedulerConfig(
+                max_model_len=self.max_model_len, **dict(self.scheduler)
+            ),
+            speculative_config=None if speculative is None else SpeculativeConfig(**speculative),
+            observability_config=ObservabilityConfig(log_stats=False),
+        )
+
+    def make_plan(self, config: VllmConfig) -> KVCachePlan:
+        """Return the layout of the pool.
+
+        Raises:
+            ConfigError: The pool does not hold one request, or the block size does not fit.
+        """
+        entry = resolve_model(config.model_config.architectures)
+        dtype = _DTYPES.get(self.dtype)
+        if dtype is None:
+            raise ConfigError(f"dtype {self.dtype!r} is unknown: use {', '.join(_DTYPES)}.")
+        specs = entry.load_kv_cache_specs()(
+            entry.parse_config(config.model_config.hf_config),
+            self.block_size,
+            resolve_cache_dtype(self.cache_dtype, dtype),
+            torch.float32,
+        )
+        plan = plan_kv_cache(config, [specs], [self.pool_bytes])
+        unit = plan.scheduler_config.hit_unit
+        if unit is not None and str(self.interval).lower() not in ("auto", "none", "0"):
+            # Refused here, by name, and not in the middle of a grid.
+            geometry = CacheGeometry.from_config(plan.scheduler_config)
+            read_interval(envs.retention_or_default(self.interval), max(unit, geometry.lean))
+        return plan
+
+    def resized(self, num_blocks: int) -> "SimSettings":
+        """Return the same settings with another pool."""
+        return replace(self, num_blocks=num_blocks)
+
+
+def block_bytes(plan: KVCachePlan) -> int:
+    """Return what a block id costs in memory."""
+    config = plan.worker_configs[0]
+    return sum(tensor.size for tensor in config.kv_cache_tensors) // config.num_blocks
+
+
+def find_hf_config(name: str) -> Mapping[str, Any]:
+    """Return a config.json by name.
+
+    Args:
+        name: "v4-flash", "v4-pro", a config.json, a folder, a hub id or "deepseek-v4" (embedded).
+
+    Raises:
+        ConfigError: Nothing of that name can be had.
+    """
+    if name in GEOMETRIES:
+        return GEOMETRIES[name]
+    path = Path(name)
+    if path.is_file():
+        return read_hf_config(str(path.parent))
+    return read_hf_config(resolve_checkpoint(name, with_weights=False).path)

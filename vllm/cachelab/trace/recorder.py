@@ -1,0 +1,276 @@
+"""A scheduler that writes down what it is told and what its steps bring."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm.cachelab.trace.events import Aborted, Added, Closed, Ending, Header, HeldSeen, Reset, Step
+from vllm.cachelab.trace.hash_chain import HashChains
+from vllm.cachelab.trace.writer import TraceWriter
+from vllm.v1.core.sched.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.messages import EngineCoreOutputs, HeldPrefix
+    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+    from vllm.v1.request import Request, RequestStatus
+
+
+class CacheRecorder:
+    """Writes the lines of a trace.
+
+    Owns: the writer, the numbers of live requests, the step that is not written yet.
+
+    Args:
+        writer: Takes lines.
+        header: Of every part.
+        keeps_tokens: Whether the tokens behind units matter to the cache.
+        num_drafts: Drafts that a request usually gets.
+        monotonic: Seconds.
+    """
+
+    def __init__(
+        self,
+        writer: TraceWriter,
+        header: Header,
+        *,
+        keeps_tokens: bool,
+        num_drafts: int,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._writer = writer
+        self._header = header
+        self._chains = HashChains(header.hash_unit, keeps_tokens=keeps_tokens)
+        self._num_drafts = num_drafts
+        self._monotonic = monotonic
+        self._origin = monotonic()
+        self._numbers: dict[str, int] = {}
+        self._live: dict[int, Request] = {}
+        self._blocked: list[Request] = []
+        self._fresh: set[str] = set()
+        self._next_number = 0
+        self._step: Step | None = None
+        self._time_us = 0
+        writer.write(header)
+
+    def now_us(self) -> int:
+        """Return the time since the trace began."""
+        return int((self._monotonic() - self._origin) * 1e6)
+
+    def tick(self) -> int:
+        """Let the scheduler's clock go on to now; return that time."""
+        self._time_us = self.now_us()
+        return self._time_us
+
+    def clock(self) -> float:
+        """Return the time of the line that is being written, which its replay will see, too."""
+        return self._time_us / 1e6
+
+    def _settle(self) -> None:
+        """Write the step that is still open; begin another part where this one is full."""
+        if self._step is not None:
+            step, self._step = self._step, None
+            self._writer.write(step)
+        if self._writer.is_full:
+            self._writer.rotate()
+            self._chains.forget()
+            self._header.part += 1
+            self._writer.write(self._header)
+        if not self._live:
+            self._writer.flush()  # the next line may be hours away
+
+    def add(self, request: Request) -> None:
+        """Note a request that was queued."""
+        self._settle()
+        number = self._next_number
+        self._next_number += 1
+        self._numbers[request.request_id] = number
+        self._live[number] = request
+        self._fresh.add(request.request_id)
+        if request.is_blocked:
+            self._blocked.append(request)
+        self._writer.write(
+            Added(
+                number,
+                request.request_id,
+                self.tick(),
+                request.num_prompt_tokens,
+                request.max_tokens,
+                self._chains.prompt(request),
+                request.priority,
+                request.skip_reading_prefix_cache,
+                request.is_blocked,
+                list(request.cache_boundaries),
+                request.is_extra_answer,
+                request.arrival_time,
+                list(request.cache_ttls.items()),
+            )
+        )
+
+    def _end(self, request_id: str) -> Ending | None:
+        number = self._numbers.pop(request_id, None)
+        if number is None:
+            return None
+        self._fresh.discard(request_id)
+        request = self._live.pop(number)
+        return Ending(number, request.num_output_tokens, self._chains.answer(request))
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Note requests that were ended from outside."""
+        self._settle()
+        ended = [ending for ending in map(self._end, request_ids) if ending is not None]
+        if ended:
+            self._writer.write(Aborted(ended, self._time_us))
+
+    def reset(self, *, resets_running: bool, done: bool) -> None:
+        """Note a reset."""
+        self._settle()
+        self._writer.write(Reset(resets_running, done, self._time_us))
+
+    def look_at_held(self, forgotten: str) -> None:
+        """Note that held prefixes were looked at, which lets go of those whose time is over."""
+        self._settle()
+        self._writer.write(HeldSeen(self._time_us, forgotten))
+
+    def schedule(self, output: SchedulerOutput, begin_us: int) -> None:
+        """Note a step as it was scheduled."""
+        self._settle()
+        step = Step(begin_us, 0, output.total_num_scheduled_tokens)
+        step.num_preempted = len(output.preempted_req_ids or ())
+        if self._fresh:
+            for new in output.scheduled_new_reqs:
+                self._note_admission(new.req_id, step)
+        if self._blocked:
+            ready = [request for request in self._blocked if not request.is_blocked]
+            step.unblocked = [self._numbers[r.request_id] for r in ready]
+            self._blocked = [request for request in self._blocked if request.is_blocked]
+        self._step = step
+
+    def _note_admission(self, request_id: str, step: Step) -> None:
+        if request_id in self._fresh:
+            self._fresh.discard(request_id)
+            number = self._numbers[request_id]
+            stats = self._live[number].prefill_stats
+            step.admitted.append((number, stats.num_cached_tokens if stats is not None else 0))
+
+    def update(self, counts_before: list[tuple[Request, int]], ended_ids: Iterable[str]) -> None:
+        """Note what a step brought.
+
+        Args:
+            counts_before: Its requests, with the answer's length before.
+            ended_ids: Requests that ended by themselves, or were refused.
+        """
+        step = self._step
+        assert step is not None
+        for request, before in counts_before:
+            count = request.num_output_tokens - before
+            if count != (0 if request.is_prefill_chunk else 1):
+                number = self._numbers.get(request.request_id)
+                if number is not None:
+                    step.counts.append((number, count))
+        step.ended = [e for e in map(self._end, ended_ids) if e is not None]
+        step.duration_us = self.now_us() - step.time_us
+        if not self._num_drafts:
+            self._settle()
+
+    def drafts(self, request_ids: Iterable[str]) -> None:
+        """Note requests that did not get as many drafts as is usual."""
+        step = self._step
+        if step is None:
+            return
+        for request_id in request_ids:
+            number = self._numbers.get(request_id)
+            if number is None:
+                continue
+            request = self._live[number]
+            usual = 0 if request.is_prefill_chunk else self._num_drafts
+            if len(request.spec_token_ids) != usual:
+                step.drafts.append((number, len(request.spec_token_ids)))
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._settle()
+        alive = [e for e in map(self._end, list(self._numbers)) if e is not None]
+        self._writer.write(Closed(alive))
+        self._writer.close()
+
+
+class RecordedScheduler(Scheduler):
+    """The scheduler, with a recorder at its doors: what goes in, and what steps bring.
+
+    Args:
+        recorder: Writes it down; made by the caller, with a file of its own.
+        *args: As for ``Scheduler``.
+        **kwargs: As for ``Scheduler``.
+    """
+
+    def __init__(self, recorder: CacheRecorder, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.recorder = recorder
+        held = self.kv_cache_manager.coordinator.held
+        if held is not None:
+            held.use_clock(recorder.clock)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request."""
+        super().add_request(request)
+        self.recorder.add(request)
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[tuple[str, int]]:
+        """End requests from outside."""
+        self.recorder.tick()
+        ended = super().finish_requests(request_ids, finished_status)
+        self.recorder.abort([request_id for request_id, _ in ended])
+        return ended
+
+    def schedule(self) -> SchedulerOutput:
+        """Decide the next step."""
+        begin_us = self.recorder.tick()
+        output = super().schedule()
+        self.recorder.schedule(output, begin_us)
+        return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Take the tokens of a step."""
+        requests = self.requests
+        before = [
+            (request, request.num_output_tokens)
+            for request in map(requests.get, scheduler_output.num_scheduled_tokens)
+            if request is not None
+        ]
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        ended = [o.request_id for b in outputs.values() for o in b.outputs if o.finished]
+        self.recorder.update(before, ended)
+        return outputs
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Take draft tokens for the next step."""
+        super().update_draft_token_ids(draft_token_ids)
+        self.recorder.drafts(draft_token_ids.req_ids)
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached prefixes."""
+        self.recorder.tick()
+        done = super().reset_prefix_cache(reset_running_requests, reset_connector)
+        self.recorder.reset(resets_running=reset_running_requests, done=done)
+        return done
+
+    def held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
+        """Look at held prefixes."""
+        self.recorder.tick()
+        found = super().held_prefixes(forget)
+        self.recorder.look_at_held(forget)
+        return found
+
+    def shutdown(self) -> None:
+        """Stop the scheduler's helpers, and close the trace."""
+        super().shutdown()
+        self.recorder.close()

@@ -1,0 +1,141 @@
+"""From a trace's header to the settings of the cache that was recorded, and its requests."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from vllm.cachelab.sim.settings import SimSettings
+from vllm.cachelab.trace.events import Header
+from vllm.cachelab.twin.trace_file import RecordedRequest
+from vllm.exceptions import ConfigError
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.engine.cache_trace import describe_groups
+from vllm.v1.request import Request
+
+
+def settings_of(header: Header) -> SimSettings:
+    """Return the recorded settings."""
+    cache = header.cache
+    return SimSettings(
+        header.hf_config,
+        block_size=cache["block_size"],
+        dtype="float32",
+        cache_dtype=cache["dtype"],
+        num_blocks=cache["num_blocks"],
+        pool_bytes=cache["num_blocks"] * cache["block_bytes"],
+        interval=cache["interval"],
+        pinned_share=cache["pinned_share"],
+        enable_prefix_caching=cache["enable_prefix_caching"],
+        max_model_len=header.max_model_len,
+        scheduler=header.scheduler,
+        speculative=header.speculative,
+    )
+
+
+def check_rebuilt(header: Header, settings: SimSettings) -> None:
+    """Refuse a trace whose cache cannot be rebuilt here.
+
+    Raises:
+        ConfigError: The groups come out otherwise than recorded.
+    """
+    plan = settings.make_plan(settings.make_config())
+    found = describe_groups(plan)
+    if found != [tuple(group) for group in header.groups]:
+        raise ConfigError(
+            f"The recorded cache has groups of (block size, page bytes) {header.groups}, and its "
+            f"settings give {found} here: it was recorded by another version ({header.server}), "
+            "or on a platform with pages of its own."
+        )
+
+
+@contextmanager
+def environment_of(header: Header, changes: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Set the variables that the cache read, for as long as it is built."""
+    wanted = {**header.environment, **(changes or {})}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHashes:
+    """Hashes that were recorded, given out as the sequence grows.
+
+    Attributes:
+        hashes: One per unit of the whole sequence.
+        unit: Tokens under one of them.
+        number: Of the request; units nobody recorded get hashes of their own.
+    """
+
+    hashes: Sequence[BlockHash]
+    unit: int
+    number: int
+
+    def __call__(self, request: Request) -> list[BlockHash]:
+        """Return the hashes of full units that have none yet."""
+        first = len(request.block_hashes)
+        last = request.num_tokens // self.unit
+        if first == last:
+            return []
+        made = list(self.hashes[first:last])
+        for i in range(first + len(made), last):
+            made.append(BlockHash(b"?" + (self.number << 32 | i).to_bytes(15, "little")))
+        return made
+
+
+def regroup(hashes: Sequence[BlockHash], unit: int, wanted: int) -> list[BlockHash]:
+    """Return the hashes of larger units: that of the last small one says all before it.
+
+    Raises:
+        ConfigError: The wanted unit is no multiple of the recorded one.
+    """
+    if wanted % unit:
+        raise ConfigError(
+            f"The trace was recorded with --block-size {unit}: {wanted} is no multiple of it. "
+            f"Record with a smaller one to try {wanted}."
+        )
+    step = wanted // unit
+    return list(hashes[step - 1 :: step])
+
+
+def make_request(
+    recorded: RecordedRequest, recorded_unit: int, unit: int, max_tokens: int
+) -> Request:
+    """Return the scheduler's request.
+
+    Args:
+        recorded: What is known of it.
+        recorded_unit: Tokens under one recorded hash.
+        unit: Tokens under one hash now.
+        max_tokens: Of its answer.
+    """
+    added = recorded.added
+    prompt = [0] * added.num_prompt_tokens
+    for position, token in recorded.tokens.items():
+        if position < len(prompt):
+            prompt[position] = token
+    hashes = regroup(recorded.hashes, recorded_unit, unit)
+    return Request(
+        added.request_id,
+        prompt,
+        SamplingParams(
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            skip_reading_prefix_cache=added.skips_cache or None,
+        ),
+        arrival_time=added.arrival_time,
+        priority=added.priority,
+        block_hasher=KnownHashes(hashes, unit, added.number),
+        cache_boundaries=added.boundaries,
+        cache_ttls={place: math.inf if ttl is None else ttl for place, ttl in added.ttls},
+    )

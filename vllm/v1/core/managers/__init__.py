@@ -1,1 +1,0 @@
-"""Managers of single KV-cache groups with hits at whole blocks, and what they share."""

@@ -1,0 +1,1 @@
+"""The retention policy that learns from the traffic what pays."""

@@ -1,0 +1,134 @@
+"""How far apart checkpoints pay: learnt from what prompts could have resumed at."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from vllm.v1.core.retention.auto.spans import SPAN_TOKENS, Span
+
+# Tokens between two checkpoints; 0: none but where prompts end and part.
+CANDIDATES = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 0)
+FIRST_INTERVAL = 16_384
+# A finer interval must gain so much to be taken; a coarser one must only lose nothing.
+LEAD = 0.02
+_HALF_LIFE_POOLS = 2.0
+_NO_LEVEL = len(CANDIDATES)
+
+
+def room_for(interval: int, capacity: float, checkpoint_tokens: float) -> float:
+    """Return what a pool holds of dense rows if a checkpoint stands every ``interval`` tokens.
+
+    Args:
+        interval: 0: none.
+        capacity: What it holds without any, in whatever is counted.
+        checkpoint_tokens: Tokens of dense rows that weigh as much as a checkpoint.
+    """
+    return capacity / (1 + checkpoint_tokens / interval) if interval else capacity
+
+
+class IntervalLearner:
+    """Tries all intervals at once on the prompts that come.
+
+    A pool with checkpoints every N tokens holds fewer dense rows, but more of them can be resumed
+    at. One stack of spans in order of their last use stands for all candidates: each sees as much
+    of its top as it has room for.
+
+        most recent  [ 512 ........ | 1024 .... | 2048 .. | ... | none ] least recent
+
+    A prompt is worth, to a candidate, the deepest place in what it sees of the prompt where an
+    earlier prompt ended, or a multiple of N.
+
+    Owns: the stack, cut into segments between one room's end and the next; marks of prompts' ends;
+    scores.
+
+    Args:
+        capacity: Spans that the pool holds without checkpoints.
+        checkpoint_tokens: Tokens of dense rows that weigh as much as a checkpoint.
+        step: Tokens whose multiples an interval must be.
+    """
+
+    def __init__(self, capacity: int, checkpoint_tokens: float, step: int) -> None:
+        self._capacity = capacity
+        self._candidates = [n for n in CANDIDATES if n % step == 0]
+        rooms = [int(room_for(n, capacity, checkpoint_tokens)) for n in self._candidates]
+        self._sizes = [b - a for a, b in zip([0, *rooms], rooms, strict=False)]
+        # Span -> the candidates that had a prompt's end there, as bits.
+        self._segments: list[OrderedDict[int, int]] = [OrderedDict() for _ in rooms]
+        self._leads = [0.0] * len(rooms)
+        self._is_full = False
+        self.interval = FIRST_INTERVAL if FIRST_INTERVAL in self._candidates else 0
+
+    def serve(self, spans: Sequence[Span]) -> bool:
+        """Let a prompt be served; returns whether the interval changed."""
+        if not spans:
+            return False
+        worth = self.worth(spans)
+        self._use(spans)
+        if not self._is_full:
+            return False
+        return self._decide(len(spans), worth)
+
+    def _find(self, key: int) -> int:
+        for level, segment in enumerate(self._segments):
+            if key in segment:
+                return level
+        return _NO_LEVEL
+
+    def worth(self, spans: Sequence[Span]) -> list[int]:
+        """Return what a prompt could resume at, in tokens, under each candidate."""
+        depths = [0] * len(self._leads)
+        ends = [0] * len(self._leads)
+        lowest = 0
+        for key, end in spans:
+            level = self._find(key)
+            lowest = max(lowest, level)
+            if lowest == _NO_LEVEL or lowest >= len(depths):
+                break
+            marks = self._segments[level][key]
+            for k in range(lowest, len(depths)):
+                depths[k] = end
+                if marks >> k & 1:
+                    ends[k] = end
+        return [
+            max(end, depth // interval * interval if interval else 0)
+            for interval, depth, end in zip(self._candidates, depths, ends, strict=True)
+        ]
+
+    def _use(self, spans: Sequence[Span]) -> None:
+        """Bring a prompt's spans to the top, its head first in line."""
+        segments, sizes = self._segments, self._sizes
+        for key, _end in reversed(spans):
+            marks, level = 0, len(segments)
+            for at, segment in enumerate(segments):
+                found = segment.pop(key, None)
+                if found is not None:
+                    # Marks of candidates that had given the span up are gone.
+                    marks, level = found >> at << at, at
+                    break
+            segments[0][key] = marks
+            for at in range(min(level + 1, len(segments))):
+                if len(segments[at]) <= sizes[at]:
+                    break
+                moved, moved_marks = segments[at].popitem(last=False)
+                if at + 1 < len(segments):
+                    segments[at + 1][moved] = moved_marks
+                else:
+                    self._is_full = True
+        last = spans[-1].key
+        for segment in segments:
+            if last in segment:
+                segment[last] = (1 << len(segments)) - 1
+                break
+
+    def _decide(self, num_spans: int, worth: Sequence[int]) -> bool:
+        """Follow the candidate that leads by enough; see ``Duel``."""
+        kept = 0.5 ** (num_spans / (_HALF_LIFE_POOLS * self._capacity))
+        leads, candidates = self._leads, self._candidates
+        current = worth[candidates.index(self.interval)]
+        for k, tokens in enumerate(worth):
+            leads[k] = max(0.0, leads[k] * kept + tokens - current)
+        best = max(range(len(leads)), key=lambda k: leads[k])
+        if leads[best] <= LEAD * self._capacity * SPAN_TOKENS:
+            return False
+        self.interval = candidates[best]
+        self._leads = [0.0] * len(leads)
+        return True

@@ -1,0 +1,473 @@
+"""The coordinators of hits at whole blocks, by vLLM 0.23's rules and under its names.
+
+They serve models whose cache is full attention only, and code written against that interface.
+Hybrid models hit at one unit: ``vllm.v1.core.kv_cache_coordinator.CheckpointCoordinator``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from vllm import envs
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.cache_settings import CacheSettings
+from vllm.v1.core.cache_step import Lookup, StepPlan, StepRequest
+from vllm.v1.core.coordinator_interface import Coordinator
+from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.prefix.exports import Exports, PrefixBlocks
+from vllm.v1.core.retention.masks import num_window_tail_blocks, resolve_retention_interval
+from vllm.v1.core.retention.policy import pinned_share
+from vllm.v1.core.single_type_kv_cache_manager import (
+    SlidingWindowManager,
+    get_manager_for_kv_cache_spec,
+)
+from vllm.v1.core.whole_block.lookup import HybridLookup
+from vllm.v1.core.whole_block.records import whole_block_prefill_stats
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+if TYPE_CHECKING:
+    from vllm.v1.messages import PrefillStats
+    from vllm.v1.request import Request
+
+
+class GroupManagers:
+    """The managers of all groups over one pool: what each does for one group, for all of them.
+
+    Owns: the managers, in group order.
+
+    Args:
+        settings: Groups, sizes and switches.
+        block_pool: The pool of all groups.
+    """
+
+    def __init__(self, settings: CacheSettings, block_pool: BlockPool) -> None:
+        self.block_pool = block_pool
+        self.single_type_managers = tuple(
+            get_manager_for_kv_cache_spec(
+                group.kv_cache_spec,
+                max_num_batched_tokens=settings.max_num_batched_tokens,
+                max_model_len=settings.max_model_len,
+                block_pool=block_pool,
+                enable_caching=settings.enable_caching,
+                kv_cache_group_id=group_id,
+                scheduler_block_size=settings.scheduler_block_size,
+                dcp_world_size=settings.dcp_world_size,
+                pcp_world_size=settings.pcp_world_size,
+            )
+            for group_id, group in enumerate(settings.kv_cache_config.kv_cache_groups)
+        )
+        # Most groups need all their blocks as long as the request lives.
+        self._dropping_managers = tuple(
+            manager for manager in self.single_type_managers if manager.drops_skipped_blocks
+        )
+        self._stepping_managers = tuple(m for m in self.single_type_managers if m.minds_steps)
+        # Of all groups: cleared in every step.
+        self._taken_blocks: list[KVCacheBlock] = []
+        for manager in self.single_type_managers:
+            manager.taken_blocks = self._taken_blocks
+        self.retention_interval: int | None = None
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[Sequence[KVCacheBlock]],
+        num_encoder_tokens: int,
+        total_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+    ) -> int:
+        """Return how many blocks leave the free queue, over all groups."""
+        num_blocks = 0
+        for manager, hits in zip(self.single_type_managers, new_computed_blocks, strict=True):
+            if manager.counts_encoder_tokens:
+                num_blocks += manager.get_num_blocks_to_allocate(
+                    request_id, num_encoder_tokens, (), 0, num_encoder_tokens
+                )
+            else:
+                num_blocks += manager.get_num_blocks_to_allocate(
+                    request_id,
+                    num_tokens,
+                    hits,
+                    total_computed_tokens,
+                    num_tokens_main_model,
+                    apply_admission_cap,
+                )
+        return num_blocks
+
+    def allocate_new_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Sequence[Sequence[KVCacheBlock]],
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+    ) -> None:
+        """Adopt a request's hits, then take blocks for tokens a connector will load.
+
+        All groups adopt before any takes a block: a new block may be evicted from the cache, and
+        it must not be one of this request's own hits.
+        """
+        num_total = num_local_computed_tokens + num_external_computed_tokens
+        starting = [
+            (manager, hits)
+            for manager, hits in zip(self.single_type_managers, new_computed_blocks, strict=True)
+            if request_id not in manager.num_cached_block
+        ]
+        for manager, hits in starting:
+            manager.adopt_computed_blocks(request_id, hits, num_total)
+        if num_external_computed_tokens > 0:
+            for manager, _ in starting:
+                manager.allocate_external_blocks(request_id, num_total)
+
+    def allocate_new_blocks(
+        self,
+        request_id: str,
+        num_tokens: int,
+        num_tokens_main_model: int,
+        num_encoder_tokens: int = 0,
+    ) -> tuple[list[KVCacheBlock], ...]:
+        """Give a request slots for ``num_tokens`` tokens; the new blocks by group."""
+        return tuple(
+            manager.allocate_new_blocks(request_id, num_encoder_tokens, num_encoder_tokens)
+            if manager.counts_encoder_tokens
+            else manager.allocate_new_blocks(request_id, num_tokens, num_tokens_main_model)
+            for manager in self.single_type_managers
+        )
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Cache the request's full blocks that a hit can reach."""
+        for manager in self.single_type_managers:
+            manager.cache_blocks(request, num_computed_tokens, self.retention_interval)
+
+    # ---- freeing -----------------------------------------------------------------------------
+
+    def free(self, request_id: str) -> None:
+        """Give all blocks of a request back."""
+        for manager in self.single_type_managers:
+            manager.free(request_id)
+
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+        """Free the blocks no later token of the request attends to."""
+        for manager in self._dropping_managers:
+            manager.remove_skipped_blocks(request_id, total_computed_tokens)
+
+    # ---- queries -----------------------------------------------------------------------------
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether the request holds tables."""
+        managers = self.single_type_managers
+        # Allocation gives a request a table in every group, if only an empty one.
+        return bool(managers) and request_id in managers[0].req_to_blocks
+
+    def get_blocks(self, request_id: str) -> tuple[list[KVCacheBlock], ...]:
+        """Return a request's tables by group."""
+        return tuple(
+            manager.req_to_blocks.get(request_id, []) for manager in self.single_type_managers
+        )
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """Return per group how many leading blocks all requests with blocks share."""
+        return [
+            manager.get_num_common_prefix_blocks(running_request_id)
+            for manager in self.single_type_managers
+        ]
+
+    def new_step_starts(self) -> None:
+        """Begin a scheduling step."""
+        self._taken_blocks.clear()
+        for manager in self._stepping_managers:
+            manager.new_step_starts()
+
+
+class KVCacheCoordinator(GroupManagers, Coordinator):
+    """The groups of one model, with hits at whole blocks.
+
+    Owns: the pool; and the managers, as its base.
+
+    Args:
+        settings: Groups, sizes and switches.
+
+    Raises:
+        ConfigError: (a ValueError) The retention interval does not fit the model.
+    """
+
+    def __init__(self, settings: CacheSettings) -> None:
+        self.settings = settings
+        self.kv_cache_config = settings.kv_cache_config
+        self.max_model_len = settings.max_model_len
+        self.enable_caching = settings.enable_caching
+        self.scheduler_block_size = settings.scheduler_block_size
+        self.hash_block_size = settings.hash_block_size
+        groups = self.kv_cache_config.kv_cache_groups
+        retention_interval = resolve_retention_interval(
+            envs.retention_or_default(self.kv_cache_config.prefix_cache_retention_interval),
+            has_window_groups=any(isinstance(g.kv_cache_spec, SlidingWindowSpec) for g in groups),
+            scheduler_block_size=settings.scheduler_block_size,
+        )
+        self.eagle_group_ids = {i for i, group in enumerate(groups) if group.is_eagle_group}
+        if settings.use_eagle and not self.eagle_group_ids:
+            self.eagle_group_ids = set(range(len(groups)))
+        pool = BlockPool(
+            num_gpu_blocks=self.kv_cache_config.num_blocks,
+            enable_caching=settings.enable_caching,
+            hash_block_size=settings.hash_block_size,
+            enable_kv_cache_events=settings.enable_kv_cache_events,
+            metrics_collector=settings.metrics_collector,
+        )
+        super().__init__(settings, pool)
+        self.exports = Exports(pool)
+        self.retention_interval = retention_interval
+        assert settings.scheduler_block_size % settings.hash_block_size == 0
+        for group_id, manager in enumerate(self.single_type_managers):
+            manager.use_eagle = group_id in self.eagle_group_ids
+            assert settings.scheduler_block_size % manager.block_size == 0, (
+                f"The scheduler's block size {settings.scheduler_block_size} is no multiple of "
+                f"group {group_id}'s block size {manager.block_size}."
+            )
+        self._no_hits: tuple[Sequence[KVCacheBlock], ...] = ((),) * len(groups)
+        if settings.enable_caching and envs.VLLM_PIN_SWA_TOKENS:
+            self._enable_pinning()
+
+    def _enable_pinning(self) -> None:
+        """Let window groups pin."""
+        window_managers = [
+            manager
+            for manager in self.single_type_managers
+            if isinstance(manager, SlidingWindowManager)
+        ]
+        max_pinned = int((self.block_pool.num_gpu_blocks - 1) * pinned_share(self.kv_cache_config))
+        if not window_managers:
+            return
+        shapes = [(m.sliding_window, m.block_size, m.use_eagle) for m in window_managers]
+        self.block_pool.enable_pinning(max_pinned, sum(num_window_tail_blocks(*s) for s in shapes))
+        for manager in window_managers:
+            manager.pin_min_drop_blocks = envs.VLLM_PIN_MIN_DROP_SIZE
+
+    # ---- one step of one request -------------------------------------------------------------
+
+    def look_up(self, request: Request, max_tokens: int) -> Lookup:
+        """Find the longest cached prefix of at most ``max_tokens``."""
+        blocks, num_tokens = self.find_longest_cache_hit(request.block_hashes, max_tokens)
+        return Lookup(KVCacheBlocks(blocks), num_tokens)
+
+    def make_record(self, request: Request, found: Lookup, num_cached_tokens: int) -> PrefillStats:
+        """Give every token of an admitted request one source; nothing is known of evictions."""
+        return whole_block_prefill_stats(
+            num_tokens=request.num_tokens,
+            num_cached_tokens=num_cached_tokens,
+            granularity=self.scheduler_block_size,
+            is_bypassed=False,
+        )
+
+    def num_blocks_in_full(self, step: StepRequest) -> int:
+        """Return the free blocks a request would use until its prompt is computed."""
+        num_tokens = min(step.request.num_tokens, self.max_model_len)
+        return self.get_num_blocks_to_allocate(
+            step.request.request_id,
+            num_tokens,
+            self._hits(step),
+            step.num_encoder_tokens,
+            step.start,
+            num_tokens,
+            apply_admission_cap=True,
+        )
+
+    def _hits(self, step: StepRequest) -> Sequence[Sequence[KVCacheBlock]]:
+        return self._no_hits if step.lookup is None else step.lookup.blocks.blocks
+
+    def advance(self, step: StepRequest) -> bool:
+        """Free the blocks no later token of the request attends to, even if the step won't fit."""
+        for manager in self._dropping_managers:
+            manager.remove_skipped_blocks(step.request.request_id, step.start)
+        return False
+
+    def plan(self, step: StepRequest, num_available: int) -> StepPlan:
+        """Count what a step takes; the managers choose the blocks."""
+        num_blocks = self.get_num_blocks_to_allocate(
+            step.request.request_id,
+            step.alloc_end,
+            self._no_hits if step.lookup is None else step.lookup.blocks.blocks,
+            step.num_encoder_tokens,
+            step.start,
+            step.main_end,
+        )
+        return StepPlan(step, num_blocks, num_blocks)
+
+    def commit(self, plan: StepPlan) -> tuple[Sequence[KVCacheBlock], ...]:
+        """Adopt the hit, take blocks, and cache what the step fills."""
+        step = plan.step
+        request_id = step.request.request_id
+        is_known = self.has_request(request_id)
+        num_external = step.num_external_tokens
+        if step.lookup is not None or num_external > 0:
+            hits = self._hits(step)
+            if any(hits) or num_external > 0:
+                num_local = step.start - num_external
+                self.allocate_new_computed_blocks(request_id, hits, num_local, num_external)
+        new_blocks: tuple[Sequence[KVCacheBlock], ...] = self._no_hits
+        if plan.num_blocks > 0 or not is_known:
+            # Most decode steps stay inside the blocks their request has.
+            new_blocks = self.allocate_new_blocks(
+                request_id, step.alloc_end, step.main_end, step.num_encoder_tokens
+            )
+        if self.enable_caching and not step.delays_caching:
+            # Drafts may be rejected: only tokens the request really has are cached.
+            self.cache_blocks(step.request, step.end)
+        return new_blocks
+
+    def locate_rows(
+        self, block_hashes: list[BlockHash], first: int, end: int
+    ) -> PrefixBlocks | None:
+        """Return where the rows of tokens ``[first, end)`` lie, both multiples of the block."""
+        bases, ids = [], []
+        for group_id, manager in enumerate(self.single_type_managers):
+            size = manager.block_size
+            hashes = self.block_pool.hash_index.hashes_at(block_hashes, size)
+            found = []
+            for index in range(first // size, end // size):
+                blocks = self.block_pool.get_cached_block(hashes[index], [group_id])
+                if blocks is None:
+                    return None
+                found.append(blocks[0].block_id)
+            bases.append(first // size)
+            ids.append(tuple(found))
+        return PrefixBlocks(end, first, tuple(bases), tuple(ids))
+
+    def max_blocks_of(self, num_tokens: int) -> int:
+        """Return the most blocks one request of a length holds at once."""
+        return sum(
+            # No request has this id, so nothing it holds is subtracted.
+            manager.get_num_blocks_to_allocate("", num_tokens, (), 0, num_tokens, True)
+            for manager in self.single_type_managers
+        )
+
+    def take_new_block_ids(self) -> list[int]:
+        """Drain the ids of blocks taken in this step."""
+        block_ids = [block.block_id for block in self._taken_blocks]
+        self._taken_blocks.clear()
+        return block_ids
+
+    def held_blocks(self) -> Iterator[KVCacheBlock]:
+        """Iterate over the blocks of all tables, once per hold."""
+        for manager in self.single_type_managers:
+            for table in manager.req_to_blocks.values():
+                yield from table
+        yield from self.exports.held_blocks()
+
+    @abstractmethod
+    def find_longest_cache_hit(
+        self, block_hashes: list[BlockHash], max_cache_hit_length: int
+    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
+        """Find the longest prefix all groups have cached.
+
+        Args:
+            block_hashes: The request's hashes, one per ``hash_block_size`` tokens.
+            max_cache_hit_length: Tokens the hit may have at most.
+
+        Returns:
+            The blocks by group, and the hit's tokens.
+        """
+
+
+class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
+    """Any number of groups, also none, without prefix caching."""
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Do nothing."""
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """Return zeros: without prefix caching no block is shared."""
+        return [0] * len(self.single_type_managers)
+
+    def find_longest_cache_hit(
+        self, block_hashes: list[BlockHash], max_cache_hit_length: int
+    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
+        """Find nothing."""
+        return tuple([] for _ in self.single_type_managers), 0
+
+
+class UnitaryKVCacheCoordinator(KVCacheCoordinator):
+    """One group: its own block size is the granularity of hits."""
+
+    def __init__(self, settings: CacheSettings) -> None:
+        super().__init__(settings)
+        assert len(self.single_type_managers) == 1
+        (self._manager,) = self.single_type_managers
+        assert not self.enable_caching or self.hash_block_size == self._manager.block_size, (
+            f"A single group of blocks of {self._manager.block_size} tokens needs hashes of as "
+            f"many, not {self.hash_block_size}."
+        )
+
+    def find_longest_cache_hit(
+        self, block_hashes: list[BlockHash], max_cache_hit_length: int
+    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
+        """Find the longest cached prefix of the one group."""
+        manager = self._manager
+        hit_blocks = manager.find_longest_cache_hit(
+            block_hashes=block_hashes,
+            max_length=max_cache_hit_length,
+            kv_cache_group_ids=[0],
+            block_pool=self.block_pool,
+            kv_cache_spec=manager.kv_cache_spec,
+            drop_eagle_block=manager.use_eagle and manager.drops_eagle_block,
+            alignment_tokens=manager.block_size,
+            dcp_world_size=self.settings.dcp_world_size,
+            pcp_world_size=self.settings.pcp_world_size,
+        )
+        return hit_blocks, len(hit_blocks[0]) * manager.block_size
+
+
+class HybridKVCacheCoordinator(KVCacheCoordinator):
+    """Groups of at least two specs: a hit must hold in all of them, at a scheduler block's end."""
+
+    def __init__(self, settings: CacheSettings) -> None:
+        super().__init__(settings)
+        for manager in self.single_type_managers:
+            assert manager.block_size % self.hash_block_size == 0, (
+                f"Blocks of {manager.block_size} tokens do not divide into hashes of "
+                f"{self.hash_block_size}."
+            )
+        self._lookup = HybridLookup(
+            self.single_type_managers,
+            self.block_pool,
+            alignment_tokens=self.scheduler_block_size,
+            context_parallel=(settings.dcp_world_size, settings.pcp_world_size),
+        )
+        # Groups of one spec are looked up together, so all must cache what a drafter among them
+        # needs: they share one mask.
+        for manager in self._lookup.eagle_managers:
+            manager.use_eagle = True
+        # No group is cached less far than one that keeps all its blocks, unless a drafter's is.
+        self._last_cached = None
+        if not self._lookup.eagle_managers:
+            managers = (m for m in self.single_type_managers if m.is_downward_closed)
+            self._last_cached = next(managers, None)
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Cache up to the last scheduler block's end; nothing beyond can be hit.
+
+        A drafter's group goes one block on, if it is there: its hits match one block more.
+        """
+        num_aligned = num_computed_tokens // self.scheduler_block_size * self.scheduler_block_size
+        if num_aligned == 0:
+            return
+        last = self._last_cached
+        if last is not None:
+            num_cached_blocks = last.num_cached_block.get(request.request_id, 0)
+            if num_cached_blocks * last.block_size >= num_aligned:
+                # Most steps end no scheduler block.
+                return
+        for manager in self.single_type_managers:
+            num_tokens = num_aligned
+            if manager.use_eagle:
+                num_tokens = min(num_computed_tokens, num_aligned + manager.block_size)
+            manager.cache_blocks(request, num_tokens, self.retention_interval)
+
+    def find_longest_cache_hit(
+        self, block_hashes: list[BlockHash], max_cache_hit_length: int
+    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
+        """Find the longest prefix that every group can serve."""
+        return self._lookup.find(block_hashes, max_cache_hit_length)
