@@ -73,6 +73,9 @@ class EngineArgs:
         cache_trace: File that records what decides about the prefix cache, hashes and no text.
         cache_trace_max_bytes: Of that file and the one before it, together.
         kv_transfer_config: A KV connector, as ``KVTransferConfig.from_dict`` takes it.
+        prefix_cache_dir: Folder in which cached prefixes outlive the process; None: none.
+        prefix_cache_disk_size: What its files may take, such as "8GiB"; None: a quarter of what is
+            free, at most 16 GiB.
         kv_events_config: Where KV cache events go, as ``KVEventsConfig.from_dict`` takes it.
         trust_remote_code: Without effect: no code of a model is ever run.
         hf_overrides: Over the checkpoint's config.json; objects in it are merged.
@@ -124,6 +127,8 @@ class EngineArgs:
     speculative_config: dict[str, Any] | None = None
     kv_events_config: dict[str, Any] | None = None
     kv_transfer_config: dict[str, Any] | None = None
+    prefix_cache_dir: str | None = None
+    prefix_cache_disk_size: str | int | None = None
     disable_log_stats: bool = False
     cache_trace: str | None = None
     cache_trace_max_bytes: int = ObservabilityConfig.cache_trace_max_bytes
@@ -303,14 +308,36 @@ class EngineArgs:
         return config
 
     def _make_kv_transfer_config(self) -> KVTransferConfig | None:
-        if self.kv_transfer_config is None:
+        asked = self.kv_transfer_config
+        flag = "--kv-transfer-config"
+        if self.prefix_cache_dir is not None:
+            flag = "--prefix-cache-dir"
+            if asked is not None:
+                raise ConfigError(
+                    "--prefix-cache-dir and --kv-transfer-config each name a KV connector, and "
+                    "there is one: leave one of them out."
+                )
+            tier = {"type": "fs", "root_dir": self.prefix_cache_dir}
+            if self.prefix_cache_disk_size is not None:
+                tier["max_size"] = str(self.prefix_cache_disk_size)
+            asked = {
+                "kv_connector": "OffloadingConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"secondary_tiers": [tier]},
+            }
+        elif self.prefix_cache_disk_size is not None:
+            raise ConfigError(
+                f"prefix_cache_disk_size={self.prefix_cache_disk_size!r} bounds a folder, but "
+                "there is none: set --prefix-cache-dir."
+            )
+        if asked is None:
             return None
         if self.cache_trace is not None:
             raise ConfigError(
-                "--cache-trace does not record what --kv-transfer-config loads from other servers: "
-                "leave one of them out."
+                f"--cache-trace does not record what {flag} loads from elsewhere: leave one of "
+                "them out."
             )
-        config = KVTransferConfig.from_dict(self.kv_transfer_config)
+        config = KVTransferConfig.from_dict(asked)
         KVConnectorRegistry.load_class(config)
         return config
 

@@ -121,6 +121,18 @@ def _add_cache_args(group: argparse._ArgumentGroup) -> None:
         help="Share of the KV pool that windows pinned under VLLM_PIN_SWA_TOKENS=1 may hold, 0 to "
         "1; default: VLLM_PIN_MAX_SHARE (0.25).",
     )
+    group.add_argument(
+        "--prefix-cache-dir",
+        metavar="DIR",
+        help="Folder of your own in which cached prefixes outlive the server "
+        "(docs/durable_cache.md). Default: none.",
+    )
+    group.add_argument(
+        "--prefix-cache-disk-size",
+        metavar="SIZE",
+        help="What its files may take, such as 8GiB. Default: a quarter of what is free, at most "
+        "16GiB.",
+    )
     _add_cache_report_args(group)
 
 

@@ -170,6 +170,9 @@ class CacheFolder:
 
     def _enter(self) -> None:
         if not self.read_only:
+            if _is_core(self.root.name):
+                self.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                check_private(self.root.parent)
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(self.root)
         known = read_marker(self.root)
@@ -333,7 +336,8 @@ class CacheFolder:
 
     def _list_removable(self) -> list[str]:
         """Return what may go: damaged things, then other identities, the longest unused first."""
-        others = [entry.name for entry in self.root.iterdir() if entry.name.startswith("damaged-")]
+        names = [entry.name for entry in self.root.iterdir()]
+        others = [name for name in names if name.startswith("damaged-") or _is_core(name)]
         identities = sorted(self.list_identities(), key=lambda entry: entry[1].opened)
         for name, _ in identities:
             if self._current is None or name != self._current.name:
@@ -453,9 +457,15 @@ def _is_identity(name: str) -> bool:
     return len(name) == _NAME_CHARS and all(c in "0123456789abcdef" for c in name)
 
 
+def _is_core(name: str) -> bool:
+    """Whether a folder's name is that of one of several engine cores."""
+    return name.startswith("core-") and name.removeprefix("core-").isdecimal()
+
+
 def _is_ours(name: str) -> bool:
     plain = name.removesuffix(".new")
-    return plain in _OURS or _is_identity(name) or name.startswith("damaged-")
+    is_folder = _is_identity(name) or _is_core(name)
+    return plain in _OURS or is_folder or name.startswith("damaged-")
 
 
 def parse_size(text: str) -> int:

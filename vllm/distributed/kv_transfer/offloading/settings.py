@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import ConfigError
-from vllm.v1.kv_offload.folder import parse_size
+from vllm.v1.kv_offload.folder import disk_bytes, parse_size
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,23 +30,27 @@ class OffloadSettings:
     Attributes:
         root: The folder.
         max_bytes: What all its files may take; None: by what is free when it is opened.
+        num_cores: Engine cores that share what is free.
         read_only: Read what is there, write nothing, take no lock.
         always_restore: Restore even where computing is quicker; for tests and measurements.
     """
 
     root: Path
     max_bytes: int | None
+    num_cores: int
     read_only: bool
     always_restore: bool
 
     def find_max_bytes(self) -> int:
-        """Return what the files may take; a folder that is filled already counts as free."""
+        """Return what the files may take."""
         if self.max_bytes is not None:
             return self.max_bytes
         folder = self.root
         while not folder.exists():
             folder = folder.parent
-        return min(_MOST_BYTES, shutil.disk_usage(folder).free // _FREE_SHARE)
+        # What the folder holds already is as good as free.
+        free = shutil.disk_usage(folder).free + disk_bytes(self.root)
+        return min(_MOST_BYTES, free // _FREE_SHARE) // self.num_cores
 
 
 def read_settings(config: VllmConfig) -> OffloadSettings:
@@ -78,10 +82,16 @@ def read_settings(config: VllmConfig) -> OffloadSettings:
     if not isinstance(root, str) or not root:
         raise ConfigError(f"{_NAME} needs a root_dir in its secondary tier: name a folder.")
     size = tier.get("max_size", tier.get("disk_capacity_bytes"))
-    max_bytes = None if size is None else parse_size(str(size))
+    folder = Path(os.path.abspath(os.path.expanduser(root)))
+    parallel = config.parallel_config
+    num_cores = parallel.data_parallel_size
+    if num_cores > 1:
+        # Each core keeps what it computed, and takes its share of the limit.
+        folder /= f"core-{parallel.data_parallel_index}"
     return OffloadSettings(
-        Path(os.path.abspath(os.path.expanduser(root))),
-        max_bytes,
+        folder,
+        None if size is None else parse_size(str(size)) // num_cores,
+        num_cores,
         _flag({**extra, **tier}, "read_only"),
         _flag(extra, "always_restore"),
     )
