@@ -32,9 +32,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The tables of the documentation from benchmarks/results/.
+# The tables of the documentation, from benchmarks/results/ and from the options.
 figures: $(VENV)/.serve
 	$(BIN)/python -m benchmarks.figures write
+	$(BIN)/python -m tools.options_doc
 
 # The documentation site, into build/site; a dead link or anchor is an error.
 docs: $(DOCS_VENV)/.ready

@@ -125,6 +125,21 @@ def wait_free(url: str) -> bool:
     return True
 
 
+def wait_for_proxy(url: str) -> None:
+    """Wait until the example's proxy answers.
+
+    Raises:
+        RuntimeError: It does not.
+    """
+    for _ in range(300):
+        try:
+            httpx.get(url + "/health", timeout=5).raise_for_status()
+            return
+        except httpx.HTTPError:
+            time.sleep(0.1)
+    raise RuntimeError(f"the proxy at {url} does not answer")
+
+
 def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Start everything, ask everything, compare."""
     flags = ("deepseek-v4", "--block-size", "32", *_TIGHT)
@@ -144,12 +159,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         stack.callback(proxy.wait)
         stack.callback(proxy.terminate)
         url = f"http://127.0.0.1:{port}"
-        for _ in range(300):
-            try:
-                httpx.get(url + "/health", timeout=5).raise_for_status()
-                break
-            except httpx.HTTPError:
-                time.sleep(0.1)
+        wait_for_proxy(url)
 
         def compare(entry: tuple[str, str, dict[str, Any]]) -> str:
             kind, path, body = entry

@@ -2,12 +2,12 @@
 
 import argparse
 import re
-from pathlib import Path
 
+from tools.options_doc import PAGE, render
 from vllm import envs
 from vllm.entrypoints.cli.main import make_parser
 
-DOC = (Path(__file__).resolve().parent.parent / "docs" / "configuration.md").read_text("utf-8")
+DOC = PAGE.read_text("utf-8")
 
 
 def serve_flags() -> set[str]:
@@ -33,3 +33,8 @@ def test_every_flag_is_described_and_no_other() -> None:
 def test_every_variable_is_described_and_no_other() -> None:
     described = set(re.findall(r"^\| `([A-Z_0-9]+)` \|", DOC, flags=re.MULTILINE))
     assert described == set(dir(envs))
+
+
+def test_the_tables_are_what_the_options_say() -> None:
+    assert render(DOC) == DOC, "run python -m tools.options_doc"
+    assert "| `--port` | `8000` |" in render("<!-- options: server -->\n<!-- end -->\n")

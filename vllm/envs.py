@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     VLLM_CPU_OMP_THREADS_BIND: str
     VLLM_NATIVE: bool
     VLLM_NATIVE_LIBRARY: str | None
+    VLLM_BATCH_INVARIANT: bool
+    VLLM_CUDA_REFERENCE: bool
     VLLM_ENGINE_HEARTBEAT_TIMEOUT: float
     VLLM_API_KEY: str | None
     VLLM_SERVER_DEV_MODE: bool
@@ -146,6 +148,10 @@ _READERS: dict[str, Callable[[], Any]] = {
     "VLLM_NATIVE": lambda: _flag("VLLM_NATIVE", True),
     # Another build of them, such as `make sanitize`'s.
     "VLLM_NATIVE_LIBRARY": lambda: os.environ.get("VLLM_NATIVE_LIBRARY") or None,
+    # Whether a GPU's products have one order of sums in any batch, too.
+    "VLLM_BATCH_INVARIANT": lambda: _flag("VLLM_BATCH_INVARIANT", False),
+    # Whether the CUDA platform runs on CPU tensors, its kernels in Triton's interpreter: for tests.
+    "VLLM_CUDA_REFERENCE": lambda: _flag("VLLM_CUDA_REFERENCE", False),
     "VLLM_ENGINE_HEARTBEAT_TIMEOUT": lambda: _number(
         "VLLM_ENGINE_HEARTBEAT_TIMEOUT", 30.0, float, 0.5
     ),

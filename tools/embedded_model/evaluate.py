@@ -20,6 +20,7 @@ from tools.embedded_model import facts, tasks, words
 from tools.embedded_model.conversations import UNKNOWN
 from tools.embedded_model.tool_cases import score_texts, tool_cases
 from vllm import LLM, SamplingParams
+from vllm.tokenizers import Tokenizer
 
 _NEXT = "Next come "
 _NUMBER = re.compile(r"\d+")
@@ -36,11 +37,9 @@ class Case:
 
 
 def lookup_document(
-    rng: random.Random, llm: LLM, num_tokens: int, chatter: float
+    rng: random.Random, tokenizer: Tokenizer, num_tokens: int, chatter: float
 ) -> tuple[str, list[facts.Fact], list[str]]:
     """A text of about ``num_tokens`` tokens, the facts in it, and names that are not."""
-    tokenizer = llm.get_tokenizer()
-    assert tokenizer is not None
     sentences: list[str] = []
     told: dict[tuple[str, str], facts.Fact] = {}
     pool = words.names(rng, num_tokens // 8 + 12, held_out=True)
@@ -58,12 +57,12 @@ def lookup_document(
     return " ".join(sentences), list(told.values()), absent
 
 
-def lookups(rng: random.Random, llm: LLM, num_tokens: int, cases: int) -> list[Case]:
+def lookups(rng: random.Random, tokenizer: Tokenizer, num_tokens: int, cases: int) -> list[Case]:
     """Questions about access codes and other facts of documents."""
     found: list[Case] = []
     per_document = max(1, min(50, num_tokens // 40))
     while len(found) < cases:
-        text, told, _ = lookup_document(rng, llm, num_tokens, 0.25)
+        text, told, _ = lookup_document(rng, tokenizer, num_tokens, 0.25)
         for fact in rng.sample(told, min(per_document, len(told))):
             wanted = fact.answer.replace("|", "")
             messages = [{"role": "user", "content": f"{text} {fact.question}"}]
@@ -71,11 +70,11 @@ def lookups(rng: random.Random, llm: LLM, num_tokens: int, cases: int) -> list[C
     return found[:cases]
 
 
-def never_told(rng: random.Random, llm: LLM, num_tokens: int, cases: int) -> list[Case]:
+def never_told(rng: random.Random, tokenizer: Tokenizer, num_tokens: int, cases: int) -> list[Case]:
     """Questions about names that do not occur."""
     found: list[Case] = []
     while len(found) < cases:
-        text, _, absent = lookup_document(rng, llm, num_tokens, 0.25)
+        text, _, absent = lookup_document(rng, tokenizer, num_tokens, 0.25)
         for name in absent:
             question = facts.number_fact(rng, name).question
             messages = [{"role": "user", "content": f"{text} {question}"}]
@@ -83,11 +82,11 @@ def never_told(rng: random.Random, llm: LLM, num_tokens: int, cases: int) -> lis
     return found[:cases]
 
 
-def other_kind(rng: random.Random, llm: LLM, num_tokens: int, cases: int) -> list[Case]:
+def other_kind(rng: random.Random, tokenizer: Tokenizer, num_tokens: int, cases: int) -> list[Case]:
     """Questions about somebody who occurs, but for a number that was not told."""
     found: list[Case] = []
     while len(found) < cases:
-        text, told, _ = lookup_document(rng, llm, num_tokens, 0.25)
+        text, told, _ = lookup_document(rng, tokenizer, num_tokens, 0.25)
         keys = {fact.key for fact in told}
         for fact in rng.sample(told, min(8, len(told))):
             lost = facts.number_fact(rng, fact.key[1])
@@ -97,12 +96,12 @@ def other_kind(rng: random.Random, llm: LLM, num_tokens: int, cases: int) -> lis
     return found[:cases]
 
 
-def about_text(rng: random.Random, llm: LLM, num_tokens: int, cases: int) -> list[Case]:
+def about_text(rng: random.Random, tokenizer: Tokenizer, num_tokens: int, cases: int) -> list[Case]:
     """What a text says about itself once, somewhere."""
     found: list[Case] = []
     while len(found) < cases:
         about = facts.facts_about_text(rng)
-        text, _, _ = lookup_document(rng, llm, num_tokens, 0.7)
+        text, _, _ = lookup_document(rng, tokenizer, num_tokens, 0.7)
         sentences = text.split(". ")
         for fact in about:
             told = fact.told.replace("|", "").removesuffix(".")
@@ -191,19 +190,25 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     with LLM(arguments.model, block_size=32, use_tqdm_on_load=False) as llm:
+        tokenizer = llm.get_tokenizer()
+        assert tokenizer is not None
         rows: list[tuple[str, list[Case], bool]] = []
         for length in (int(text) for text in arguments.lengths.split(",")):
             rng = random.Random(f"{arguments.seed}/{length}")
-            rows.append((f"lookup, {length}", lookups(rng, llm, length, arguments.cases), False))
-            unknown = never_told(rng, llm, length, max(8, arguments.cases // 5))
+            rows.append(
+                (f"lookup, {length}", lookups(rng, tokenizer, length, arguments.cases), False)
+            )
+            unknown = never_told(rng, tokenizer, length, max(8, arguments.cases // 5))
             rows.append((f"never told, {length}", unknown, False))
-            unknown = other_kind(rng, llm, length, max(8, arguments.cases // 5))
+            unknown = other_kind(rng, tokenizer, length, max(8, arguments.cases // 5))
             rows.append((f"other kind told, {length}", unknown, False))
         rng = random.Random(arguments.seed)
         rows.append(
-            ("about the text, 1000", about_text(rng, llm, 1000, arguments.cases // 2), False)
+            ("about the text, 1000", about_text(rng, tokenizer, 1000, arguments.cases // 2), False)
         )
-        rows.append(("thinking lookup, 300", lookups(rng, llm, 300, arguments.cases // 2), True))
+        rows.append(
+            ("thinking lookup, 300", lookups(rng, tokenizer, 300, arguments.cases // 2), True)
+        )
         for kind in dict.fromkeys(tasks.TASKS):
             cases = [short_tasks(rng, kind) for _ in range(arguments.cases // 2)]
             rows.append((kind.__name__.replace("_", " "), cases, False))

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.config.options import POSITIVE, Limit, check_options, option
 from vllm.exceptions import ConfigError
 
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8")
 HASH_ALGOS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+_GROUP = "KV cache"
 
 
 @dataclass
@@ -15,30 +17,52 @@ class CacheConfig:
 
     Attributes:
         block_size: Tokens of a block; for DeepSeek-V4 the unit of prefix hits (32, 64 or 128).
-        gpu_memory_utilization: Share of the device's memory the process may take.
-        kv_cache_memory_bytes: Exact size of the pool in bytes; None: derived from free memory.
-        num_gpu_blocks_override: Exact number of blocks; wins over memory.
-        cache_dtype: Type of cached rows; "auto": the model's.
         hash_block_size: Tokens under one prefix hash; None: derived from the groups.
         prefix_cache_retention_interval: How often window state is kept; None: unset.
-        prefix_cache_pinned_share: Share of the pool that pinned windows may hold, where
-            VLLM_PIN_SWA_TOKENS is on; None: as VLLM_PIN_MAX_SHARE says.
         prefix_hash_seed: What every prompt's first hash is chained to, where several processes
             must agree; None: PYTHONHASHSEED or a random value. Who knows it can foretell hashes.
     """
 
     block_size: int = 16
-    gpu_memory_utilization: float = 0.92
-    cache_dtype: str = "auto"
+    gpu_memory_utilization: float = option(
+        0.92,
+        "Share of the device's memory to use (GPU; on a CPU see --kv-cache-memory-bytes).",
+        group=_GROUP,
+        limit=Limit(lambda share: 0 < share <= 1, "must be above 0 and at most 1."),
+    )
+    cache_dtype: str = option(
+        "auto",
+        "Type of cached rows; auto: the model's. fp8: an Ascend A5's own pages.",
+        group=_GROUP,
+        flag="--kv-cache-dtype",
+        choices=CACHE_DTYPES,
+        more="See `docs/ascend.md`.",
+    )
     enable_prefix_caching: bool = True
     num_gpu_blocks: int | None = None
-    num_gpu_blocks_override: int | None = None
-    kv_cache_memory_bytes: int | None = None
-    prefix_caching_hash_algo: str = "sha256"
+    num_gpu_blocks_override: int | None = option(
+        None, "Exact number of blocks.", group=_GROUP, limit=POSITIVE, more="It beats memory."
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None, "Exact size of the KV pool (2G).", group=_GROUP, limit=POSITIVE
+    )
+    prefix_caching_hash_algo: str = option(
+        "sha256",
+        group=_GROUP,
+        choices=HASH_ALGOS,
+        more="How prefixes are hashed; the `_cbor` ones can be recomputed by other programs.",
+    )
     hash_block_size: int | None = None
     mamba_cache_mode: str = "none"
     prefix_cache_retention_interval: Any = None
-    prefix_cache_pinned_share: float | None = None
+    prefix_cache_pinned_share: float | None = option(
+        None,
+        "Share of the KV pool that windows pinned under VLLM_PIN_SWA_TOKENS=1 may hold, 0 to 1; "
+        "default: VLLM_PIN_MAX_SHARE (0.25).",
+        group=_GROUP,
+        metavar="SHARE",
+        limit=Limit(lambda share: 0 <= share <= 1, "must be between 0 and 1."),
+    )
     prefix_hash_seed: bytes | None = None
     sliding_window: int | None = None
     is_attention_free: bool = False
@@ -46,20 +70,4 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if self.block_size < 1:
             raise ConfigError(f"block_size={self.block_size} must be positive.")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(
-                f"gpu_memory_utilization={self.gpu_memory_utilization} must be above 0 and at "
-                "most 1."
-            )
-        share = self.prefix_cache_pinned_share
-        if share is not None and not 0 <= share <= 1:
-            raise ConfigError(f"prefix_cache_pinned_share={share} must be between 0 and 1.")
-        if self.prefix_caching_hash_algo not in HASH_ALGOS:
-            raise ConfigError(
-                f"prefix_caching_hash_algo={self.prefix_caching_hash_algo!r} is unknown: use one "
-                f"of {', '.join(HASH_ALGOS)}."
-            )
-        for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value} must be positive.")
+        check_options(self)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vllm.exceptions import ConfigError
+from vllm.config.options import check_options, option
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
@@ -11,12 +11,13 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 class LoadConfig:
     """The weights' format; "dummy" makes random ones and reads no file."""
 
-    load_format: str = "auto"
+    load_format: str = option(
+        "auto",
+        group="model",
+        choices=LOAD_FORMATS,
+        more="`dummy` makes random weights and reads no file.",
+    )
     use_tqdm: bool = True
 
     def __post_init__(self) -> None:
-        if self.load_format not in LOAD_FORMATS:
-            raise ConfigError(
-                f"load_format={self.load_format!r} is unknown: use one of "
-                f"{', '.join(LOAD_FORMATS)}."
-            )
+        check_options(self)

@@ -1,8 +1,9 @@
 """Which model is served, from where, in which precision."""
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+from vllm.config.options import Limit, check_options, option
 from vllm.exceptions import ConfigError
 
 # Without a config.json to ask (outsiders build a ModelConfig from a bare name).
@@ -12,6 +13,7 @@ MAX_SEED = 2**63 - 1
 _UNIT_HIT_MODEL_TYPES = ("deepseek_v4",)
 QUANTIZATIONS = ("none", "int8")
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
+_GROUP = "model"
 
 
 @dataclass
@@ -28,40 +30,59 @@ class ModelConfig:
         served_model_names: Names clients may use; the first is canonical.
         hf_config: The checkpoint's config.json, as read.
         generation_config: The checkpoint's generation_config.json, or empty.
-        quantization: "int8": plain weights are rounded as they load; None: as stored.
         max_model_len: Longest prompt + answer in tokens.
         original_max_model_len: What the user passed: None when nothing, -1 for "what fits".
     """
 
     model: str = "Qwen/Qwen3-0.6B"
-    runner: str = field(default="auto", kw_only=True)
-    tokenizer: str | None = field(default=None, kw_only=True)
-    dtype: Any = field(default="auto", kw_only=True)
-    quantization: str | None = field(default=None, kw_only=True)
-    seed: int = field(default=0, kw_only=True)
-    max_model_len: int = field(default=None, kw_only=True)  # type: ignore[assignment]
-    trust_remote_code: bool = field(default=False, kw_only=True)
-    skip_tokenizer_init: bool = field(default=False, kw_only=True)
-    hf_overrides: dict[str, Any] = field(default_factory=dict, kw_only=True)
-    path: str | None = field(default=None, kw_only=True)
-    is_embedded: bool = field(default=False, kw_only=True)
-    served_model_names: tuple[str, ...] = field(default=(), kw_only=True)
-    hf_config: dict[str, Any] = field(default_factory=dict, kw_only=True)
-    generation_config: dict[str, Any] = field(default_factory=dict, kw_only=True)
-    max_logprobs: int = field(default=20, kw_only=True)
-    enforce_eager: bool = field(default=False, kw_only=True)
-    enable_return_routed_experts: bool = field(default=False, kw_only=True)
-    is_encoder_decoder: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    runner: str = "auto"
+    tokenizer: str | None = None
+    dtype: Any = option(
+        "auto", "auto: float32 on a CPU, else the model's.", group=_GROUP, choices=DTYPES
+    )
+    quantization: str | None = option(
+        None,
+        "int8: round plain weights to eight bits as they load (docs/native.md). What the "
+        "checkpoint quantises itself stays so without this flag.",
+        group=_GROUP,
+        also=("-q",),
+        choices=QUANTIZATIONS,
+    )
+    seed: int = option(
+        0,
+        group=_GROUP,
+        limit=Limit(
+            lambda seed: 0 <= seed <= MAX_SEED, f"must be between 0 and {MAX_SEED} (2**63 - 1)."
+        ),
+        more="Seed of requests without their own.",
+    )
+    max_model_len: int = None  # type: ignore[assignment]
+    trust_remote_code: bool = False
+    skip_tokenizer_init: bool = False
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+    path: str | None = None
+    is_embedded: bool = False
+    served_model_names: tuple[str, ...] = ()
+    hf_config: dict[str, Any] = field(default_factory=dict)
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    max_logprobs: int = option(
+        20,
+        "Most a request may ask for; -1: all.",
+        group=_GROUP,
+        limit=Limit(lambda most: most >= -1, "must be at least 0, or -1 for no limit."),
+    )
+    enforce_eager: bool = option(
+        False,
+        "Never capture graphs; so far only an Ascend NPU can (docs/ascend.md).",
+        group=_GROUP,
+    )
+    enable_return_routed_experts: bool = False
+    is_encoder_decoder: bool = False
     original_max_model_len: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.dtype, str) and self.dtype not in DTYPES:
-            raise ConfigError(f"dtype={self.dtype!r} is unknown: use one of {', '.join(DTYPES)}.")
-        if self.quantization not in (None, *QUANTIZATIONS):
-            raise ConfigError(
-                f"quantization={self.quantization!r} is unknown: use one of "
-                f"{', '.join(QUANTIZATIONS)}, or leave it out for what the checkpoint holds."
-            )
+        check_options(self)
         self.original_max_model_len = self.max_model_len
         derived = self.derived_max_model_len
         if self.max_model_len is None or self.max_model_len == -1:
@@ -76,8 +97,6 @@ class ModelConfig:
                 f"max_model_len={self.max_model_len} exceeds the model's context of {derived} "
                 "tokens (max_position_embeddings in its config.json): give a smaller one."
             )
-        if not 0 <= self.seed <= MAX_SEED:
-            raise ConfigError(f"seed={self.seed} must be between 0 and {MAX_SEED} (2**63 - 1).")
         if not self.served_model_names:
             self.served_model_names = (self.model,)
         if not all(name.strip() for name in self.served_model_names):

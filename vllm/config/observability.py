@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from vllm.exceptions import ConfigError
+from vllm.config.options import Limit, check_options, option
+
+_GROUP = "observability"
 
 
 @dataclass(frozen=True)
@@ -10,37 +12,58 @@ class ObservabilityConfig:
     """Optional measurements.
 
     Attributes:
-        kv_cache_metrics: Sample block lifetimes into histograms.
-        kv_cache_metrics_sample: Share of blocks sampled.
-        cache_trace: File in which what decides about the prefix cache is recorded; None: nowhere.
-        cache_trace_max_bytes: Of that file and the one before it, together.
         log_stats: Log throughput and cache use every ``VLLM_LOG_STATS_INTERVAL`` seconds.
-        otlp_traces_endpoint: URL of an OpenTelemetry collector that gets a span per request.
         show_hidden_metrics: Whether metrics also appear under names of earlier versions.
         log_format: "text" or "json".
-        logging_config: A file for ``logging.config.dictConfig``.
     """
 
-    kv_cache_metrics: bool = False
-    kv_cache_metrics_sample: float = 0.01
+    kv_cache_metrics: bool = option(
+        False,
+        "Histograms of how long blocks of the KV cache live and lie idle, on a sample.",
+        group=_GROUP,
+    )
+    kv_cache_metrics_sample: float = option(
+        0.01,
+        "Share of the blocks that is sampled, above 0 to 1. Default: 0.01.",
+        group=_GROUP,
+        metavar="SHARE",
+        limit=Limit(lambda share: 0 < share <= 1, "must be above 0 and at most 1."),
+    )
     enable_mfu_metrics: bool = False
     log_stats: bool = True
-    cache_trace: str | None = None
-    cache_trace_max_bytes: int = 256 * 1024 * 1024
-    otlp_traces_endpoint: str | None = None
+    cache_trace: str | None = option(
+        None,
+        "Record what decides about the prefix cache, hashes and no text, for vllm cache simulate "
+        "and explain.",
+        group="KV cache",
+        metavar="FILE",
+        more="See `docs/cache_trace.md`.",
+    )
+    cache_trace_max_bytes: int = option(
+        256 * 1024 * 1024,
+        "Of the trace and the part before it (FILE.1), together. Default: 256M.",
+        group="KV cache",
+    )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "Send an OpenTelemetry span for each request to this collector "
+        "(http://host:4318/v1/traces); needs the otel extra.",
+        group=_GROUP,
+        metavar="URL",
+        limit=Limit(
+            lambda url: "://" in url,
+            "must be a URL: http://host:4318/v1/traces, or grpc://host:4317.",
+        ),
+    )
     show_hidden_metrics: bool = False
     log_format: str = "text"
-    logging_config: str | None = None
+    logging_config: str | None = option(
+        None,
+        "A JSON or YAML file for logging.config.dictConfig, over our own settings.",
+        group=_GROUP,
+        also=("--log-config-file",),
+        metavar="FILE",
+    )
 
     def __post_init__(self) -> None:
-        if not 0 < self.kv_cache_metrics_sample <= 1:
-            raise ConfigError(
-                f"kv_cache_metrics_sample={self.kv_cache_metrics_sample:g} must be above 0 and at "
-                "most 1."
-            )
-        endpoint = self.otlp_traces_endpoint
-        if endpoint is not None and "://" not in endpoint:
-            raise ConfigError(
-                f"otlp_traces_endpoint={endpoint!r} must be a URL: http://host:4318/v1/traces, or "
-                "grpc://host:4317."
-            )
+        check_options(self)

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from vllm.config.options import AT_LEAST_ONE, NOT_NEGATIVE, check_options, option, within
 from vllm.exceptions import ConfigError
 
 DATA_PARALLEL_BACKENDS = ("mp", "ray")
 DATA_PARALLEL_ROUTINGS = ("prefix", "round-robin")
 MAX_DATA_PARALLEL_SIZE = 64
 EXECUTOR_BACKENDS = ("uni", "mp", "ray")
+_GROUP = "data parallel"
 
 
 @dataclass(frozen=True)
@@ -16,49 +18,96 @@ class ParallelConfig:
     """Sizes of the parallel groups.
 
     Attributes:
-        data_parallel_size: Engine cores behind one front end.
-        data_parallel_size_local: The same, where all are on this machine; None: as it is.
         data_parallel_rank: The core that this configuration is for.
         data_parallel_index: The same, of the labels of metrics and the ports of KV events.
-        data_parallel_backend: "mp": processes of this machine; "ray": actors of a ray cluster.
-        data_parallel_address: Of the front end, as cores on other machines reach it.
-        data_parallel_routing: Who gets a request: the core with the longest cached "prefix", or
-            "round-robin" to compare with.
-        data_parallel_fault_tolerance: A core that dies takes only its own requests along.
-        data_parallel_restarts: How often each core is started again then.
-        enable_expert_parallel: The workers of a replica hold whole experts, not parts of each.
-        distributed_executor_backend: "uni" (one worker in the engine core's process), "mp" (a
-            process each on this machine), "ray" (actors of a Ray cluster); None: as the number of
-            workers says.
     """
 
     pipeline_parallel_size: int = 1
-    tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
+    tensor_parallel_size: int = option(
+        1,
+        "Workers that share the model, each with a part of every matrix.",
+        group="parallelism",
+        also=("-tp",),
+        metavar="N",
+        limit=AT_LEAST_ONE,
+        more="See `docs/distributed.md`.",
+    )
+    data_parallel_size: int = option(
+        1,
+        "Engine cores behind this server, each with a model and a KV cache of its own. Default: 1.",
+        group=_GROUP,
+        also=("-dp",),
+        parse=int,
+        metavar="N",
+        limit=within(1, MAX_DATA_PARALLEL_SIZE),
+    )
     data_parallel_index: int = 0
     data_parallel_rank: int = 0
-    data_parallel_size_local: int | None = None
-    data_parallel_backend: str = "mp"
-    data_parallel_address: str = "127.0.0.1"
-    data_parallel_routing: Literal["prefix", "round-robin"] = "prefix"
-    data_parallel_fault_tolerance: bool = False
-    data_parallel_restarts: int = 0
+    data_parallel_size_local: int | None = option(
+        None,
+        "The same number: cores on other machines take --data-parallel-backend ray.",
+        group=_GROUP,
+        also=("-dpl",),
+        parse=int,
+        metavar="N",
+    )
+    data_parallel_backend: str = option(
+        "mp",
+        "mp: processes; ray: actors of a ray cluster (needs the package ray).",
+        group=_GROUP,
+        also=("-dpb",),
+        choices=DATA_PARALLEL_BACKENDS,
+    )
+    data_parallel_address: str = option(
+        "127.0.0.1",
+        "Of this machine, as cores on a ray cluster's others reach it. Default: 127.0.0.1.",
+        group=_GROUP,
+        also=("-dpa",),
+        metavar="HOST",
+    )
+    data_parallel_routing: Literal["prefix", "round-robin"] = option(
+        "prefix",
+        "Who gets a request: the core that caches most of its prompt, unless it has too much to "
+        "do; or each in turn, to compare. Default: prefix.",
+        group=_GROUP,
+        choices=DATA_PARALLEL_ROUTINGS,
+    )
+    data_parallel_fault_tolerance: bool = option(
+        False,
+        "A core that dies takes only its own requests along; else the server ends.",
+        group=_GROUP,
+    )
+    data_parallel_restarts: int = option(
+        0,
+        "How often each core that died is started again, with fault tolerance. Default: 0.",
+        group=_GROUP,
+        parse=int,
+        metavar="N",
+        limit=NOT_NEGATIVE,
+    )
     decode_context_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
-    enable_expert_parallel: bool = False
-    distributed_executor_backend: str | None = None
+    enable_expert_parallel: bool = option(
+        False,
+        "Those workers hold whole experts instead of a part of each.",
+        group="parallelism",
+        also=("-ep",),
+    )
+    distributed_executor_backend: str | None = option(
+        None,
+        "uni: one worker in the engine core's process; mp: a process each on this machine; ray: "
+        "actors of a Ray cluster. Default: uni for one worker, else mp.",
+        group="parallelism",
+        choices=EXECUTOR_BACKENDS,
+    )
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
-        backend = self.distributed_executor_backend
-        if backend is not None and backend not in EXECUTOR_BACKENDS:
+        check_options(self)
+        if self.pipeline_parallel_size < 1:
             raise ConfigError(
-                f"distributed_executor_backend={backend!r} is unknown: use one of "
-                f"{', '.join(EXECUTOR_BACKENDS)}."
+                f"pipeline_parallel_size={self.pipeline_parallel_size} must be at least 1."
             )
-        if backend == "uni" and self.world_size > 1:
+        if self.distributed_executor_backend == "uni" and self.world_size > 1:
             raise ConfigError(
                 f"distributed_executor_backend='uni' runs one worker, but {self.world_size} were "
                 "asked for: use mp or ray, or tensor_parallel_size=1."
@@ -67,26 +116,10 @@ class ParallelConfig:
 
     def _check_data_parallel(self) -> None:
         size, local = self.data_parallel_size, self.data_parallel_size_local
-        if not 1 <= size <= MAX_DATA_PARALLEL_SIZE:
-            raise ConfigError(
-                f"data_parallel_size={size} is out of range: use 1 to {MAX_DATA_PARALLEL_SIZE}."
-            )
         if local is not None and local != size:
             raise ConfigError(
                 f"data_parallel_size_local={local} must be data_parallel_size={size}: cores on "
                 "other machines are started by data_parallel_backend='ray' alone, without it."
-            )
-        for name, allowed in (
-            ("data_parallel_backend", DATA_PARALLEL_BACKENDS),
-            ("data_parallel_routing", DATA_PARALLEL_ROUTINGS),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is unknown: use {' or '.join(allowed)}."
-                )
-        if self.data_parallel_restarts < 0:
-            raise ConfigError(
-                f"data_parallel_restarts={self.data_parallel_restarts} must be at least 0."
             )
         if self.data_parallel_restarts and not self.data_parallel_fault_tolerance:
             raise ConfigError(

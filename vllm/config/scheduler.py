@@ -3,6 +3,7 @@
 from dataclasses import InitVar, dataclass, field
 from typing import ClassVar
 
+from vllm.config.options import NOT_NEGATIVE, check_options, option
 from vllm.exceptions import ConfigError
 
 POLICIES = ("fcfs", "priority")
@@ -19,10 +20,7 @@ class SchedulerConfig:
         max_num_scheduled_tokens: The same for the scheduler alone; None: equal.
         max_num_seqs: Requests running at a time.
         long_prefill_token_threshold: Longest chunk of one prompt in a step; 0: no limit.
-        policy: "fcfs", or "priority" (lower value first, then arrival).
         scheduler_reserve_full_isl: Admit a request only if its whole prompt will fit.
-        max_num_queued_reqs: Waiting requests before new ones get 503; None: no limit.
-        max_num_queued_tokens: Tokens of prompts that wait for their first token, likewise.
     """
 
     DEFAULT_MAX_NUM_BATCHED_TOKENS: ClassVar[int] = 2048
@@ -36,12 +34,29 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
     disable_chunked_mm_input: bool = False
-    policy: str = "fcfs"
+    policy: str = option(
+        "fcfs",
+        group="scheduling",
+        flag="--scheduling-policy",
+        choices=POLICIES,
+        more="`priority`: the lower `priority` of a request, the sooner; then by arrival.",
+    )
     async_scheduling: bool | None = None
     disable_hybrid_kv_cache_manager: bool | None = None
     scheduler_reserve_full_isl: bool = True
-    max_num_queued_reqs: int | None = None
-    max_num_queued_tokens: int | None = None
+    max_num_queued_reqs: int | None = option(
+        None,
+        "Waiting requests before new ones get 503. Default: no limit.",
+        group="scheduling",
+        limit=NOT_NEGATIVE,
+    )
+    max_num_queued_tokens: int | None = option(
+        None,
+        "Tokens of prompts that wait for their first token before new ones get 503. Default: no "
+        "limit.",
+        group="scheduling",
+        limit=NOT_NEGATIVE,
+    )
     max_num_encoder_input_tokens: int = field(init=False)
     encoder_cache_size: int = field(init=False)
 
@@ -52,10 +67,7 @@ class SchedulerConfig:
             self.long_prefill_token_threshold = 0
         self.max_num_encoder_input_tokens = self.max_num_batched_tokens
         self.encoder_cache_size = self.max_num_batched_tokens
-        if self.policy not in POLICIES:
-            raise ConfigError(
-                f"scheduling policy {self.policy!r} is unknown: use one of {', '.join(POLICIES)}."
-            )
+        check_options(self)
         if self.max_num_seqs < 1 or self.max_num_batched_tokens < 1:
             raise ConfigError(
                 f"max_num_seqs={self.max_num_seqs} and max_num_batched_tokens="
@@ -72,7 +84,3 @@ class SchedulerConfig:
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below "
                 f"max_num_seqs={self.max_num_seqs}: every running request needs a token a step."
             )
-        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
-            limit = getattr(self, name)
-            if limit is not None and limit < 0:
-                raise ConfigError(f"{name}={limit} must be at least 0.")

@@ -5,6 +5,7 @@ import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterable
 
+from vllm import envs
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.platforms.interface import Platform
@@ -14,6 +15,7 @@ logger = init_logger(__name__)
 PLUGIN_GROUP = "vllm.platform_plugins"
 CPU_PATH = "vllm.platforms.cpu.CpuPlatform"
 CUDA_PATH = "vllm.platforms.cuda.CudaPlatform"
+CUDA_REFERENCE_PATH = "vllm.platforms.cuda.CudaReferencePlatform"
 
 
 @functools.cache
@@ -24,6 +26,8 @@ def get_current_platform() -> Platform:
         ConfigError: Several plug-ins are active, or an active one names no platform class.
     """
     found = find_plugin_platform()
+    if found is None and envs.VLLM_CUDA_REFERENCE:
+        found = load_platform(CUDA_REFERENCE_PATH)
     return found or load_platform(choose_platform_path((), is_cuda_available))
 
 

@@ -103,6 +103,7 @@ ASCEND_OPS: Mapping[str, AscendOp] = MappingProxyType(
         "attend_keys": _aten("attend_keys", "npu_fused_infer_attention_score, not compared yet"),
         "join_attention": _aten("join_attention", "sums over parts of a context"),
         "weigh_sinks": _aten("weigh_sinks", "one extra logit a head"),
+        "router_logits": _aten("router_logits", "a plain product in fp32"),
         "choose_by_softmax": _aten("choose_by_softmax", "npu_moe_gating_top_k, not compared yet"),
         "run_experts": _aten("run_experts", "as mix_experts, without a shared expert"),
         "gated_mlp": _aten("gated_mlp", "two products and a gate"),

@@ -65,6 +65,14 @@ def test_a_trace_of_what_other_servers_computed_is_refused() -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_ray_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.v1.engine.engine_args.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs the package ray"):
+        EngineArgs(data_parallel_backend="ray", data_parallel_size=2).create_vllm_config()
+    EngineArgs(data_parallel_backend="ray").create_vllm_config()
+    EngineArgs(data_parallel_size=2).create_vllm_config()
+
+
 def _limits(config: VllmConfig) -> tuple[int, int]:
     return config.scheduler_config.max_num_batched_tokens, config.scheduler_config.max_num_seqs
 

@@ -1,33 +1,67 @@
 """Settings of how the server is run: sockets, TLS, logs, keep-alive."""
 
+import math
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vllm.config.options import Limit, check_options, option, within
 from vllm.exceptions import ConfigError
 
 MAX_API_SERVERS = 64
 _CERT_REQS = tuple(int(value) for value in ssl.VerifyMode)
+_GROUP = "operations"
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    """Parse "/health,/metrics"."""
+    return tuple(path.strip() for path in text.split(",") if path.strip())
 
 
 @dataclass(frozen=True, slots=True)
 class TlsArgs:
-    """TLS of the server; off without a certificate.
+    """TLS of the server; off without a certificate."""
 
-    Attributes:
-        certfile: Its certificate, with the chain, as PEM.
-        keyfile: The certificate's key; None: it is in ``certfile``.
-        ca_certs: Certificates that clients' ones are checked against.
-        cert_reqs: 0: clients need no certificate, 1: one that is sent is checked, 2: they do.
-        refresh: Whether certificate and key are read again when their files change.
-    """
-
-    keyfile: str | None = None
-    certfile: str | None = None
-    ca_certs: str | None = None
-    cert_reqs: int = 0
-    ciphers: str = "TLSv1"
-    refresh: bool = False
+    certfile: str | None = option(
+        None,
+        "TLS: the certificate chain, PEM.",
+        group=_GROUP,
+        flag="--ssl-certfile",
+        metavar="FILE",
+    )
+    keyfile: str | None = option(
+        None,
+        "TLS: the certificate's key, PEM.",
+        group=_GROUP,
+        flag="--ssl-keyfile",
+        metavar="FILE",
+        more="Unset: it is in the certificate's file.",
+    )
+    ca_certs: str | None = option(
+        None,
+        "TLS: what clients' certificates are checked with.",
+        group=_GROUP,
+        flag="--ssl-ca-certs",
+        metavar="FILE",
+    )
+    cert_reqs: int = option(
+        0,
+        "TLS: 2: clients need a certificate, 1: one that is sent is checked. Default: 0.",
+        group=_GROUP,
+        flag="--ssl-cert-reqs",
+        parse=int,
+        metavar="{0,1,2}",
+        limit=Limit(lambda value: value in _CERT_REQS, "must be 0, 1 or 2."),
+    )
+    ciphers: str = option(
+        "TLSv1", "TLS: OpenSSL's list of ciphers.", group=_GROUP, flag="--ssl-ciphers"
+    )
+    refresh: bool = option(
+        False,
+        "TLS: read certificate and key again when they change.",
+        group=_GROUP,
+        flag="--enable-ssl-refresh",
+    )
 
     def __post_init__(self) -> None:
         files = {
@@ -40,8 +74,7 @@ class TlsArgs:
                 raise ConfigError(f"{flag} {path}: there is no such file.")
         if self.certfile is None and (self.keyfile or self.ca_certs or self.refresh):
             raise ConfigError("TLS needs a certificate: give --ssl-certfile too.")
-        if self.cert_reqs not in _CERT_REQS:
-            raise ConfigError(f"--ssl-cert-reqs {self.cert_reqs} must be 0, 1 or 2.")
+        check_options(self, by_flag=True)
         if self.cert_reqs and self.ca_certs is None:
             raise ConfigError(
                 f"--ssl-cert-reqs {self.cert_reqs} needs --ssl-ca-certs: nothing else says which "
@@ -56,47 +89,76 @@ class TlsArgs:
 
 @dataclass(frozen=True, slots=True)
 class OperationsArgs:
-    """How the server is run.
+    """How the server is run."""
 
-    Attributes:
-        uds: Path of a Unix socket to listen on, instead of host and port.
-        root_path: Path under which a proxy shows this server; the proxy may strip it or not.
-        tls: Certificates.
-        disable_access_log: Whether requests leave no line in the log.
-        quiet_endpoints: Paths whose requests leave none.
-        keep_alive_s: Seconds of silence after which a stream gets a comment; 0: never.
-        guards_metrics: Whether ``/metrics`` needs the API key too.
-        api_server_count: Processes that answer HTTP, all of them on one socket.
-        admin_key: Opens everything, and alone the operator's routes; None: these are like others,
-            or not there.
-        shows_metrics: Whether answers tell where their time went.
-    """
-
-    uds: str | None = None
-    root_path: str = ""
+    uds: str | None = option(
+        None, "Listen on a Unix socket, not on a port.", group=_GROUP, metavar="PATH"
+    )
+    root_path: str = option(
+        "",
+        "Path under which a proxy shows this server, such as /api/llm.",
+        group=_GROUP,
+        metavar="PATH",
+        limit=Limit(
+            lambda path: not path or (path.startswith("/") and not path.endswith("/")),
+            "must begin with / and not end with it: /api/llm.",
+        ),
+        more="The proxy may strip it or not.",
+    )
     tls: TlsArgs = field(default_factory=TlsArgs)
-    disable_access_log: bool = False
-    quiet_endpoints: tuple[str, ...] = ()
-    keep_alive_s: float = 0.0
-    guards_metrics: bool = False
-    api_server_count: int = 1
-    admin_key: str | None = None
-    shows_metrics: bool = False
+    keep_alive_s: float = option(
+        0.0,
+        "Send a comment on a stream that was silent for so long. Default: 0, never.",
+        group=_GROUP,
+        flag="--sse-keep-alive-interval",
+        metavar="SECONDS",
+        limit=Limit(
+            lambda seconds: 0 <= seconds < math.inf, "must be a number of seconds, at least 0."
+        ),
+    )
+    api_server_count: int = option(
+        1,
+        "Processes that answer HTTP, all on one socket and for the same engine cores. Default: 1.",
+        group=_GROUP,
+        also=("-asc",),
+        parse=int,
+        metavar="N",
+        limit=within(1, MAX_API_SERVERS),
+        more="See `docs/data_parallel.md`.",
+    )
+    admin_key: str | None = option(
+        None,
+        "The operator's key: opens everything, and it alone /reset_prefix_cache, /server_info, "
+        "/cache and /v1/cache/*, which are there then.",
+        group=_GROUP,
+        flag="--admin-api-key",
+        metavar="KEY",
+    )
+    shows_metrics: bool = option(
+        False,
+        "Tell in every completion and chat where its time went (metrics).",
+        group=_GROUP,
+        flag="--enable-per-request-metrics",
+    )
+    guards_metrics: bool = option(
+        False, "Ask for the API key on /metrics too.", group=_GROUP, flag="--guard-metrics"
+    )
+    disable_access_log: bool = option(
+        False,
+        "Log no line for each request.",
+        group=_GROUP,
+        flag="--disable-uvicorn-access-log",
+    )
+    quiet_endpoints: tuple[str, ...] = option(
+        (),
+        "Log no line for requests to these paths: /health,/metrics.",
+        group=_GROUP,
+        flag="--disable-access-log-for-endpoints",
+        parse=_paths,
+        metavar="PATHS",
+    )
 
     def __post_init__(self) -> None:
-        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
-            raise ConfigError(
-                f"--root-path {self.root_path!r} must begin with / and not end with it: /api/llm."
-            )
-        if not 1 <= self.api_server_count <= MAX_API_SERVERS:
-            raise ConfigError(
-                f"--api-server-count {self.api_server_count} is out of range: use 1 to "
-                f"{MAX_API_SERVERS}."
-            )
+        check_options(self, by_flag=True)
         if self.admin_key == "":
             raise ConfigError("--admin-api-key is empty: leave it out or give a real key.")
-        if not 0 <= self.keep_alive_s < float("inf"):
-            raise ConfigError(
-                f"--sse-keep-alive-interval {self.keep_alive_s:g} must be a number of seconds, at "
-                "least 0."
-            )

@@ -5,70 +5,133 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm.config.options import NOT_NEGATIVE, Limit, check_options, option
 from vllm.entrypoints.openai.operations_args import OperationsArgs
 from vllm.exceptions import ConfigError
+from vllm.utils.argparse_utils import json_string_list
 
 GENERATION_CONFIGS = ("auto", "vllm")
+_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+_GROUP = "server"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerArgs:
-    """What ``vllm serve`` was told about the server.
+    """What ``vllm serve`` was told about the server."""
 
-    Attributes:
-        host: Address to listen on; None: all.
-        port: Port to listen on; 0: any free one.
-        api_keys: Keys that open the guarded routes; none: everything is open.
-        chat_template: A Jinja file, or the template itself; None: the model's own format.
-        allow_special_tokens_in_content: Whether special tokens that a client spells in a message
-            become special; else they stay text.
-        default_chat_template_kwargs: Under the ``chat_template_kwargs`` of a request.
-        tool_call_parser: Name of the format of tool calls; None: the model's.
-        reasoning_parser: Name of the format of reasoning; None: the model's.
-        generation_config: "auto": the checkpoint's sampling defaults; "vllm": neutral ones.
-        max_log_len: Characters of a prompt to log; None: all.
-        enable_prompt_tokens_details: Whether ``usage`` says why prompt tokens were computed.
-        shutdown_timeout_s: How long running requests may finish after SIGTERM.
-        operations: Sockets, TLS, logs, keep-alive.
-    """
-
-    host: str | None = None
-    port: int = 8000
-    api_keys: tuple[str, ...] = ()
-    chat_template: str | None = None
-    allow_special_tokens_in_content: bool = False
-    default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-    generation_config: str = "auto"
-    enable_log_requests: bool = False
-    max_log_len: int | None = None
-    enable_prompt_tokens_details: bool = False
-    enable_request_id_headers: bool = True
-    enable_force_include_usage: bool = False
-    shutdown_timeout_s: float = 30.0
-    allowed_origins: tuple[str, ...] = ()
-    allowed_methods: tuple[str, ...] = ("*",)
-    allowed_headers: tuple[str, ...] = ("*",)
-    allow_credentials: bool = False
-    uvicorn_log_level: str = "info"
+    host: str | None = option(None, "Address to listen on. Default: all.", group=_GROUP)
+    port: int = option(
+        8000,
+        "0: any free one. Default: 8000.",
+        group=_GROUP,
+        parse=int,
+        limit=Limit(lambda port: 0 <= port <= 65535, "must be between 0 and 65535."),
+    )
+    api_keys: tuple[str, ...] = option(
+        (),
+        "Keys that open everything but health, readiness, version and metrics. Default: "
+        "VLLM_API_KEY, if set.",
+        group=_GROUP,
+        flag="--api-key",
+        many=True,
+        metavar="KEY",
+    )
+    generation_config: str = option(
+        "auto",
+        "auto: the checkpoint's sampling defaults; vllm: neutral ones.",
+        group=_GROUP,
+        choices=GENERATION_CONFIGS,
+    )
+    shutdown_timeout_s: float = option(
+        30.0,
+        "How long running requests may finish after SIGTERM or Ctrl-C. Default: 30.",
+        group=_GROUP,
+        flag="--shutdown-timeout",
+        metavar="SECONDS",
+        limit=Limit(
+            lambda seconds: 0 <= seconds < math.inf,
+            "must be a finite number of seconds, at least 0.",
+        ),
+    )
+    enable_log_requests: bool = option(False, "Log every request.", group=_GROUP)
+    max_log_len: int | None = option(
+        None, "Characters of a prompt to log. Default: all.", group=_GROUP, limit=NOT_NEGATIVE
+    )
+    enable_prompt_tokens_details: bool = option(
+        False,
+        "Say in usage.prompt_tokens_details why prompt tokens had to be computed; cached_tokens is "
+        "always there.",
+        group=_GROUP,
+    )
+    enable_request_id_headers: bool = option(
+        True,
+        "Send X-Request-Id with every response: the request's own, or a new one. Default: on.",
+        group=_GROUP,
+    )
+    enable_force_include_usage: bool = option(
+        False, "Send the usage in every chunk of a stream.", group=_GROUP
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "CORS: origins, as a JSON list. Default: none.",
+        group=_GROUP,
+        parse=json_string_list,
+        metavar="JSON",
+    )
+    allowed_methods: tuple[str, ...] = option(
+        ("*",),
+        "CORS: methods, as a JSON list. Default: ['*'].",
+        group=_GROUP,
+        parse=json_string_list,
+        metavar="JSON",
+    )
+    allowed_headers: tuple[str, ...] = option(
+        ("*",),
+        "CORS: headers, as a JSON list. Default: ['*'].",
+        group=_GROUP,
+        parse=json_string_list,
+        metavar="JSON",
+    )
+    allow_credentials: bool = option(False, "CORS: allow credentials.", group=_GROUP)
+    uvicorn_log_level: str = option(
+        "info", group=_GROUP, choices=_LOG_LEVELS, more="Level of the web server's own log."
+    )
+    chat_template: str | None = option(None, "A Jinja file, or the template itself.", group=_GROUP)
+    default_chat_template_kwargs: Mapping[str, Any] = option(
+        {},
+        "Used where a request does not set them: '{\"thinking\": false}'.",
+        group=_GROUP,
+        metavar="JSON",
+    )
+    tool_call_parser: str | None = option(
+        None,
+        "Format of tool calls in answers: deepseek_v4, hermes, qwen3, llama3_json, openai, none. "
+        "Default: the model's.",
+        group=_GROUP,
+        metavar="NAME",
+        more="See `docs/tools.md`.",
+    )
+    reasoning_parser: str | None = option(
+        None,
+        "Format of reasoning in answers: deepseek_v4, qwen3, openai_gptoss, none. Default: the "
+        "model's.",
+        group=_GROUP,
+        metavar="NAME",
+        more="See `docs/reasoning.md`.",
+    )
+    enable_auto_tool_choice: bool = option(
+        False, "Accepted: tool_choice auto is always served.", group=_GROUP
+    )
+    allow_special_tokens_in_content: bool = option(
+        False,
+        "Let special tokens that a client spells in a chat message become special; by default they "
+        "stay text.",
+        group=_GROUP,
+    )
     operations: OperationsArgs = field(default_factory=OperationsArgs)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port {self.port} must be between 0 and 65535.")
-        if not 0 <= self.shutdown_timeout_s < math.inf:
-            raise ConfigError(
-                f"--shutdown-timeout {self.shutdown_timeout_s:g} must be a finite number of "
-                "seconds, at least 0."
-            )
-        if self.max_log_len is not None and self.max_log_len < 0:
-            raise ConfigError(f"--max-log-len {self.max_log_len} must be at least 0.")
-        if self.generation_config not in GENERATION_CONFIGS:
-            raise ConfigError(
-                f"--generation-config {self.generation_config!r} is not supported: use one of "
-                f"{', '.join(GENERATION_CONFIGS)}."
-            )
+        check_options(self, by_flag=True)
         if any(not key for key in self.api_keys):
             raise ConfigError("--api-key holds an empty key: leave it out or give a real one.")
         if self.operations.admin_key in self.api_keys:

@@ -17,6 +17,7 @@ from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.load import LoadConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
+from vllm.config.options import check_options, option, option_of, values_for
 from vllm.config.parallel import ParallelConfig
 from vllm.config.retention import read_interval
 from vllm.config.scheduler import SchedulerConfig
@@ -24,7 +25,7 @@ from vllm.config.speculative import SpeculativeConfig
 from vllm.config.vllm import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.exceptions import ConfigError
-from vllm.logger import init_logger
+from vllm.logger import LOG_FORMATS, init_logger
 from vllm.model_executor.model_loader.resolve import (
     ResolvedCheckpoint,
     override_config,
@@ -34,11 +35,12 @@ from vllm.model_executor.model_loader.resolve import (
 )
 from vllm.model_executor.models.registry import resolve_model
 from vllm.platforms.resolve import find_plugin_platform
-from vllm.v1.engine.data_parallel.flags import check_data_parallel_backend
-from vllm.v1.engine.engine_flags import TOKENIZER_MODES, add_engine_flags
+from vllm.utils.argparse_utils import human_int_or_auto
+from vllm.v1.engine.option_flags import add_option_flags
 
 logger = init_logger(__name__)
 
+TOKENIZER_MODES = ("auto", "deepseek_v4")
 _DEFAULT_BLOCK_SIZE = 16
 _DEFAULT_MAX_NUM_SEQS = 128
 
@@ -49,103 +51,176 @@ class EngineArgs:
 
     Attributes:
         model: A folder, a hub id, or "deepseek-v4" for the embedded checkpoint.
-        served_model_name: Names clients may use; the first is canonical.
-        tokenizer: Folder or hub id of the tokenizer, where it is not the model's.
-        revision: Branch, tag or commit of a hub id.
-        download_dir: Where hub ids are kept, instead of the Hugging Face cache.
-        max_model_len: Longest prompt + answer in tokens; -1: what fits in memory.
-        block_size: Tokens of a KV block; for DeepSeek-V4 32 (default), 64 or 128.
-        kv_cache_dtype: Type of cached rows; "auto": the model's.
-        kv_cache_memory_bytes: Exact size of the KV pool.
-        num_gpu_blocks_override: Exact number of KV blocks; wins over memory.
-        prefix_cache_retention_interval: Which window state is kept: auto, none, 0 or a number of
-            tokens; None: as VLLM_PREFIX_CACHE_RETENTION_INTERVAL says, else auto.
-        prefix_cache_pinned_share: Share of the pool that windows pinned under VLLM_PIN_SWA_TOKENS
-            may hold; None: as VLLM_PIN_MAX_SHARE says.
-        tensor_parallel_size: Workers that share the model, each with a part of every matrix.
-        enable_expert_parallel: Those workers hold whole experts instead of a part of each.
-        distributed_executor_backend: uni, mp or ray; None: as many workers as there are say.
-        max_num_batched_tokens: Tokens of one step over all requests.
-        max_num_seqs: Requests running at a time.
-        max_num_queued_reqs: Waiting requests before new ones are refused.
-        max_num_queued_tokens: Tokens of prompts that wait for their first token, likewise.
-        speculative_config: A drafter, as ``SpeculativeConfig.from_dict`` takes it.
-        cache_trace: File that records what decides about the prefix cache, hashes and no text.
-        cache_trace_max_bytes: Of that file and the one before it, together.
-        kv_transfer_config: A KV connector, as ``KVTransferConfig.from_dict`` takes it.
-        prefix_cache_dir: Folder in which cached prefixes outlive the process; None: none.
-        prefix_cache_disk_size: What its files may take, such as "8GiB"; None: a quarter of what is
-            free, at most 16 GiB.
-        kv_events_config: Where KV cache events go, as ``KVEventsConfig.from_dict`` takes it.
         trust_remote_code: Without effect: no code of a model is ever run.
-        hf_overrides: Over the checkpoint's config.json; objects in it are merged.
-        override_generation_config: Over the checkpoint's sampling defaults.
-        show_hidden_metrics_for_version: Any version: metrics also appear under earlier names.
     """
 
     model: str = "deepseek-v4"
-    served_model_name: str | list[str] | None = None
-    tokenizer: str | None = None
-    tokenizer_mode: str = "auto"
-    skip_tokenizer_init: bool = False
     trust_remote_code: bool = False
-    dtype: str = "auto"
-    quantization: str | None = None
-    seed: int = 0
-    max_model_len: int | None = None
-    max_logprobs: int = 20
-    enforce_eager: bool = False
-    load_format: str = "auto"
-    revision: str | None = None
-    download_dir: str | None = None
-    tensor_parallel_size: int = 1
+    skip_tokenizer_init: bool = False
     pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-    data_parallel_size_local: int | None = None
-    data_parallel_backend: str = "mp"
-    data_parallel_address: str = "127.0.0.1"
-    data_parallel_routing: Literal["prefix", "round-robin"] = "prefix"
-    data_parallel_fault_tolerance: bool = False
-    data_parallel_restarts: int = 0
-    enable_expert_parallel: bool = False
-    distributed_executor_backend: str | None = None
-    block_size: int | None = None
-    kv_cache_dtype: str = "auto"
-    gpu_memory_utilization: float = 0.92
-    kv_cache_memory_bytes: int | None = None
-    num_gpu_blocks_override: int | None = None
-    enable_prefix_caching: bool | None = None
-    prefix_caching_hash_algo: str = "sha256"
-    prefix_cache_retention_interval: str | int | None = None
-    prefix_cache_pinned_share: float | None = None
-    enable_chunked_prefill: bool | None = None
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int | None = None
-    scheduling_policy: str = "fcfs"
-    max_num_queued_reqs: int | None = None
-    max_num_queued_tokens: int | None = None
-    speculative_config: dict[str, Any] | None = None
-    kv_events_config: dict[str, Any] | None = None
-    kv_transfer_config: dict[str, Any] | None = None
-    prefix_cache_dir: str | None = None
-    prefix_cache_disk_size: str | int | None = None
-    disable_log_stats: bool = False
-    cache_trace: str | None = None
-    cache_trace_max_bytes: int = ObservabilityConfig.cache_trace_max_bytes
     use_tqdm_on_load: bool = True
-    hf_overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
-    override_generation_config: dict[str, Any] = dataclasses.field(default_factory=dict)
-    kv_cache_metrics: bool = False
-    kv_cache_metrics_sample: float = 0.01
-    otlp_traces_endpoint: str | None = None
-    show_hidden_metrics_for_version: str | None = None
-    log_format: str = "text"
-    logging_config: str | None = None
+
+    served_model_name: str | list[str] | None = option(
+        None,
+        "Names that clients may use; the first stands in responses. Default: the model.",
+        group="model",
+        many=True,
+    )
+    tokenizer: str | None = option(
+        None, "Folder or hub id of the tokenizer, if not the model's.", group="model"
+    )
+    tokenizer_mode: str = option(
+        "auto",
+        group="model",
+        choices=TOKENIZER_MODES,
+        more="`deepseek_v4` insists on that model type.",
+    )
+    dtype: str = option_of(ModelConfig, "dtype")
+    quantization: str | None = option_of(ModelConfig, "quantization")
+    load_format: str = option_of(LoadConfig, "load_format")
+    revision: str | None = option(
+        None, "Branch, tag or commit of a hub id. Default: main.", group="model"
+    )
+    download_dir: str | None = option(
+        None,
+        "Where hub ids are kept. Default: the Hugging Face cache (HF_HOME).",
+        group="model",
+    )
+    seed: int = option_of(ModelConfig, "seed")
+    max_model_len: int | None = option(
+        None,
+        "Longest prompt + answer in tokens (1k, 2M); -1 or auto: what fits in memory. Default: the "
+        "model's context.",
+        group="model",
+        parse=human_int_or_auto,
+    )
+    hf_overrides: dict[str, Any] = option(
+        {},
+        "Values over those of the checkpoint's config.json; objects in it are merged.",
+        group="model",
+        metavar="JSON",
+    )
+    override_generation_config: dict[str, Any] = option(
+        {},
+        "Sampling defaults over the checkpoint's: '{\"temperature\": 0.5}'.",
+        group="model",
+        metavar="JSON",
+    )
+    max_logprobs: int = option_of(ModelConfig, "max_logprobs")
+    enforce_eager: bool = option_of(ModelConfig, "enforce_eager")
+
+    block_size: int | None = option(
+        None,
+        "Tokens of a KV block: for DeepSeek-V4 32 (default), 64 or 128.",
+        group="KV cache",
+    )
+    kv_cache_dtype: str = option_of(CacheConfig, "cache_dtype")
+    gpu_memory_utilization: float = option_of(CacheConfig, "gpu_memory_utilization")
+    kv_cache_memory_bytes: int | None = option_of(CacheConfig, "kv_cache_memory_bytes")
+    num_gpu_blocks_override: int | None = option_of(CacheConfig, "num_gpu_blocks_override")
+    enable_prefix_caching: bool | None = option(
+        None, "Reuse the KV cache of equal prefixes. Default: on.", group="KV cache"
+    )
+    prefix_caching_hash_algo: str = option_of(CacheConfig, "prefix_caching_hash_algo")
+    prefix_cache_retention_interval: str | int | None = option(
+        None,
+        "Which window state is kept for later requests: auto (default), 0 where prompts and "
+        "answers end and part, N also every N tokens, none every common multiple of all blocks.",
+        group="KV cache",
+        metavar="{auto,none,0,N}",
+        more="Unset: as `VLLM_PREFIX_CACHE_RETENTION_INTERVAL` says.",
+    )
+    prefix_cache_pinned_share: float | None = option_of(CacheConfig, "prefix_cache_pinned_share")
+    prefix_cache_dir: str | None = option(
+        None,
+        "Folder of your own in which cached prefixes outlive the server "
+        "(docs/durable_cache.md). Default: none.",
+        group="KV cache",
+        metavar="DIR",
+    )
+    prefix_cache_disk_size: str | None = option(
+        None,
+        "What the files of --prefix-cache-dir may take, such as 8GiB. Default: a quarter of what "
+        "is free, at most 16GiB.",
+        group="KV cache",
+        metavar="SIZE",
+    )
+    kv_events_config: dict[str, Any] | None = option(
+        None,
+        "Publish what enters and leaves the prefix cache: "
+        '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}.',
+        group="KV cache",
+        metavar="JSON",
+        more="See `docs/kv_events.md`.",
+    )
+    kv_transfer_config: dict[str, Any] | None = option(
+        None,
+        "Prefill apart from decode (docs/disaggregation.md): "
+        '{"kv_connector": "TcpConnector", "kv_role": "kv_producer", "kv_port": 14579}.',
+        group="KV cache",
+        metavar="JSON",
+    )
+    cache_trace: str | None = option_of(ObservabilityConfig, "cache_trace")
+    cache_trace_max_bytes: int = option_of(ObservabilityConfig, "cache_trace_max_bytes")
+
+    max_num_seqs: int | None = option(None, "Requests running at a time.", group="scheduling")
+    max_num_batched_tokens: int | None = option(
+        None, "Tokens of one step over all requests.", group="scheduling"
+    )
+    enable_chunked_prefill: bool | None = option(
+        None, "Compute long prompts in several steps. Default: on.", group="scheduling"
+    )
+    scheduling_policy: str = option_of(SchedulerConfig, "policy")
+    max_num_queued_reqs: int | None = option_of(SchedulerConfig, "max_num_queued_reqs")
+    max_num_queued_tokens: int | None = option_of(SchedulerConfig, "max_num_queued_tokens")
+    speculative_config: dict[str, Any] | None = option(
+        None,
+        'Draft tokens: {"method": "mtp", "num_speculative_tokens": 1 to 4}, or "ngram" with '
+        "prompt_lookup_max and prompt_lookup_min.",
+        group="scheduling",
+        also=("-sc",),
+        metavar="JSON",
+        more="See `docs/spec_decode.md`.",
+    )
+
+    tensor_parallel_size: int = option_of(ParallelConfig, "tensor_parallel_size")
+    enable_expert_parallel: bool = option_of(ParallelConfig, "enable_expert_parallel")
+    distributed_executor_backend: str | None = option_of(
+        ParallelConfig, "distributed_executor_backend"
+    )
+
+    data_parallel_size: int = option_of(ParallelConfig, "data_parallel_size")
+    data_parallel_size_local: int | None = option_of(ParallelConfig, "data_parallel_size_local")
+    data_parallel_backend: str = option_of(ParallelConfig, "data_parallel_backend")
+    data_parallel_address: str = option_of(ParallelConfig, "data_parallel_address")
+    data_parallel_routing: Literal["prefix", "round-robin"] = option_of(
+        ParallelConfig, "data_parallel_routing"
+    )
+    data_parallel_fault_tolerance: bool = option_of(ParallelConfig, "data_parallel_fault_tolerance")
+    data_parallel_restarts: int = option_of(ParallelConfig, "data_parallel_restarts")
+
+    disable_log_stats: bool = option(
+        False, "Do not log throughput and cache use.", group="observability"
+    )
+    kv_cache_metrics: bool = option_of(ObservabilityConfig, "kv_cache_metrics")
+    kv_cache_metrics_sample: float = option_of(ObservabilityConfig, "kv_cache_metrics_sample")
+    otlp_traces_endpoint: str | None = option_of(ObservabilityConfig, "otlp_traces_endpoint")
+    show_hidden_metrics_for_version: str | None = option(
+        None,
+        "Show metrics under their names of earlier versions too, whatever the version.",
+        group="observability",
+        metavar="VERSION",
+        more="See `docs/metrics.md`.",
+    )
+    log_format: str = option(
+        "text", "json: one object a line.", group="observability", choices=LOG_FORMATS
+    )
+    logging_config: str | None = option_of(ObservabilityConfig, "logging_config")
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> None:
         """Add the engine's flags."""
-        add_engine_flags(parser)
+        add_option_flags(parser, EngineArgs)
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":
@@ -161,7 +236,7 @@ class EngineArgs:
             UnsupportedModelError: Its architecture is not served.
         """
         self._check_values()
-        load_config = LoadConfig(load_format=self.load_format, use_tqdm=self.use_tqdm_on_load)
+        load_config = LoadConfig(use_tqdm=self.use_tqdm_on_load, **values_for(LoadConfig, self))
         checkpoint = resolve_checkpoint(
             self.model,
             with_weights=self.load_format != "dummy",
@@ -185,22 +260,14 @@ class EngineArgs:
         return config
 
     def _check_values(self) -> None:
-        """Refuse what no config class looks at."""
+        """Refuse what is wrong by itself, before a checkpoint is looked for."""
+        check_options(self)
         if self.pipeline_parallel_size != 1:
             raise ConfigError(
                 f"pipeline_parallel_size={self.pipeline_parallel_size} is not supported yet: use 1."
             )
         if self.trust_remote_code:
             logger.warning("trust_remote_code has no effect: no code of a model is ever run.")
-        if self.tokenizer_mode not in TOKENIZER_MODES:
-            raise ConfigError(
-                f"tokenizer_mode={self.tokenizer_mode!r} is unknown: use one of "
-                f"{', '.join(TOKENIZER_MODES)}."
-            )
-        if self.max_logprobs < -1:
-            raise ConfigError(
-                f"max_logprobs={self.max_logprobs} must be at least 0, or -1 for no limit."
-            )
 
     def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
         hf_config = override_config(read_hf_config(checkpoint.path), self.hf_overrides)
@@ -223,9 +290,6 @@ class EngineArgs:
         return ModelConfig(
             self.model,
             tokenizer=tokenizer,
-            dtype=self.dtype,
-            quantization=self.quantization,
-            seed=self.seed,
             max_model_len=self.max_model_len,  # type: ignore[arg-type]  # None: derived
             skip_tokenizer_init=self.skip_tokenizer_init,
             path=checkpoint.path,
@@ -236,24 +300,12 @@ class EngineArgs:
                 **read_generation_config(checkpoint.path),
                 **self.override_generation_config,
             },
-            max_logprobs=self.max_logprobs,
-            enforce_eager=self.enforce_eager,
+            **values_for(ModelConfig, self),
         )
 
     def _make_parallel_config(self, model_config: ModelConfig) -> ParallelConfig:
-        config = ParallelConfig(
-            tensor_parallel_size=self.tensor_parallel_size,
-            enable_expert_parallel=self.enable_expert_parallel,
-            distributed_executor_backend=self.distributed_executor_backend,
-            data_parallel_size=self.data_parallel_size,
-            data_parallel_size_local=self.data_parallel_size_local,
-            data_parallel_backend=self.data_parallel_backend,
-            data_parallel_address=self.data_parallel_address,
-            data_parallel_routing=self.data_parallel_routing,
-            data_parallel_fault_tolerance=self.data_parallel_fault_tolerance,
-            data_parallel_restarts=self.data_parallel_restarts,
-        )
-        check_data_parallel_backend(self.data_parallel_backend, self.data_parallel_size)
+        config = ParallelConfig(**values_for(ParallelConfig, self))
+        _check_data_parallel_backend(config)
         size = self.tensor_parallel_size
         entry = resolve_model(model_config.architectures)
         entry.check_ranks(_parse_model(model_config), size, self.enable_expert_parallel)
@@ -270,14 +322,9 @@ class EngineArgs:
             )
         return CacheConfig(
             block_size=block_size,
-            cache_dtype=self.kv_cache_dtype,
             prefix_cache_retention_interval=retention,
-            prefix_cache_pinned_share=self.prefix_cache_pinned_share,
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
-            num_gpu_blocks_override=self.num_gpu_blocks_override,
             enable_prefix_caching=self.enable_prefix_caching is not False,
-            prefix_caching_hash_algo=self.prefix_caching_hash_algo,
+            **values_for(CacheConfig, self),
         )
 
     def _make_scheduler_config(self, model_config: ModelConfig) -> SchedulerConfig:
@@ -294,9 +341,7 @@ class EngineArgs:
             max_num_batched_tokens=tokens,
             max_num_seqs=seqs,
             enable_chunked_prefill=chunked,
-            policy=self.scheduling_policy,
-            max_num_queued_reqs=self.max_num_queued_reqs,
-            max_num_queued_tokens=self.max_num_queued_tokens,
+            **values_for(SchedulerConfig, self),
         )
 
     def _make_speculative_config(self, model_config: ModelConfig) -> SpeculativeConfig | None:
@@ -360,15 +405,10 @@ class EngineArgs:
                 "(pip install 'vllm[otel]' from where this package came)."
             )
         return ObservabilityConfig(
-            kv_cache_metrics=self.kv_cache_metrics,
-            kv_cache_metrics_sample=self.kv_cache_metrics_sample,
             log_stats=not self.disable_log_stats,
-            otlp_traces_endpoint=self.otlp_traces_endpoint,
             show_hidden_metrics=self.show_hidden_metrics_for_version is not None,
             log_format=self.log_format,
-            logging_config=self.logging_config,
-            cache_trace=self.cache_trace,
-            cache_trace_max_bytes=self.cache_trace_max_bytes,
+            **values_for(ObservabilityConfig, self),
         )
 
     def describe_derived(self, config: VllmConfig) -> dict[str, Any]:
@@ -407,6 +447,16 @@ def _resolve_block_size(block_size: int | None, model_config: ModelConfig) -> in
 def _parse_model(model_config: ModelConfig) -> Any:
     """Return config.json as the model's own module reads it, in either spelling."""
     return resolve_model(model_config.architectures).parse_config(model_config.hf_config)
+
+
+def _check_data_parallel_backend(config: ParallelConfig) -> None:
+    """Refuse a backend whose package is not installed."""
+    wants_ray = config.data_parallel_size > 1 and config.data_parallel_backend == "ray"
+    if wants_ray and find_spec("ray") is None:
+        raise ConfigError(
+            "data_parallel_backend='ray' needs the package ray: install it (pip install ray), or "
+            "use mp for cores on this machine."
+        )
 
 
 def _check_mtp(model_config: ModelConfig) -> None:

@@ -4,6 +4,8 @@ MXFP4 weights stay as stored; a chosen expert's are decoded where they are used,
 that a decoded tile is still in the cache when its product reads it.
 """
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -11,6 +13,7 @@ from vllm.model_executor.layers.quantization.decode import decode_fp4_groups
 from vllm.model_executor.layers.spread_experts import find_share, run_own_experts
 from vllm.model_executor.models.decoder.config import MXFP4_GROUP_SIZE, ClampedExpertsPlan
 from vllm.model_executor.models.decoder.step import ModelParts
+from vllm.v1.attention.ops.stored import FP4_GROUPS, GatedExperts, StoredStack
 
 # Values of a decoded tile: 1 MiB of fp32.
 _TILE_VALUES = 1 << 18
@@ -34,6 +37,10 @@ class PlainStack(nn.Module):
         """Maps [N, in] by one expert's matrix to [N, out]."""
         mapped: torch.Tensor = self._linear(rows, self.weight[expert])
         return mapped
+
+    def as_stack(self) -> StoredStack:
+        """Returns the matrices as kernels take them."""
+        return StoredStack.plain(self.weight.data)
 
     def weight_slots(self, name: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination."""
@@ -64,6 +71,11 @@ class MxFp4Stack(nn.Module):
             tiles.append(self._linear(wide, tile))
         return torch.cat(tiles, 1).to(rows.dtype)
 
+    def as_stack(self) -> StoredStack:
+        """Returns the matrices as kernels take them."""
+        codes = self.codes.data.flatten(2)
+        return StoredStack(FP4_GROUPS, codes, self.scales.data, (1, MXFP4_GROUP_SIZE))
+
     def weight_slots(self, name: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination."""
         return {f"{name}_blocks": self.codes.data, f"{name}_scales": self.scales.data}
@@ -89,16 +101,24 @@ class ClampedExperts(nn.Module):
         self.gate_up_bias = make.parameter(num_own, 2 * inner)
         self.down_bias = make.parameter(num_own, hidden)
         self._choose, self._run = parts.ops("choose_by_softmax"), parts.ops("run_experts")
+        self._score = parts.ops("router_logits")
         self._activate = parts.ops("clamped_glu_and_mul")
+        self._experts = GatedExperts(
+            self.gate_up.as_stack(),
+            self.down.as_stack(),
+            partial(self._activate, alpha=plan.alpha, limit=plan.limit),
+            self.gate_up_bias.data,
+            self.down_bias.data if self._adds_bias else None,
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps the normed input [T, D] to [T, D]."""
-        logits = nn.functional.linear(x.float(), self.router, self.router_bias)
+        logits = self._score(x, self.router, self.router_bias)
         # A softmax over the chosen logits is the softmax over all, scaled to a sum of one.
         ids, weights = self._choose(logits, self.plan.num_chosen, True)
         output: torch.Tensor
         if len(self._own) == self.plan.num_experts:
-            output = self._run(x, ids, weights, self._run_expert)
+            output = self._run(x, ids, weights, self._run_expert, self._experts)
         else:
             output = run_own_experts(x, ids, weights, self._own, self._run_expert, self._run)
         return self._group.all_reduce(output)

@@ -16,6 +16,7 @@ from vllm.model_executor.models.decoder.config import (
     MlpPlan,
 )
 from vllm.model_executor.models.decoder.step import ModelParts
+from vllm.v1.attention.ops.stored import GatedExperts, StoredStack
 
 _ACTIVATION_OPS = {"silu": "silu_and_mul", "gelu_tanh": "gelu_tanh_and_mul"}
 
@@ -82,18 +83,21 @@ class Experts(nn.Module):
         self._own, inner = find_share(make, plan.num_experts, plan.inner_size)
         self.gate_up = make.parameter(len(self._own), 2 * inner, hidden)
         self.down = make.parameter(len(self._own), hidden, inner)
+        self._score = parts.ops("router_logits")
         self._choose, self._run = parts.ops("choose_by_softmax"), parts.ops("run_experts")
-        self._mlp = partial(
-            parts.ops("gated_mlp"), activate=parts.ops(_ACTIVATION_OPS[plan.activation])
+        activate = parts.ops(_ACTIVATION_OPS[plan.activation])
+        self._mlp = partial(parts.ops("gated_mlp"), activate=activate)
+        self._experts = GatedExperts(
+            StoredStack.plain(self.gate_up.data), StoredStack.plain(self.down.data), activate
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps the normed input [T, D] to [T, D]."""
-        logits = nn.functional.linear(x.float(), self.router)
+        logits = self._score(x, self.router)
         ids, weights = self._choose(logits, self.plan.num_chosen, self.plan.normalises)
         output: torch.Tensor
         if len(self._own) == self.plan.num_experts:
-            output = self._run(x, ids, weights, self._run_expert)
+            output = self._run(x, ids, weights, self._run_expert, self._experts)
         else:
             output = run_own_experts(x, ids, weights, self._own, self._run_expert, self._run)
         return self._group.all_reduce(output)

@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from vllm.distributed.parallel_state import shard_size
 from vllm.model_executor.layers.quantization import QuantisedExperts
@@ -51,6 +50,7 @@ class DeepseekV4MoE(nn.Module):
             )
         else:
             self.bias = make.parameter(self._num_experts, dtype=torch.float32)
+        self._router_logits = parts.ops("router_logits")
         self._router_scores = parts.ops("router_scores")
         self._choose = parts.ops("choose_experts")
         self._weigh = parts.ops("expert_weights")
@@ -58,7 +58,7 @@ class DeepseekV4MoE(nn.Module):
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Maps the normed input [T, D] to [T, D]."""
-        scores = self._router_scores(multiply_plain(x.float(), self.gate, linear))
+        scores = self._router_scores(multiply_plain(x.float(), self.gate, self._router_logits))
         if self.expert_of_token is not None:
             expert_ids = self.expert_of_token[step.token_ids]
         else:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import gelu, silu, softmax
+from torch.nn.functional import linear as torch_linear
 
 from vllm.v1.attention.ops.narrow_linear import is_native, widened_linear
 from vllm.v1.attention.ops.reference import (
@@ -17,6 +18,7 @@ from vllm.v1.attention.ops.reference import (
     linear,
     strided_linear,
 )
+from vllm.v1.attention.ops.stored import GatedExperts
 
 # Scores of one block of queries in ``attend_explicitly``: 8 MiB of fp32.
 _MAX_SCORE_VALUES = 1 << 21
@@ -193,6 +195,13 @@ def weigh_sinks(output: torch.Tensor, log_sums: torch.Tensor, sinks: torch.Tenso
 # -- experts ----------------------------------------------------------------------------------
 
 
+def router_logits(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Maps rows [T, D] by a router [E, D] to fp32 logits [T, E]."""
+    return torch_linear(x.float(), weight, bias)
+
+
 def choose_by_softmax(
     logits: torch.Tensor, num_chosen: int, normalises: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -217,6 +226,7 @@ def run_experts(
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
     run_expert: Callable[[torch.Tensor, int], torch.Tensor],
+    experts: GatedExperts | None = None,
 ) -> torch.Tensor:
     """Sums each token's chosen experts; tokens are grouped by expert.
 
@@ -225,10 +235,12 @@ def run_experts(
         expert_ids: int64 [T, k].
         weights: fp32 [T, k].
         run_expert: Maps rows [N, D] by the expert of an id to [N, D].
+        experts: The same as data, for kernels that run all at once; not used here.
 
     Returns:
         [T, D].
     """
+    del experts
     flat_ids = expert_ids.flatten()
     order = flat_ids.argsort(stable=True)
     tokens = order // expert_ids.shape[1]

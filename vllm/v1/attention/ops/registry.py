@@ -47,6 +47,7 @@ REFERENCE_OPS: Mapping[str, Op] = MappingProxyType(
             decoder.attend_keys,
             decoder.join_attention,
             decoder.weigh_sinks,
+            decoder.router_logits,
             decoder.choose_by_softmax,
             decoder.run_experts,
             decoder.gated_mlp,

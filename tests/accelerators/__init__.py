@@ -1,0 +1,1 @@
+"""Kernels of accelerators, in Triton's interpreter on CPU tensors."""

@@ -1,0 +1,211 @@
+"""DeepSeek-V4's compressor and lightning indexer: entries, their scores, the best of them."""
+
+import torch
+import triton
+import triton.language as tl
+
+from vllm.v1.attention.ops.triton.launch import (
+    IS_INTERPRETED,
+    divide_up,
+    launch,
+    multiply,
+    power_of_two,
+    rows_per_program,
+)
+
+_KEYS = 256 if IS_INTERPRETED else 64
+_BLOCK = 4096 if IS_INTERPRETED else 1024
+
+
+@triton.jit
+def _compress_kernel(
+    current,
+    previous,
+    no_previous,
+    out,
+    RATIO: tl.constexpr,
+    BLOCK_RATIO: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_PREVIOUS: tl.constexpr,
+    MAY_LACK: tl.constexpr,
+):
+    window = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.arange(0, BLOCK_RATIO)
+    mask = (row < RATIO)[:, None] & (column < WIDTH)[None, :]
+    if HAS_PREVIOUS:
+        # | old c | own c | old s | own s |
+        source = (window * RATIO + row)[:, None] * (4 * WIDTH) + column[None, :]
+        values = tl.load(current + source + WIDTH, mask=mask, other=0.0)
+        scores = tl.load(current + source + 3 * WIDTH, mask=mask, other=float("-inf"))
+        old_mask = mask
+        if MAY_LACK:
+            lacks = tl.load(no_previous + window + 0 * row)
+            old_mask = mask & (lacks == 0)[:, None]
+        old_values = tl.load(previous + source, mask=old_mask, other=0.0)
+        old_scores = tl.load(previous + source + 2 * WIDTH, mask=old_mask, other=float("-inf"))
+        peak = tl.maximum(tl.max(scores, axis=0), tl.max(old_scores, axis=0))
+        peak = tl.where(column < WIDTH, peak, 0.0)
+        weights = tl.exp(scores - peak[None, :])
+        old_weights = tl.exp(old_scores - peak[None, :])
+        total = tl.sum(weights, axis=0) + tl.sum(old_weights, axis=0)
+        mixed = tl.sum(weights * values, axis=0) + tl.sum(old_weights * old_values, axis=0)
+    else:
+        source = (window * RATIO + row)[:, None] * (2 * WIDTH) + column[None, :]
+        values = tl.load(current + source, mask=mask, other=0.0)
+        scores = tl.load(current + source + WIDTH, mask=mask, other=float("-inf"))
+        peak = tl.where(column < WIDTH, tl.max(scores, axis=0), 0.0)
+        weights = tl.exp(scores - peak[None, :])
+        total = tl.sum(weights, axis=0)
+        mixed = tl.sum(weights * values, axis=0)
+    mixed = mixed / tl.where(column < WIDTH, total, 1.0)
+    tl.store(out + window * WIDTH + column, mixed, mask=column < WIDTH)
+
+
+def compress_windows(
+    current: torch.Tensor, previous: torch.Tensor | None, no_previous: torch.Tensor | None
+) -> torch.Tensor:
+    """See ``reference.compress_windows``."""
+    num_windows, ratio, row_width = current.shape
+    width = row_width // (2 if previous is None else 4)
+    current = current.contiguous()
+    out = torch.empty((num_windows, width), dtype=torch.float32, device=current.device)
+    block = min(power_of_two(width), rows_per_program(power_of_two(ratio)))
+    launch(
+        _compress_kernel,
+        (num_windows, divide_up(width, block)),
+        current,
+        current if previous is None else previous.contiguous(),
+        current if no_previous is None else no_previous.contiguous().view(torch.uint8),
+        out,
+        RATIO=ratio,
+        BLOCK_RATIO=power_of_two(ratio),
+        WIDTH=width,
+        BLOCK=block,
+        HAS_PREVIOUS=previous is not None,
+        MAY_LACK=no_previous is not None,
+    )
+    return out
+
+
+@triton.jit
+def _score_kernel(
+    queries,
+    keys,
+    head_weights,
+    out,
+    num_queries,
+    num_keys,
+    k_batch,
+    k_row,
+    HEADS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    query = tl.program_id(0).to(tl.int64)
+    batch = query // num_queries
+    at = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
+    head = tl.arange(0, BLOCK_HEADS)
+    column = tl.arange(0, BLOCK_WIDTH)
+    is_column = column < WIDTH
+    q_at = (query * HEADS + head)[:, None] * WIDTH + column[None, :]
+    q = tl.load(queries + q_at, mask=(head < HEADS)[:, None] & is_column[None, :], other=0.0)
+    k_at = batch * k_batch + at.to(tl.int64)[:, None] * k_row + column[None, :]
+    k = tl.load(keys + k_at, mask=(at < num_keys)[:, None] & is_column[None, :], other=0.0)
+    products = multiply(q, tl.trans(k))
+    weights = tl.load(head_weights + query * HEADS + head, mask=head < HEADS, other=0.0)
+    products = tl.maximum(products, 0.0) * weights.to(tl.float32)[:, None]
+    tl.store(out + query * num_keys + at, tl.sum(products, axis=0), mask=at < num_keys)
+
+
+def index_scores(
+    queries: torch.Tensor, keys: torch.Tensor, head_weights: torch.Tensor
+) -> torch.Tensor:
+    """See ``reference.index_scores``."""
+    num_batches, num_queries, heads, width = queries.shape
+    num_keys = keys.shape[1]
+    if keys.stride(2) != 1:
+        keys = keys.contiguous()
+    out = torch.empty(
+        (num_batches, num_queries, num_keys), dtype=torch.float32, device=queries.device
+    )
+    launch(
+        _score_kernel,
+        (num_batches * num_queries, divide_up(num_keys, _KEYS)),
+        queries.contiguous(),
+        keys,
+        head_weights.contiguous(),
+        out,
+        max(1, num_queries),
+        num_keys,
+        keys.stride(0),
+        keys.stride(1),
+        HEADS=heads,
+        BLOCK_HEADS=max(16, power_of_two(heads)),
+        WIDTH=width,
+        BLOCK_WIDTH=max(16, power_of_two(width)),
+        KEYS=_KEYS,
+    )
+    return out
+
+
+@triton.jit
+def order_of(values):
+    """Maps fp32 to int32 in the same order, both zeros alike."""
+    # Adding zero makes minus zero plus zero.
+    bits = (values + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def _select_kernel(scores, out, num_values, num_selected, BLOCK: tl.constexpr):
+    """The threshold is found bit by bit, from the sign down: 32 passes over a row in the cache."""
+    row = tl.program_id(0).to(tl.int64)
+    # The highest threshold that at least num_selected values reach; in the order of int32.
+    threshold = tl.full((), -2147483648, tl.int64)
+    for step in range(32):
+        candidate = threshold + (tl.full((), 1, tl.int64) << (31 - step))
+        reached = tl.zeros((), tl.int32)
+        for first in range(0, num_values, BLOCK):
+            at = first + tl.arange(0, BLOCK)
+            values = tl.load(scores + row * num_values + at, mask=at < num_values, other=0.0)
+            is_reached = (order_of(values).to(tl.int64) >= candidate) & (at < num_values)
+            reached += tl.sum(is_reached.to(tl.int32))
+        threshold = tl.where(reached >= num_selected, candidate, threshold)
+    above = tl.zeros((), tl.int32)
+    for first in range(0, num_values, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        values = tl.load(scores + row * num_values + at, mask=at < num_values, other=0.0)
+        is_above = (order_of(values).to(tl.int64) > threshold) & (at < num_values)
+        above += tl.sum(is_above.to(tl.int32))
+    # Of the values on the threshold, the earliest ones fill up.
+    missing = num_selected - above
+    for first in range(0, num_values, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        inside = at < num_values
+        values = tl.load(scores + row * num_values + at, mask=inside, other=0.0)
+        order = order_of(values).to(tl.int64)
+        is_equal = ((order == threshold) & inside).to(tl.int32)
+        is_chosen = (order > threshold) | ((is_equal == 1) & (tl.cumsum(is_equal, 0) <= missing))
+        tl.store(out + row * num_values + at, is_chosen.to(tl.int8), mask=inside)
+        missing -= tl.sum(is_equal)
+
+
+def select_entries(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
+    """See ``reference.select_entries``."""
+    num_values = scores.shape[-1]
+    flat = scores.contiguous()
+    out = torch.empty(scores.shape, dtype=torch.int8, device=scores.device)
+    launch(
+        _select_kernel,
+        (flat.numel() // max(1, num_values),),
+        flat,
+        out,
+        num_values,
+        num_selected,
+        BLOCK=min(_BLOCK, power_of_two(num_values)),
+    )
+    return out.view(torch.bool)

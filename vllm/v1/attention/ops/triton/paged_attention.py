@@ -1,0 +1,362 @@
+"""Attention of grouped queries over pages, prefill and decode in one kernel.
+
+    program (query tile, key head, split)
+
+A tile holds some consecutive queries of one request, each with all its heads over the key head.
+Keys of a tile, by position, in blocks that begin at multiples of their length whatever the query:
+
+    | rows in pages: below ``own_from``          | rows of the step itself: from the activations |
+      block table -> block id -> row               row_start + position - start
+
+so that a query's sums have one order, in one chunk or many, alone or in a batch. A decode step is
+split over its context into a fixed number of parts, whose lengths follow from the request's own
+length alone; ``_join_splits_kernel`` joins them in order.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from vllm.v1.attention.ops.triton.elementwise import tanh_of
+from vllm.v1.attention.ops.triton.launch import IS_INTERPRETED, launch, multiply, power_of_two
+
+# Rows of a tile: tl.dot takes at least 16.
+_MIN_ROWS = 16
+PREFILL_ROWS = 128 if IS_INTERPRETED else 64
+_KEYS = 128 if IS_INTERPRETED else 64
+
+
+@dataclass(frozen=True, slots=True)
+class PagedRequests:
+    """Where the requests of a step are, and where one KV group keeps their rows; all int32.
+
+    Attributes:
+        tile_requests, tile_queries: By tile: its request (negative: none) and that request's first
+            query in it.
+        starts: [R]: position of each request's first token of the step.
+        counts: [R]: its tokens of the step.
+        row_starts: [R]: its first flat row.
+        own_from: [R]: rows from this position on are taken from the activations.
+        read_from: [R]: rows below this position are not stored.
+        table_starts: [R]: where its block ids begin in ``block_ids``.
+        table_bases: [R]: index of the first listed block.
+        block_ids: Block ids of all tables.
+    """
+
+    tile_requests: torch.Tensor
+    tile_queries: torch.Tensor
+    starts: torch.Tensor
+    counts: torch.Tensor
+    row_starts: torch.Tensor
+    own_from: torch.Tensor
+    read_from: torch.Tensor
+    table_starts: torch.Tensor
+    table_bases: torch.Tensor
+    block_ids: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePlan:
+    """How scores are made.
+
+    Attributes:
+        scale: Of the products.
+        soft_cap: Scores are capped by tanh; 0: they are not.
+        window: Keys a query sees, its own included; 0: all.
+        queries_per_tile: Queries of a tile.
+        num_splits: Parts of a context.
+    """
+
+    scale: float
+    soft_cap: float = 0.0
+    window: int = 0
+    queries_per_tile: int = 1
+    num_splits: int = 1
+
+
+@triton.jit
+def _attend_pages_kernel(
+    queries,
+    own,
+    cache,
+    out,
+    log_sums,
+    sinks,
+    tile_requests,
+    tile_queries,
+    starts,
+    counts,
+    row_starts,
+    own_from,
+    read_from,
+    table_starts,
+    table_bases,
+    block_ids,
+    query_stride,
+    head_stride,
+    own_stride,
+    block_stride,
+    row_stride,
+    num_rows,
+    scale,
+    soft_cap,
+    window,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+    PAGE_ROWS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    request = tl.load(tile_requests + tile)
+    if request >= 0:
+        first = tl.load(tile_queries + tile)
+        start = tl.load(starts + request)
+        count = tl.load(counts + request)
+        row_start = tl.load(row_starts + request)
+        own_first = tl.load(own_from + request)
+        stored_from = tl.load(read_from + request)
+        table = tl.load(table_starts + request)
+        base = tl.load(table_bases + request)
+
+        index = tl.arange(0, ROWS)
+        query = first + index // GROUP
+        head = kv_head * GROUP + index % GROUP
+        is_query = (index < QUERIES * GROUP) & (query < count)
+        position = start + query
+        row = (row_start + query).to(tl.int64)
+        column = tl.arange(0, BLOCK_WIDTH)
+        is_column = column < WIDTH
+        query_mask = is_query[:, None] & is_column[None, :]
+        source = row * query_stride + head * head_stride
+        q = tl.load(queries + source[:, None] + column[None, :], mask=query_mask, other=0.0)
+
+        end = start + tl.minimum(first + QUERIES, count)
+        low = stored_from
+        if window > 0:
+            low = tl.maximum(low, start + first - window + 1)
+        low = tl.maximum(low, 0)
+        first_block = low // KEYS
+        num_blocks = (end + KEYS - 1) // KEYS - first_block
+        per_split = (num_blocks + SPLITS - 1) // SPLITS
+        key_begin = (first_block + split * per_split) * KEYS
+        key_end = tl.minimum((first_block + (split + 1) * per_split) * KEYS, end)
+
+        peak = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
+        mixed = tl.zeros((ROWS, BLOCK_WIDTH), tl.float32)
+        for key in range(key_begin, key_end, KEYS):
+            at = key + tl.arange(0, KEYS)
+            is_seen = (at >= low) & (at < end)
+            is_own = is_seen & (at >= own_first)
+            is_paged = is_seen & (at < own_first)
+            block = tl.load(block_ids + table + at // PAGE_ROWS - base, mask=is_paged, other=0)
+            page = block.to(tl.int64) * block_stride + (at % PAGE_ROWS) * row_stride
+            page = page[:, None] + kv_head * WIDTH + column[None, :]
+            fresh = (row_start + at - start).to(tl.int64) * own_stride
+            fresh = fresh[:, None] + kv_head * WIDTH + column[None, :]
+            page_mask = is_paged[:, None] & is_column[None, :]
+            own_mask = is_own[:, None] & is_column[None, :]
+            k = tl.load(cache + page, mask=page_mask, other=0.0)
+            k_own = tl.load(own + fresh, mask=own_mask, other=0.0).to(k.dtype)
+            k = tl.where(is_own[:, None], k_own, k).to(q.dtype)
+            scores = multiply(q, tl.trans(k)) * scale
+            if HAS_CAP:
+                scores = tanh_of(scores / soft_cap) * soft_cap
+            is_visible = is_seen[None, :] & (at[None, :] <= position[:, None])
+            if window > 0:
+                is_visible = is_visible & (at[None, :] > position[:, None] - window)
+            scores = tl.where(is_visible, scores, float("-inf"))
+            highest = tl.maximum(peak, tl.max(scores, axis=1))
+            # A row that sees nothing yet keeps -inf: its weights must be 0, not NaN.
+            anchor = tl.where(highest == float("-inf"), 0.0, highest)
+            weights = tl.exp(scores - anchor[:, None])
+            fade = tl.exp(peak - anchor)
+            total = total * fade + tl.sum(weights, axis=1)
+            v = tl.load(cache + page + KV_HEADS * WIDTH, mask=page_mask, other=0.0)
+            v_own = tl.load(own + fresh + KV_HEADS * WIDTH, mask=own_mask, other=0.0).to(v.dtype)
+            v = tl.where(is_own[:, None], v_own, v).to(q.dtype)
+            mixed = mixed * fade[:, None]
+            mixed += multiply(weights.to(q.dtype), v)
+            peak = highest
+
+        anchor = tl.where(peak == float("-inf"), 0.0, peak)
+        log_sum = tl.where(total > 0.0, anchor + tl.log(tl.where(total > 0.0, total, 1.0)), peak)
+        if HAS_SINKS:
+            if SPLITS == 1:
+                sink = tl.load(sinks + head, mask=is_query, other=0.0)
+                highest = tl.maximum(peak, sink)
+                fade = tl.exp(peak - highest)
+                total = total * fade + tl.exp(sink - highest)
+                mixed = mixed * fade[:, None]
+        mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+        target = (split * num_rows + row) * HEADS + head
+        tl.store(
+            out + target[:, None] * WIDTH + column[None, :],
+            mixed.to(out.dtype.element_ty),
+            mask=query_mask,
+        )
+        tl.store(log_sums + target, log_sum, mask=is_query)
+
+
+@triton.jit
+def _join_splits_kernel(
+    parts,
+    part_sums,
+    sinks,
+    out,
+    log_sums,
+    num_rows,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, BLOCK_HEADS)
+    column = tl.arange(0, BLOCK_WIDTH)
+    is_head = head < HEADS
+    mask = is_head[:, None] & (column < WIDTH)[None, :]
+    peak = tl.full((BLOCK_HEADS,), float("-inf"), tl.float32)
+    for split in range(SPLITS):
+        sums = tl.load(part_sums + (split * num_rows + row) * HEADS + head, mask=is_head, other=0.0)
+        peak = tl.maximum(peak, sums)
+    anchor = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.zeros((BLOCK_HEADS,), tl.float32)
+    mixed = tl.zeros((BLOCK_HEADS, BLOCK_WIDTH), tl.float32)
+    for split in range(SPLITS):
+        source = (split * num_rows + row) * HEADS + head
+        weight = tl.exp(tl.load(part_sums + source, mask=is_head, other=0.0) - anchor)
+        part = tl.load(parts + source[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
+        mixed += weight[:, None] * part
+        total += weight
+    log_sum = tl.where(total > 0.0, anchor + tl.log(tl.where(total > 0.0, total, 1.0)), peak)
+    if HAS_SINKS:
+        sink = tl.load(sinks + head, mask=is_head, other=0.0)
+        total += tl.exp(sink - anchor)
+    mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+    target = row * HEADS + head
+    tl.store(
+        out + target[:, None] * WIDTH + column[None, :],
+        mixed.to(out.dtype.element_ty),
+        mask=mask,
+    )
+    tl.store(log_sums + target, log_sum, mask=is_head)
+
+
+def attend_pages(
+    queries: torch.Tensor,
+    own: torch.Tensor,
+    cache: torch.Tensor,
+    requests: PagedRequests,
+    plan: ScorePlan,
+    sinks: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attends the rows of a step to pages and to each other.
+
+    Args:
+        queries: [T, H, d].
+        own: The step's rows [T, 2 * K * d]: keys of K heads, then their values. They count as the
+            cache's type would keep them.
+        cache: [num_blocks, rows_per_block, 2 * K * d].
+        requests: Which rows belong together, and their block tables.
+        plan: Scale, caps, window, tiles.
+        sinks: fp32 [H]: scores without a value, or None.
+
+    Returns:
+        [T, H, d], and the log-sum-exp of each query's scores without sinks, fp32 [T, H]. Rows of no
+        tile are left undefined; a query that sees nothing gets zeros and -inf.
+    """
+    num_rows, heads, width = queries.shape
+    kv_heads = cache.shape[2] // (2 * width)
+    group = heads // kv_heads
+    splits = plan.num_splits
+    out = torch.empty((num_rows, heads, width), dtype=queries.dtype, device=queries.device)
+    log_sums = torch.empty((num_rows, heads), dtype=torch.float32, device=queries.device)
+    parts, part_sums = out, log_sums
+    if splits > 1:
+        parts = out.new_empty((splits, num_rows, heads, width), dtype=torch.float32)
+        part_sums = log_sums.new_empty((splits, num_rows, heads))
+    assert queries.stride(2) == 1, "a head's values stand side by side"
+    assert own.stride(1) == 1, "a row's values stand side by side"
+    launch(
+        _attend_pages_kernel,
+        (len(requests.tile_requests), kv_heads, splits),
+        queries,
+        own,
+        cache,
+        parts,
+        part_sums,
+        log_sums if sinks is None else sinks,
+        requests.tile_requests,
+        requests.tile_queries,
+        requests.starts,
+        requests.counts,
+        requests.row_starts,
+        requests.own_from,
+        requests.read_from,
+        requests.table_starts,
+        requests.table_bases,
+        requests.block_ids,
+        queries.stride(0),
+        queries.stride(1),
+        own.stride(0),
+        cache.stride(0),
+        cache.stride(1),
+        num_rows,
+        plan.scale,
+        plan.soft_cap or 1.0,
+        plan.window,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        WIDTH=width,
+        BLOCK_WIDTH=max(16, power_of_two(width)),
+        PAGE_ROWS=cache.shape[1],
+        QUERIES=plan.queries_per_tile,
+        ROWS=max(_MIN_ROWS, power_of_two(plan.queries_per_tile * group)),
+        KEYS=_KEYS,
+        SPLITS=splits,
+        HAS_CAP=plan.soft_cap != 0,
+        HAS_SINKS=sinks is not None,
+    )
+    if splits > 1:
+        launch(
+            _join_splits_kernel,
+            (num_rows,),
+            parts,
+            part_sums,
+            log_sums if sinks is None else sinks,
+            out,
+            log_sums,
+            num_rows,
+            HEADS=heads,
+            WIDTH=width,
+            BLOCK_WIDTH=power_of_two(width),
+            BLOCK_HEADS=power_of_two(heads),
+            SPLITS=splits,
+            HAS_SINKS=sinks is not None,
+        )
+    return out, log_sums
+
+
+def find_queries_per_tile(num_queries: int, group: int) -> int:
+    """Return how many queries share a tile where requests have at most ``num_queries``.
+
+    Args:
+        num_queries: The most of any request in the step.
+        group: Query heads of one key head.
+    """
+    return max(1, min(power_of_two(num_queries), PREFILL_ROWS // group))

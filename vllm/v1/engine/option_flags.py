@@ -1,0 +1,73 @@
+"""Command-line flags of a dataclass's options, and back."""
+
+import argparse
+import dataclasses
+import types
+from collections.abc import Mapping
+from typing import Any, Union, get_args, get_origin
+
+from vllm.config.options import NamedOption, find_option, options_of
+from vllm.utils.argparse_utils import human_int, json_object
+
+
+def add_option_flags(parser: argparse.ArgumentParser, owner: type) -> None:
+    """Add the flags of ``owner``'s options, in groups, each in the order of its fields."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option in options_of(owner):
+        name = option.about.group
+        if name not in groups:
+            groups[name] = parser.add_argument_group(name)
+        _add_flag(groups[name], option)
+
+
+def _add_flag(group: argparse._ArgumentGroup, option: NamedOption) -> None:
+    about = option.about
+    given: dict[str, Any] = {"default": option.default, "help": about.text or None}
+    if is_switch(option):
+        given["action"] = argparse.BooleanOptionalAction
+    else:
+        given["type"] = about.parse or _find_parser(option.type)
+        given["metavar"] = about.metavar
+        if about.choices:
+            given["choices"] = about.choices
+        if about.many:
+            given["nargs"] = "+"
+    group.add_argument(option.flag, *about.also, **given)
+
+
+def is_switch(option: NamedOption) -> bool:
+    """Whether an option's flag takes no value, and has a ``--no-`` form."""
+    return _plain_type(option.type) is bool
+
+
+def _find_parser(kind: Any) -> Any:
+    """Return what reads a flag's text into a field of that type."""
+    plain = _plain_type(kind)
+    if plain is int:
+        return human_int
+    if plain is float:
+        return float
+    if get_origin(plain) in (dict, Mapping):
+        return json_object
+    return None
+
+
+def _plain_type(kind: Any) -> Any:
+    """Return a type without "or None"; other unions stay."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return kind
+    rest = [part for part in get_args(kind) if part is not type(None)]
+    return rest[0] if len(rest) == 1 else kind
+
+
+def take_options(owner: type, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of ``owner`` among parsed flags; dataclasses in it are built."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(owner):
+        option = find_option(field)
+        if option is not None:
+            value = getattr(args, option.dest)
+            found[field.name] = tuple(value) if isinstance(option.default, tuple) else value
+        elif dataclasses.is_dataclass(field.type) and isinstance(field.type, type):
+            found[field.name] = field.type(**take_options(field.type, args))
+    return found
