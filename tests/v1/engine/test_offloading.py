@@ -114,8 +114,8 @@ def test_a_chat_goes_on_where_it_was(tmp_path):
         session = start(tmp_path / "cache")
         assert answer(session, [prompt], 20) == expected
         if turn:
-            # To the unit: where an answer ended there is no leaner boundary close below.
-            assert hits(session)[0] == (known - 1) // 32 * 32
+            # Where a lean boundary lies close below, that one alone is kept.
+            assert (known - 1) // 128 * 128 <= hits(session)[0] < known
         stop(session)
         prompt = prompt + expected[0]
         known = len(prompt)
@@ -143,26 +143,26 @@ def test_other_continuations_share_a_beginning(tmp_path):
 
 
 def test_a_pool_far_too_small_hits_on_the_disk(tmp_path):
-    prompts = prompts_of(3, tuple(range(300, 700, 40)))
+    prompts = prompts_of(3, tuple(range(300, 700, 25)))
     reference = start(None)
     expected = answer(reference, prompts)
     stop(reference)
-    session = start(tmp_path / "cache", num_blocks=260)
-    for _ in range(3):
+    session = start(tmp_path / "cache", num_blocks=140)
+    for _ in range(2):
         assert [answer(session, [prompt])[0] for prompt in prompts] == expected
     stats = [a.stats for a in session.answers.values()]
-    assert sum(s.num_external_tokens for s in stats if s is not None) > 3000
+    assert sum(s.num_external_tokens for s in stats if s is not None) > 1000
     # Many at a time, too.
     assert answer(session, prompts) == expected
     stop(session)
 
 
 def test_a_disk_far_too_small_evicts_and_never_lies(tmp_path):
-    prompts = prompts_of(4, (260, 390, 520, 650, 700, 810, 150, 420))
+    prompts = prompts_of(4, (260, 390, 520, 650, 700))
     reference = start(None)
     expected = answer(reference, prompts)
     stop(reference)
-    for _ in range(3):
+    for _ in range(2):
         session = start(tmp_path / "cache", num_blocks=400, size="4MiB")
         for _ in range(2):
             assert [answer(session, [prompt])[0] for prompt in prompts] == expected

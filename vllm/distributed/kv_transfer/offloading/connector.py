@@ -306,9 +306,13 @@ class _Tier:
     def find_tokens(self, request: Request, num_local: int) -> int | None:
         """Return the tokens beyond the local hit to restore; None: ask again."""
         self._found.pop(request.request_id, None)
-        store = self.store
-        if store is None or request.skip_reading_prefix_cache or self._is_unreadable():
+        if request.skip_reading_prefix_cache or self._is_unreadable():
             return 0
+        store = self.store
+        if store is None:
+            # In a moment it will be known what is there; not so while all weights are read, when
+            # most likely nothing is.
+            return None if self.keeper.is_opening and not self.keeper.is_digesting else 0
         if self._tries.get(request.request_id, 0) >= _MAX_TRIES:
             return 0
         found = find_restorable(

@@ -55,6 +55,8 @@ class StoreKeeper:
         self.path: Path | None = None
         self.num_uncommitted = 0
         self.is_opening = True
+        # Whether opening takes long: all weights are being read.
+        self.is_digesting = False
         self._lock = threading.Lock()
         self._last_progress = monotonic()
         self._thread = threading.Thread(target=self._run, name="prefix-cache-disk", daemon=True)
@@ -125,6 +127,7 @@ class StoreKeeper:
         )
 
     def _note_progress(self, done: int, total: int) -> None:
+        self.is_digesting = True
         if monotonic() - self._last_progress >= _PROGRESS_S:
             self._last_progress = monotonic()
             logger.info(
