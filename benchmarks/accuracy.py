@@ -5,7 +5,7 @@
 
 Starts the servers of the embedded model one after the other and asks each the same questions, 8 at
 a time, twice over: facts told in documents of 1,000 and 4,000 tokens, facts that were not told,
-short tasks, and a few-shot task of completions whose prompts share their examples. ``none`` has no
+short tasks, and a few-shot task whose prompts share their examples. ``none`` has no
 prefix cache; ``cache`` hits, and more the second time; ``cache+mtp`` drafts too; ``disaggregated``
 is a prefill server, a decode server and the example's proxy. Says how many answers are right, how
 many differ from the first server's to the letter, and how many prompt tokens came from a cache.
@@ -21,7 +21,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -42,6 +42,7 @@ from vllm.tokenizers import Tokenizer
 _BASE = ("deepseek-v4", "--block-size", "32")
 _MTP = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}')
 _NUM_SHOTS = 5
+_FEW_SHOT = f"{_NUM_SHOTS}-shot"
 _NUM_AT_ONCE = 8
 _TIMEOUT_S = 600.0
 
@@ -52,7 +53,6 @@ class Question:
 
     Attributes:
         kind: Row of the table.
-        path: Route.
         body: What is sent.
         wanted: The answer.
         wanted: Its answer in full.
@@ -60,7 +60,6 @@ class Question:
     """
 
     kind: str
-    path: str
     body: dict[str, Any]
     wanted: str
     is_right: Callable[[str], bool]
@@ -93,15 +92,15 @@ def make_questions(num_cases: int, seed: int) -> list[Question]:
     kinds = list(dict.fromkeys(tasks.TASKS))
     chats["short tasks"] = [short_tasks(rng, kinds[i % len(kinds)]) for i in range(num_cases)]
     made = [
-        Question(kind, "/v1/chat/completions", _chat(case), case.wanted, case.is_right)
+        Question(kind, _chat(case.messages), case.wanted, case.is_right)
         for kind, cases in chats.items()
         for case in cases
     ]
     return made + [few_shot(rng, shots) for shots in _shots(num_cases)]
 
 
-def _chat(case: Case) -> dict[str, Any]:
-    body = {"messages": case.messages, "reasoning_effort": "none"}
+def _chat(messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    body = {"messages": messages, "reasoning_effort": "none"}
     return {**body, "temperature": 0, "max_tokens": 40}
 
 
@@ -110,23 +109,21 @@ def _shots(num_cases: int) -> Iterator[str]:
     for number in range(num_cases):
         rng = random.Random(f"shots/{number // 10}")
         shots = (_example(rng) for _ in range(_NUM_SHOTS))
-        yield "".join(f"{asked} {answer}\n\n" for asked, answer, _ in shots)
+        yield "".join(f"{asked} {answer}\n" for asked, answer, _ in shots)
 
 
 def _example(rng: random.Random) -> tuple[str, str, str]:
     """Return an example without its answer, the answer, and the value in it."""
     fact = facts.any_fact(rng, words.names(rng, 1, held_out=True)[0], 0.7)
     told, answer = fact.told.replace("|", ""), fact.answer.replace("|", "")
-    asked = f"Text: {told} {facts.chatter(rng)}\nQuestion: {fact.question}\nAnswer:"
-    return asked, answer, fact.value
+    return f"{told} {facts.chatter(rng)} {fact.question}", answer, fact.value
 
 
 def few_shot(rng: random.Random, shots: str) -> Question:
-    """Return a completion behind examples; right if the answer's line names the value."""
+    """Return a question behind examples; right if the answer names the value."""
     asked, answer, value = _example(rng)
-    body = {"prompt": shots + asked, "temperature": 0, "max_tokens": 24, "stop": ["\n"]}
-    kind = f"{_NUM_SHOTS}-shot"
-    return Question(kind, "/v1/completions", body, answer, lambda text: value in text)
+    body = _chat([{"role": "user", "content": shots + asked}])
+    return Question(_FEW_SHOT, body, answer, lambda text: value in text)
 
 
 @contextmanager
@@ -175,13 +172,12 @@ def ask_all(url: str, questions: Sequence[Question], label: str) -> list[Answer]
     with httpx.Client(timeout=_TIMEOUT_S) as client, ThreadPoolExecutor(_NUM_AT_ONCE) as pool:
 
         def ask(question: Question) -> Answer:
-            reply = client.post(url + question.path, json=question.body)
+            reply = client.post(f"{url}/v1/chat/completions", json=question.body)
             reply.raise_for_status()
             body = reply.json()
             choice, usage = body["choices"][0], body["usage"]
-            text = choice["text"] if "text" in choice else choice["message"]["content"]
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-            return Answer(text or "", usage["prompt_tokens"], cached)
+            return Answer(choice["message"]["content"] or "", usage["prompt_tokens"], cached)
 
         done = pool.map(ask, questions)
         return list(tqdm(done, label, total=len(questions), mininterval=5))
@@ -195,13 +191,15 @@ def run_lm_eval(python: str, url: str, questions: Sequence[Question], folder: Pa
     """
     task = folder / "task"
     task.mkdir(parents=True)
-    shots = [q for q in questions if q.path == "/v1/completions"]
-    lines = [json.dumps({"asked": q.body["prompt"], "answer": q.wanted}) for q in shots]
+    shots = [q for q in questions if q.kind == _FEW_SHOT]
+    lines = [
+        json.dumps({"asked": q.body["messages"][0]["content"], "answer": q.wanted}) for q in shots
+    ]
     (task / "questions.jsonl").write_text("\n".join(lines) + "\n")
     (task / "told.yaml").write_text(_TASK.format(path=json.dumps(str(task / "questions.jsonl"))))
-    arguments = f"model=deepseek-v4,base_url={url}/v1/completions,num_concurrent=4"
-    arguments += ",tokenizer_backend=none,tokenized_requests=False"
-    command = [python, "-m", "lm_eval", "--model", "local-completions", "--tasks", "told"]
+    arguments = f"model=deepseek-v4,base_url={url}/v1/chat/completions,num_concurrent=4"
+    command = [python, "-m", "lm_eval", "--model", "local-chat-completions", "--tasks", "told"]
+    command += ["--apply_chat_template"]
     command += ["--include_path", str(task), "--model_args", arguments, "--output_path", str(task)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found = max(task.rglob("results*.json"), key=lambda path: path.stat().st_mtime)
@@ -220,7 +218,8 @@ doc_to_text: "{{{{asked}}}}"
 doc_to_target: "{{{{answer}}}}"
 generation_kwargs:
   until: ["\\n"]
-  max_gen_toks: 24
+  max_gen_toks: 40
+  reasoning_effort: none
   temperature: 0
 metric_list:
   - metric: exact_match

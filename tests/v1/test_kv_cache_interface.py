@@ -31,7 +31,6 @@ from vllm.v1.kv_cache_interface import (
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
     member_spec,
-    member_specs,
 )
 
 KW = {"block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": HALF}
@@ -246,15 +245,15 @@ class TestCompressorState:
 
 class TestMembers:
     def test_of_a_plain_spec(self):
-        assert member_specs(full()) == (full(),)
+        assert full().members() == (full(),)
         assert member_spec(full()) == full()
         assert KVCacheGroupSpec(["a", "b"], full()).layer_specs() == {"a": full(), "b": full()}
 
     def test_of_a_uniform_spec(self):
         specs = {"a": full(), "b": full(head_size=32)}
         spec = UniformTypeKVCacheSpecs(16, specs)
-        assert member_specs(spec) == tuple(specs.values())
-        assert member_spec(spec) in member_specs(spec)
+        assert spec.members() == tuple(specs.values())
+        assert member_spec(spec) in spec.members()
         assert KVCacheGroupSpec(["b"], spec).layer_specs() == {"b": specs["b"]}
 
 

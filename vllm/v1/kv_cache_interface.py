@@ -19,14 +19,20 @@ deep-copied. Nothing here needs torch at run time; a dtype is only asked for its
     ├── MambaSpec                    a state, not tokens
     └── UniformTypeKVCacheSpecs      layers of one kind with different widths, one block table
 
-The specs are defined in ``kv_cache_specs``; code imports them from here.
+The specs are defined in ``kv_cache_specs``; code imports them from here. What a kind of cache is
+asked stands in ``KVCacheSpec``: nothing else tests a spec's type.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm.v1.kv_cache_specs.base import AttentionSpec, KVCacheSpec, KVQuantMode
+from vllm.v1.kv_cache_specs.base import (
+    AttentionSpec,
+    KVCacheSpec,
+    KVCacheSpecKind,
+    KVQuantMode,
+)
 from vllm.v1.kv_cache_specs.encoder import CrossAttentionSpec, EncoderOnlyAttentionSpec
 from vllm.v1.kv_cache_specs.full import (
     FullAttentionSpec,
@@ -36,18 +42,12 @@ from vllm.v1.kv_cache_specs.full import (
     TQFullAttentionSpec,
 )
 from vllm.v1.kv_cache_specs.kinds import (
-    KVCacheSpecKind,
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
 )
 from vllm.v1.kv_cache_specs.latent import LatentRowsSpec
 from vllm.v1.kv_cache_specs.mamba import MambaSpec
-from vllm.v1.kv_cache_specs.uniform import (
-    UniformTypeKVCacheSpecs,
-    layer_specs,
-    member_spec,
-    member_specs,
-)
+from vllm.v1.kv_cache_specs.uniform import UniformTypeKVCacheSpecs, member_spec
 from vllm.v1.kv_cache_specs.window import (
     ChunkedLocalAttentionSpec,
     CompressorStateSpec,
@@ -79,9 +79,7 @@ __all__ = [
     "UniformTypeKVCacheSpecs",
     "get_kv_cache_spec_kind",
     "get_kv_cache_spec_sliding_window",
-    "layer_specs",
     "member_spec",
-    "member_specs",
 ]
 
 
@@ -119,7 +117,7 @@ class KVCacheGroupSpec:
 
     def layer_specs(self) -> dict[str, KVCacheSpec]:
         """Return each layer's own spec."""
-        return layer_specs(self.kv_cache_spec, self.layer_names)
+        return self.kv_cache_spec.layers(self.layer_names)
 
 
 @dataclass
@@ -151,12 +149,16 @@ class KVCacheConfig:
     def has_mamba_layers(self) -> bool:
         """Whether any group keeps recurrent states."""
         return any(
-            isinstance(spec, MambaSpec)
+            spec.kind is KVCacheSpecKind.MAMBA
             for group in self.kv_cache_groups
-            for spec in member_specs(group.kv_cache_spec)
+            for spec in group.kv_cache_spec.members()
         )
 
     @property
     def needs_kv_cache_zeroing(self) -> bool:
         """Whether new blocks must be zeroed: a state is read before it is first written."""
-        return self.has_mamba_layers
+        return any(
+            spec.is_zeroed
+            for group in self.kv_cache_groups
+            for spec in group.kv_cache_spec.members()
+        )

@@ -21,7 +21,6 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowMLASpec,
     member_spec,
-    member_specs,
 )
 from vllm_ascend.core.geometry import (
     Generation,
@@ -181,7 +180,7 @@ def unpack_groups(groups: Sequence[KVCacheGroupSpec]) -> list[KVCacheGroupSpec]:
     unpacked = []
     for group in groups:
         spec = group.kv_cache_spec
-        sizes = {member.block_size for member in member_specs(spec)}
+        sizes = {member.block_size for member in spec.members()}
         if sizes != {spec.block_size}:
             raise ConfigError(
                 f"A KV cache group of {spec.block_size}-token blocks has members of "

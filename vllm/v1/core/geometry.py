@@ -1,16 +1,8 @@
-"""What a request needs to resume at a boundary.
+"""What a request of a model needs to resume at a boundary.
 
-Pure functions over ints and frozen geometry: no pool, no request, no clock.
-
-Words: the *unit* u is the number of tokens under one prefix hash. A *boundary* P is a multiple of u
-where a request can resume. *Dense* groups keep every row; *window* groups need only the rows
-``[first_needed(P), P)``, which a *checkpoint* of P holds.
-
-    tokens     0 ........................ P-128 ............ P-4 . P
-    dense      rows of every token below P, one per `ratio` tokens
-    window     .......................... |<-- P-127 .. P-1 ------>|    align 1,   keep 127
-    C4 state   ......................................... |P-4..P-1|     align 4,   keep 4
-    C128 state rows floor(P/128)*128 .. P-1: none when 128 divides P    align 128, keep 0
+Pure functions over ints and frozen geometry: no pool, no request, no clock. What one group needs is
+its spec's answer, ``KVCacheSpec.geometry``; the words are explained there
+(``kv_cache_specs/geometry.py``).
 """
 
 from collections.abc import Sequence
@@ -19,122 +11,46 @@ from functools import cached_property
 from math import lcm
 
 from vllm.exceptions import ConfigError
-from vllm.utils.math_utils import cdiv
-from vllm.v1.core.retention.rebuild import num_rebuild_tokens
-from vllm.v1.kv_cache_interface import (
-    CompressorStateSpec,
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheSpec,
-    MLAAttentionSpec,
-    SinkFullAttentionSpec,
-    SlidingWindowSpec,
-    member_spec,
-)
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_specs.geometry import GroupGeometry
+
+__all__ = ["COARSE_TOKENS", "CacheGeometry", "GroupGeometry", "num_rebuild_tokens"]
 
 # Prompts are stored, chunked and rewritten in pieces of about this size.
 COARSE_TOKENS = 512
 
 
-@dataclass(frozen=True, slots=True)
-class GroupGeometry:
-    """One KV cache group, as the policy sees it.
-
-    Attributes:
-        group_id: Index in ``KVCacheConfig.kv_cache_groups``.
-        is_window: Whether only the tail below a boundary is needed.
-        block_size: Tokens of a block.
-        ratio: Dense groups: tokens per stored row. Window groups: 1.
-        align: Window groups: the needed tail begins at a multiple of this, less ``keep``.
-        keep: Window groups: rows needed below the aligned position.
-        has_drafter_rows: Whether rows of a drafter are in it, made with the token after theirs.
-    """
-
-    group_id: int
-    is_window: bool
-    block_size: int
-    ratio: int = 1
-    align: int = 1
-    keep: int = 0
-    has_drafter_rows: bool = False
-
-    def first_needed(self, position: int) -> int:
-        """Return the first row a request needs to go on at ``position``.
-
-        Window groups: ``floor(position / align) * align - keep``, at least 0; equal to
-        ``position`` when nothing is needed. Dense groups need everything: 0.
-        """
-        if not self.is_window:
-            return 0
-        return max(0, position // self.align * self.align - self.keep)
-
-    def num_dense_blocks(self, num_tokens: int) -> int:
-        """Return the blocks that hold the rows of ``num_tokens`` tokens in a dense group.
-
-        A row exists once its ``ratio`` tokens do, so a short context may need no block at all.
-        """
-        return cdiv(num_tokens // self.ratio * self.ratio, self.block_size)
-
-    def block_range(self, first_row: int, end_row: int) -> range:
-        """Return the block indices that cover rows ``[first_row, end_row)``."""
-        if end_row <= first_row:
-            return range(0)
-        return range(first_row // self.block_size, cdiv(end_row, self.block_size))
-
-    def rows_below(self, position: int) -> range:
-        """Return the block indices that a request needs to go on at ``position``."""
-        return self.block_range(self.first_needed(position), position)
-
-
-def group_geometry(group_id: int, spec: KVCacheSpec, unit: int) -> GroupGeometry:
-    """Describe a group for the policy.
+def num_rebuild_tokens(windows: Sequence[int], tail: int) -> int | None:
+    """Return how many tokens before a boundary to compute for exact window rows there.
 
     Args:
-        group_id: Index of the group.
-        spec: The group's spec.
-        unit: Tokens under one prefix hash.
+        windows: The window of every layer that has one, a drafter's included, in tokens.
+        tail: Most tokens before a boundary of which some window group needs the rows.
 
-    Raises:
-        ConfigError: The block size is neither a divisor nor a multiple of the unit, or the group
-            is of a kind that cannot hit at one unit.
+    Returns:
+        ``W + (L - 1) * (W - 1)`` for L layers of one window W, where no state reaches further back
+        than a window; None: there are no windows.
     """
-    spec = member_spec(spec)
-    size = spec.block_size
-    if unit % size and size % unit:
-        raise ConfigError(
-            f"KV cache group {group_id} has blocks of {size} tokens, which neither divide the "
-            f"unit of {unit} tokens nor are a multiple of it: choose another --block-size."
-        )
-    if isinstance(spec, SlidingWindowSpec) and unit % size:
-        raise ConfigError(
-            f"KV cache group {group_id} has window blocks of {size} tokens, which do not divide "
-            f"the unit of {unit} tokens: a checkpoint must end on a block's end."
-        )
-    if isinstance(spec, CompressorStateSpec):
-        ratio = spec.state_ratio
-        keep = ratio if spec.state_overlap else 0
-        return GroupGeometry(group_id, True, size, align=ratio, keep=keep)
-    if isinstance(spec, SlidingWindowSpec):
-        return GroupGeometry(group_id, True, size, keep=spec.sliding_window - 1)
-    if isinstance(spec, MLAAttentionSpec):
-        return GroupGeometry(group_id, False, size, ratio=spec.compress_ratio)
-    # Sink tokens stand in blocks of their own, which no prefix hash covers.
-    if isinstance(spec, FullAttentionSpec) and not isinstance(spec, SinkFullAttentionSpec):
-        return GroupGeometry(group_id, False, size)
-    raise ConfigError(
-        f"KV cache group {group_id} ({type(spec).__name__}) cannot be cached at one unit."
-    )
+    if not windows:
+        return None
+    spread = sum(window - 1 for window in windows)
+    return spread + max(0, tail - (min(windows) - 1)) + 1
 
 
 def _rebuild_tokens(
     config: KVCacheConfig, groups: Sequence[GroupGeometry], lean: int
 ) -> int | None:
-    """Return ``num_rebuild_tokens`` at lean boundaries, of the layers of a config."""
+    """Return ``num_rebuild_tokens`` at lean boundaries, of the layers of a config.
+
+    A recurrent state depends on all tokens before it, so a model with one rebuilds nothing.
+    """
+    if any(group.is_recurrent for group in groups):
+        return None
     windows = [
-        spec.sliding_window
+        spec.rebuild_window
         for group in config.kv_cache_groups
         for spec in group.layer_specs().values()
-        if isinstance(spec, SlidingWindowSpec) and not isinstance(spec, CompressorStateSpec)
+        if spec.rebuild_window is not None
     ]
     far = (max(windows, default=0) // lean + 1) * lean
     tail = max((far - group.first_needed(far) for group in groups if group.is_window), default=0)
@@ -164,13 +80,13 @@ class CacheGeometry:
         """Describe a KV cache config whose ``hit_unit`` is set.
 
         Raises:
-            ConfigError: A group's blocks do not fit the unit.
+            ConfigError: A group's blocks do not fit the unit, or it cannot be cached at one unit.
         """
         unit = config.hit_unit
         assert unit is not None
         groups = tuple(
             replace(
-                group_geometry(i, group.kv_cache_spec, unit),
+                group.kv_cache_spec.geometry(i, unit),
                 has_drafter_rows=group.is_eagle_group,
             )
             for i, group in enumerate(config.kv_cache_groups)

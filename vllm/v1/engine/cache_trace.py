@@ -14,7 +14,6 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.kv_cache_setup import KVCachePlan
-from vllm.v1.kv_cache_interface import CompressorStateSpec, KVCacheSpec, member_specs
 from vllm.version import __version__
 
 logger = init_logger(__name__)
@@ -116,8 +115,7 @@ def _written(value: Any) -> str:
 def _row_dtype(plan: KVCachePlan) -> str:
     """Return the type of cached rows; sums inside compressors have one of their own."""
     for group in plan.worker_configs[0].kv_cache_groups:
-        members: list[KVCacheSpec] = list(member_specs(group.kv_cache_spec))
-        for spec in members:
-            if not isinstance(spec, CompressorStateSpec):
-                return str(getattr(spec, "dtype", "float32")).removeprefix("torch.")
+        for spec in group.kv_cache_spec.members():
+            if spec.row_dtype is not None:
+                return str(spec.row_dtype).removeprefix("torch.")
     return "float32"

@@ -22,15 +22,10 @@ from vllm.v1.core.retention.sizes import check_room_for_one, max_checkpoint_bloc
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.engine.wire import GroupInfo, KVCacheInfo
 from vllm.v1.kv_cache_interface import (
-    CompressorStateSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
-    LatentRowsSpec,
-    MLAAttentionSpec,
-    get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
-    member_spec,
 )
 
 
@@ -119,7 +114,7 @@ def _mark_drafter(
     speculative = vllm_config.speculative_config
     if speculative is None or not speculative.use_eagle():
         return groups
-    drafters = {n for n, s in specs.items() if isinstance(s, LatentRowsSpec) and s.is_drafter}
+    drafters = {name for name, spec in specs.items() if spec.serves_drafter}
     return [
         replace(group, is_eagle_group=not drafters.isdisjoint(group.layer_names))
         for group in groups
@@ -204,9 +199,9 @@ def is_hybrid(groups: list[KVCacheGroupSpec]) -> bool:
 
 
 def has_windows(groups: list[KVCacheGroupSpec]) -> bool:
-    """Whether any cache keeps only a window."""
+    """Whether a request resumes from checkpoints of any cache: of its last rows, or its state."""
     return any(
-        get_kv_cache_spec_sliding_window(group.kv_cache_spec) is not None for group in groups
+        member.has_checkpoints for group in groups for member in group.kv_cache_spec.members()
     )
 
 
@@ -274,23 +269,13 @@ def find_event_steps(config: KVCacheConfig) -> list[int]:
 def _describe_group(group: KVCacheGroupSpec, event_step: int) -> GroupInfo:
     spec = group.kv_cache_spec
     return GroupInfo(
-        kind=_name_group(group),
+        kind=spec.label,
         block_size=spec.block_size,
         num_layers=len(group.layer_names),
         page_size_bytes=spec.page_size_bytes,
         sliding_window=get_kv_cache_spec_sliding_window(spec),
         event_step=event_step,
     )
-
-
-def _name_group(group: KVCacheGroupSpec) -> str:
-    """Return what people call a group: "C4 entries", "sliding window", "C128 state"."""
-    spec = member_spec(group.kv_cache_spec)
-    if isinstance(spec, CompressorStateSpec):
-        return f"C{spec.state_ratio} state"
-    if isinstance(spec, MLAAttentionSpec) and spec.compress_ratio > 1:
-        return f"C{spec.compress_ratio} entries"
-    return get_kv_cache_spec_kind(spec).value.replace("_", " ")
 
 
 def _describe_retention(vllm_config: VllmConfig, config: KVCacheConfig) -> tuple[str, str | None]:

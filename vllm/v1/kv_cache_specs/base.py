@@ -1,13 +1,21 @@
-"""The bases of all specs."""
+"""The bases of all specs.
+
+A kind of cache is one class: everything that grouping, page layout, attention, the policy, reports
+and other engines ask of it is a method or an attribute here, with the answer of a kind about which
+nothing more is known (docs/how-to/cache-kind.md).
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
-from typing import TYPE_CHECKING, Self
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from vllm.exceptions import ConfigError
+from vllm.v1.kv_cache_specs.geometry import GroupGeometry
+from vllm.v1.kv_cache_specs.layouts import GroupLayout, PageLayout
 from vllm.v1.kv_cache_specs.records import find_record
 
 if TYPE_CHECKING:
@@ -23,15 +31,164 @@ class KVQuantMode(IntEnum):
     FP8_PER_TENSOR = 1
 
 
+class KVCacheSpecKind(StrEnum):
+    """The kind of a spec, as KV events name it."""
+
+    FULL_ATTENTION = "full_attention"
+    MLA_ATTENTION = "mla_attention"
+    SLIDING_WINDOW = "sliding_window"
+    SLIDING_WINDOW_MLA = "sliding_window_mla"
+    MAMBA = "mamba"
+    CHUNKED_LOCAL_ATTENTION = "chunked_local_attention"
+    SINK_FULL_ATTENTION = "sink_full_attention"
+    ENCODER_ONLY_ATTENTION = "encoder_only_attention"
+    CROSS_ATTENTION = "cross_attention"
+    UNKNOWN = "unknown"
+
+
+# Dense, window or state, tokens per row or of a window, block size, kind: groups are in this order.
+PackingKey = tuple[int, int, int, str]
+
+
 @dataclass(frozen=True)
 class KVCacheSpec:
     """Base of all specs.
 
     Attributes:
         block_size: Tokens that one block of this layer covers.
+        kind: As KV events name it.
+        keeps_every_token: Whether every token's row is kept as long as its request lives.
+        has_checkpoints: Whether a request resumes from a checkpoint of it instead: the last rows,
+            or a state.
+        is_zeroed: Whether its blocks are zeroed when they are taken: they are read before they are
+            first written.
+        is_composite: Whether it stands for layers with specs of their own (``members``).
+        needs_packed_pool: Whether a model with such a layer has all its caches in one packed pool,
+            because block and page sizes cannot be made equal.
     """
 
     block_size: int
+
+    kind: ClassVar[KVCacheSpecKind] = KVCacheSpecKind.UNKNOWN
+    keeps_every_token: ClassVar[bool] = False
+    has_checkpoints: ClassVar[bool] = False
+    is_zeroed: ClassVar[bool] = False
+    is_composite: ClassVar[bool] = False
+    needs_packed_pool: ClassVar[bool] = False
+
+    # ---- names -------------------------------------------------------------------------------
+
+    @property
+    def label(self) -> str:
+        """What people call a group of it: "full attention", "C4 entries"."""
+        return self.kind.value.replace("_", " ")
+
+    @property
+    def wire_name(self) -> str:
+        """What two engines compare before one reads the other's cache."""
+        return type(self).__name__
+
+    # ---- what a request needs ----------------------------------------------------------------
+
+    def geometry(self, group_id: int, unit: int) -> GroupGeometry:
+        """Describe a group of it for hits at one unit.
+
+        Args:
+            group_id: Index of the group.
+            unit: Tokens under one prefix hash.
+
+        Raises:
+            ConfigError: Its blocks do not fit the unit, or it cannot be cached at one unit.
+        """
+        del unit
+        raise ConfigError(
+            f"KV cache group {group_id} ({type(self).__name__}) cannot be cached at one unit."
+        )
+
+    @property
+    def window_tokens(self) -> int | None:
+        """The tokens a token attends to, itself included; None: all, or it is no attention."""
+        return None
+
+    @property
+    def rebuild_window(self) -> int | None:
+        """The window over which a row depends on rows of the layer below; None: it does not.
+
+        A row that can be made again from the dense rows puts off those of the next layer by it.
+        """
+        return None
+
+    @property
+    def serves_drafter(self) -> bool:
+        """Whether a drafter fills the rows."""
+        return False
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def page_layout(self) -> PageLayout:
+        """Return how a worker sees the layer's page.
+
+        Raises:
+            ConfigError: It is no page that a worker lays out.
+        """
+        raise ConfigError(f"a {type(self).__name__} has no page that this worker can lay out")
+
+    def attention_layout(self) -> GroupLayout:
+        """Return how attention reads a group of it.
+
+        Raises:
+            ConfigError: No attention here reads it.
+        """
+        raise ConfigError(f"cache spec {type(self).__name__} has no attention here")
+
+    @property
+    def row_dtype(self) -> torch.dtype | None:
+        """The type of cached rows; None: there are none, or sums that have their own."""
+        return None
+
+    # ---- grouping ----------------------------------------------------------------------------
+
+    def packing_key(self) -> PackingKey:
+        """Return what caches of one group in a packed pool have in common.
+
+        Raises:
+            ConfigError: It cannot share a packed pool.
+        """
+        raise ConfigError(f"a {type(self).__name__} cannot share a packed pool with other caches")
+
+    def uniform_key(self) -> tuple[Any, ...]:
+        """Return what layers of unequal width must have in common to share a block table."""
+        return ()
+
+    def with_larger_page(self, factor: int) -> KVCacheSpec:
+        """Return a spec whose page is ``factor`` times as large, for more tokens if it can."""
+        return self.copy_with_new_block_size(self.block_size * factor)
+
+    def as_full_attention(self) -> KVCacheSpec:
+        """Return a spec that keeps every token, for use without the hybrid manager."""
+        return self
+
+    def max_admission_blocks_per_request(
+        self, max_num_batched_tokens: int, max_model_len: int
+    ) -> int | None:
+        """Return the most blocks a request holds at once; None: as many as its tokens have."""
+        del max_num_batched_tokens, max_model_len
+        return None
+
+    def members(self) -> tuple[KVCacheSpec, ...]:
+        """Return the specs of the layers it stands for: itself, unless it is composite."""
+        return (self,)
+
+    def layers(self, names: Iterable[str]) -> dict[str, KVCacheSpec]:
+        """Return each layer's own spec in a group whose spec this is."""
+        return dict.fromkeys(names, self)
+
+    def narrowed(self, names: Sequence[str]) -> KVCacheSpec:
+        """Return the spec of the part of a group that has these layers."""
+        del names
+        return self
+
+    # ---- the interface -----------------------------------------------------------------------
 
     @property
     def page_size_bytes(self) -> int:
@@ -71,8 +228,10 @@ class KVCacheSpec:
         """
         record = find_record(type(self))
         assert record is not None, f"Unsupported KV cache spec type {type(self).__name__}."
-        base = record.uniform_type_base_spec
-        return all(isinstance(spec, base) for spec in kv_cache_specs.values())
+        base, key = record.uniform_type_base_spec, self.uniform_key()
+        return all(
+            isinstance(spec, base) and spec.uniform_key() == key for spec in kv_cache_specs.values()
+        )
 
 
 def padded_page_bytes(real: int, page_size_padded: int | None) -> int:
@@ -112,6 +271,26 @@ class AttentionSpec(KVCacheSpec):
     def page_size_bytes(self) -> int:
         """Bytes of one block: the padded size if one is given."""
         return padded_page_bytes(self.real_page_size_bytes, self.page_size_padded)
+
+    @property
+    def row_dtype(self) -> torch.dtype | None:
+        """The type of cached rows."""
+        return self.dtype
+
+    def page_layout(self) -> PageLayout:
+        """Return ``storage_block_size`` rows, as wide as fills the page with them."""
+        rows = self.storage_block_size
+        width = self.real_page_size_bytes // (rows * self.dtype.itemsize)
+        return PageLayout(rows, width, self.dtype)
+
+    def with_larger_page(self, factor: int) -> KVCacheSpec:
+        """Return it with a larger block, padded where a page is not proportional to its block."""
+        larger = self.copy_with_new_block_size(self.block_size * factor)
+        if larger.page_size_padded is not None:
+            return replace(larger, page_size_padded=larger.page_size_padded * factor)
+        if larger.page_size_bytes != self.page_size_bytes * factor:
+            return replace(larger, page_size_padded=self.page_size_bytes * factor)
+        return larger
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from vllm.utils.math_utils import cdiv
-from vllm.v1.kv_cache_specs.base import AttentionSpec
+from vllm.v1.kv_cache_specs.base import AttentionSpec, KVCacheSpecKind
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class CrossAttentionSpec(AttentionSpec):
     """Attention of a decoder over the encoder's tokens."""
+
+    kind: ClassVar[KVCacheSpecKind] = KVCacheSpecKind.CROSS_ATTENTION
 
     def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
         """Return the bytes of the longest encoder input."""
@@ -25,6 +27,8 @@ class CrossAttentionSpec(AttentionSpec):
 @dataclass(frozen=True, kw_only=True)
 class EncoderOnlyAttentionSpec(AttentionSpec):
     """Attention inside an encoder: nothing outlives the step."""
+
+    kind: ClassVar[KVCacheSpecKind] = KVCacheSpecKind.ENCODER_ONLY_ATTENTION
 
     def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
         """Return 0."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
+from vllm.exceptions import ConfigError
 from vllm.utils.math_utils import cdiv
-from vllm.v1.kv_cache_specs.base import KeyValueSpec, KVCacheSpec
+from vllm.v1.kv_cache_specs.base import KeyValueSpec, KVCacheSpec, KVCacheSpecKind, PackingKey
+from vllm.v1.kv_cache_specs.geometry import GroupGeometry, check_block_size
 from vllm.v1.kv_cache_specs.latent import LatentRowsSpec
+from vllm.v1.kv_cache_specs.layouts import GroupLayout
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -44,8 +47,30 @@ class FullAttentionSpec(KeyValueSpec):
         attention_chunk_size: Likewise for chunked local attention.
     """
 
+    kind: ClassVar[KVCacheSpecKind] = KVCacheSpecKind.FULL_ATTENTION
+    keeps_every_token: ClassVar[bool] = True
+
     sliding_window: int | None = None
     attention_chunk_size: int | None = None
+
+    def geometry(self, group_id: int, unit: int) -> GroupGeometry:
+        """Describe a group that keeps every row."""
+        check_block_size(group_id, self.block_size, unit, is_window=False)
+        return GroupGeometry(group_id, False, self.block_size)
+
+    def attention_layout(self) -> GroupLayout:
+        """Return keys and values of every token."""
+        if self.sliding_window is not None:
+            # Such a group mixes layers with and without the window.
+            raise ConfigError(
+                "window layers are stored as full attention, which has no attention here: leave "
+                "the hybrid KV cache manager on"
+            )
+        return GroupLayout("keys", self.block_size, self.block_size)
+
+    def packing_key(self) -> PackingKey:
+        """Return its place among the dense groups."""
+        return (0, 1, self.block_size, self.kind)
 
     def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
         """Return the bytes of the longest request; context parallel ranks share its tokens."""
@@ -99,6 +124,27 @@ class TQFullAttentionSpec(FullAttentionSpec):
 class MLAAttentionSpec(LatentRowsSpec, FullAttentionSpec):
     """Attention over latent rows of every token."""
 
+    kind: ClassVar[KVCacheSpecKind] = KVCacheSpecKind.MLA_ATTENTION
+
+    @property
+    def label(self) -> str:
+        """What people call a group of it: "C4 entries" where a row stands for four tokens."""
+        return f"C{self.compress_ratio} entries" if self.compress_ratio > 1 else super().label
+
+    def geometry(self, group_id: int, unit: int) -> GroupGeometry:
+        """Describe a group with a row per ``compress_ratio`` tokens."""
+        check_block_size(group_id, self.block_size, unit, is_window=False)
+        return GroupGeometry(group_id, False, self.block_size, ratio=self.compress_ratio)
+
+    def attention_layout(self) -> GroupLayout:
+        """Return compressed entries."""
+        rows = self.storage_block_size
+        return GroupLayout("dense", self.block_size, rows, ratio=self.compress_ratio)
+
+    def packing_key(self) -> PackingKey:
+        """Return its place among the dense groups."""
+        return (0, self.compress_ratio, self.block_size, self.kind)
+
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenStateCacheSpec(MLAAttentionSpec):
@@ -113,4 +159,18 @@ class SinkFullAttentionSpec(FullAttentionSpec):
         sink_len: Sink tokens stored once for all requests.
     """
 
+    kind: ClassVar[KVCacheSpecKind] = KVCacheSpecKind.SINK_FULL_ATTENTION
+
     sink_len: int | None = None
+
+    def geometry(self, group_id: int, unit: int) -> GroupGeometry:
+        """Refuse: sink tokens stand in blocks of their own, which no prefix hash covers."""
+        return KVCacheSpec.geometry(self, group_id, unit)
+
+    def attention_layout(self) -> GroupLayout:
+        """Refuse: no attention here reads sinks from blocks."""
+        return KVCacheSpec.attention_layout(self)
+
+    def packing_key(self) -> PackingKey:
+        """Refuse, as ``geometry`` does."""
+        return KVCacheSpec.packing_key(self)

@@ -35,6 +35,11 @@ class LatentRowsSpec(AttentionSpec):
     is_indexer: bool = field(default=False, compare=False)
 
     @property
+    def serves_drafter(self) -> bool:
+        """Whether a drafter fills the rows."""
+        return self.is_drafter
+
+    @property
     def storage_block_size(self) -> int:
         """Rows that one block stores."""
         return self.block_size // self.compress_ratio

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.utils.math_utils import cdiv
-from vllm.v1.kv_cache_specs.base import KVCacheSpec, padded_page_bytes
+from vllm.v1.kv_cache_specs.base import KVCacheSpec, KVCacheSpecKind, padded_page_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,9 @@ class MambaSpec(KVCacheSpec):
         mamba_cache_mode: "none", "align" or "all".
         num_speculative_blocks: Extra states for draft tokens.
     """
+
+    kind: ClassVar[KVCacheSpecKind] = KVCacheSpecKind.MAMBA
+    is_zeroed: ClassVar[bool] = True
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
@@ -55,10 +58,10 @@ class MambaSpec(KVCacheSpec):
             num_states = 2 if mode == "align" else 1
         return (num_states + self.num_speculative_blocks) * self.page_size_bytes
 
-    def is_uniform_with_collection(self, kv_cache_specs: dict[str, KVCacheSpec]) -> bool:
-        """Whether all are states with as many speculative blocks."""
-        return super().is_uniform_with_collection(kv_cache_specs) and all(
-            isinstance(spec, MambaSpec)
-            and spec.num_speculative_blocks == self.num_speculative_blocks
-            for spec in kv_cache_specs.values()
-        )
+    def with_larger_page(self, factor: int) -> KVCacheSpec:
+        """Return it padded: a state does not grow with the block."""
+        return replace(self, page_size_padded=self.page_size_bytes * factor)
+
+    def uniform_key(self) -> tuple[Any, ...]:
+        """Return the number of speculative blocks."""
+        return ("state", self.num_speculative_blocks)

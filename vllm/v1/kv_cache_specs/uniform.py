@@ -1,13 +1,14 @@
-"""Layers of one kind and unequal width in one group, and the way back to their own specs."""
+"""Layers of one kind and unequal width in one group."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_cache_specs.base import KVCacheSpec
+from vllm.v1.kv_cache_specs.geometry import GroupGeometry
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -21,10 +22,44 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
         kv_cache_specs: Spec by layer name.
     """
 
+    is_composite: ClassVar[bool] = True
+
     kv_cache_specs: dict[str, KVCacheSpec]
 
     def __hash__(self) -> int:
         return hash((self.block_size, tuple(sorted(self.kv_cache_specs))))
+
+    def members(self) -> tuple[KVCacheSpec, ...]:
+        """Return the specs of the layers."""
+        return tuple(self.kv_cache_specs.values())
+
+    def layers(self, names: Iterable[str]) -> dict[str, KVCacheSpec]:
+        """Return each layer's own spec."""
+        return {name: self.kv_cache_specs[name] for name in names}
+
+    def narrowed(self, names: Sequence[str]) -> KVCacheSpec:
+        """Return the spec of some of the layers; a worker without any still knows the blocks."""
+        return type(self)(self.block_size, self.layers(names)) if names else self
+
+    @property
+    def label(self) -> str:
+        """What people call the group: the members are of one kind."""
+        return member_spec(self).label
+
+    @property
+    def wire_name(self) -> str:
+        """A member's: one group may come as one of them."""
+        return member_spec(self).wire_name
+
+    def geometry(self, group_id: int, unit: int) -> GroupGeometry:
+        """Describe the group: the members differ in width alone."""
+        return member_spec(self).geometry(group_id, unit)
+
+    @property
+    def window_tokens(self) -> int | None:
+        """The common window; None where members have none, or different ones."""
+        windows = {spec.window_tokens for spec in self.members()}
+        return windows.pop() if len(windows) == 1 else None
 
     @property
     def page_size_bytes(self) -> int:
@@ -56,20 +91,6 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
         return cls(block_size=block_size, kv_cache_specs=kv_cache_specs)
 
 
-def member_specs(spec: KVCacheSpec) -> tuple[KVCacheSpec, ...]:
-    """Return the specs of a group's layers, each once: those of a uniform spec, else the spec."""
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        return tuple(spec.kv_cache_specs.values())
-    return (spec,)
-
-
 def member_spec(spec: KVCacheSpec) -> KVCacheSpec:
     """Return the spec that stands for a group: of unequal page sizes, any member's."""
-    return member_specs(spec)[0]
-
-
-def layer_specs(spec: KVCacheSpec, layer_names: Iterable[str]) -> dict[str, KVCacheSpec]:
-    """Return each layer's own spec in a group whose spec is ``spec``."""
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        return {name: spec.kv_cache_specs[name] for name in layer_names}
-    return dict.fromkeys(layer_names, spec)
+    return spec.members()[0]

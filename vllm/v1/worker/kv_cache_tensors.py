@@ -15,7 +15,6 @@ import torch
 from vllm.exceptions import ConfigError
 from vllm.platforms.interface import Platform
 from vllm.v1.kv_cache_interface import (
-    AttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
     KVCacheTensor,
@@ -120,28 +119,27 @@ def view_layer(pool: torch.Tensor, name: str, spec: KVCacheSpec, offset_bytes: i
     Args:
         pool: uint8 ``[num_blocks, stride]``.
         name: The layer, for messages.
-        spec: Its spec; rows are ``storage_block_size``, width what fills the page with them.
+        spec: Its spec, which says how the page is laid out.
         offset_bytes: Where the layer's page begins in a pool row.
 
     Raises:
-        ConfigError: The page leaves the row, is misaligned, or is no attention page.
+        ConfigError: The page leaves the row, is misaligned, or cannot be laid out.
     """
-    if not isinstance(spec, AttentionSpec):
-        raise ConfigError(
-            f"layer {name} has a {type(spec).__name__}; this worker lays out attention pages only"
-        )
+    try:
+        page = spec.page_layout()
+    except ConfigError as error:
+        raise ConfigError(f"layer {name}: {error}") from error
     num_blocks, stride = pool.shape
-    rows, itemsize = spec.storage_block_size, spec.dtype.itemsize
-    width = spec.real_page_size_bytes // (rows * itemsize)
+    rows, width, itemsize = page.rows, page.width, page.dtype.itemsize
     end = offset_bytes + rows * width * itemsize
     if end > stride:
         raise ConfigError(f"layer {name}'s page ends at byte {end} of a row of {stride} bytes")
     if offset_bytes % itemsize or stride % itemsize:
         raise ConfigError(
             f"layer {name}'s page at byte {offset_bytes} of rows of {stride} bytes is not aligned "
-            f"to its {spec.dtype} elements of {itemsize} bytes"
+            f"to its {page.dtype} elements of {itemsize} bytes"
         )
-    elements = pool.view(-1).view(spec.dtype)
+    elements = pool.view(-1).view(page.dtype)
     return elements.as_strided(
         (num_blocks, rows, width),
         (stride // itemsize, width, 1),

@@ -11,7 +11,13 @@ from vllm.v1.core.layout.packing import (
     group_hybrid_mla_specs,
     packed_block_stride,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs, member_spec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MLAAttentionSpec,
+    UniformTypeKVCacheSpecs,
+    member_spec,
+)
 
 
 @pytest.mark.parametrize("block_size", [32, 64, 128])
@@ -66,9 +72,21 @@ def test_override_wins_over_memory() -> None:
 
 def test_a_foreign_spec_is_refused_by_name() -> None:
     specs = v4_specs(32, SMALL)
-    specs["odd"] = FullAttentionSpec(16, num_kv_heads=1, head_size=8, dtype=BF16)
-    with pytest.raises(ConfigError, match="Layer odd"):
+    specs["odd"] = ChunkedLocalAttentionSpec(
+        16, num_kv_heads=1, head_size=8, dtype=BF16, attention_chunk_size=64
+    )
+    with pytest.raises(ConfigError, match="Layer odd: a ChunkedLocalAttentionSpec cannot share"):
         group_hybrid_mla_specs(specs)
+
+
+def test_kinds_of_one_shape_do_not_share_a_group() -> None:
+    specs = v4_specs(32, SMALL)
+    specs["keys"] = FullAttentionSpec(128, num_kv_heads=1, head_size=8, dtype=BF16)
+    specs["latents"] = MLAAttentionSpec(128, num_kv_heads=1, head_size=8, dtype=BF16)
+    groups = group_hybrid_mla_specs(specs)
+    alone = {tuple(group.layer_names) for group in groups if len(group.layer_names) == 1}
+    assert alone == {("keys",), ("latents",)}
+    assert len(groups) == 8
 
 
 def test_geometry_of_the_groups() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.v1.core.v4_geometry import BF16, FP32, v4_config
 from vllm.exceptions import ConfigError
-from vllm.v1.core.geometry import CacheGeometry, GroupGeometry, group_geometry
+from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.retention.policy import (
     needed_window_blocks,
     num_dropped_blocks,
@@ -169,23 +169,23 @@ def test_admission_grows_with_the_tokens_not_faster() -> None:
 def test_blocks_that_do_not_fit_the_unit_are_refused() -> None:
     odd = SlidingWindowMLASpec(48, num_kv_heads=1, head_size=8, dtype=BF16, sliding_window=128)
     with pytest.raises(ConfigError, match="48 tokens"):
-        group_geometry(0, odd, 32)
+        odd.geometry(0, 32)
     wide = SlidingWindowMLASpec(64, num_kv_heads=1, head_size=8, dtype=BF16, sliding_window=128)
     with pytest.raises(ConfigError, match="do not divide"):
-        group_geometry(0, wide, 32)
+        wide.geometry(0, 32)
     chunked = ChunkedLocalAttentionSpec(
         32, num_kv_heads=1, head_size=8, dtype=BF16, attention_chunk_size=64
     )
     with pytest.raises(ConfigError, match="ChunkedLocalAttentionSpec"):
-        group_geometry(0, chunked, 32)
+        chunked.geometry(0, 32)
     sinks = SinkFullAttentionSpec(32, num_kv_heads=1, head_size=8, dtype=BF16, sink_len=4)
     with pytest.raises(ConfigError, match="SinkFullAttentionSpec"):
-        group_geometry(0, sinks, 32)
+        sinks.geometry(0, 32)
 
 
 def test_full_attention_is_dense() -> None:
     full = FullAttentionSpec(32, num_kv_heads=1, head_size=8, dtype=BF16)
-    group = group_geometry(0, full, 32)
+    group = full.geometry(0, 32)
     assert (group.is_window, group.ratio, group.first_needed(1000)) == (False, 1, 0)
 
 
@@ -199,5 +199,5 @@ def test_other_rates_have_other_lean_boundaries() -> None:
         state_ratio=16,
         state_overlap=False,
     )
-    group = group_geometry(0, state, 32)
+    group = state.geometry(0, 32)
     assert (group.first_needed(40), group.first_needed(48)) == (32, 48)

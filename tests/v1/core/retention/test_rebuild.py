@@ -4,8 +4,8 @@ import pytest
 
 from tests.v1.core.v4_geometry import FLASH, v4_config
 from tests.v1.core.window_geometry import GPT_OSS_LIKE, window_config
-from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.retention.rebuild import Rebuild, find_rebuild, num_rebuild_tokens
+from vllm.v1.core.geometry import CacheGeometry, num_rebuild_tokens
+from vllm.v1.core.retention.rebuild import Rebuild, find_rebuild
 
 
 def first_exact(windows: list[int], start: int) -> int:

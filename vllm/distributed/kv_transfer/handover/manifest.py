@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.handover.fingerprint import fingerprint_weights
 from vllm.distributed.kv_transfer.handover.messages import Hello
-from vllm.v1.kv_cache_interface import CompressorStateSpec, member_spec
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -62,12 +61,9 @@ def make_manifest(
 
 
 def _describe(group: KVCacheGroupSpec) -> str:
-    spec = member_spec(group.kv_cache_spec)
-    kind = type(spec).__name__
-    if isinstance(spec, CompressorStateSpec):
-        kind += f"({spec.state_ratio})"
+    spec = group.kv_cache_spec
     role = ", drafter's" if group.is_eagle_group else ""
-    return f"{kind} x {len(group.layer_names)} of {spec.block_size}{role}"
+    return f"{spec.wire_name} x {len(group.layer_names)} of {spec.block_size}{role}"
 
 
 def _pages(group: KVCacheGroupSpec) -> list[list[Any]]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.geometry import GroupGeometry, group_geometry
+from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
@@ -41,7 +41,7 @@ def read_groups(config: KVCacheConfig) -> tuple[GroupGeometry, ...]:
         ConfigError: A group is of a kind that cannot be handed over.
     """
     return tuple(
-        group_geometry(i, group.kv_cache_spec, config.hit_unit or group.kv_cache_spec.block_size)
+        group.kv_cache_spec.geometry(i, config.hit_unit or group.kv_cache_spec.block_size)
         for i, group in enumerate(config.kv_cache_groups)
     )
 

@@ -26,8 +26,6 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
-    UniformTypeKVCacheSpecs,
-    layer_specs,
     member_spec,
 )
 from vllm.v1.kv_cache_specs.records import check_registered
@@ -58,10 +56,7 @@ def _project_kv_cache_groups_to_worker(
     projected = []
     for group in global_kv_cache_groups:
         names = [name for name in group.layer_names if name in worker_spec]
-        spec = group.kv_cache_spec
-        # A worker without a layer of the group still needs a spec to speak of its block size.
-        if names and isinstance(spec, UniformTypeKVCacheSpecs):
-            spec = UniformTypeKVCacheSpecs(spec.block_size, layer_specs(spec, names))
+        spec = group.kv_cache_spec.narrowed(names)
         projected.append(KVCacheGroupSpec(names, spec, bool(names) and group.is_eagle_group))
     return projected
 

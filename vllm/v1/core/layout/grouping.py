@@ -8,8 +8,7 @@ equal size waste nothing; the rules below trade a little padding for few groups.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
@@ -17,17 +16,9 @@ from vllm.logger import init_logger
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.layout.packing import group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import (
-    AttentionSpec,
-    ChunkedLocalAttentionSpec,
-    FullAttentionSpec,
     KVCacheGroupSpec,
     KVCacheSpec,
-    MambaSpec,
-    MLAAttentionSpec,
-    SlidingWindowMLASpec,
-    SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
-    member_specs,
 )
 
 if TYPE_CHECKING:
@@ -49,21 +40,6 @@ def is_kv_cache_spec_uniform(kv_cache_spec: dict[str, KVCacheSpec]) -> bool:
     except AssertionError:
         return False
     return True
-
-
-def _as_full_attention(spec: KVCacheSpec) -> KVCacheSpec:
-    """Return a window or chunk layer as one that keeps every token; others as they are."""
-    if isinstance(spec, SlidingWindowMLASpec):
-        return _with_fields_of(spec, MLAAttentionSpec)
-    if isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec):
-        return _with_fields_of(spec, FullAttentionSpec)
-    return spec
-
-
-def _with_fields_of(spec: KVCacheSpec, spec_class: type[FullAttentionSpec]) -> FullAttentionSpec:
-    """Build a spec of another class from the fields that both have."""
-    names = {field.name for field in fields(spec)} & {field.name for field in fields(spec_class)}
-    return spec_class(**{name: getattr(spec, name) for name in names})
 
 
 def _is_one_type(kv_cache_spec: dict[str, KVCacheSpec]) -> bool:
@@ -91,9 +67,9 @@ def unify_hybrid_kv_cache_specs(kv_cache_spec: dict[str, KVCacheSpec]) -> None:
     logger.warning(
         "The hybrid KV cache manager is off: sliding-window and chunked layers keep every token."
     )
-    if any(isinstance(spec, FullAttentionSpec) for spec in kv_cache_spec.values()):
+    if any(spec.keeps_every_token for spec in kv_cache_spec.values()):
         for name, spec in kv_cache_spec.items():
-            kv_cache_spec[name] = _as_full_attention(spec)
+            kv_cache_spec[name] = spec.as_full_attention()
     if not _is_one_type(kv_cache_spec):
         kinds = sorted({type(spec).__name__ for spec in kv_cache_spec.values()})
         raise ConfigError(
@@ -118,22 +94,8 @@ def unify_page_sizes(kv_cache_spec: dict[str, KVCacheSpec]) -> dict[str, KVCache
                 f"The KV cache page of layer {name} has {spec.page_size_bytes} bytes, which do "
                 f"not divide the largest page's {largest}: no block size makes them equal."
             )
-        unified[name] = spec if factor == 1 else _enlarge_page(spec, factor)
+        unified[name] = spec if factor == 1 else spec.with_larger_page(factor)
     return unified
-
-
-def _enlarge_page(spec: KVCacheSpec, factor: int) -> KVCacheSpec:
-    if isinstance(spec, MambaSpec):
-        # A state does not grow with the block: only its page is padded.
-        return replace(spec, page_size_padded=spec.page_size_bytes * factor)
-    larger = spec.copy_with_new_block_size(spec.block_size * factor)
-    if isinstance(larger, AttentionSpec):
-        if larger.page_size_padded is not None:
-            return replace(larger, page_size_padded=larger.page_size_padded * factor)
-        # An aligned page is not proportional to its block.
-        if larger.page_size_bytes != spec.page_size_bytes * factor:
-            return replace(larger, page_size_padded=spec.page_size_bytes * factor)
-    return larger
 
 
 def _split_into_groups(kv_cache_spec: dict[str, KVCacheSpec]) -> list[list[str]]:
@@ -177,9 +139,9 @@ def _merged_groups(
     return result
 
 
-def holds_window_mla(spec: KVCacheSpec) -> bool:
-    """Whether a spec (or a member of a uniform one) is a sliding window over latent rows."""
-    return any(isinstance(member, SlidingWindowMLASpec) for member in member_specs(spec))
+def needs_packed_pool(specs: Iterable[KVCacheSpec]) -> bool:
+    """Whether any of these, or of their members, makes a model's caches share a packed pool."""
+    return any(member.needs_packed_pool for spec in specs for member in spec.members())
 
 
 def get_kv_cache_groups(
@@ -201,7 +163,7 @@ def get_kv_cache_groups(
         unify_hybrid_kv_cache_specs(kv_cache_spec)
     if not kv_cache_spec:
         return []
-    if any(holds_window_mla(spec) for spec in kv_cache_spec.values()):
+    if needs_packed_pool(kv_cache_spec.values()):
         return group_hybrid_mla_specs(kv_cache_spec)
     if is_kv_cache_spec_uniform(kv_cache_spec):
         return _merged_groups(kv_cache_spec, [list(kv_cache_spec)])

@@ -1,6 +1,7 @@
 """From a hybrid model's caches to KV cache groups and bytes in one packed pool.
 
-Layers whose cache moves together form a group: same kind, block size and window. One block pool
+Layers whose cache moves together form a group: same kind, block size and window
+(``KVCacheSpec.packing_key``). One block pool
 serves all groups, so a block id names one row of a byte tensor ``[num_blocks, block_stride]``, and
 each group lays its layers' pages out in that row as it likes:
 
@@ -20,31 +21,15 @@ from collections.abc import Mapping, Sequence
 from vllm.exceptions import ConfigError
 from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_cache_interface import (
-    CompressorStateSpec,
     KVCacheGroupSpec,
     KVCacheSpec,
     KVCacheTensor,
-    MLAAttentionSpec,
-    SlidingWindowMLASpec,
     UniformTypeKVCacheSpecs,
 )
+from vllm.v1.kv_cache_specs.base import PackingKey
 
 # Views of a page as wide elements must start aligned; a cache line also keeps rows apart.
 PAGE_ALIGNMENT_BYTES = 64
-
-
-def _bucket_key(name: str, spec: KVCacheSpec) -> tuple[int, ...]:
-    """Return what caches of one group have in common, ordered dense, window, state."""
-    if isinstance(spec, CompressorStateSpec):
-        return (2, spec.state_ratio, spec.block_size, spec.state_overlap)
-    if isinstance(spec, SlidingWindowMLASpec):
-        return (1, spec.sliding_window, spec.block_size)
-    if isinstance(spec, MLAAttentionSpec):
-        return (0, spec.compress_ratio, spec.block_size)
-    raise ConfigError(
-        f"Layer {name} has a {type(spec).__name__}, which cannot share a packed pool with "
-        "sliding-window MLA caches."
-    )
 
 
 def _padded(num_bytes: int) -> int:
@@ -76,9 +61,12 @@ def group_hybrid_mla_specs(specs: Mapping[str, KVCacheSpec]) -> list[KVCacheGrou
     Raises:
         ConfigError: A spec is of no kind that can share the pool.
     """
-    buckets: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    buckets: dict[PackingKey, list[str]] = defaultdict(list)
     for name, spec in specs.items():
-        buckets[_bucket_key(name, spec)].append(name)
+        try:
+            buckets[spec.packing_key()].append(name)
+        except ConfigError as error:
+            raise ConfigError(f"Layer {name}: {error}.") from error
     dense_widths = [_width_bytes(specs, names) for key, names in buckets.items() if key[0] == 0]
     widest = max(dense_widths, default=0)
     groups = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from vllm.exceptions import ConfigError
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.layout.grouping import holds_window_mla
+from vllm.v1.core.layout.grouping import needs_packed_pool
 from vllm.v1.core.layout.packing import build_packed_tensors, packed_block_stride
 from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.kv_cache_interface import (
@@ -21,7 +21,6 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
     KVCacheTensor,
-    UniformTypeKVCacheSpecs,
 )
 
 if TYPE_CHECKING:
@@ -32,14 +31,12 @@ if TYPE_CHECKING:
 
 
 def _is_packed(groups: Sequence[KVCacheGroupSpec]) -> bool:
-    return any(holds_window_mla(group.kv_cache_spec) for group in groups)
+    return needs_packed_pool(group.kv_cache_spec for group in groups)
 
 
-def _uniform_spec(groups: Sequence[KVCacheGroupSpec]) -> UniformTypeKVCacheSpecs | None:
-    """Return the spec of a lone group of layers with unequal pages."""
-    if len(groups) == 1 and isinstance(groups[0].kv_cache_spec, UniformTypeKVCacheSpecs):
-        return groups[0].kv_cache_spec
-    return None
+def _has_unequal_pages(groups: Sequence[KVCacheGroupSpec]) -> bool:
+    """Whether this is a lone group of layers with unequal pages."""
+    return len(groups) == 1 and groups[0].kv_cache_spec.is_composite
 
 
 def _page_size_bytes(groups: Sequence[KVCacheGroupSpec]) -> int:
@@ -59,9 +56,8 @@ def bytes_per_block(groups: Sequence[KVCacheGroupSpec]) -> int:
         return 0
     if _is_packed(groups):
         return packed_block_stride(groups)
-    uniform = _uniform_spec(groups)
-    if uniform is not None:
-        return uniform.page_size_bytes
+    if _has_unequal_pages(groups):
+        return groups[0].kv_cache_spec.page_size_bytes
     return _num_tensors(groups) * _page_size_bytes(groups)
 
 
@@ -75,11 +71,10 @@ def build_tensors(
     if _is_packed(groups):
         return build_packed_tensors(groups, available_memory, None)
     num_blocks = max(available_memory, 0) // block_bytes
-    uniform = _uniform_spec(groups)
-    if uniform is not None:
+    if _has_unequal_pages(groups):
         return num_blocks, [
-            KVCacheTensor(uniform.kv_cache_specs[name].page_size_bytes * num_blocks, [name])
-            for name in groups[0].layer_names
+            KVCacheTensor(spec.page_size_bytes * num_blocks, [name])
+            for name, spec in groups[0].layer_specs().items()
         ]
     # Tensor j serves the j-th layer of every group: a block id belongs to one group at a time.
     size = _page_size_bytes(groups) * num_blocks

@@ -15,7 +15,6 @@ With every layer's window rows exact where b needs them, a request goes on at b 
 been lost. No dense row below b is written.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -26,23 +25,6 @@ class Rebuild(NamedTuple):
     end: int
 
 
-def num_rebuild_tokens(windows: Sequence[int], tail: int) -> int | None:
-    """Return how many tokens before a boundary to compute for exact window rows there.
-
-    Args:
-        windows: The window of every layer that has one, a drafter's included, in tokens.
-        tail: Most tokens before a boundary of which some window group needs the rows.
-
-    Returns:
-        ``W + (L - 1) * (W - 1)`` for L layers of one window W, where no state reaches further back
-        than a window; None: there are no windows.
-    """
-    if not windows:
-        return None
-    spread = sum(window - 1 for window in windows)
-    return spread + max(0, tail - (min(windows) - 1)) + 1
-
-
 def find_rebuild(span: int | None, unit: int, resumable: int, boundary: int) -> Rebuild | None:
     """Return what to compute again to resume with the dense rows below a boundary, if it pays.
 
@@ -50,7 +32,7 @@ def find_rebuild(span: int | None, unit: int, resumable: int, boundary: int) -> 
     multiple of the unit, as everything else does.
 
     Args:
-        span: ``num_rebuild_tokens`` of the model.
+        span: ``CacheGeometry.rebuild_tokens`` of the model.
         unit: Tokens under one prefix hash.
         resumable: The deepest checkpoint; 0: none.
         boundary: Up to where all dense rows are there, in tokens.

@@ -3,7 +3,6 @@
 from functools import lru_cache
 
 from vllm.exceptions import ConfigError
-from vllm.utils.math_utils import cdiv
 from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.retention.policy import (
     needed_window_blocks,
@@ -58,7 +57,7 @@ def max_request_blocks(geometry: CacheGeometry, num_tokens: int, lookahead: int 
     dense = sum(group.num_dense_blocks(end) for group in geometry.dense)
     windows = sum(
         # A short request has fewer rows than a window can hold.
-        min(max_window_blocks(geometry, group, lookahead), cdiv(end + 1, group.block_size))
+        min(max_window_blocks(geometry, group, lookahead), len(group.block_range(0, end + 1)))
         for group in geometry.windows
     )
     drafter_copies = sum(group.has_drafter_rows for group in geometry.windows)

@@ -26,7 +26,6 @@ from vllm.v1.core.single_type_kv_cache_manager import (
 )
 from vllm.v1.core.whole_block.lookup import HybridLookup
 from vllm.v1.core.whole_block.records import whole_block_prefill_stats
-from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 if TYPE_CHECKING:
     from vllm.v1.messages import PrefillStats
@@ -204,7 +203,7 @@ class KVCacheCoordinator(GroupManagers, Coordinator):
         groups = self.kv_cache_config.kv_cache_groups
         retention_interval = resolve_retention_interval(
             envs.retention_or_default(self.kv_cache_config.prefix_cache_retention_interval),
-            has_window_groups=any(isinstance(g.kv_cache_spec, SlidingWindowSpec) for g in groups),
+            has_window_groups=any(g.kv_cache_spec.window_tokens is not None for g in groups),
             scheduler_block_size=settings.scheduler_block_size,
         )
         self.eagle_group_ids = {i for i, group in enumerate(groups) if group.is_eagle_group}

@@ -91,8 +91,7 @@ def get_manager_for_kv_cache_spec(
             f"Unsupported KV cache spec type {type(kv_cache_spec).__name__}: register it with "
             "register_kv_cache_spec."
         )
-    if isinstance(kv_cache_spec, SlidingWindowSpec | ChunkedLocalAttentionSpec):
-        kwargs["max_admission_blocks_per_request"] = kv_cache_spec.max_admission_blocks_per_request(
-            max_num_batched_tokens, max_model_len
-        )
+    bound = kv_cache_spec.max_admission_blocks_per_request(max_num_batched_tokens, max_model_len)
+    if bound is not None:
+        kwargs["max_admission_blocks_per_request"] = bound
     return manager_class(kv_cache_spec, **kwargs)
