@@ -158,7 +158,7 @@ def test_a_pool_far_too_small_hits_on_the_disk(tmp_path):
 
 
 def test_a_disk_far_too_small_evicts_and_never_lies(tmp_path):
-    prompts = prompts_of(4, (260, 390, 520, 650, 700))
+    prompts = prompts_of(4, (260, 390, 520, 650, 700, 810, 150, 420))
     reference = start(None)
     expected = answer(reference, prompts)
     stop(reference)

@@ -1,5 +1,6 @@
 """The root folder: whose it is, who holds it, what is left untouched, and how large it gets."""
 
+import argparse
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from vllm.entrypoints.cli.main import main
 from vllm.exceptions import ConfigError
 from vllm.v1.kv_offload.cells import ObjectKind
 from vllm.v1.kv_offload.file_calls import DiskFiles
@@ -26,6 +28,7 @@ from vllm.v1.kv_offload.folder import (
     read_marker,
     rows_path,
 )
+from vllm.v1.kv_offload.inspect import run_clear
 from vllm.v1.kv_offload.records import ObjectKey, ObjectSpec
 from vllm.v1.kv_offload.rows_file import CorruptObjectError, RowsFile
 from vllm.v1.kv_offload.store import ObjectStore
@@ -306,3 +309,25 @@ def test_a_writer_that_is_killed(tmp_path):
             assert all(g <= min(said & there) for g in gone)
             assert engine.count_right() == len(there)
             assert engine.store.counts.damaged_cells == 0
+
+
+def test_looking_at_a_folder_from_outside(tmp_path, capsys):
+    root = tmp_path / "cache"
+    with opened(root) as engine:
+        for number in range(4):
+            engine.write(number)
+        assert main(["cache", "ls", str(root)]) == 0
+        assert "4 row groups" in capsys.readouterr().out
+        assert main(["cache", "verify", str(root)]) == 0
+        slot = engine.store.list_objects()[2].extent.slots[0][0]
+        os.pwrite(engine.handle, b"x", slot * engine.store.shape.slot_bytes + 7)
+        with pytest.raises(FolderBusyError):
+            run_clear(argparse.Namespace(folder=root))
+    capsys.readouterr()
+    assert main(["cache", "verify", str(root)]) == 1
+    assert "3 objects are whole, 1 are damaged" in capsys.readouterr().out
+    assert main(["cache", "clear", str(root)]) == 0
+    assert main(["cache", "ls", str(root)]) == 1
+    assert [path.name for path in root.iterdir()] == ["LOCK"]
+    with opened(root) as engine:
+        assert engine.store.list_objects() == []

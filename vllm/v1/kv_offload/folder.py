@@ -218,12 +218,6 @@ class CacheFolder:
         text = {"magic": _MAGIC, "format": FORMAT, "root": hash_root.hex()}
         self._files.replace(self.root / _MARKER, _with_checksum(text))
 
-    def renew_root(self) -> bytes:
-        """Exchange the hash root: nothing that was written before can be found any more."""
-        self.hash_root = os.urandom(_ROOT_BYTES)
-        self._write_marker(self.hash_root)
-        return self.hash_root
-
     def _set_aside(self, path: Path) -> None:
         """Move what cannot be used out of the way; it goes when its room is needed."""
         number = 0
@@ -352,6 +346,17 @@ class CacheFolder:
                 found.append((entry.name, read_meta(entry) or FolderMeta()))
         return found
 
+    def remove_all(self) -> None:
+        """Remove everything but the lock: nothing that was written can be found any more."""
+        for entry in self.root.iterdir():
+            if entry.name == _LOCK or _is_core(entry.name):
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        self._files.sync_folder(self.root)
+
     def close(self) -> None:
         """Close all files and let go of the folder; idempotent."""
         for handle in self._handles:
@@ -365,6 +370,13 @@ class CacheFolder:
 def rows_path(path: Path, worker: int) -> Path:
     """Return the rows file of a worker."""
     return path / f"rows.{worker}"
+
+
+def core_folders(root: Path) -> list[Path]:
+    """Return the folders of several engine cores in a folder."""
+    return (
+        sorted(entry for entry in root.iterdir() if _is_core(entry.name)) if (root.is_dir()) else []
+    )
 
 
 def check_private(path: Path) -> None:
