@@ -298,7 +298,7 @@ def test_a_folder_of_no_use_costs_only_the_tier(tmp_path, trouble):
         stop(other)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "gpt-oss"])
 def test_families_go_on_after_a_restart(tmp_path, family):
     checkpoint = tmp_path / "checkpoint"
     write_checkpoint(family, checkpoint)
