@@ -52,9 +52,7 @@ class CheckpointHandover(Coordinator):
         known = self.index.checkpoints
         found = (known.get(key) for key in block_hashes[: end // self.geometry.unit])
         return [
-            PlacedCheckpoint(r.position, r.is_spare, r.is_junction, r.next_token)
-            for r in found
-            if r is not None
+            PlacedCheckpoint(r.position, r.standing, r.next_token) for r in found if r is not None
         ]
 
     def locate_rows(

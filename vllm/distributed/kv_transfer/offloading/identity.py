@@ -9,7 +9,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import vllm
 from vllm import envs
 from vllm.distributed.kv_transfer.handover.manifest import make_manifest
 from vllm.model_executor.model_loader.checkpoint_files import find_weight_files
@@ -17,12 +16,14 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import hash_block_tokens
 from vllm.v1.kv_offload.folder import WEIGHTS_FILE, Identity
 from vllm.v1.kv_offload.weights_digest import digest_files
+from vllm.version import __version__
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
+_LIBRARY = "libvllm_native.so"
 _TOKENS = tuple(range(1, 17))
 
 
@@ -82,11 +83,11 @@ def _describe_numerics(config: VllmConfig) -> str:
     """Return what decides about the last bits of a row."""
     import torch  # noqa: PLC0415 - a front end imports this package to check its settings
 
-    library = Path(vllm.__file__).parent / "native" / "libvllm_native.so"
+    library = Path(envs.__file__).parent / "native" / _LIBRARY
     build = sha256(library.read_bytes()).hexdigest()[:16] if library.exists() else "none"
     return ", ".join(
         (
-            f"version {vllm.__version__}",
+            f"version {__version__}",
             f"native {build if envs.VLLM_NATIVE else 'off'}",
             f"torch {torch.__version__}",
             platform.machine(),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
 from vllm.v1.core.prefix.exports import PlacedCheckpoint
+from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.kv_offload.cells import ObjectKind
 from vllm.v1.kv_offload.records import ObjectKey
 
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import BlockHash
     from vllm.v1.request import Request
 
+# What nobody asked for, and what a conversation has left behind.
+_NOT_WORTH = (
+    CheckpointStanding.FILLER,
+    CheckpointStanding.SPARE,
+    CheckpointStanding.WARM,
+    CheckpointStanding.SUPERSEDED,
+)
 # Orders that wait; the oldest go first, whose rows the pool gives up first too.
 _MAX_WAITING = 8192
 # Of the checkpoints that a prompt left in order to be resumed later.
@@ -142,14 +150,18 @@ class Tracker:
         found = [
             place
             for place in self._coordinator.list_checkpoints(hashes, end)
-            if place.position > start and not place.is_spare
+            if place.position > start and place.standing not in _NOT_WORTH
         ]
         if self._needs_next_token:
             found = [place for place in found if place.next_token is not None]
         lean = [place for place in found if place.position % self._layout.lean == 0]
         # Where a lean one lies close below, computing the rest is cheaper than storing more.
         lone = [place for place in found if not _has_partner(place, lean, self._layout.lean)]
-        chosen = {place.position for place in (*lean, *lone) if place.is_junction}
+        chosen = {
+            place.position
+            for place in (*lean, *lone)
+            if place.standing is CheckpointStanding.JUNCTION
+        }
         last = sorted({place.position for place in (*lean, *lone)} - chosen)[-_MAX_STATES:]
         return sorted({*chosen, *last})
 

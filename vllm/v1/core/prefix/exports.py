@@ -8,6 +8,7 @@ from itertools import chain
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.retention.standing import CheckpointStanding
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,12 @@ class PlacedCheckpoint:
 
     Attributes:
         position: The boundary, in tokens.
-        is_spare: Whether nobody asked for it, and nobody hit it yet.
-        is_junction: Whether continuations were seen to part here.
+        standing: What it is to the cache.
         next_token: The token that followed, if it is known.
     """
 
     position: int
-    is_spare: bool
-    is_junction: bool
+    standing: CheckpointStanding
     next_token: int | None
 
 
