@@ -74,6 +74,11 @@ class Publisher:
     def _publish_keys(self, cache: RequestCache, end: int) -> None:
         unit, published, request = self._geometry.unit, cache.published, cache.request
         block_hashes = request.block_hashes
+        first_unit, num_units = published.num_units, end // unit
+        if not cache.dense and first_unit < num_units:
+            parent = block_hashes[first_unit - 1] if first_unit else None
+            units = block_hashes[first_unit:num_units]
+            self._index.add_chain(units, [parent, *units[:-1]])
         for table in cache.dense:
             step = max(unit, table.geometry.ratio)
             first = published.num_units * unit // step * step
@@ -93,7 +98,7 @@ class Publisher:
                 self._prefixes.pool.replace(emptied)
             if self._index.events.is_on:
                 self._announce(cache, group_id, keys, range(first, ends[-1], step))
-        published.num_units = max(published.num_units, end // unit)
+        published.num_units = max(first_unit, num_units)
 
     def _announce(
         self, cache: RequestCache, group_id: int, keys: Sequence[BlockHash], starts: range
