@@ -9,6 +9,7 @@ from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError, VllmError
 from vllm.utils.mem_constants import GiB_bytes
 from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.kv_cache_coordinator import find_coordinator_class
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
     get_kv_cache_configs,
@@ -95,6 +96,8 @@ def plan_kv_cache(
             )
             for config, own in zip(configs, specs, strict=True)
         ]
+        coordinator = find_coordinator_class(coordinator_path)
+        configs = [coordinator.arrange(config) for config in configs]
         return KVCachePlan(configs, generate_scheduler_kv_cache_config(configs), unit, unit)
     scheduler_config = generate_scheduler_kv_cache_config(configs)
     sizes = resolve_kv_cache_block_sizes(scheduler_config, vllm_config)
