@@ -83,7 +83,7 @@ def _share(name: str, default: float) -> float:
 
 
 def _retention_interval() -> int | str | None:
-    """Return None (unset or "none"), "auto", or the number of tokens.
+    """Return None (unset or "none"), a policy's name, or the number of tokens.
 
     The coordinator validates the range: its message names the scheduler's block size.
     """
@@ -92,8 +92,8 @@ def _retention_interval() -> int | str | None:
     text = "" if raw is None else raw.strip().lower()
     if text in ("", "none"):
         return None
-    if text == "auto":
-        return "auto"
+    if text.isidentifier():
+        return text  # a policy's name: the configuration knows which there are
     try:
         return int(text)
     except ValueError as error:
@@ -160,7 +160,7 @@ _READERS: dict[str, Callable[[], Any]] = {
     "VLLM_SERVER_DEV_MODE": lambda: _flag("VLLM_SERVER_DEV_MODE", False),
     # Whether an engine's process gets ready for grammars before the first one comes.
     "VLLM_WARM_GRAMMARS": lambda: _flag("VLLM_WARM_GRAMMARS", True),
-    "VLLM_MAX_STOP_STRINGS": lambda: _number("VLLM_MAX_STOP_STRINGS", 4, int, 1),
+    "VLLM_MAX_STOP_STRINGS": lambda: _number("VLLM_MAX_STOP_STRINGS", 128, int, 1),
     # OpenTelemetry's own, and its names: how spans are sent to an http:// endpoint.
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": lambda: _choice(
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", ("http/protobuf", "grpc")

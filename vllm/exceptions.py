@@ -5,6 +5,8 @@
     │   ├── ModelNotFoundError    unknown model name             HTTP 404
     │   ├── ResponseNotFoundError no such stored response        HTTP 404
     │   ├── PrefixNotFoundError   no such kept prefix            HTTP 404
+    │   ├── ContextLengthError    a prompt fills the context     HTTP 400
+    │   ├── ThreadsUnsupportedError  a thread of Anthropic's     HTTP 400
     │   └── UnsupportedFeatureError  known, but not served yet   HTTP 400
     ├── ConfigError               a flag or a file is wrong; raised before weights load
     │   └── UnsupportedModelError an architecture we do not serve
@@ -39,6 +41,42 @@ class UserInputError(VllmError, ValueError):
 
 class PrefixNotFoundError(UserInputError):
     """A request names a kept prefix that there is not."""
+
+
+class ContextLengthError(UserInputError):
+    """A prompt leaves no room for an answer.
+
+    Clients shorten the conversation and try again where they find the very words by which the API
+    tells this, so each API says it in its own; the message is that of OpenAI's.
+
+    Args:
+        num_tokens: Of the prompt.
+        limit: Of the context, prompt and answer together.
+        num_asked: Tokens of the answer that were asked for, at least one.
+        of_messages: Whether the prompt is a chat.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(
+        self, num_tokens: int, limit: int, num_asked: int = 1, *, of_messages: bool = False
+    ) -> None:
+        what = "messages" if of_messages else "prompt"
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"{num_tokens + num_asked} tokens ({num_tokens} in the {what}, {num_asked} in the "
+            f"completion). Please reduce the length of the {what}.",
+            "input_tokens",
+        )
+        self.num_tokens = num_tokens
+        self.limit = limit
+
+
+class ThreadsUnsupportedError(UserInputError):
+    """A Messages request goes on with a conversation that the server is to remember.
+
+    Anthropic's clients then send all of it.
+    """
 
 
 class ModelNotFoundError(UserInputError):

@@ -53,7 +53,7 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (COMPLETIONS, {"prompt": "x", "min_p": 1.5}, 400, "min_p"),
     (COMPLETIONS, {"prompt": "x", "seed": 2**63}, 400, "seed"),
     (COMPLETIONS, {"prompt": "x", "stop": ""}, 400, "stop"),
-    (COMPLETIONS, {"prompt": "x", "stop": ["a", "b", "c", "d", "e"]}, 400, "stop"),
+    (COMPLETIONS, {"prompt": "x", "stop": ["a"] * 129}, 400, "stop"),
     (COMPLETIONS, {"prompt": "x", "stop": 5}, 400, "stop"),
     (COMPLETIONS, {"prompt": "x", "stop_token_ids": [-3]}, 400, "stop_token_ids"),
     (COMPLETIONS, {"prompt": "x", "logprobs": 21}, 400, "logprobs"),

@@ -218,6 +218,37 @@ def test_an_answer_in_json_behind_the_reasoning(scripted: openai.OpenAI, thinkin
     assert getattr(message, "reasoning", None) == (SAID if thinking else None)
 
 
+FORM: Any = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "reply",
+        "schema": {
+            "type": "object",
+            "properties": {"ok": {"const": True}},
+            "required": ["ok"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_an_answer_calls_or_has_its_form(scripted: openai.OpenAI, thinking: bool) -> None:
+    kwargs: dict[str, Any] = {"chat_template_kwargs": {"thinking": thinking}}
+    for choice in ("auto", "required"):
+        answer = scripted.chat.completions.create(
+            messages=ASK, response_format=FORM, tool_choice=choice, extra_body=kwargs, **OPTIONS
+        ).choices[0]
+        calls = answer.message.tool_calls or []
+        # Its script begins with a text: under the form it must call at once, or answer in JSON.
+        if choice == "required" or calls:
+            assert answer.finish_reason == "tool_calls"
+            assert calls
+        else:
+            assert isinstance(json.loads(answer.message.content or ""), dict)
+        assert all(isinstance(json.loads(call.function.arguments), dict) for call in calls)
+
+
 def test_a_budget_ends_the_reasoning(scripted: openai.OpenAI) -> None:
     answer = scripted.chat.completions.create(
         messages=ASK, extra_body={"thinking_token_budget": 1}, **OPTIONS

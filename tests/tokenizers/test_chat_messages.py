@@ -16,7 +16,7 @@ def test_plain_messages():
     )
     assert parsed == [
         ChatMessage("system", ""),
-        ChatMessage("user", "hi"),
+        ChatMessage("user", "hi", name="bob"),
         ChatMessage("assistant", ""),
     ]
 

@@ -4,7 +4,8 @@ from tests.tokenizers.family_tokenizers import FAMILIES
 from vllm.exceptions import ConfigError, UserInputError
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 from vllm.tokenizers import ChatOptions, Tokenizer
-from vllm.tokenizers.chat_template import JinjaChatEncoder, read_template
+from vllm.tokenizers.chat_template import JinjaChatEncoder
+from vllm.tokenizers.template_files import read_template
 
 CHATML = """{{ bos_token }}{% for m in messages %}
     {%- if m.role == 'system' and not loop.first %}{{ raise_exception('late system') }}{% endif %}

@@ -39,6 +39,12 @@ def takes_text(schema: Any) -> bool:
     return types is None or "string" in types
 
 
+def asks_for_text(schema: Any) -> bool:
+    """Whether a value of which the model does not say what it is must be a text."""
+    types = _types(schema)
+    return types is not None and "string" in types
+
+
 def _is_one_of(value: Any, types: set[str]) -> bool:
     if value is None:
         return "null" in types

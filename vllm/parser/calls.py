@@ -38,7 +38,8 @@ class CallCounter:
         if not self._is_open:
             return []
         self._num_calls += 1
-        return [ToolCallStart(self._index, self._options.new_call_id(), begun.name)]
+        call_id = begun.id if begun.id and is_unicode(begun.id) else self._options.new_call_id()
+        return [ToolCallStart(self._index, call_id, begun.name)]
 
     def _add(self, text: str) -> list[Piece]:
         if not text or not self._is_open:

@@ -8,9 +8,15 @@ from vllm.parser.interface import ParseOptions
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A call begins; its name is known."""
+    """A call begins; its name is known.
+
+    Attributes:
+        name: Of the function.
+        id: That the model gave it; empty: it gives none.
+    """
 
     name: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +46,13 @@ class RawCall:
 
     name: str
     arguments: str
+    id: str = ""
 
     def delta(self) -> list[CallDelta]:
         """Return all of it at once; nothing if no response can carry it."""
         if not is_unicode(self.name + self.arguments):
             return []
-        return [CallBegun(self.name), CallText(self.arguments), CallEnded(True)]
+        return [CallBegun(self.name, self.id), CallText(self.arguments), CallEnded(True)]
 
 
 def is_unicode(text: str) -> bool:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.parser.dialect import CallBlockDelta, CallDelta
-from vllm.parser.dsml_invoke import InvokeReader
 from vllm.parser.interface import ParseOptions
 from vllm.parser.marks import Marks
+from vllm.parser.tag_call import InvokeReader
 from vllm.tokenizers.deepseek_v4_tools import BLOCK_GAP, DSML
 
 # Models misspell the outer tag, and leave it out: any tag opens a block.

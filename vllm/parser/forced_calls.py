@@ -1,29 +1,74 @@
-"""Calls that cannot fail: the grammar of an answer that must call, as a structural tag.
+"""The grammars of answers that must call, or may call and else answer in a form.
 
-Formats are those of docs/structured_output.md. Every argument follows its schema, required ones are
-there, and nothing but calls follows the reasoning.
+Both are structural tags; their formats are those of docs/structured_output.md. Every argument
+follows its schema, required ones are there, and nothing but calls, or the answer, follows the
+reasoning.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
+from vllm.parser.field_grammars import gemma_call, glm_call, pythonic_call, qwen3_coder_call
+from vllm.parser.grammar_formats import (
+    ANY_TEXT,
+    Format,
+    any_of,
+    any_schema_of,
+    calls_of,
+    fields_of,
+    is_text_enum,
+    json_of,
+    object_of,
+    sequence,
+    tag,
+    takes_any_text,
+    text,
+)
 from vllm.tokenizers.chat_tools import ToolSpec
 from vllm.tokenizers.deepseek_v4_tools import BLOCK_CLOSE, BLOCK_GAP, BLOCK_OPEN, DSML
 
-Format = dict[str, Any]
-# Of a schema's root: what says more than that some properties are there.
-_COMBINATORS = (
-    *("$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "propertyNames"),
-    *("dependentRequired", "dependentSchemas", "dependencies", "minProperties", "maxProperties"),
-)
-# Of a text: what only a grammar of JSON checks.
-_TEXT_LIMITS = ("pattern", "format", "minLength", "maxLength", "const", "enum")
-_DEFINITIONS = ("$defs", "definitions")
+
+@dataclass(frozen=True, slots=True)
+class AnswerGrammar:
+    """What an answer may be.
+
+    Attributes:
+        tools: Those that may be called; none: the answer has its form.
+        form: Of an answer that does not call; None: it must call.
+        one_call: Whether one call is all.
+        in_reasoning: Whether the grammar begins behind reasoning that the prompt has opened.
+        may_reason: Whether an answer whose prompt says nothing of reasoning may begin with it.
+    """
+
+    tools: Sequence[ToolSpec]
+    form: Format | None = None
+    one_call: bool = False
+    in_reasoning: bool = False
+    may_reason: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelling:
+    """How a family writes what a grammar forces.
+
+    Attributes:
+        calls: The format of one call or several.
+        before: What may stand before a call, and before an answer.
+        answer_head: What an answer that is no call begins with.
+    """
+
+    calls: Callable[[Sequence[ToolSpec], bool], Format]
+    before: Callable[[AnswerGrammar], Sequence[Format]] = lambda grammar: ()
+    answer_head: str = ""
 
 
 def forced_calls(
-    dialect: str, tools: Sequence[ToolSpec], one_call: bool, in_reasoning: bool
+    dialect: str,
+    tools: Sequence[ToolSpec],
+    one_call: bool,
+    in_reasoning: bool,
+    may_reason: bool = True,
 ) -> str:
     """Return the structural tag of an answer that calls at least one of ``tools``.
 
@@ -32,146 +77,188 @@ def forced_calls(
         tools: Those that may be called, at least one.
         one_call: Whether one call is all.
         in_reasoning: Whether the grammar begins behind reasoning that the prompt has opened.
+        may_reason: Whether an answer whose prompt says nothing of reasoning may begin with it.
     """
-    return json.dumps({"format": _MAKERS[dialect](tools, one_call, in_reasoning)})
+    return answer_tag(dialect, AnswerGrammar(tools, None, one_call, in_reasoning, may_reason))
 
 
-def _deepseek(tools: Sequence[ToolSpec], one_call: bool, in_reasoning: bool) -> Format:
+def answer_tag(dialect: str, grammar: AnswerGrammar) -> str:
+    """Return the structural tag of an answer that calls, or has its form."""
+    spelling = _SPELLINGS[dialect]
+    if dialect == _LLAMA and grammar.form is not None and grammar.form["type"] == "json_schema":
+        return json.dumps({"format": _llama_or_json(grammar.tools, grammar.form)})
+    options: list[Format] = []
+    if grammar.tools:
+        options.append(spelling.calls(grammar.tools, grammar.one_call))
+    if grammar.form is not None:
+        head = [text(spelling.answer_head)] if spelling.answer_head else []
+        options.append(sequence(*head, grammar.form))
+    said = options[0] if len(options) == 1 else any_of(*options)
+    before = spelling.before(grammar)
+    whole = sequence(any_of(text(""), *before), said) if before else said
+    return json.dumps({"format": whole})
+
+
+def _deepseek(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     tags = [
-        _tag(f'<{DSML}invoke name="{tool.name}">\n', _parameters(tool), f"</{DSML}invoke>\n")
+        tag(f'<{DSML}invoke name="{tool.name}">\n', _parameters(tool), f"</{DSML}invoke>\n")
         for tool in tools
     ]
-    opening = _text(f"{BLOCK_GAP}{BLOCK_OPEN}\n")
-    return _sequence(opening, _calls(tags, "", one_call), _text(BLOCK_CLOSE))
+    opening = text(f"{BLOCK_GAP}{BLOCK_OPEN}\n")
+    return sequence(opening, calls_of(tags, "", one_call), text(BLOCK_CLOSE))
 
 
 def _parameters(tool: ToolSpec) -> Format:
     """The arguments of one call, in the order of their schema."""
-    schema = tool.parameters
-    properties, required = schema.get("properties") or {}, schema.get("required") or []
-    if not _is_list_of_parameters(schema, properties, required):
+    fields = fields_of(tool.parameters)
+    if fields is None:
         # Too much for one parameter after another: all of them as one JSON object.
-        return _json_parameter("arguments", dict(schema) | {"type": "object"})
-    shared = {name: schema[name] for name in _DEFINITIONS if name in schema}
-    parts = [
-        _parameter(name, value, shared, name in required) for name, value in properties.items()
-    ]
-    return _sequence(*parts) if parts else _text("")
+        return _json_parameter("arguments", object_of(tool))
+    parts = [_parameter(field.name, field.schema, field.is_required) for field in fields]
+    return sequence(*parts) if parts else text("")
 
 
-def _is_list_of_parameters(schema: Mapping[str, Any], properties: Any, required: Any) -> bool:
-    if not isinstance(properties, Mapping) or not isinstance(required, list):
-        return False
-    odd = any(set(name) & set('"<>\n') or not name for name in properties)
-    says_more = any(name in schema for name in _COMBINATORS)
-    return not odd and not says_more and all(name in list(properties) for name in required)
+def _parameter(name: str, schema: Mapping[str, object], is_required: bool) -> Format:
+    options = [_json_parameter(name, schema)]
+    head = f'<{DSML}parameter name="{name}" string="true">'
+    if takes_any_text(schema):
+        options = [sequence(text(head), ANY_TEXT, text(f"</{DSML}parameter>\n"))]
+    elif values := is_text_enum(schema, DSML):
+        options = [text(f"{head}{value}</{DSML}parameter>\n") for value in values]
+    return any_of(*options) if is_required else any_of(*options, text(""))
 
 
-def _parameter(name: str, schema: Any, shared: Mapping[str, Any], is_required: bool) -> Format:
-    schema = schema if isinstance(schema, Mapping) else {}
-    as_json = _json_parameter(name, {**schema, **shared})
-    options = [as_json]
-    if schema.get("type") == "string" and not any(limit in schema for limit in _TEXT_LIMITS):
-        head = f'<{DSML}parameter name="{name}" string="true">'
-        options = [_sequence(_text(head), {"type": "any_text"}, _text(f"</{DSML}parameter>\n"))]
-    elif _is_text_enum(schema):
-        head = f'<{DSML}parameter name="{name}" string="true">'
-        options = [_text(f"{head}{value}</{DSML}parameter>\n") for value in schema["enum"]]
-    return _or(*options) if is_required else _or(*options, _text(""))
-
-
-def _is_text_enum(schema: Mapping[str, Any]) -> bool:
-    values = schema.get("enum")
-    if schema.get("type") != "string" or not isinstance(values, list) or not values:
-        return False
-    return all(isinstance(value, str) and DSML not in value for value in values)
-
-
-def _json_parameter(name: str, schema: Mapping[str, Any]) -> Format:
+def _json_parameter(name: str, schema: Mapping[str, object]) -> Format:
     head = f'<{DSML}parameter name="{name}" string="false">'
-    return _sequence(_text(head), _json(schema), _text(f"</{DSML}parameter>\n"))
+    return sequence(text(head), json_of(schema), text(f"</{DSML}parameter>\n"))
 
 
-def _hermes(tools: Sequence[ToolSpec], one_call: bool, in_reasoning: bool) -> Format:
+def _hermes(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     tags = [
-        _tag(
+        tag(
             f'<tool_call>\n{{"name": {json.dumps(tool.name)}, "arguments": ',
-            _json(_object(tool)),
+            json_of(object_of(tool)),
             "}\n</tool_call>",
         )
         for tool in tools
     ]
-    calls = _calls(tags, "\n", one_call)
-    # A model whose prompt leaves the reasoning to it may open and close it first.
-    thought = _sequence(_text("<think>"), {"type": "any_text"}, _text("</think>\n\n"))
-    before = _text("\n\n") if in_reasoning else thought
-    return _sequence(_or(_text(""), before), calls)
+    return calls_of(tags, "\n", one_call)
 
 
-def _llama(tools: Sequence[ToolSpec], one_call: bool, in_reasoning: bool) -> Format:
+def _think_tags(grammar: AnswerGrammar) -> Sequence[Format]:
+    """A model whose prompt leaves the reasoning to it may open and close it first."""
+    if grammar.in_reasoning or not grammar.may_reason:
+        return [text("\n\n")]
+    return [sequence(text("<think>"), ANY_TEXT, text("</think>\n\n"))]
+
+
+def _llama(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     tags = [
-        _tag(f'{{"name": {json.dumps(tool.name)}, "parameters": ', _json(_object(tool)), "}")
+        tag(f'{{"name": {json.dumps(tool.name)}, "parameters": ', json_of(object_of(tool)), "}")
         for tool in tools
     ]
-    return _calls(tags, "; ", one_call)
+    return calls_of(tags, "; ", one_call)
 
 
-def _harmony(tools: Sequence[ToolSpec], one_call: bool, in_reasoning: bool) -> Format:
+def _llama_or_json(tools: Sequence[ToolSpec], form: Format) -> Format:
+    """One object: a call's or the answer's.
+
+    Both begin with a brace, and grammars cannot tell a text ``{"name": `` from JSON that begins
+    alike: so both are JSON here.
+    """
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "parameters": object_of(tool)},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    return json_of(any_schema_of([form["json_schema"], *calls]))
+
+
+def _harmony(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     # The token that ends a call ends the answer: there is one call at most.
     tags = [
-        _tag(
+        tag(
             f"<|channel|>commentary to=functions.{tool.name} <|constrain|>json<|message|>",
-            _json(_object(tool)),
+            json_of(object_of(tool)),
             "",
         )
         for tool in tools
     ]
-    thought = _sequence(
-        _text("<|channel|>analysis<|message|>"),
-        {"type": "any_text"},
-        _text("<|end|><|start|>assistant"),
+    return any_of(*tags)
+
+
+def _analysis(grammar: AnswerGrammar) -> Sequence[Format]:
+    opening, closing = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
+    return [sequence(text(opening), ANY_TEXT, text(closing))]
+
+
+def _mistral(tools: Sequence[ToolSpec], one_call: bool) -> Format:
+    tags = [
+        tag(
+            f'{{"name": {json.dumps(tool.name)}, "arguments": ',
+            json_of(object_of(tool)),
+            "}",
+        )
+        for tool in tools
+    ]
+    return sequence(text("[TOOL_CALLS]["), calls_of(tags, ", ", one_call), text("]"))
+
+
+def _mistral_named(tools: Sequence[ToolSpec], one_call: bool) -> Format:
+    tags = [tag(f"[TOOL_CALLS]{tool.name}[ARGS]", json_of(object_of(tool)), "") for tool in tools]
+    return calls_of(tags, "", one_call)
+
+
+def _kimi(tools: Sequence[ToolSpec], one_call: bool) -> Format:
+    index: Format = {"type": "regex", "pattern": "[0-9]{1,4}"}
+    tags = [
+        tag(
+            f"<|tool_call_begin|>functions.{tool.name}:",
+            sequence(index, text("<|tool_call_argument_begin|>"), json_of(object_of(tool))),
+            "<|tool_call_end|>",
+        )
+        for tool in tools
+    ]
+    return sequence(
+        text("<|tool_calls_section_begin|>"),
+        calls_of(tags, "", one_call),
+        text("<|tool_calls_section_end|>"),
     )
-    return _sequence(_or(_text(""), thought), _or(*tags))
 
 
-_MAKERS: Mapping[str, Callable[[Sequence[ToolSpec], bool, bool], Format]] = {
-    "deepseek_v4": _deepseek,
-    "hermes": _hermes,
-    "qwen3": _hermes,
-    "llama3_json": _llama,
-    "openai": _harmony,
+def _listed(
+    one: Callable[[ToolSpec], Format], separator: str, head: str = "", end: str = ""
+) -> Callable[[Sequence[ToolSpec], bool], Format]:
+    """The format of calls that are written one by one."""
+
+    def calls(tools: Sequence[ToolSpec], one_call: bool) -> Format:
+        tags = [tag("", one(tool), "") for tool in tools]
+        listed = calls_of(tags, separator, one_call)
+        return sequence(text(head), listed, text(end)) if head or end else listed
+
+    return calls
+
+
+_LLAMA = "llama3_json"
+_HERMES = _Spelling(_hermes, _think_tags)
+_SPELLINGS: Mapping[str, _Spelling] = {
+    "deepseek_v4": _Spelling(_deepseek),
+    "gemma4": _Spelling(_listed(gemma_call("<|tool_call>", "<tool_call|>", '<|"|>'), "")),
+    "functiongemma": _Spelling(
+        _listed(gemma_call("<start_function_call>", "<end_function_call>", "<escape>"), "")
+    ),
+    "glm": _Spelling(_listed(glm_call, "\n"), _think_tags),
+    "hermes": _HERMES,
+    "kimi_k2": _Spelling(_kimi, _think_tags),
+    _LLAMA: _Spelling(_llama),
+    "mistral": _Spelling(_mistral),
+    "mistral_v11": _Spelling(_mistral_named),
+    "openai": _Spelling(_harmony, _analysis, "<|channel|>final<|message|>"),
+    "pythonic": _Spelling(_listed(pythonic_call, ", ", "[", "]")),
+    "qwen3": _HERMES,
+    "qwen3_coder": _Spelling(_listed(qwen3_coder_call, "\n"), _think_tags),
 }
-
-
-def _object(tool: ToolSpec) -> dict[str, Any]:
-    return {**tool.parameters, "type": "object"}
-
-
-def _text(value: str) -> Format:
-    return {"type": "const_string", "value": value}
-
-
-def _json(schema: Mapping[str, Any]) -> Format:
-    return {"type": "json_schema", "json_schema": dict(schema)}
-
-
-def _sequence(*elements: Format) -> Format:
-    return {"type": "sequence", "elements": list(elements)}
-
-
-def _or(*elements: Format) -> Format:
-    return {"type": "or", "elements": list(elements)}
-
-
-def _tag(begin: str, content: Format, end: str) -> Format:
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-
-def _calls(tags: Sequence[Format], separator: str, one_call: bool) -> Format:
-    return {
-        "type": "tags_with_separator",
-        "tags": list(tags),
-        "separator": separator,
-        "at_least_one": True,
-        "stop_after_first": one_call,
-    }

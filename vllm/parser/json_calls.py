@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from vllm.parser.arguments import means_json
@@ -30,13 +30,16 @@ def call_of_json(text: str) -> RawCall | None:
     name = members.get("name")
     if name is None or not isinstance(name.value, str) or not name.value:
         return None
+    given = members.get("id")
+    call_id = given.value if given is not None and isinstance(given.value, str) else ""
     arguments = next((members[key] for key in _ARGUMENTS if key in members), None)
     if arguments is None or arguments.value is None:
-        return RawCall(name.value, "{}")
+        return RawCall(name.value, "{}", call_id)
     if isinstance(arguments.value, str):  # some models put the object into a string
         inner = arguments.value
-        return RawCall(name.value, inner) if split_object(inner) is not None else None
-    return RawCall(name.value, arguments.raw) if isinstance(arguments.value, dict) else None
+        return RawCall(name.value, inner, call_id) if split_object(inner) is not None else None
+    is_call = isinstance(arguments.value, dict)
+    return RawCall(name.value, arguments.raw, call_id) if is_call else None
 
 
 def call_of_xml(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> RawCall | None:
@@ -126,7 +129,7 @@ class LlamaDialect:
 
     def read_block(self, opened_by: str, options: ParseOptions) -> "_LlamaReader":
         """Return the reader of what follows a mark or lead."""
-        return _LlamaReader("{" if opened_by == "{" else "")
+        return _LlamaReader("{" if opened_by == "{" else "", {tool.name for tool in options.tools})
 
 
 class _LlamaReader:
@@ -136,7 +139,8 @@ class _LlamaReader:
         and whether it may turn out to be text.
     """
 
-    def __init__(self, begun: str) -> None:
+    def __init__(self, begun: str, names: Collection[str]) -> None:
+        self._names = names
         self._body: list[str] = []
         self._head = ""
         self._pending = begun
@@ -177,7 +181,7 @@ class _LlamaReader:
             delta = self._object.close()
         else:
             call = call_of_json("".join(self._body))
-            if call is None and self._may_be_text:
+            if self._may_be_text and (call is None or not self._is_call(call)):
                 return None
             delta = call.delta() if call is not None else []
         self._may_be_text = False
@@ -190,6 +194,12 @@ class _LlamaReader:
         body = "".join(self._body) + self._pending
         is_text = self._may_be_text and '"' not in body
         return CallBlockDelta(self._object.close(), text=body if is_text else "", ended=True)
+
+    def _is_call(self, call: RawCall) -> bool:
+        """Whether an object that may be an answer in JSON is a call: it has arguments, or a name
+        that the request knows."""
+        members = split_object("".join(self._body)) or ()
+        return call.name in self._names or any(member.key in _ARGUMENTS for member in members)
 
     def _is_answer(self) -> bool:
         key = _FIRST_KEY.match(self._head)

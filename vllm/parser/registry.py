@@ -1,7 +1,9 @@
 """Parsers by name, and which ones a served model gets."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from vllm.exceptions import ConfigError
 from vllm.parser.dialect import ToolDialect
@@ -10,24 +12,85 @@ from vllm.parser.harmony import HarmonyParser
 from vllm.parser.interface import ParseOptions, ResponseParser
 from vllm.parser.json_calls import HermesDialect, LlamaDialect
 from vllm.parser.plain import PlainParser
+from vllm.parser.pythonic import PythonicDialect
+from vllm.parser.special_calls import GemmaDialect, KimiDialect, MistralDialect
 from vllm.parser.tagged import ReasoningTags, TaggedParser
+from vllm.parser.tagged_fields import GlmDialect, Qwen3CoderDialect
 
 NONE = "none"
 _HARMONY_TOOLS, _HARMONY_REASONING = "openai", "openai_gptoss"
+_MISTRAL = ("mistral", "mistral_v11")
 
 # None: gpt-oss, whose reasoning and calls one machine reads.
 TOOL_PARSERS: Mapping[str, ToolDialect | None] = {
     "deepseek_v4": DsmlDialect(),
+    "functiongemma": GemmaDialect(
+        "<start_function_call>",
+        "<end_function_call>",
+        "<escape>",
+        "<start_function_response>",
+    ),
+    "gemma4": GemmaDialect(),
+    "glm": GlmDialect(),
     "hermes": HermesDialect(),
-    "qwen3": HermesDialect(),
+    "kimi_k2": KimiDialect(),
     "llama3_json": LlamaDialect(),
+    "mistral": MistralDialect(),
+    "mistral_v11": MistralDialect(),
     _HARMONY_TOOLS: None,
+    "pythonic": PythonicDialect(),
+    "qwen3": HermesDialect(),
+    "qwen3_coder": Qwen3CoderDialect(),
 }
 REASONING_PARSERS: Mapping[str, ReasoningTags | None] = {
     "deepseek_v4": ReasoningTags(),
+    "gemma4": ReasoningTags("<|channel>thought", "<channel|>", trims=True),
+    "glm": ReasoningTags(trims=True),
+    "kimi_k2": ReasoningTags(),
+    "mistral": ReasoningTags("[THINK]", "[/THINK]", trims=True),
     "qwen3": ReasoningTags(trims=True),
     _HARMONY_REASONING: None,
 }
+# Other names that people know the same formats by.
+_TOOL_ALIASES = {
+    "glm45": "glm",
+    "glm47": "glm",
+    "kimi": "kimi_k2",
+    "llama4_pythonic": "pythonic",
+    "qwen3_xml": "qwen3_coder",
+}
+_REASONING_ALIASES = {
+    "deepseek_r1": "deepseek_v4",
+    "deepseek_v3": "deepseek_v4",
+    "glm45": "glm",
+    "kimi": "kimi_k2",
+}
+# Whose marks are special tokens, which texts leave out.
+_MARKS_ARE_SPECIAL = frozenset(
+    {_HARMONY_TOOLS, _HARMONY_REASONING, "gemma4", "functiongemma", "kimi_k2", *_MISTRAL}
+)
+# What a template writes tells the format; the first that fits.
+_TOOLS_OF_TEMPLATE = (
+    ("<|tool_calls_section_begin|>", "kimi_k2"),
+    ("<|tool_call>", "gemma4"),
+    ("<start_function_call>", "functiongemma"),
+    ("<arg_key>", "glm"),
+    ("<parameter=", "qwen3_coder"),
+    ("<tool_call>", "hermes"),
+    ("\uff5cDSML\uff5c", "deepseek_v4"),
+)
+_REASONING_OF_TEMPLATE = (
+    ("<|channel>", "gemma4"),
+    ("[THINK]", "mistral"),
+    ("</think>", "qwen3"),
+)
+_ID_CHARS = string.ascii_letters + string.digits
+_MISTRAL_ID_CHARS = 9
+
+
+def _new_mistral_id() -> str:
+    """Return an id of a call as Mistral's templates insist on."""
+    return "".join(secrets.choice(_ID_CHARS) for _ in range(_MISTRAL_ID_CHARS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +107,13 @@ class ParserChoice:
 
     @property
     def is_harmony(self) -> bool:
-        """Whether answers are gpt-oss's; their marks are special tokens, which texts leave out."""
+        """Whether answers are gpt-oss's."""
         return self.tools == _HARMONY_TOOLS or self.reasoning == _HARMONY_REASONING
+
+    @property
+    def reads_special_tokens(self) -> bool:
+        """Whether a format's marks are special tokens, which texts otherwise leave out."""
+        return bool({self.tools, self.reasoning} & _MARKS_ARE_SPECIAL)
 
     @property
     def reasoning_end(self) -> str | None:
@@ -59,6 +127,8 @@ class ParserChoice:
             return HarmonyParser(self.reasoning != NONE, options)
         tags = REASONING_PARSERS.get(self.reasoning)
         dialect = TOOL_PARSERS.get(self.tools)
+        if self.tools in _MISTRAL:
+            options = replace(options, new_call_id=_new_mistral_id)
         if tags is None and dialect is None:
             return PlainParser()
         return TaggedParser(tags, dialect, options)
@@ -83,6 +153,8 @@ def choose_parsers(
     """
     check_parser_names(tool_call_parser, reasoning_parser)
     own = _of_model(model_type, chat_template or "")
+    tool_call_parser = _TOOL_ALIASES.get(tool_call_parser or "", tool_call_parser)
+    reasoning_parser = _REASONING_ALIASES.get(reasoning_parser or "", reasoning_parser)
     tools, reasoning = tool_call_parser or own.tools, reasoning_parser or own.reasoning
     if tools == _HARMONY_TOOLS and reasoning not in (_HARMONY_REASONING, NONE):
         reasoning = _HARMONY_REASONING if not reasoning_parser else reasoning
@@ -99,17 +171,28 @@ def choose_parsers(
 
 
 def _of_model(model_type: str, template: str) -> ParserChoice:
-    """The formats of a model, by its type or else by what its template writes."""
-    if model_type == "deepseek_v4":
-        return ParserChoice("deepseek_v4", "deepseek_v4")
+    """The formats of a model, by what its template writes or else by its type."""
     if "<|channel|>" in template:
         return ParserChoice(_HARMONY_REASONING, _HARMONY_TOOLS)
-    reasoning = "qwen3" if "</think>" in template else NONE
-    if "<tool_call>" in template:
-        return ParserChoice(reasoning, "qwen3" if model_type.startswith("qwen") else "hermes")
-    if "tools" in template and '"parameters": ' in template:
-        return ParserChoice(reasoning, "llama3_json")
-    return ParserChoice(reasoning, NONE)
+    tools = _first_in(template, _TOOLS_OF_TEMPLATE)
+    reasoning = _first_in(template, _REASONING_OF_TEMPLATE)
+    if model_type == "deepseek_v4" and tools in (NONE, "deepseek_v4"):
+        return ParserChoice("deepseek_v4", "deepseek_v4")
+    if tools == "hermes" and model_type.startswith("qwen"):
+        tools = "qwen3"
+    if tools == "glm" and reasoning != NONE:
+        reasoning = "glm"
+    if tools == NONE and "[TOOL_CALLS]" in template:
+        tools = "mistral_v11" if "[ARGS]" in template else "mistral"
+    if tools == NONE and "func_name1(params_name1" in template:
+        tools = "pythonic"
+    if tools == NONE and "tools" in template and '"parameters": ' in template:
+        tools = "llama3_json"
+    return ParserChoice(reasoning, tools)
+
+
+def _first_in(template: str, marks: Sequence[tuple[str, str]]) -> str:
+    return next((name for mark, name in marks if mark in template), NONE)
 
 
 def check_parser_names(tool_call_parser: str | None, reasoning_parser: str | None) -> None:
@@ -119,8 +202,8 @@ def check_parser_names(tool_call_parser: str | None, reasoning_parser: str | Non
         ConfigError: A name is unknown.
     """
     for flag, name, known in (
-        ("--tool-call-parser", tool_call_parser, list(TOOL_PARSERS)),
-        ("--reasoning-parser", reasoning_parser, list(REASONING_PARSERS)),
+        ("--tool-call-parser", tool_call_parser, [*TOOL_PARSERS, *_TOOL_ALIASES]),
+        ("--reasoning-parser", reasoning_parser, [*REASONING_PARSERS, *_REASONING_ALIASES]),
     ):
         if name and name != NONE and name not in known:
             raise ConfigError(f"{flag} {name!r} is unknown: use one of {', '.join(known)}, {NONE}.")

@@ -7,6 +7,7 @@ from vllm.exceptions import ConfigError, UserInputError
 from vllm.tokenizers.chat_messages import ChatEncoder, ChatOptions, ChatPrompt
 from vllm.tokenizers.deepseek_v4_encoding import DeepseekV4ChatEncoder, resolve_thinking
 from vllm.tokenizers.literal_text import LiteralText
+from vllm.tokenizers.template_files import ChatTemplates, choose_templates, read_template
 from vllm.tokenizers.tokenizer import Tokenizer
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "ChatOptions",
     "ChatPrompt",
     "check_chat_flags",
+    "find_templates",
     "make_chat_encoder",
 ]
 
@@ -41,7 +43,7 @@ class NoChatEncoder:
 def make_chat_encoder(
     checkpoint_config: Mapping[str, Any],
     tokenizer: Tokenizer,
-    chat_template_path: str | None = None,
+    chat_template: str | None = None,
     *,
     allows_special_tokens: bool = False,
 ) -> ChatEncoder:
@@ -53,7 +55,7 @@ def make_chat_encoder(
     Args:
         checkpoint_config: The content of config.json.
         tokenizer: The checkpoint's.
-        chat_template_path: ``--chat-template``: a file, or the template itself.
+        chat_template: ``--chat-template``: see ``choose_templates``.
         allows_special_tokens: Whether special tokens spelled in messages become special; else they
             stay text.
 
@@ -62,17 +64,34 @@ def make_chat_encoder(
     """
     literal_text = None if allows_special_tokens else LiteralText(tokenizer)
     built_in = _ENCODER_OF_MODEL_TYPE.get(checkpoint_config.get("model_type", ""))
-    if chat_template_path is None and built_in is not None:
+    templates = find_templates(checkpoint_config, tokenizer, chat_template)
+    if templates is None and built_in is not None:
         return built_in(tokenizer, literal_text)
-    if chat_template_path is None and tokenizer.chat_template is None:
+    if templates is None:
         return NoChatEncoder()
     # jinja2 costs start-up time that DeepSeek-V4 need not pay.
-    from vllm.tokenizers.chat_template import JinjaChatEncoder, read_template  # noqa: PLC0415
+    from vllm.tokenizers.chat_template import JinjaChatEncoder  # noqa: PLC0415
 
-    template = tokenizer.chat_template or ""
-    if chat_template_path is not None:
-        template = read_template(chat_template_path)
-    return JinjaChatEncoder(tokenizer, template, literal_text)
+    return JinjaChatEncoder(tokenizer, templates.default, literal_text, templates.tool_use)
+
+
+def find_templates(
+    checkpoint_config: Mapping[str, Any], tokenizer: Tokenizer, chat_template: str | None = None
+) -> ChatTemplates | None:
+    """Return the templates that chats are rendered with; None: a built-in format, or none at all.
+
+    Args:
+        checkpoint_config: The content of config.json.
+        tokenizer: The checkpoint's.
+        chat_template: ``--chat-template``: see ``choose_templates``.
+
+    Raises:
+        ConfigError: The template cannot be read.
+    """
+    is_built_in = checkpoint_config.get("model_type") in _ENCODER_OF_MODEL_TYPE
+    if chat_template is None and is_built_in:
+        return None
+    return choose_templates(chat_template, tokenizer.chat_templates)
 
 
 def check_chat_flags(
@@ -93,10 +112,7 @@ def check_chat_flags(
     """
     if chat_template_path is not None:
         # As above: only those who give a template wait for jinja2.
-        from vllm.tokenizers.chat_template import (  # noqa: PLC0415
-            compile_template,
-            read_template,
-        )
+        from vllm.tokenizers.chat_template import compile_template  # noqa: PLC0415
 
         compile_template(read_template(chat_template_path))
     elif checkpoint_config.get("model_type") in _ENCODER_OF_MODEL_TYPE:

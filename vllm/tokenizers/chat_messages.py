@@ -57,6 +57,7 @@ class ChatPrompt:
         text: The rendered prompt.
         token_ids: Its tokens.
         in_reasoning: Whether the model's first token belongs to its reasoning.
+        has_reasoned: Whether the prompt has closed the reasoning, so that none may follow.
         part_ends: Where system prompt and messages end, in tokens, most likely shared first.
     """
 
@@ -64,6 +65,7 @@ class ChatPrompt:
     token_ids: list[int]
     in_reasoning: bool
     part_ends: tuple[int, ...] = ()
+    has_reasoned: bool = False
 
 
 def find_part_ends(token_ids: Sequence[int], openers: Container[int]) -> tuple[int, ...]:
@@ -100,7 +102,10 @@ class ChatMessage:
     """One checked message: plain text, and an assistant's reasoning and calls where it has any.
 
     Attributes:
+        content: The text; parts are joined by line breaks.
+        parts: The texts of a content that came as a list; None: it came as one text.
         tool_call_id: Of the call whose result a message of role "tool" brings.
+        name: Of the speaker, or of the function whose result it is; None: not said.
     """
 
     role: Role
@@ -108,6 +113,8 @@ class ChatMessage:
     reasoning: str = ""
     tool_calls: tuple[MessageCall, ...] = ()
     tool_call_id: str | None = None
+    parts: tuple[str, ...] | None = None
+    name: str | None = None
 
 
 def parse_messages(messages: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
@@ -186,16 +193,23 @@ def _parse_message(index: int, message: Mapping[str, Any]) -> ChatMessage:
     content = message.get("content")
     if content is None and role != "assistant":
         raise UserInputError(f"{where}.content is missing: give a text.", "messages")
-    text = _parse_content(f"{where}.content", content)
+    parsed = _parse_content(f"{where}.content", content)
+    text = parsed if isinstance(parsed, str) else "\n".join(parsed)
+    parts = None if isinstance(parsed, str) else parsed
+    speaker = message.get("name")
+    if speaker is not None and not isinstance(speaker, str):
+        raise UserInputError(f"{where}.name must be a string.", "messages")
     if role == "assistant":
         calls = parse_calls(f"{where}.tool_calls", message.get("tool_calls"))
-        return ChatMessage(role, text, _parse_reasoning(where, message), calls)
+        thought = _parse_reasoning(where, message)
+        return ChatMessage(role, text, thought, calls, parts=parts, name=speaker)
     if message.get("tool_calls"):
         raise UserInputError(f"{where}.tool_calls belongs to role 'assistant'.", "messages")
     call_id = message.get("tool_call_id")
     if call_id is not None and not isinstance(call_id, str):
         raise UserInputError(f"{where}.tool_call_id must be a string.", "messages")
-    return ChatMessage(role, text, tool_call_id=call_id if role == "tool" else None)
+    call_id = call_id if role == "tool" else None
+    return ChatMessage(role, text, tool_call_id=call_id, parts=parts, name=speaker)
 
 
 def _parse_reasoning(where: str, message: Mapping[str, Any]) -> str:
@@ -220,14 +234,14 @@ def _parse_role(where: str, role: Any) -> Role:
     raise UserInputError(f"{where}.role={role!r} is unknown: use {', '.join(_ROLES)}.", "messages")
 
 
-def _parse_content(where: str, content: Any) -> str:
+def _parse_content(where: str, content: Any) -> str | tuple[str, ...]:
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
         raise UserInputError(f"{where} must be a string or a list of parts.", "messages")
-    return "\n".join(_parse_part(f"{where}[{j}]", part) for j, part in enumerate(content))
+    return tuple(_parse_part(f"{where}[{j}]", part) for j, part in enumerate(content))
 
 
 def _parse_part(where: str, part: Any) -> str:

@@ -2,8 +2,7 @@
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
@@ -22,10 +21,12 @@ from vllm.tokenizers.chat_messages import (
     parse_messages,
 )
 from vllm.tokenizers.chat_tools import ToolSpec
+from vllm.tokenizers.content_parts import find_part_roles
 from vllm.tokenizers.guarded_messages import guard_messages
 from vllm.tokenizers.literal_text import LiteralText
 from vllm.tokenizers.part_openers import find_openers
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.tokenizers.tool_calls import RAW_ARGUMENTS, split_object
 
 _OWN_ARGUMENTS = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools")
 
@@ -48,15 +49,23 @@ class JinjaChatEncoder:
         tokenizer: The checkpoint's.
         template: The template's text.
         literal_text: Keeps special tokens in messages text; None: they become special.
+        tool_template: The text of that for chats with tools; None: the same.
 
     Raises:
         ConfigError: The template does not compile.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: str, literal_text: LiteralText | None = None
+        self,
+        tokenizer: Tokenizer,
+        template: str,
+        literal_text: LiteralText | None = None,
+        tool_template: str | None = None,
     ) -> None:
-        self._template = compile_template(template)
+        self._template = _CompiledTemplate(template)
+        self._tool_template = self._template
+        if tool_template is not None:
+            self._tool_template = _CompiledTemplate(tool_template)
         self._tokenizer = tokenizer
         self._literal_text = literal_text
         # Tokens that begin a message; None: not known yet.
@@ -77,6 +86,7 @@ class JinjaChatEncoder:
             text,
             token_ids,
             in_reasoning=text.rstrip().endswith("<think>"),
+            has_reasoned=text.rstrip().endswith("</think>"),
             part_ends=self._find_part_ends(token_ids),
         )
 
@@ -105,14 +115,46 @@ class JinjaChatEncoder:
             arguments.setdefault("reasoning_effort", options.reasoning_effort)
         if options.reasoning_effort == "none":
             arguments.setdefault("enable_thinking", False)
+        template = self._tool_template if tools else self._template
+        return template.render(
+            messages,
+            add_generation_prompt=options.add_generation_prompt,
+            tools=[{"type": "function", "function": t.function} for t in tools] or None,
+            documents=None,
+            **{**self._tokenizer.template_tokens, **arguments},
+        )
+
+
+class _CompiledTemplate:
+    """A template, and what it takes.
+
+    Owns: the roles whose contents it takes as parts; None: not known yet.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._template = compile_template(text)
+        self._part_roles: frozenset[str] | None = None
+
+    def render(self, messages: Sequence[ChatMessage], **arguments: Any) -> str:
+        """Return the text of checked messages.
+
+        Raises:
+            UserInputError: The template refuses them.
+        """
+        roles = self._find_part_roles(arguments) if any(m.parts for m in messages) else ()
+        return self._run([_as_template_message(m, roles) for m in messages], arguments)
+
+    def _find_part_roles(self, arguments: Mapping[str, Any]) -> frozenset[str]:
+        if self._part_roles is None:
+            # Without the request's own arguments, which may change with the next one.
+            plain = {k: v for k, v in arguments.items() if k.endswith("_token")}
+            plain |= {"add_generation_prompt": False, "tools": None, "documents": None}
+            self._part_roles = find_part_roles(lambda messages: self._run(messages, plain))
+        return self._part_roles
+
+    def _run(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> str:
         try:
-            return self._template.render(
-                messages=[_as_template_message(message) for message in messages],
-                add_generation_prompt=options.add_generation_prompt,
-                tools=[{"type": "function", "function": t.function} for t in tools] or None,
-                documents=None,
-                **{**self._tokenizer.template_tokens, **arguments},
-            )
+            return self._template.render(messages=messages, **arguments)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             # A template is a program fed with the request: what it trips over is the request's.
             raise UserInputError(
@@ -139,30 +181,24 @@ def compile_template(template: str) -> jinja2.Template:
         raise ConfigError(f"The chat template is not valid Jinja: {error}.") from error
 
 
-def read_template(path_or_text: str) -> str:
-    """Return the template that ``--chat-template`` names: a file, or the template itself.
-
-    Raises:
-        ConfigError: No such file.
-    """
-    if "{" in path_or_text:
-        return path_or_text
-    try:
-        return Path(path_or_text).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat_template={path_or_text!r} cannot be read: {error}.") from error
-
-
 class _Arguments(dict[str, Any]):
-    """A call's arguments, which ``tojson`` writes as the model did: its tokens must come back."""
+    """A call's arguments, which ``tojson`` writes as the model did: its tokens must come back.
+
+    What a limit cut off is no object: one field of raw text, where a template asks for fields.
+    """
 
     def __init__(self, raw: str) -> None:
-        super().__init__(json.loads(raw))
+        is_object = split_object(raw) is not None
+        super().__init__(json.loads(raw) if is_object else {RAW_ARGUMENTS: raw})
         self.raw = raw
 
 
-def _as_template_message(message: ChatMessage) -> dict[str, Any]:
+def _as_template_message(message: ChatMessage, part_roles: Collection[str]) -> dict[str, Any]:
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.parts is not None and message.role in part_roles:
+        rendered["content"] = [{"type": "text", "text": text} for text in message.parts]
+    if message.name is not None:
+        rendered["name"] = message.name
     if message.reasoning:
         # Templates disagree on the name.
         for name in ("reasoning", "reasoning_content", "thinking"):
@@ -183,7 +219,8 @@ def _as_template_message(message: ChatMessage) -> dict[str, Any]:
 
 def _cut_after_last_content(text: str, message: ChatMessage) -> str:
     """Drop what the template put after the last message's content (templates may strip it)."""
-    for content in (message.content, message.content.strip()):
+    last = message.content if not message.parts else message.parts[-1]
+    for content in (last, last.strip()):
         start = text.rfind(content)
         if content and start >= 0:
             return text[: start + len(content)]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from vllm.tokenizers.chat_messages import ChatMessage
 from vllm.tokenizers.chat_tools import ToolSpec
-from vllm.tokenizers.tool_calls import Member, MessageCall, split_object
+from vllm.tokenizers.tool_calls import Member, MessageCall, read_members
 
 DSML = "｜DSML｜"
 BLOCK_OPEN = f"<{DSML}tool_calls>"
@@ -59,7 +59,7 @@ def calls_block(calls: Sequence[MessageCall]) -> str:
 
 
 def _invoke(call: MessageCall) -> str:
-    members = split_object(call.arguments) or []
+    members = read_members(call.arguments)
     lines = [f'<{DSML}invoke name="{call.name}">', *map(_parameter, members), f"</{DSML}invoke>"]
     return "\n".join(lines)
 

@@ -67,6 +67,7 @@ def guard_messages(
 def _texts(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Iterator[str]:
     for message in messages:
         yield message.content
+        yield message.name or ""
         yield message.reasoning
         for call in message.tool_calls:
             yield call.name
@@ -83,6 +84,8 @@ def _map_message(message: ChatMessage, change: Callable[[str], str]) -> ChatMess
     return replace(
         message,
         content=change(message.content),
+        parts=None if message.parts is None else tuple(map(change, message.parts)),
+        name=None if message.name is None else change(message.name),
         reasoning=change(message.reasoning),
         tool_calls=calls,
     )

@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from vllm.exceptions import ConfigError, UserInputError
+from vllm.tokenizers.template_files import DEFAULT_TEMPLATE
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE_MARK = "\u2581"
@@ -87,6 +88,19 @@ class Tokenizer:
         """The spellings of the special tokens."""
         return frozenset(self._added_text[token_id] for token_id in self.all_special_ids)
 
+    def describe(self) -> dict[str, Any]:
+        """Return tokenizer_config.json, and what stands in files beside it."""
+        pad = _token_text(self._config.get("pad_token"))
+        return {
+            **self._config,
+            "tokenizer_class": self._config.get("tokenizer_class", "PreTrainedTokenizerFast"),
+            "bos_token": self.bos_token,
+            "eos_token": self.eos_token,
+            "pad_token": pad,
+            "chat_template": self.chat_templates.get(DEFAULT_TEMPLATE),
+            "vocab_size": self.vocab_size,
+        }
+
     @property
     def template_tokens(self) -> dict[str, str]:
         """The tokens that templates know by name, such as bos_token, with their spellings."""
@@ -122,19 +136,37 @@ class Tokenizer:
         """The checkpoint's own Jinja chat template, if it has one.
 
         Raises:
-            ConfigError: Its ``chat_template`` is neither text nor a list with a default.
+            ConfigError: As ``chat_templates``.
         """
-        template = self._config.get("chat_template")
-        if template is None or isinstance(template, str):
-            return template
-        if isinstance(template, list):
-            for entry in template:
-                if isinstance(entry, dict) and entry.get("name") == "default":
-                    return str(entry["template"])
-        raise ConfigError(
-            "chat_template in tokenizer_config.json must be a string, or a list of named templates "
-            "with one called 'default'."
+        return self.chat_templates.get(DEFAULT_TEMPLATE)
+
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """The checkpoint's own Jinja chat templates by name; the usual one is "default".
+
+        Raises:
+            ConfigError: Its ``chat_template`` is neither text nor named texts with a default.
+        """
+        given = self._config.get("chat_template")
+        if given is None:
+            return {}
+        if isinstance(given, str):
+            return {DEFAULT_TEMPLATE: given}
+        if isinstance(given, list):
+            given = {
+                entry.get("name"): entry.get("template")
+                for entry in given
+                if isinstance(entry, dict)
+            }
+        texts = isinstance(given, dict) and all(
+            isinstance(text, str) for pair in given.items() for text in pair
         )
+        if not texts or DEFAULT_TEMPLATE not in given:
+            raise ConfigError(
+                "chat_template in tokenizer_config.json must be a string, or a list of named "
+                "templates with one called 'default'."
+            )
+        return dict(given)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``.
@@ -312,7 +344,12 @@ def _read_tokenizer_config(folder: Path) -> dict[str, Any]:
         if not isinstance(read, dict):
             raise ConfigError(f"{file} must hold a JSON object.")
         config = read
-    template = folder / "chat_template.jinja"
-    if template.is_file():
-        config["chat_template"] = template.read_text(encoding="utf-8")
+    # Files of templates stand for all of those in tokenizer_config.json.
+    files = {DEFAULT_TEMPLATE: folder / "chat_template.jinja"}
+    files |= {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
+    templates = {
+        name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()
+    }
+    if templates:
+        config["chat_template"] = templates
     return config

@@ -17,13 +17,17 @@ class MessageCall:
     Attributes:
         id: What its result names; None where the client gave none.
         name: Of the function.
-        arguments: The text of a JSON object, spelled as it was sent: an answer that comes back
-            must give the tokens it was made of.
+        arguments: As they were sent, for an answer that comes back must give the tokens it was
+            made of: the text of a JSON object, or of what a limit cut off.
     """
 
     id: str | None
     name: str
     arguments: str
+
+
+# The one field that holds arguments which are no JSON object, in formats of a field each.
+RAW_ARGUMENTS = "arguments"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ def parse_calls(where: str, calls: Any) -> tuple[MessageCall, ...]:
     """Check a message's ``tool_calls``.
 
     Raises:
-        UserInputError: One is malformed, or its arguments are no JSON object.
+        UserInputError: One is malformed.
         UnsupportedFeatureError: One calls something else than a function.
     """
     if calls is None:
@@ -67,11 +71,18 @@ def _parse_call(where: str, call: Any) -> MessageCall:
     if isinstance(arguments, Mapping):
         arguments = json.dumps(arguments, ensure_ascii=False)
     text = "{}" if arguments is None or arguments == "" else arguments
-    if not isinstance(text, str) or split_object(text) is None:
+    if not isinstance(text, str):
         raise UserInputError(
-            f"{where}.function.arguments must be the text of a JSON object.", "messages"
+            f"{where}.function.arguments must be a text, or an object, not {type(text).__name__}.",
+            "messages",
         )
     return MessageCall(call_id, name, text)
+
+
+def read_members(arguments: str) -> list[Member]:
+    """Return a call's arguments one by one; what is no JSON object is one field of raw text."""
+    members = split_object(arguments)
+    return [Member(RAW_ARGUMENTS, arguments, arguments)] if members is None else members
 
 
 def split_object(text: str) -> list[Member] | None:

@@ -135,7 +135,7 @@ def _check_groups(groups: Sequence[KVCacheGroupSpec], unit: int) -> None:
         for name, own in groups[group_id].layer_specs().items():
             if own.keeps_every_token:
                 page_sizes.add(own.page_size_bytes)
-            elif getattr(own, "page_size_padded", None) is not None:
+            elif own.page_size_bytes != own.page_layout().num_bytes:
                 padded[name] = own.page_size_bytes
     odd = [name for name, size in padded.items() if size not in page_sizes]
     if odd:

@@ -74,9 +74,22 @@ def test_hidden_thinking_comes_back() -> None:
     block = {"type": "thinking", "thinking": "", "signature": seal_reasoning("hm")}
     chat = convert_messages(None, [{"role": "assistant", "content": [block, text("Hi")]}, *HI])
     assert chat.messages[0]["reasoning"] == "hm"
-    forged = {**block, "signature": "WaUjzkyp"}
-    with pytest.raises(UserInputError, match="not made by this server"):
-        convert_messages(None, [{"role": "assistant", "content": [forged]}, *HI])
+
+
+def test_thinking_of_other_servers_is_left_out() -> None:
+    foreign = [
+        {"type": "thinking", "thinking": "", "signature": "WaUjzkyp"},
+        {"type": "redacted_thinking", "data": "EmwKAhgBEgy3"},
+        text("Hi"),
+    ]
+    chat = convert_messages(None, [{"role": "assistant", "content": foreign}, *HI])
+    assert chat.messages[0] == {"role": "assistant", "content": "Hi"}
+
+
+def test_input_that_was_cut_off_comes_back_as_it_was() -> None:
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": '{"path": "/et'}
+    chat = convert_messages(None, [{"role": "assistant", "content": [use]}, *HI])
+    assert chat.messages[0]["tool_calls"][0]["function"]["arguments"] == '{"path": "/et'
 
 
 def test_marks_stand_where_blocks_end() -> None:
@@ -152,9 +165,7 @@ def test_malformed_messages_are_named(system: Any, messages: Any, message: str) 
 
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
-@pytest.mark.parametrize(
-    "kind", ["image", "document", "search_result", "redacted_thinking", "server_tool_use"]
-)
+@pytest.mark.parametrize("kind", ["image", "document", "search_result", "server_tool_use"])
 def test_what_is_not_served_is_refused_by_name(role: str, kind: str) -> None:
     block = {"type": kind, "source": {"type": "base64"}, "data": "x"}
     with pytest.raises(UnsupportedFeatureError, match=rf"content\[0\] has type '{kind}'"):

@@ -6,6 +6,7 @@ from anthropic.types import ErrorResponse
 from vllm.entrypoints.anthropic.errors import error_event, in_dialect_of
 from vllm.entrypoints.openai.errors import describe_exception
 from vllm.exceptions import (
+    ContextLengthError,
     EngineDeadError,
     EngineError,
     ModelNotFoundError,
@@ -40,6 +41,13 @@ def test_an_error(cause: Exception, status: int, kind: str) -> None:
     head, data, *rest = error_event(cause).decode().split("\n")
     assert (head, rest) == ("event: error", ["", ""])
     assert ErrorResponse.model_validate_json(data.removeprefix("data: ")).error.type == kind
+
+
+def test_a_full_context_is_told_in_the_words_clients_look_for() -> None:
+    cause = ContextLengthError(20006, 16384)
+    _, _, content = in_dialect_of("/v1/messages", describe_exception(cause), cause, "req_1")
+    error = ErrorResponse.model_validate_json(content).error
+    assert error.message == "prompt is too long: 20006 tokens > 16384 maximum"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messagesque", "/"])

@@ -1,6 +1,7 @@
 """``/v1/messages`` over a fake engine."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -229,7 +230,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 3}, "temperature"),
     ({"n": 2}, "n=2"),
     ({"stop_sequences": [""]}, "stop"),
-    ({"stop_sequences": ["a"] * 9}, "stop_sequences"),
+    ({"stop_sequences": ["a"] * 129}, "stop_sequences"),
     ({"stop_sequences": "a"}, "stop_sequences"),
     ({"thinking": {"type": "maybe"}}, "thinking.type"),
     ({"thinking": {"type": "between_tools"}}, "thinking.type"),
@@ -308,3 +309,23 @@ async def test_other_refusals_have_the_shape_too(serve: Callable[..., Served]) -
     assert answer.status_code == 503
     assert answer.headers["retry-after"]
     assert ErrorResponse.model_validate_json(answer.content).error.type == "api_error"
+
+
+async def test_threads_are_refused_as_servers_without_them_do(served: Served) -> None:
+    """The SDK then sends the whole conversation; taken in silence it would lose its history."""
+    thread = {"type": "create"}
+    answer = await served.client.post(URL + "?beta=true", json={**BODY, "thread": thread})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
+    assert served.engine.jobs == []
+
+
+async def test_a_prompt_that_fills_the_context(served: Served) -> None:
+    messages = [{"role": "user", "content": "word " * 4000}]
+    answer = await served.client.post(URL, json={**BODY, "messages": messages})
+    assert answer.status_code == 400
+    error = ErrorResponse.model_validate_json(answer.content).error
+    assert re.fullmatch(r"prompt is too long: \d+ tokens > 2048 maximum", error.message)

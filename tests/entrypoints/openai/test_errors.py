@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 
 from vllm.entrypoints.openai.errors import HttpError, describe_exception
 from vllm.exceptions import (
+    ContextLengthError,
     EngineDeadError,
     EngineError,
     ModelNotFoundError,
@@ -42,6 +43,16 @@ def test_table(error: Exception, status: int, kind: str) -> None:
     assert body["param"] == getattr(error, "param", None)
     assert ("Retry-After" in described.headers) == (status == 503)
     assert "secret" not in body["message"]
+
+
+def test_a_full_context_is_told_in_the_words_clients_look_for() -> None:
+    described = describe_exception(ContextLengthError(20000, 16384, 6, of_messages=True))
+    body = json.loads(described.body)["error"]
+    assert body["code"] == "context_length_exceeded"
+    assert body["message"].startswith(
+        "This model's maximum context length is 16384 tokens. However, you requested 20006 tokens "
+        "(20000 in the messages, 6 in the completion)."
+    )
 
 
 def test_headers_of_an_exception_stay() -> None:

@@ -180,3 +180,42 @@ async def test_lines_of_a_request_carry_its_id(
     lines = capsys.readouterr().err.splitlines()
     (line,) = [line for line in lines if "Received request" in line]
     assert " [mine-2] Received request cmpl-mine-2" in line
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/metrics", "/version"])
+async def test_heads_of_what_can_be_got(serve: Any, path: str) -> None:
+    served = serve()
+    got, head = await served.client.get(path), await served.client.head(path)
+    assert head.status_code == got.status_code == 200
+    assert head.content == b""
+    assert head.headers.get("content-type") == got.headers.get("content-type")
+    assert (await served.client.head(COMPLETIONS)).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("/v1/embeddings", "Embeddings"),
+        ("/score", "Scoring"),
+        ("/v1/rerank", "Reranking"),
+        ("/classify", "Classification"),
+        ("/v1/audio/transcriptions", "Audio"),
+        ("/v1/images/generations", "images"),
+    ],
+)
+async def test_what_other_models_serve_is_named(serve: Any, path: str, what: str) -> None:
+    answer = await serve().client.post(path, json={"input": "x"})
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert error["type"] == "NotFoundError"
+    assert what in error["message"]
+    assert "not served" in error["message"]
+
+
+async def test_each_client_finds_the_message_where_it_looks(serve: Any) -> None:
+    client = serve().client
+    assert "not served" in (await client.post("/v2/rerank", json={})).json()["message"]
+    batches = (await client.post("/v1/messages/batches", json={})).json()
+    assert batches["error"]["type"] == "not_found_error"
+    assert "not served" in batches["error"]["message"]
+    assert "no such route" in (await client.get("/v1/embed_dings")).json()["error"]["message"]

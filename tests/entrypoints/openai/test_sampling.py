@@ -26,7 +26,7 @@ def _request(**fields: Any) -> CompletionRequest:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"stop": list("abcde")}, "stop"),
+        ({"stop": ["a"] * 129}, "stop"),
         ({"stop_token_ids": [2048]}, "stop_token_ids"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),

@@ -1,5 +1,6 @@
 """``/v1/chat/completions`` over a fake engine."""
 
+import json
 from typing import Any
 
 import pytest
@@ -251,3 +252,98 @@ async def test_prompt_logprobs_and_token_ids(served: Served) -> None:
 async def test_null_asks_for_nothing(served: Served, name: str) -> None:
     response = await served.client.post(CHAT, json={"messages": USER, name: None})
     assert response.status_code == 200, response.text
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+
+
+def grammar_of(served: Served) -> Any:
+    """What the engine was told that the answer must follow."""
+    return served.engine.jobs[-1][1].structured_outputs
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": FORM},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": "[0-9]+"}},
+        {"structured_outputs": {"choice": ["a", "b"]}},
+        {"structured_outputs": {"grammar": 'start: "x"'}},
+    ],
+)
+async def test_tools_and_a_form_are_one_grammar(roomy: Served, form: dict[str, Any]) -> None:
+    say(roomy, SAID + END)
+    choice = await ask(roomy, tools=TOOLS, **form)
+    assert choice["finish_reason"] == "tool_calls"
+    tag = json.loads(grammar_of(roomy).structural_tag)["format"]
+    kinds = [part["type"] for part in tag["elements"]]
+    assert kinds[0] == "sequence"  # the block of calls
+    assert len(kinds) == 2
+    # Without tools, or where they are forbidden, the form is all there is.
+    for others in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        await ask(roomy, **form, **others)
+        assert grammar_of(roomy).structural_tag is None
+    # A call that must be made is one, whatever form answers have.
+    for choice_ in ("required", {"type": "function", "function": {"name": "find"}}):
+        await ask(roomy, tools=TOOLS, tool_choice=choice_, **form)
+        tag = json.loads(grammar_of(roomy).structural_tag)["format"]
+        assert tag["type"] == "sequence"
+
+
+async def test_options_of_the_form_stay(roomy: Served) -> None:
+    form = {"json": {"type": "object"}, "disable_any_whitespace": True}
+    await ask(roomy, tools=TOOLS, structured_outputs=form)
+    assert grammar_of(roomy).disable_any_whitespace
+    tag = {"type": "structural_tag", "format": {"type": "any_text"}}
+    await ask(roomy, tools=TOOLS, response_format=tag)
+    assert json.loads(grammar_of(roomy).structural_tag) == tag
+
+
+async def test_tokens_of_reasoning_are_counted(roomy: Served) -> None:
+    say(roomy, "so</think>Wait." + END)
+    counted = len(roomy.context.tokenizer.encode("so</think>", add_special_tokens=False))
+    body: dict[str, Any] = {"messages": USER, "n": 2}
+    whole = (await roomy.client.post(CHAT, json=body)).json()["usage"]
+    assert whole["completion_tokens_details"] == {"reasoning_tokens": 2 * counted}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    *_, last = events_of(await roomy.client.post(CHAT, json=body))
+    assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2 * counted}
+    hits = last["usage"]["prompt_cache_hit_tokens"], last["usage"]["prompt_cache_miss_tokens"]
+    assert sum(hits) == last["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("thinking", "opened", "budget"),
+    [
+        ({"type": "disabled"}, "</think>", None),
+        ({"type": "enabled"}, "<think>", None),
+        ({"type": "enabled", "budget_tokens": 9}, "<think>", 9),
+    ],
+)
+async def test_thinking_as_deepseek_spells_it(
+    roomy: Served, thinking: dict[str, Any], opened: str, budget: int | None
+) -> None:
+    say(roomy, "Yes.")
+    await ask(roomy, thinking=thinking)
+    token_ids, params, *_ = roomy.engine.jobs[-1]
+    assert roomy.context.tokenizer.decode(token_ids[-1:]) == opened
+    assert params.thinking_token_budget == budget
+
+
+@pytest.mark.parametrize(
+    "thinking", [{}, {"type": "maybe"}, {"type": "enabled", "budget_tokens": 0}]
+)
+async def test_thinking_that_is_none(served: Served, thinking: dict[str, Any]) -> None:
+    answer = await served.client.post(CHAT, json={"messages": USER, "thinking": thinking})
+    assert answer.json()["error"]["param"] == "thinking"
+
+
+async def test_a_prefix_is_continued(roomy: Served) -> None:
+    say(roomy, " and more.")
+    begun = {"role": "assistant", "content": "One", "prefix": True}
+    body = {"messages": [*USER, begun], "thinking": {"type": "disabled"}}
+    answer = (await roomy.client.post(CHAT, json=body)).json()
+    assert answer["choices"][0]["message"]["content"] == " and more."
+    prompt = roomy.context.tokenizer.decode(roomy.engine.jobs[-1][0])
+    assert prompt.endswith("</think>One")

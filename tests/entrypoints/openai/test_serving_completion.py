@@ -38,6 +38,8 @@ async def test_one_prompt(served: Served) -> None:
         "completion_tokens": num_answer,
         "total_tokens": num_prompt + num_answer,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_cache_hit_tokens": 0,
+        "prompt_cache_miss_tokens": num_prompt,
     }
 
 
@@ -239,7 +241,7 @@ async def test_unknown_fields_are_listed(served: Served) -> None:
     body = {"prompt": "x", "foo": 1, "bär\r\n": 2, "user": "u", "repetition_penalty": 1.0}
     response = await served.client.post("/v1/completions", json=body)
     assert response.status_code == 200
-    assert response.headers["x-ignored-fields"] == "foo, b\\xe4r??"
+    assert response.headers["x-ignored-fields"] == "foo, b\\xe4r??, user"
 
 
 async def test_requests_are_logged_when_asked(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -247,3 +249,17 @@ async def test_requests_are_logged_when_asked(serve: Any, caplog: pytest.LogCapt
     served = serve(enable_log_requests=True, max_log_len=4)
     await served.client.post("/v1/completions", json={"prompt": "Hello there"})
     assert "prompt: 'Hell'" in caplog.text
+
+
+async def test_a_prompt_alone_is_scored(served: Served) -> None:
+    body = {"prompt": [5, 6, 7, 8], "max_tokens": 0, "echo": True, "logprobs": 1}
+    answer = (await served.client.post("/v1/completions", json=body)).json()
+    (choice,) = answer["choices"]
+    assert choice["text"] == served.context.tokenizer.decode([5, 6, 7, 8])
+    assert len(choice["logprobs"]["token_logprobs"]) == 4
+    assert choice["finish_reason"] == "length"
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (4, 0)
+    # Without the prompt there would be nothing to tell.
+    refused = await served.client.post("/v1/completions", json={**body, "echo": False})
+    assert refused.json()["error"]["param"] == "max_tokens"

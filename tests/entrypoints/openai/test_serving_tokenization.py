@@ -48,3 +48,13 @@ async def test_refused(served: Served, path: str, body: Any, param: str) -> None
     response = await served.client.post(path, json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+async def test_the_tokenizers_settings_by_flag(serve: Any) -> None:
+    assert (await serve().client.get("/tokenizer_info")).status_code == 404
+    served = serve(enable_tokenizer_info_endpoint=True)
+    told = (await served.client.get("/tokenizer_info")).json()
+    tokenizer = served.context.tokenizer
+    assert (told["bos_token"], told["eos_token"]) == (tokenizer.bos_token, tokenizer.eos_token)
+    assert told["tokenizer_class"]
+    assert told["vocab_size"] == tokenizer.vocab_size

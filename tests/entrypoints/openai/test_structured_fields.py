@@ -58,6 +58,24 @@ def test_older_names_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     assert "guided_regex" in caplog.text
 
 
+def test_the_same_said_twice_is_said_once() -> None:
+    """Some clients speak to servers of different ages in one request."""
+    both = make(structured_outputs={"grammar": "root ::= [a]"}, guided_grammar="root ::= [a]")
+    assert both == make(guided_grammar="root ::= [a]")
+
+
+@pytest.mark.parametrize(
+    ("form", "same"),
+    [
+        ({"type": "json_object", "value": SCHEMA}, {"json": SCHEMA}),
+        ({"type": "json", "value": SCHEMA}, {"json": SCHEMA}),
+        ({"type": "regex", "value": "[0-9]"}, {"regex": "[0-9]"}),
+    ],
+)
+def test_values_beside_the_type(form: dict[str, Any], same: dict[str, Any]) -> None:
+    assert make(response_format=form) == make(structured_outputs=same)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

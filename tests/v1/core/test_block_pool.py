@@ -12,7 +12,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.invariants import check_pool
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, init_none_hash
-from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.tiers import Tier
 
 
 @pytest.fixture(autouse=True)
@@ -221,7 +221,7 @@ def test_cold_blocks_are_reused_before_regular_ones() -> None:
     cache = make_cache()
     pool = cache.pool
     a, b = pool.get_new_blocks(2)
-    cold = cache.add_record("cold", a, is_cold=True)
+    cold = cache.add_record("cold", a, is_lean=False)
     cache.add_record("regular", b)
     pool.free_blocks([b, a])
     assert cache.tiers(a, b) == [Tier.COLD, Tier.REGULAR]

@@ -36,7 +36,7 @@ def test_random_traffic_really_hits_evicts_preempts_and_pins() -> None:
 
 def test_seeds_cover_every_combination() -> None:
     seen = {Traffic.of_seed(seed) for seed in range(96)}
-    combinations = {(t.unit, t.is_priority, t.policy.name, t.policy.pinned_share) for t in seen}
+    combinations = {(t.unit, t.is_priority, t.policy, t.pinning) for t in seen}
     assert len(combinations) == 3 * 2 * 4 * 3
 
 

@@ -3,6 +3,9 @@
 Its spec is one class in ``toy_kind.py``. Nothing in the product knows it.
 """
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from tests.v1.core.many_seeds import Traffic, run_random_traffic, tokens_of
@@ -55,8 +58,7 @@ def test_states_widen_no_row_of_the_pool(pieces: int) -> None:
     assert packed_block_stride(groups) == packed_block_stride(groups[:1])
     assert has_windows(groups)
     spec = groups[1].kv_cache_spec
-    page = spec.page_layout()
-    assert page.rows * page.width * page.dtype.itemsize == spec.page_size_bytes
+    assert spec.page_layout().num_bytes == spec.page_size_bytes
 
 
 def test_the_engine_takes_a_kind_that_nothing_is_registered_for() -> None:
@@ -167,13 +169,8 @@ def test_a_worker_that_forgets_the_states_of_boundaries_is_found_out(
 def test_random_traffic_reads_no_other_state(pieces: int) -> None:
     num_hits = 0
     for seed in range(6):
-        base = Traffic.of_seed(7 * seed)
-        traffic = Traffic(
-            base.unit,
-            base.is_priority,
-            base.policy,
-            lambda unit, num_blocks: toy_config(unit, num_blocks, pieces),
-        )
+        make_config = partial(toy_config, num_pieces=pieces)
+        traffic = replace(Traffic.of_seed(7 * seed), make_config=make_config)
         driver = run_random_traffic(seed, traffic)
         assert not driver.rebuilt
         num_hits += sum(hit > 0 for hit in driver.hits.values())

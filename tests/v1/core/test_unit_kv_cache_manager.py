@@ -15,7 +15,7 @@ from vllm.exceptions import ConfigError, InvariantError
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import salt_digest
 from vllm.v1.core.retention.auto.eviction import Rule
-from vllm.v1.core.retention.policy import AUTO
+from vllm.v1.core.retention.pinning import PinSettings
 from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.request import Request
 
@@ -175,8 +175,8 @@ def test_a_request_unscheduled_in_its_step_publishes_nothing() -> None:
 
 
 def test_private_prefill_window_takes_no_blocks_inside_the_chunk() -> None:
-    policy = replace(AUTO, adapts=False)
-    manager = make_manager(v4_config(32, 3000), 16384, policy=policy)
+    config = replace(v4_config(32, 3000), prefix_cache_retention_interval="0")
+    manager = make_manager(config, 16384)
     request = make_request("long", tokens_of(1, 8192 + 77), 32)
     assert manager.allocate_slots(request, 8192, lookup=manager.look_up(request)) is not None
     dense = sum(len(ids) for ids in manager.get_block_ids("long"))
@@ -283,12 +283,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.unit = unit
         big = make_manager(v4_config(unit, 4000), 512)
         blocks = max_request_blocks(coordinator_of(big).geometry, 512) + 2 + spare
-        policy = replace(AUTO, pinned_share=pinned_share, pin_min_drop_blocks=4)
         self.driver = Driver(
             v4_config(unit, blocks),
             512,
             seed=spare,
-            policy=policy,
+            pinning=None if pinned_share is None else PinSettings(pinned_share, 4),
             is_priority=is_priority,
             rule=rule,
         )

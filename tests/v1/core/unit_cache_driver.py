@@ -8,14 +8,14 @@ fails as soon as a request would read a row that was not computed from exactly i
 import random
 from bisect import insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.cache_step import Lookup
-from vllm.v1.core.geometry import GroupGeometry
+from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import (
@@ -24,7 +24,10 @@ from vllm.v1.core.kv_cache_utils import (
     maybe_convert_block_hash,
 )
 from vllm.v1.core.retention.auto.eviction import Rule
-from vllm.v1.core.retention.policy import AUTO, RetentionPolicy
+from vllm.v1.core.retention.auto.policy import AutoPolicy
+from vllm.v1.core.retention.pinning import PinSettings
+from vllm.v1.core.retention.policy import RetentionPolicy
+from vllm.v1.core.retention.registry import make_policy
 from vllm.v1.core.sched.output import RowBounds, WindowTable
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.messages import PrefillStats
@@ -225,6 +228,9 @@ def coordinator_of(manager: KVCacheManager) -> CheckpointCoordinator:
     return manager.coordinator
 
 
+PolicyMaker = Callable[[CacheGeometry], RetentionPolicy]
+
+
 class Driver:
     """A small scheduler with random decisions over the real manager."""
 
@@ -234,7 +240,8 @@ class Driver:
         max_model_len: int,
         seed: int,
         *,
-        policy: RetentionPolicy = AUTO,
+        policy: str | int | PolicyMaker = "auto",
+        pinning: PinSettings | None = None,
         waits: bool = True,
         is_priority: bool = False,
         rule: Rule | None = None,
@@ -242,8 +249,14 @@ class Driver:
         assert config.hit_unit is not None
         self.unit = config.hit_unit
         self.rng = random.Random(seed)
+        geometry = CacheGeometry.from_config(config)
+        made = (
+            make_policy(policy, geometry, config.num_blocks - 1)
+            if isinstance(policy, str | int)
+            else policy(geometry)
+        )
         self.manager = make_manager(
-            config, max_model_len, policy=policy, enable_kv_cache_events=True
+            config, max_model_len, policy=made, pinning=pinning, enable_kv_cache_events=True
         )
         self.coordinator = coordinator_of(self.manager)
         self.memory = RowMemory(self.manager)
@@ -339,9 +352,9 @@ class Driver:
 
     def step(self, budget: int = 512) -> None:
         """Schedule, run and update once."""
-        ranked = self.coordinator.block_pool.ranked
-        if self.rule is not None and ranked is not None:
-            ranked.rule = self.rule
+        policy = self.coordinator.policy
+        if self.rule is not None and isinstance(policy, AutoPolicy):
+            policy.duel.rule = self.rule
         manager = self.manager
         self.memory.seal(self.positions)
         manager.new_step_starts()

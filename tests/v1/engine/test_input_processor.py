@@ -59,7 +59,9 @@ def test_bad_prompts_are_refused(processor, prompt, match):
 
 def test_a_prompt_must_leave_room_for_a_token(processor):
     assert len(process(processor, [1] * 255).prompt_token_ids) == 255
-    with pytest.raises(UserInputError, match=r"256 tokens.*shorten it to 255") as error:
+    with pytest.raises(
+        UserInputError, match=r"maximum context length is 256 tokens.*\(256 in the prompt"
+    ) as error:
         process(processor, [1] * 256)
     assert error.value.param == "input_tokens"
 

@@ -123,3 +123,26 @@ def test_the_way_to_a_collector(
     exporter = make_exporter(endpoint)
     assert kind in type(exporter).__module__
     exporter.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({}, "vllm"),
+        ({"OTEL_SERVICE_NAME": "mine"}, "mine"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=theirs,team=a"}, "theirs"),
+    ],
+)
+def test_the_service_is_named_by_the_variables_of_the_sdk(
+    exporter: InMemorySpanExporter,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    name: str,
+) -> None:
+    for variable in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    (span,) = _spans(TracingStatLogger("m", exporter), exporter, _finished())
+    assert span.resource.attributes["service.name"] == name
+    assert span.resource.attributes.get("team") == ("a" if "theirs" in name else None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
-from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.tiers import Tier
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

@@ -15,7 +15,7 @@ from vllm.entrypoints.openai.pipeline.single_answer import (
     check_single,
     sampling_of,
 )
-from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.exceptions import ThreadsUnsupportedError, UnsupportedFeatureError, UserInputError
 from vllm.tokenizers import ChatOptions
 from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
 
@@ -27,7 +27,6 @@ FIELD_NAMES = {
     "thinking_token_budget": "thinking.budget_tokens",
 }
 _MIN_BUDGET = 1024
-_UNSUPPORTED = ("container", "mcp_servers")
 _DISPLAYS = (None, "summarized", "omitted")
 
 
@@ -105,9 +104,10 @@ def make_answer_request(
         UserInputError: A field is wrong.
         UnsupportedFeatureError: One asks for what is not served.
     """
-    for name in _UNSUPPORTED:
-        if (body.model_extra or {}).get(name):
-            raise UnsupportedFeatureError(f"{name} is not supported: leave it out.", name)
+    if body.thread is not None:
+        raise ThreadsUnsupportedError(
+            "thread is not supported: send the full conversation without it.", "thread"
+        )
     check_single(body)
     chat = convert_messages(
         body.system, body.messages, tools=body.tools or (), cache_control=body.cache_control
@@ -121,7 +121,7 @@ def make_answer_request(
             "a user message.",
             "messages",
         )
-    effort, response_format = read_output_config(body.output_config)
+    effort, response_format = read_output_config(body.output_config, body.output_format)
     switches = {"thinking": thinking.is_on, "enable_thinking": thinking.is_on}
     options = ChatOptions(
         add_generation_prompt=not chat.continues,
@@ -152,9 +152,13 @@ def make_answer_request(
 
 
 def read_output_config(
-    config: Mapping[str, Any] | None,
+    config: Mapping[str, Any] | None, output_format: Mapping[str, Any] | None = None
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Return the effort, and the response format as chats spell it.
+
+    Args:
+        config: ``output_config``.
+        output_format: An older name of its format.
 
     Raises:
         UserInputError: It is malformed.
@@ -162,7 +166,7 @@ def read_output_config(
     effort = (config or {}).get("effort")
     if effort is not None and not isinstance(effort, str):
         raise UserInputError("output_config.effort must be a string.", "output_config")
-    wanted = (config or {}).get("format")
+    wanted = (config or {}).get("format", output_format)
     if wanted is None:
         return effort, None
     schema = wanted.get("schema") if isinstance(wanted, Mapping) else None

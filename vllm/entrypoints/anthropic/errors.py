@@ -11,10 +11,13 @@ the server starts or drains     503    api_error (Retry-After)
 anything else                   500    api_error
 """
 
+from typing import Any
+
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from vllm.entrypoints.openai.errors import HttpError, describe_exception
-from vllm.exceptions import QueueFullError
+from vllm.exceptions import ContextLengthError, QueueFullError, ThreadsUnsupportedError
 
 _ROOT = "/v1/messages"
 # Where Anthropic's clients look for it.
@@ -30,9 +33,14 @@ _TYPE_OF_STATUS = {
 }
 
 
+# By this Anthropic's clients know that they must send the whole conversation.
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
 class _Detail(msgspec.Struct, frozen=True):
     type: str
     message: str
+    details: dict[str, Any] | UnsetType = UNSET
 
 
 class _Body(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
@@ -55,13 +63,13 @@ def in_dialect_of(
         return error.status, dict(error.headers), error.body
     status = _status_of(error, cause)
     headers = {**error.headers, **({REQUEST_ID_HEADER: request_id} if request_id else {})}
-    return status, headers, _encode(error, status, request_id)
+    return status, headers, _encode(error, status, request_id, cause)
 
 
 def error_event(cause: BaseException) -> bytes:
     """Return the event that ends a stream with an error."""
     described = describe_exception(cause)
-    body = _encode(described, _status_of(described, cause), None)
+    body = _encode(described, _status_of(described, cause), None, cause)
     return b"event: error\ndata: " + body + b"\n\n"
 
 
@@ -70,7 +78,14 @@ def _status_of(error: HttpError, cause: BaseException | None) -> int:
     return _OVERLOADED if isinstance(cause, QueueFullError) else error.status
 
 
-def _encode(error: HttpError, status: int, request_id: str | None) -> bytes:
+def _encode(
+    error: HttpError, status: int, request_id: str | None, cause: BaseException | None
+) -> bytes:
     kind = _TYPE_OF_STATUS.get(status, "api_error")
     message = error.message.encode("utf-8", "replace").decode("utf-8")
-    return msgspec.json.encode(_Body(_Detail(kind, message), request_id))
+    if isinstance(cause, ContextLengthError):
+        # The words that clients look for before they shorten a conversation.
+        most = min(cause.limit, cause.num_tokens - 1)
+        message = f"prompt is too long: {cause.num_tokens} tokens > {most} maximum"
+    details = _NO_THREADS if isinstance(cause, ThreadsUnsupportedError) else UNSET
+    return msgspec.json.encode(_Body(_Detail(kind, message, details), request_id))

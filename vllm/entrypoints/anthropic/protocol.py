@@ -1,9 +1,10 @@
 """The bodies of ``/v1/messages``. Nested objects are checked in ``conversion`` and ``options``."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, StrictBool, WithJsonSchema
 
+from vllm.entrypoints.openai.protocol.fields import MESSAGES
 from vllm.entrypoints.openai.protocol.requests import Many, SamplingRequest, Text, Whole
 
 SystemField = Annotated[
@@ -24,12 +25,18 @@ SystemField = Annotated[
 class CountTokensRequest(SamplingRequest):
     """``POST /v1/messages/count_tokens``: what decides the prompt."""
 
+    route: ClassVar[str] = MESSAGES
+
     messages: list[Any]
     system: SystemField = None
     tools: list[Any] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = Field(None, description="type: enabled, disabled, adaptive.")
+    thread: dict[str, Any] | None = Field(
+        None, description="Refused, so that clients send the whole conversation."
+    )
     output_config: dict[str, Any] | None = Field(None, description="effort and format.")
+    output_format: dict[str, Any] | None = Field(None, description="The same as its format.")
     cache_control: dict[str, Any] | None = Field(None, description="Marks the last block.")
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -39,5 +46,4 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: Whole
     stop_sequences: Many[Text] | None = None
-    metadata: dict[str, Any] | None = None
     stream: StrictBool | None = None

@@ -49,7 +49,6 @@ REFUSED_SERVE_FLAGS = (
     _value("--structured-outputs-config"),
     # Server.
     _switch("--enable-scale-out"),
-    _switch("--enable-tokenizer-info-endpoint", advice="ask /tokenize"),
     _switch("--trust-request-chat-template", advice="use --chat-template"),
     _switch("--return-tokens-as-token-ids", advice="set the field in requests"),
     _value("--response-role", harmless=("assistant",)),

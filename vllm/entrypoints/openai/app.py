@@ -17,7 +17,7 @@ from vllm.entrypoints.openai.cache_page import CacheFeed, page_router
 from vllm.entrypoints.openai.cache_routes import cache_router
 from vllm.entrypoints.openai.dev_routes import dev_router
 from vllm.entrypoints.openai.disconnect import ClientGoneError
-from vllm.entrypoints.openai.errors import describe_exception
+from vllm.entrypoints.openai.errors import describe_exception, name_what_is_not_served
 from vllm.entrypoints.openai.explain_routes import explain_router
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
 from vllm.entrypoints.openai.keep_alive import KeepAliveMiddleware
@@ -112,6 +112,8 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
 
 async def _handle_error(request: Request, error: Exception) -> Response:
     described = describe_exception(error)
+    if described.status in (404, 405):
+        described = name_what_is_not_served(route_path(request.scope), described)
     if described.status == 500:
         # Unexpected ones are logged again, with their traceback, by the server above us.
         logger.error("%s %s failed: %r", request.method, request.url.path, error)

@@ -60,12 +60,12 @@ _MAX_VALUE_CHARS = 80
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
-    """What went wrong; ``code`` repeats the HTTP status."""
+    """What went wrong; ``code`` names a cause that clients act upon, or repeats the HTTP status."""
 
     message: str
     type: str
     param: str | None
-    code: int
+    code: int | str
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -82,6 +82,8 @@ class HttpError:
     message: str
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    code: str | None = None
+    is_flat: bool = False
 
     @property
     def body(self) -> bytes:
@@ -89,7 +91,48 @@ class HttpError:
         kind = _TYPE_OF_STATUS.get(self.status, "HTTPError")
         # A lone surrogate of the request's must not make the answer unencodable.
         message = self.message.encode("utf-8", "replace").decode("utf-8")
-        return msgspec.json.encode(ErrorBody(ErrorDetail(message, kind, self.param, self.status)))
+        detail = ErrorDetail(message, kind, self.param, self.code or self.status)
+        body = {"message": message, "error": detail} if self.is_flat else ErrorBody(detail)
+        return msgspec.json.encode(body)
+
+
+# Routes of the same APIs that other models have, by how their paths begin.
+_NOT_SERVED = {
+    "/v1/embeddings": "Embeddings are",
+    "/v2/embed": "Embeddings are",
+    "/embed": "Embeddings are",
+    "/pooling": "Pooling is",
+    "/classify": "Classification is",
+    "/score": "Scoring by a cross-encoder is",
+    "/v1/score": "Scoring by a cross-encoder is",
+    "/rerank": "Reranking is",
+    "/v1/rerank": "Reranking is",
+    "/v2/rerank": "Reranking is",
+    "/v1/audio": "Audio is",
+    "/v1/realtime": "Audio is",
+    "/v1/images": "Making images is",
+    "/v1/videos": "Making videos is",
+    "/v1/moderations": "Moderation is",
+    "/v1/files": "Storing files is",
+    "/v1/batches": "Batches by HTTP are",
+    "/v1/fine_tuning": "Training is",
+    "/v1/assistants": "Assistants are",
+    "/v1/threads": "Assistants are",
+    "/v1/messages/batches": "Batches by HTTP are",
+}
+# Cohere's clients look for the message at the top.
+_FLAT_ROOT = "/v2/"
+
+
+def name_what_is_not_served(path: str, error: HttpError) -> HttpError:
+    """Return the error of a path without a route, which names what clients look for there."""
+    what = next((w for root, w in _NOT_SERVED.items() if f"{path}/".startswith(f"{root}/")), None)
+    if what is None:
+        return error
+    hint = "vllm run-batch takes files of requests" if "Batches" in what else ""
+    message = f"{what} not served here: this server's models generate text."
+    message += f" ({hint}.)" if hint else ""
+    return HttpError(404, message, is_flat=path.startswith(_FLAT_ROOT))
 
 
 def describe_exception(error: BaseException) -> HttpError:
@@ -101,7 +144,11 @@ def describe_exception(error: BaseException) -> HttpError:
     for kind, status in _STATUS_OF_EXCEPTION:
         if isinstance(error, kind):
             return HttpError(
-                status, str(error), getattr(error, "param", None), _retry_headers(error, status)
+                status,
+                str(error),
+                getattr(error, "param", None),
+                _retry_headers(error, status),
+                getattr(error, "code", None),
             )
     return HttpError(500, "The server failed to answer this request; its log has the details.")
 

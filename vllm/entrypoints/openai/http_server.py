@@ -36,6 +36,7 @@ from vllm.exceptions import ShuttingDownError
 from vllm.logger import init_logger
 from vllm.parser.registry import choose_parsers
 from vllm.tokenizers import Tokenizer, make_chat_encoder
+from vllm.tokenizers.chat_encoder import find_templates
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.client import AsyncEngineCoreHandle
 from vllm.v1.engine.wire import KVCacheInfo, Ready
@@ -195,9 +196,10 @@ class HttpServer:
             self._args.chat_template,
             allows_special_tokens=self._args.allow_special_tokens_in_content,
         )
+        templates = find_templates(model.hf_config, tokenizer, self._args.chat_template)
         parsers = choose_parsers(
             model.hf_config.get("model_type", ""),
-            self._args.chat_template or tokenizer.chat_template,
+            templates.for_tools if templates is not None else None,
             self._args.tool_call_parser,
             self._args.reasoning_parser,
         )

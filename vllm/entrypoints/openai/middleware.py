@@ -66,6 +66,11 @@ class EdgeMiddleware:
         started = time.monotonic()
         status = 500
         num_sent = 0
+        method = scope["method"]
+        if method == "HEAD":
+            # What GET would say, without its body.
+            scope = {**scope, "method": "GET"}
+            send = _without_body(send)
         request_id = header_request_id(scope)
 
         async def observed_send(message: Message) -> None:
@@ -87,7 +92,7 @@ class EdgeMiddleware:
             handler = getattr(scope.get("route"), "path", "none")
             self._metrics.observe(
                 handler,
-                scope["method"],
+                method,
                 status,
                 time.monotonic() - started,
                 request_bytes=_content_length(Headers(scope=scope)),
@@ -124,6 +129,21 @@ class EdgeMiddleware:
         if _content_length(headers) > MAX_BODY_BYTES:
             return _too_large()
         return None
+
+
+def _without_body(send: Send) -> Send:
+    """Send a response's head, and end it there."""
+    has_ended = False
+
+    async def send_head(message: Message) -> None:
+        nonlocal has_ended
+        if message["type"] != "http.response.body":
+            await send(message)
+        elif not has_ended:
+            has_ended = True
+            await send({"type": "http.response.body", "body": b""})
+
+    return send_head
 
 
 def route_path(scope: Scope) -> str:

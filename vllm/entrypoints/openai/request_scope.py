@@ -1,7 +1,7 @@
 """One HTTP request on its way: names, ignored fields, the jobs handed to the engine."""
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -52,16 +52,27 @@ class RequestScope:
 
 
 def open_scope(
-    prefix: str, body: SamplingRequest, raw_request: Request, context: ServingContext
+    prefix: str,
+    body: SamplingRequest,
+    raw_request: Request,
+    context: ServingContext,
+    without_effect: Sequence[str] = (),
 ) -> RequestScope:
     """Check what all generating routes check first.
+
+    Args:
+        prefix: Of the response's id.
+        body: The request.
+        raw_request: The same on the wire.
+        context: The server's.
+        without_effect: What the caller knows to have no effect, besides the fields it does not own.
 
     Raises:
         ModelNotFoundError: The model is not served.
         UserInputError: A field asks for what is not served.
     """
     model = context.served_model.resolve_name(body.model)
-    ignored = check_extra_fields(body.model_extra)
+    ignored = [*check_extra_fields(body.model_extra, body.route), *without_effect]
     if body.stream_options is not None:
         extra = body.stream_options.model_extra or {}
         ignored += [f"stream_options.{name}" for name in extra if name != "include_obfuscation"]

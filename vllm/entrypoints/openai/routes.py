@@ -20,7 +20,11 @@ from vllm.entrypoints.openai.protocol.requests import (
 from vllm.entrypoints.openai.protocol.responses import ModelList
 from vllm.entrypoints.openai.serving_chat import create_chat_completion
 from vllm.entrypoints.openai.serving_completion import create_completion
-from vllm.entrypoints.openai.serving_tokenization import detokenize, tokenize
+from vllm.entrypoints.openai.serving_tokenization import (
+    detokenize,
+    tokenize,
+    tokenizer_info,
+)
 from vllm.entrypoints.openai.state import Phase, ServerState
 from vllm.version import BANNER, ENGINE_NAME, __version__
 
@@ -82,6 +86,12 @@ async def tokenize_route(body: TokenizeRequest, context: Context) -> Response:
 async def detokenize_route(body: DetokenizeRequest, context: Context) -> Response:
     """Turn token ids into text."""
     return _json(await detokenize(body, context))
+
+
+@router.get("/tokenizer_info", tags=["tokens"])
+async def tokenizer_info_route(context: Context) -> Response:
+    """Describe the tokenizer, with --enable-tokenizer-info-endpoint."""
+    return _json(tokenizer_info(context))
 
 
 @router.get("/health", tags=["operations"])

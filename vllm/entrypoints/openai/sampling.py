@@ -7,7 +7,7 @@ from vllm import envs
 from vllm.entrypoints.openai.context import ServedModel
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
 from vllm.entrypoints.openai.structured_fields import make_structured_outputs
-from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.exceptions import ContextLengthError, UnsupportedFeatureError, UserInputError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 _MAX_SALT_CHARS = 128
@@ -161,7 +161,12 @@ def check_logprobs(value: int | None, served_model: ServedModel, param: str) -> 
 
 
 def resolve_max_tokens(
-    asked: int | None, default: int | None, num_prompt_tokens: int, served_model: ServedModel
+    asked: int | None,
+    default: int | None,
+    num_prompt_tokens: int,
+    served_model: ServedModel,
+    *,
+    of_messages: bool = True,
 ) -> int:
     """Return the longest answer of a request.
 
@@ -170,6 +175,7 @@ def resolve_max_tokens(
         default: When it says nothing; None: what is left of the context.
         num_prompt_tokens: Length of its prompt.
         served_model: The model's.
+        of_messages: Whether the prompt is a chat.
 
     Raises:
         UserInputError: The prompt is empty or fills the context, or more than the context is asked.
@@ -179,11 +185,8 @@ def resolve_max_tokens(
         raise UserInputError("The prompt is empty: give at least one token.", "prompt")
     room = limit - num_prompt_tokens
     if room < 1:
-        raise UserInputError(
-            f"The prompt has {num_prompt_tokens} tokens, which leaves no room for an answer in the "
-            f"model's context of {limit} tokens: shorten it.",
-            "input_tokens",
-        )
+        num_asked = max(asked or default or 1, 1)
+        raise ContextLengthError(num_prompt_tokens, limit, num_asked, of_messages=of_messages)
     if asked is None:
         return room if default is None else min(default, room)
     if asked > limit:

@@ -68,6 +68,12 @@ class ServerArgs:
         "Send X-Request-Id with every response: the request's own, or a new one. Default: on.",
         group=_GROUP,
     )
+    enable_tokenizer_info_endpoint: bool = option(
+        False,
+        "Tell the tokenizer's settings at /tokenizer_info, for clients that encode prompts "
+        "through this server.",
+        group=_GROUP,
+    )
     enable_force_include_usage: bool = option(
         False, "Send the usage in every chunk of a stream.", group=_GROUP
     )
@@ -96,7 +102,11 @@ class ServerArgs:
     uvicorn_log_level: str = option(
         "info", group=_GROUP, choices=_LOG_LEVELS, more="Level of the web server's own log."
     )
-    chat_template: str | None = option(None, "A Jinja file, or the template itself.", group=_GROUP)
+    chat_template: str | None = option(
+        None,
+        "A Jinja file, a folder with chat_template.jinja, or the template itself.",
+        group=_GROUP,
+    )
     default_chat_template_kwargs: Mapping[str, Any] = option(
         {},
         "Used where a request does not set them: '{\"thinking\": false}'.",
@@ -105,7 +115,8 @@ class ServerArgs:
     )
     tool_call_parser: str | None = option(
         None,
-        "Format of tool calls in answers: deepseek_v4, hermes, qwen3, llama3_json, openai, none. "
+        "Format of tool calls in answers: deepseek_v4, functiongemma, gemma4, glm, hermes, "
+        "kimi_k2, llama3_json, mistral, mistral_v11, openai, pythonic, qwen3, qwen3_coder, none. "
         "Default: the model's.",
         group=_GROUP,
         metavar="NAME",
@@ -113,8 +124,8 @@ class ServerArgs:
     )
     reasoning_parser: str | None = option(
         None,
-        "Format of reasoning in answers: deepseek_v4, qwen3, openai_gptoss, none. Default: the "
-        "model's.",
+        "Format of reasoning in answers: deepseek_v4, gemma4, glm, kimi_k2, mistral, qwen3, "
+        "openai_gptoss, none. Default: the model's.",
         group=_GROUP,
         metavar="NAME",
         more="See `docs/reasoning.md`.",

@@ -21,6 +21,7 @@ from vllm.entrypoints.openai.pipeline.answers import (
 )
 from vllm.entrypoints.openai.pipeline.chat_messages import chat_deltas, chat_message
 from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, PreparedChat, prepare_chat
+from vllm.entrypoints.openai.pipeline.reasoning_count import ReasoningCounter
 from vllm.entrypoints.openai.prompts import TokenizedPrompt, truncate
 from vllm.entrypoints.openai.protocol.requests import ChatCompletionRequest
 from vllm.entrypoints.openai.protocol.responses import (
@@ -92,6 +93,9 @@ class _Chat:
             shows_misses=self.context.args.enable_prompt_tokens_details,
         )
 
+    def reasoning_counter(self) -> ReasoningCounter:
+        return ReasoningCounter(self.context.tokenizer, self.prepared.in_reasoning)
+
     def chunk(self, choices: list[ChatChunkChoice]) -> ChatChunkBody:
         return ChatChunkBody(
             id=self.scope.response_id,
@@ -132,11 +136,18 @@ async def _check(
         raise UserInputError("top_logprobs needs logprobs=true.", "top_logprobs")
     num_top = check_logprobs(body.top_logprobs or 0, served_model, "top_logprobs")
     num_prompt_top = check_logprobs(body.prompt_logprobs, served_model, "prompt_logprobs")
+    thinking, budget = _read_thinking(body.thinking)
+    if budget is not None and body.thinking_token_budget is None:
+        body = body.model_copy(update={"thinking_token_budget": budget})
+    # DeepSeek's name for a last message that is to be continued.
+    continues = body.messages[-1:] != [] and body.messages[-1].get("prefix") is True
     options = ChatOptions(
-        add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final_message=bool(body.continue_final_message),
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
+        continue_final_message=bool(body.continue_final_message) or continues,
         reasoning_effort=body.reasoning_effort,
-        template_kwargs=_template_kwargs(body.chat_template_kwargs, context),
+        template_kwargs=_template_kwargs(
+            {**thinking, **(body.chat_template_kwargs or {})}, context
+        ),
         add_special_tokens=bool(body.add_special_tokens),
     )
     tools = parse_tools(body.tools)
@@ -157,6 +168,29 @@ async def _check(
     )
 
 
+def _read_thinking(thinking: Mapping[str, Any] | None) -> tuple[dict[str, bool], int | None]:
+    """Return the switches of templates that ``thinking`` sets, and its budget in tokens.
+
+    Raises:
+        UserInputError: It is malformed.
+    """
+    if thinking is None:
+        return {}, None
+    kind, budget = thinking.get("type"), thinking.get("budget_tokens")
+    if kind not in ("enabled", "disabled", "adaptive"):
+        raise UserInputError(
+            f"thinking.type={str(kind)[:60]!r} is unknown: use enabled, adaptive or disabled.",
+            "thinking",
+        )
+    if budget is not None and (type(budget) is not int or budget < 1):
+        raise UserInputError(
+            f"thinking.budget_tokens={str(budget)[:40]} must be a whole number of at least 1.",
+            "thinking",
+        )
+    is_on = kind != "disabled"
+    return {"thinking": is_on, "enable_thinking": is_on}, budget if is_on else None
+
+
 def _template_kwargs(
     from_request: Mapping[str, Any] | None, context: ServingContext
 ) -> dict[str, Any]:
@@ -165,7 +199,9 @@ def _template_kwargs(
 
 async def _collect(chat: _Chat, stream: EngineStream) -> bytes:
     usage = chat.usage_counter()
-    answers = await collect_answers(stream, chat.prepared.make_parser, usage, chat.n)
+    answers = await collect_answers(
+        stream, chat.prepared.make_parser, usage, chat.n, chat.reasoning_counter
+    )
     response = ChatBody(
         id=chat.scope.response_id,
         created=chat.created,
@@ -203,7 +239,9 @@ async def _events(chat: _Chat, stream: EngineStream) -> AsyncIterator[bytes]:
     in_every_chunk = force or bool(options and options.continuous_usage_stats)
     usage = chat.usage_counter()
     opened: set[int] = set()
-    async for delta in read_answers(stream, chat.prepared.make_parser, usage, chat.n):
+    async for delta in read_answers(
+        stream, chat.prepared.make_parser, usage, chat.n, chat.reasoning_counter
+    ):
         chunks = _deltas(chat, delta)
         if delta.index not in opened:
             # The role goes out with the first token and not at arrival: clients measure the

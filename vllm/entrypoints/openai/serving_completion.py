@@ -53,9 +53,18 @@ class _Completion:
     def params(self, prompt: TokenizedPrompt) -> SamplingParams:
         served_model = self.context.served_model
         max_tokens = resolve_max_tokens(
-            self.body.max_tokens, _DEFAULT_MAX_TOKENS, len(prompt.token_ids), served_model
+            1 if self.scores_only else self.body.max_tokens,
+            _DEFAULT_MAX_TOKENS,
+            len(prompt.token_ids),
+            served_model,
+            of_messages=False,
         )
         return make_sampling_params(self.body, served_model, max_tokens, self.logprobs_options)
+
+    @property
+    def scores_only(self) -> bool:
+        """Whether the prompt comes back without an answer, for its log probabilities."""
+        return bool(self.body.echo) and self.body.max_tokens == 0
 
     def chunk(self, choices: list[CompletionChoice]) -> CompletionBody:
         return CompletionBody(
@@ -70,6 +79,7 @@ class _Completion:
         return UsageCounter(
             [len(prompt.token_ids) for prompt in self.prompts],
             shows_misses=self.context.args.enable_prompt_tokens_details,
+            counts_answers=not self.scores_only,
         )
 
     def prompt_text(self, job_index: int) -> str:
@@ -96,6 +106,9 @@ class _Answer:
     ) -> CompletionChoice:
         """Return the next chunk of the answer, the prompt in front of the first if asked."""
         body = self._request.body
+        if self._request.scores_only:
+            # The engine gives a prompt's log probabilities with a first token, which nobody wants.
+            output = replace(output, text="", token_ids=[], logprobs=[], finish_reason="length")
         choice = CompletionChoice(self._index, output.text)
         choice.finish_reason = output.finish_reason
         choice.stop_reason = output.stop_reason

@@ -1,13 +1,15 @@
 """``POST /tokenize`` and ``POST /detokenize``."""
 
+from typing import Any
+
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, prepare_chat
 from vllm.entrypoints.openai.prompts import encode_texts
-from vllm.entrypoints.openai.protocol.fields import check_extra_fields
+from vllm.entrypoints.openai.protocol.fields import CHAT, check_extra_fields
 from vllm.entrypoints.openai.protocol.requests import DetokenizeRequest, TokenizeRequest
 from vllm.entrypoints.openai.protocol.responses import DetokenizeBody, TokenizeBody
 from vllm.entrypoints.openai.sampling import check_token_id
-from vllm.exceptions import UserInputError
+from vllm.exceptions import ModelNotFoundError, UserInputError
 from vllm.tokenizers import ChatOptions
 from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
 
@@ -19,7 +21,7 @@ async def tokenize(body: TokenizeRequest, context: ServingContext) -> TokenizeBo
         UserInputError: The request is wrong.
     """
     context.served_model.resolve_name(body.model)
-    check_extra_fields(body.model_extra)
+    check_extra_fields(body.model_extra, CHAT)
     if (body.prompt is None) == (body.messages is None):
         raise UserInputError("Give either prompt or messages.", "prompt")
     token_ids = await _token_ids(body, context)
@@ -48,6 +50,20 @@ async def _token_ids(body: TokenizeRequest, context: ServingContext) -> list[int
     tools = parse_tools(body.tools)
     task = ChatTask(body.messages or [], options, tools, parse_tool_choice(None, tools))
     return (await prepare_chat(task, context)).prompt.token_ids
+
+
+def tokenizer_info(context: ServingContext) -> dict[str, Any]:
+    """Return what clients need to know of the tokenizer that encode prompts through this server.
+
+    Raises:
+        ModelNotFoundError: The server was started without it.
+    """
+    if not context.args.enable_tokenizer_info_endpoint:
+        raise ModelNotFoundError(
+            "The tokenizer's settings are not told: start the server with "
+            "--enable-tokenizer-info-endpoint."
+        )
+    return context.tokenizer.describe()
 
 
 async def detokenize(body: DetokenizeRequest, context: ServingContext) -> DetokenizeBody:

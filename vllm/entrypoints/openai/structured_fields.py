@@ -18,6 +18,8 @@ _GUIDED_FIELDS = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
+# Hugging Face's clients put a schema, or an expression, beside the type.
+_VALUE_KINDS = {"json_object": "json", "json": "json", "regex": "regex"}
 _TEXT_FIELDS = ("regex", "grammar", "whitespace_pattern")
 _SWITCHES = ("json_object", "disable_any_whitespace", "disable_additional_properties")
 # How other servers' engines were told to choose a backend: there is one here.
@@ -37,15 +39,18 @@ def make_structured_outputs(request: SamplingRequest) -> StructuredOutputsParams
         "guided_*": _from_guided(request),
     }
     asked = [name for name, params in found.items() if params is not None]
-    if len(asked) > 1:
+    # Some clients say the same twice, for servers of different ages.
+    if any(found[name] != found[asked[0]] for name in asked[1:]):
         raise UserInputError(f"{' and '.join(asked)} both ask for structure: use one.", asked[1])
     return found[asked[0]] if asked else None
 
 
 def _from_response_format(given: Mapping[str, Any] | None) -> StructuredOutputsParams | None:
-    kind = "text" if given is None else given.get("type")
+    kind: Any = "text" if given is None else given.get("type")
     if given is None or kind == "text":
         return None
+    if isinstance(kind, str) and kind in _VALUE_KINDS and given.get("value") is not None:
+        return _make_params({_VALUE_KINDS[kind]: given["value"]})
     if kind == "json_object":
         return StructuredOutputsParams(json_object=True)
     if kind == "structural_tag":

@@ -7,7 +7,11 @@ from msgspec import UnsetType
 
 from vllm.entrypoints.openai.answer_metrics import AnswerMetrics, answer_metrics
 from vllm.entrypoints.openai.engine_stream import JobOutput
-from vllm.entrypoints.openai.protocol.responses import PromptTokensDetails, Usage
+from vllm.entrypoints.openai.protocol.responses import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Usage,
+)
 from vllm.v1.messages import PrefillStats
 from vllm.v1.metrics.iteration_stats import RequestStateStats
 
@@ -18,15 +22,21 @@ class UsageCounter:
     Args:
         prompt_lens: Length of each prompt in tokens.
         shows_misses: Whether to say why prompt tokens had to be computed.
+        counts_answers: Whether the answers were asked for: a prompt's log probabilities come with
+            the first token of one.
     """
 
-    def __init__(self, prompt_lens: Sequence[int], *, shows_misses: bool = False) -> None:
+    def __init__(
+        self, prompt_lens: Sequence[int], *, shows_misses: bool = False, counts_answers: bool = True
+    ) -> None:
         self._num_prompt_tokens = sum(prompt_lens)
         self._shows_misses = shows_misses
         self._num_cached = [0] * len(prompt_lens)
         self._prefills: list[PrefillStats | None] = [None] * len(prompt_lens)
         self._num_completion_tokens = 0
         self._last: RequestStateStats | None = None
+        self._counts_answers = counts_answers
+        self._num_reasoning: dict[int, int] = {}
 
     def add(self, item: JobOutput) -> None:
         """Count one output; every answer token must come once (deltas, or final outputs)."""
@@ -34,17 +44,29 @@ class UsageCounter:
             self._num_cached[item.job_index] = item.output.num_cached_tokens
         self._prefills[item.job_index] = item.output.prefill_stats
         self._last = item.output.metrics
-        self._num_completion_tokens += sum(len(o.token_ids) for o in item.output.outputs)
+        if self._counts_answers:
+            self._num_completion_tokens += sum(len(o.token_ids) for o in item.output.outputs)
+
+    def count_reasoning(self, index: int, num_tokens: int) -> None:
+        """Note how many tokens of an answer are reasoning so far."""
+        self._num_reasoning[index] = num_tokens
 
     @property
     def usage(self) -> Usage:
         """The counts so far; prompts without an answer yet count as computed, for no reason yet."""
-        return Usage(
+        num_cached = sum(self._num_cached)
+        usage = Usage(
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self._num_completion_tokens,
             total_tokens=self._num_prompt_tokens + self._num_completion_tokens,
             prompt_tokens_details=self._details(),
+            prompt_cache_hit_tokens=num_cached,
+            prompt_cache_miss_tokens=self._num_prompt_tokens - num_cached,
         )
+        if self._num_reasoning:
+            total = sum(self._num_reasoning.values())
+            usage.completion_tokens_details = CompletionTokensDetails(total)
+        return usage
 
     @property
     def metrics(self) -> AnswerMetrics | UnsetType:

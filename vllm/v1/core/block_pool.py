@@ -17,7 +17,7 @@ from vllm.v1.core.prefix.block_index import BlockIndex, TieredIndex
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.pins import Pins
 from vllm.v1.core.prefix.regular_tier import RegularTier
-from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.tiers import Tier
 from vllm.v1.core.whole_block.hash_index import BlockHashToBlockMap, HashIndex
 
 if TYPE_CHECKING:
@@ -82,13 +82,13 @@ class BlockPool:
         # The lowest tier; with hits at whole blocks all but the pinned ones.
         self.free_block_queue = first = FreeKVCacheBlockQueue(self.blocks[1:])
         self.pinned_queue = pinned = FreeKVCacheBlockQueue([])
-        # Given up by the rule in force; None: in the order of use.
+        # Given up as the policy says; None: in the order of use.
         self.ranked: RegularTier | None = None
         self._queues: tuple[FreeKVCacheBlockQueue | RegularTier, ...] = (first, pinned)
         self.tiers: tuple[FreeKVCacheBlockQueue | RegularTier, ...] = (*[first] * _PINNED, pinned)
         if index is not None:
-            if index.ranks_blocks:
-                self.ranked = RegularTier(num_gpu_blocks, index.standings)
+            if index.choose_victim is not None:
+                self.ranked = RegularTier(num_gpu_blocks, index.standings, index.choose_victim)
             low = [FreeKVCacheBlockQueue([]) for _ in range(_FILLER, _REGULAR)]
             live = [FreeKVCacheBlockQueue([]) for _ in range(_REGULAR + 1, _PINNED)]
             regular = self.ranked or FreeKVCacheBlockQueue([])

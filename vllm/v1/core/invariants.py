@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from vllm.exceptions import InvariantError
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.tiers import Tier
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

@@ -55,6 +55,7 @@ from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+    from vllm.v1.core.retention.pinning import PinSettings
     from vllm.v1.core.retention.policy import RetentionPolicy
     from vllm.v1.request import Request
 
@@ -118,8 +119,9 @@ class CheckpointCoordinator(CheckpointHandover):
         hit = find(max_tokens)
         if self.settings.stale_row is StaleRow.DROP:
             hit = drop_stale(self.geometry, hit, request.all_token_ids, find)
-        if self.policy.rebuilds:
-            hit = prefer_rebuild(self.index, self.geometry, request.block_hashes, hit)
+        if self.policy.rebuild_tokens is not None:
+            tokens = self.policy.rebuild_tokens
+            hit = prefer_rebuild(self.index, self.geometry, tokens, request.block_hashes, hit)
         blocks: list[Sequence[KVCacheBlock]] = [() for _ in self.geometry.groups]
         for group, full in zip(self.geometry.dense, hit.full_blocks, strict=True):
             blocks[group.group_id] = full
@@ -291,7 +293,7 @@ class CheckpointCoordinator(CheckpointHandover):
         for window, window_blocks in zip(cache.windows, checkpoint.blocks, strict=True):
             self.block_pool.touch(window_blocks)
             window.adopt(checkpoint.position, window_blocks)
-        self.store.hit(checkpoint, lean)
+        self.store.hit(checkpoint, lean, cache.request.request_id)
 
     def _take_copies(
         self, cache: RequestCache, first: FirstStep, taken: Iterator[KVCacheBlock]
@@ -336,7 +338,7 @@ class CheckpointCoordinator(CheckpointHandover):
             if pending is None:
                 continue
             self._publisher.publish(cache, pending.end, pending.boundaries, pending.spares)
-            if self.policy.pinned_share is not None:
+            if self.prefixes.pinning is not None:
                 self._publisher.pin_window(cache, pending.start, pending.end)
 
     def take_step_work(self) -> StepWork:
@@ -389,7 +391,7 @@ class CheckpointCoordinator(CheckpointHandover):
         for table in cache.tables():
             held += reversed(table.blocks)
         pool.free_blocks(held)
-        self.store.leave(made, cache.origins, again=cache.is_resumed)
+        self.store.leave(made, cache.origins, request_id, again=cache.is_resumed)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return 0 for each group: nothing is computed from what requests share."""
@@ -451,6 +453,7 @@ def get_kv_cache_coordinator(
     num_lookahead_tokens: int = 0,
     stale_row: StaleRow = StaleRow.REBUILD,
     policy: RetentionPolicy | None = None,
+    pinning: PinSettings | None = None,
 ) -> Coordinator:
     """Build the coordinator for a configuration: ``hit_unit``, caching and groups choose, once.
 
@@ -474,6 +477,7 @@ def get_kv_cache_coordinator(
         num_lookahead_tokens=num_lookahead_tokens,
         stale_row=stale_row,
         policy=policy,
+        pinning=pinning,
     )
     if kv_cache_config.hit_unit is not None:
         return find_coordinator_class(kv_cache_config.coordinator_path)(settings)

@@ -27,6 +27,7 @@ from vllm.v1.request import Request
 if TYPE_CHECKING:
     from vllm.v1.core.coordinator_interface import Coordinator
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+    from vllm.v1.core.retention.pinning import PinSettings
     from vllm.v1.core.retention.policy import RetentionPolicy
 
 __all__ = ["KVCacheBlocks", "KVCacheManager", "Request"]
@@ -158,6 +159,7 @@ class KVCacheManager(PrefixHandover):
         num_lookahead_tokens: Slots a drafter may write beyond a step's tokens.
         stale_row: What becomes of a drafter's row that another next token made.
         policy: Which checkpoints are kept; None: as the config or the environment says.
+        pinning: What long steps pin; None: with a policy nothing, else as the environment says.
 
     Raises:
         ConfigError: (a ValueError) Blocks, pool or retention interval do not fit the model.
@@ -180,6 +182,7 @@ class KVCacheManager(PrefixHandover):
         num_lookahead_tokens: int = 0,
         stale_row: StaleRow = StaleRow.REBUILD,
         policy: RetentionPolicy | None = None,
+        pinning: PinSettings | None = None,
     ) -> None:
         self.enable_caching = enable_caching
         self.kv_cache_config = kv_cache_config
@@ -198,6 +201,7 @@ class KVCacheManager(PrefixHandover):
             num_lookahead_tokens=num_lookahead_tokens,
             stale_row=stale_row,
             policy=policy,
+            pinning=pinning,
         )
         groups = kv_cache_config.kv_cache_groups
         super().__init__(coordinator, len(groups), max_model_len)

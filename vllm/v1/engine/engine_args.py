@@ -19,7 +19,7 @@ from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.options import check_options, option, option_of, values_for
 from vllm.config.parallel import ParallelConfig
-from vllm.config.retention import read_interval
+from vllm.config.retention import POLICIES, read_interval
 from vllm.config.scheduler import SchedulerConfig
 from vllm.config.speculative import SpeculativeConfig
 from vllm.config.vllm import VllmConfig
@@ -442,12 +442,13 @@ def _check_retention(
     retention: str | int | None, block_size: int, model_config: ModelConfig
 ) -> None:
     """Refuse a retention interval that the model's cache cannot follow, before weights load."""
-    if retention is None or str(retention).lower() in ("auto", "none", "0"):
+    text = "auto" if retention is None else str(retention).strip().lower()
+    if text == "0" or text in POLICIES:
         return
     step = _parse_model(model_config).find_retention_step(block_size)
     if step is None:
         raise ConfigError(
             f"prefix_cache_retention_interval={retention!r} needs a model with sliding-window "
-            "layers beside others: use auto, none or 0, or leave it out."
+            "layers: use auto, none or 0, or leave it out."
         )
     read_interval(retention, step)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.exceptions import UserInputError
+from vllm.exceptions import ContextLengthError, UserInputError
 from vllm.inputs import MAX_CACHE_BOUNDARIES, PromptType
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
@@ -124,11 +124,7 @@ class InputProcessor:
         self._check_ids("prompt", token_ids)
         limit = self.max_model_len
         if len(token_ids) >= limit:
-            raise UserInputError(
-                f"The prompt has {len(token_ids)} tokens, but the context holds {limit} and at "
-                f"least one must be left for the answer: shorten it to {limit - 1}.",
-                "input_tokens",
-            )
+            raise ContextLengthError(len(token_ids), limit)
 
     def _check_ids(self, name: str, token_ids: Sequence[int]) -> None:
         size = self._vocab_size

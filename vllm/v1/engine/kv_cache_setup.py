@@ -18,7 +18,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.layout.grouping import get_kv_cache_groups
 from vllm.v1.core.layout.sizing import needed_bytes
-from vllm.v1.core.retention.policy import parse_retention
+from vllm.v1.core.retention.registry import make_policy
 from vllm.v1.core.retention.sizes import check_room_for_one, max_checkpoint_blocks
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.engine.wire import GroupInfo, KVCacheInfo
@@ -241,8 +241,8 @@ def _find_rebuild_tokens(config: KVCacheConfig) -> int | None:
     if config.hit_unit is None:
         return None
     geometry = CacheGeometry.from_config(config)
-    policy = parse_retention(config.prefix_cache_retention_interval, geometry)
-    return geometry.rebuild_tokens if policy.name == "auto" else None
+    interval = config.prefix_cache_retention_interval
+    return make_policy(interval, geometry, config.num_blocks - 1).rebuild_tokens
 
 
 def _find_checkpoint_tokens(config: KVCacheConfig) -> int | None:
@@ -288,12 +288,10 @@ def _describe_retention(vllm_config: VllmConfig, config: KVCacheConfig) -> tuple
     if not has_windows(config.kv_cache_groups):
         return "every block, until its memory is needed", "none"
     if config.hit_unit is not None:
-        policy = parse_retention(
-            config.prefix_cache_retention_interval, CacheGeometry.from_config(config)
-        )
-        ends = "window state where prompts and answers end and where prompts part"
-        grid = f", and every {policy.interval} tokens" if policy.interval else ""
-        return f"{ends}{grid} (policy {policy.name})", policy.name
+        geometry = CacheGeometry.from_config(config)
+        interval = config.prefix_cache_retention_interval
+        policy = make_policy(interval, geometry, config.num_blocks - 1)
+        return f"{policy.describe()} (policy {policy.name})", policy.name
     interval = envs.retention_or_default(vllm_config.cache_config.prefix_cache_retention_interval)
     written = "none" if interval is None else str(interval)
     if written == "none":

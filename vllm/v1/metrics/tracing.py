@@ -37,13 +37,18 @@ class TracingStatLogger:
     """
 
     def __init__(self, model_name: str, exporter: SpanExporter) -> None:
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+        from opentelemetry.sdk.resources import (  # noqa: PLC0415
+            OTELResourceDetector,
+            Resource,
+        )
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
         self._model_name = model_name
-        # OTEL_SERVICE_NAME goes before this.
-        self._provider = TracerProvider(resource=Resource.create({"service.name": "vllm"}))
+        # What is given to create goes before the variables of the SDK: ours must go behind them.
+        named = OTELResourceDetector().detect().attributes.get("service.name")
+        own = {} if named else {"service.name": "vllm"}
+        self._provider = TracerProvider(resource=Resource.create(own))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("vllm.llm_engine")
 

@@ -387,7 +387,10 @@ BAD: list[tuple[dict[str, Any], str | None]] = [
     ({"background": True, "store": False}, "background"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),
-    ({"tools": [{"type": "web_search"}]}, "tools"),
+    ({"tools": [{"type": "custom", "name": "patch"}]}, "tools"),
+    ({"tools": [{"type": "telepathy"}]}, "tools"),
+    ({"tools": [{"type": "namespace", "name": "fs"}]}, "tools"),
+    ({"tools": [{"type": "namespace", "tools": [WEATHER]}]}, "tools"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tools": [WEATHER, WEATHER]}, "tools"),
@@ -398,7 +401,6 @@ BAD: list[tuple[dict[str, Any], str | None]] = [
     ({"tool_choice": {"type": "allowed_tools"}, "tools": [WEATHER]}, "tool_choice"),
     ({"text": {"format": {"type": "yaml"}}}, "text"),
     ({"text": {"format": {"type": "json_schema"}}}, "text"),
-    ({"text": {"verbosity": "high"}}, "text"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
     ({"reasoning": {"effort": 3}}, "reasoning"),
     ({"reasoning": "high"}, "reasoning"),
@@ -419,5 +421,41 @@ async def test_bad_requests(served: Served, body: dict[str, Any], param: str | N
 
 
 async def test_tools_are_refused_by_name(served: Served) -> None:
-    answer = await served.client.post(URL, json={"input": "x", "tools": [{"type": "web_search"}]})
-    assert "web_search" in answer.json()["error"]["message"]
+    answer = await served.client.post(URL, json={"input": "x", "tools": [{"type": "telepathy"}]})
+    assert "telepathy" in answer.json()["error"]["message"]
+
+
+async def test_hosted_tools_are_left_out_and_named(served: Served) -> None:
+    hosted = [{"type": "web_search"}, WEATHER, {"type": "image_generation", "size": "auto"}]
+    body = {"input": "x", "tools": hosted, "text": {"verbosity": "low"}}
+    answer = await served.client.post(URL, json=body)
+    assert answer.status_code == 200
+    ignored = "tools[0].web_search, tools[2].image_generation, text.verbosity"
+    assert answer.headers["x-ignored-fields"] == ignored
+    assert "weather" in prompt_of(served)
+    assert "image_generation" not in prompt_of(served)
+    only = {"input": "x", "tools": [{"type": "web_search"}], "tool_choice": "auto"}
+    assert (await served.client.post(URL, json=only)).status_code == 200
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_functions_of_a_namespace_are_flat_for_the_model(
+    served: Served, streams: bool
+) -> None:
+    space = {"type": "namespace", "name": "sky", "description": "Sky.", "tools": [WEATHER]}
+    say(served, "</think>" + CALL.replace('"weather"', '"sky__weather"'))
+    body: dict[str, Any] = {"input": "x", "tools": [space], "stream": streams}
+    answer = await served.client.post(URL, json=body)
+    assert "sky__weather" in prompt_of(served)
+    if streams:
+        call = events_in(answer)[-1].response.output[-1]
+    else:
+        call = Response.model_validate_json(answer.content).output[-1]
+    assert (call.namespace, call.name) == ("sky", "weather")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    sent = [{"role": "user", "content": "x"}, call.to_dict(), result]
+    assert (await served.client.post(URL, json={**body, "input": sent})).status_code == 200
+    assert '<｜DSML｜invoke name="sky__weather">' in prompt_of(served)
+    forced = {"type": "function", "name": "weather", "namespace": "sky"}
+    await served.client.post(URL, json={**body, "tool_choice": forced})
+    assert "sky__weather" in served.engine.jobs[-1][1].structured_outputs.structural_tag

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.entrypoints.openai.engine_stream import EngineStream
+from vllm.entrypoints.openai.pipeline.reasoning_count import ReasoningCounter
 from vllm.entrypoints.openai.usage import UsageCounter
 from vllm.outputs import CompletionOutput, PromptLogprobs, RequestOutput, SampleLogprobs
 from vllm.parser.interface import ResponseParser
@@ -54,8 +55,9 @@ class FinishedAnswer:
 class _AnswerReader:
     """One answer: its parser, and whether it has called."""
 
-    def __init__(self, parser: ResponseParser) -> None:
+    def __init__(self, parser: ResponseParser, reasoning: ReasoningCounter | None) -> None:
         self._parser = parser
+        self.reasoning = reasoning
         self._has_called = False
 
     def read(self, output: CompletionOutput) -> tuple[list[Piece], str | None]:
@@ -63,6 +65,8 @@ class _AnswerReader:
         reason = output.finish_reason
         if reason is not None:
             pieces += self._parser.finish(reason)
+        if self.reasoning is not None:
+            self.reasoning.add(output.token_ids, pieces)
         self._has_called |= any(isinstance(p, ToolCallEnd) and p.is_whole for p in pieces)
         return pieces, "tool_calls" if reason == "stop" and self._has_called else reason
 
@@ -72,6 +76,7 @@ async def read_answers(
     make_parser: Callable[[], ResponseParser],
     usage: UsageCounter,
     n: int = 1,
+    make_counter: Callable[[], ReasoningCounter] | None = None,
 ) -> AsyncIterator[AnswerDelta]:
     """Yield the deltas of every answer of a started stream, counted in ``usage`` before.
 
@@ -80,6 +85,8 @@ async def read_answers(
         make_parser: Called once per answer.
         usage: Counts what passes.
         n: Answers per prompt.
+        make_counter: Makes what counts an answer's tokens of reasoning into ``usage``; None: they
+            are not counted.
 
     Raises:
         VllmError: The engine failed, or the server ended the stream.
@@ -89,8 +96,13 @@ async def read_answers(
         usage.add(item)
         for output in item.output.outputs:
             index = item.job_index * n + output.index
-            reader = readers.get(index) or readers.setdefault(index, _AnswerReader(make_parser()))
+            reader = readers.get(index)
+            if reader is None:
+                counter = None if make_counter is None else make_counter()
+                reader = readers[index] = _AnswerReader(make_parser(), counter)
             pieces, reason = reader.read(output)
+            if reader.reasoning is not None:
+                usage.count_reasoning(index, reader.reasoning.num_tokens)
             yield AnswerDelta(index, pieces, output, item.output, reason)
 
 
@@ -99,6 +111,7 @@ async def collect_answers(
     make_parser: Callable[[], ResponseParser],
     usage: UsageCounter,
     n: int = 1,
+    make_counter: Callable[[], ReasoningCounter] | None = None,
 ) -> list[FinishedAnswer]:
     """Start a stream, read it to its end and close it; return its answers by index.
 
@@ -109,7 +122,7 @@ async def collect_answers(
     answers: dict[int, FinishedAnswer] = {}
     await stream.start()
     try:
-        async for delta in read_answers(stream, make_parser, usage, n):
+        async for delta in read_answers(stream, make_parser, usage, n, make_counter):
             builder = builders.setdefault(delta.index, AnswerBuilder())
             builder.add(delta.pieces)
             answer = answers.setdefault(delta.index, FinishedAnswer(delta.index, ParsedAnswer()))

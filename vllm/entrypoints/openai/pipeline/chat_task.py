@@ -9,13 +9,15 @@ from typing import Any
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.prompts import TokenizedPrompt
 from vllm.exceptions import UserInputError
-from vllm.parser.forced_calls import forced_calls
+from vllm.parser.forced_calls import AnswerGrammar, answer_tag
+from vllm.parser.grammar_formats import Format, any_of, json_of, text
 from vllm.parser.interface import ParseOptions, ResponseParser, ToolUse
 from vllm.parser.registry import NONE
 from vllm.sampling_params import ReasoningSpan, SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import ChatEncoder, ChatOptions, ChatPrompt
 from vllm.tokenizers.breakpoints import Breakpoint, find_breakpoints
 from vllm.tokenizers.chat_tools import NO_TOOLS, ToolChoice, ToolSpec
+from vllm.v1.structured_output.limits import read_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
         ),
         in_reasoning=prompt.in_reasoning,
         make_parser=partial(parsers.make_parser, parse_options),
-        adapt_params=partial(_adapt_params, context, task, prompt.in_reasoning),
+        adapt_params=partial(_adapt_params, context, task, prompt),
     )
 
 
@@ -108,31 +110,67 @@ def _tool_use(task: ChatTask) -> ToolUse:
 
 
 def _adapt_params(
-    context: ServingContext, task: ChatTask, in_reasoning: bool, params: SamplingParams
+    context: ServingContext, task: ChatTask, prompt: ChatPrompt, params: SamplingParams
 ) -> SamplingParams:
     """Mutates: params."""
-    if context.parsers.is_harmony:
+    if context.parsers.reads_special_tokens:
         params.skip_special_tokens = False
     end = context.parsers.reasoning_end
-    if in_reasoning and end is not None:
+    if prompt.in_reasoning and end is not None:
         token_id = context.tokenizer.token_to_id(end)
         ids = [token_id] if token_id is not None else context.tokenizer.encode(end, False)
         params.reasoning = ReasoningSpan(end_token_ids=ids)
-    if task.tool_choice.is_forced:
-        params.structured_outputs = _forced_calls(context, task, in_reasoning, params)
+    params.structured_outputs = _answer_grammar(context, task, prompt, params.structured_outputs)
     return params
 
 
-def _forced_calls(
-    context: ServingContext, task: ChatTask, in_reasoning: bool, params: SamplingParams
-) -> StructuredOutputsParams:
+def _answer_grammar(
+    context: ServingContext,
+    task: ChatTask,
+    prompt: ChatPrompt,
+    asked: StructuredOutputsParams | None,
+) -> StructuredOutputsParams | None:
+    """What an answer must follow: calls, a form, or either of the two; None: nothing."""
     choice = task.tool_choice
-    if params.structured_outputs is not None:
-        raise UserInputError(
-            "A response format and a tool_choice that forces a call exclude each other: give one.",
-            "tool_choice",
-        )
-    tools = [tool for tool in task.tools if choice.name is None or tool.name == choice.name]
-    one_call = choice.name is not None or not task.parallel_tool_calls
-    tag = forced_calls(context.parsers.tools, tools, one_call, in_reasoning)
-    return StructuredOutputsParams(structural_tag=tag)
+    may_call = bool(task.options.tools)
+    if not choice.is_forced and (asked is None or not (may_call or context.parsers.is_harmony)):
+        return asked
+    form = None if asked is None or choice.is_forced else _form_of(asked)
+    if not choice.is_forced and form is None:
+        return asked  # a structural tag says itself where calls stand
+    tools = task.tools if may_call else ()
+    grammar = AnswerGrammar(
+        tools=[tool for tool in tools if choice.name is None or tool.name == choice.name],
+        form=form,
+        one_call=choice.name is not None or not task.parallel_tool_calls,
+        in_reasoning=prompt.in_reasoning,
+        may_reason=not prompt.has_reasoned,
+    )
+    tag = answer_tag(context.parsers.tools, grammar)
+    if asked is None or form is None:
+        return StructuredOutputsParams(structural_tag=tag)
+    return StructuredOutputsParams(
+        structural_tag=tag,
+        disable_any_whitespace=asked.disable_any_whitespace,
+        disable_additional_properties=asked.disable_additional_properties,
+        whitespace_pattern=asked.whitespace_pattern,
+    )
+
+
+def _form_of(asked: StructuredOutputsParams) -> Format | None:
+    """What a request asks of its answer, as a part of a structural tag; None: it is one.
+
+    Raises:
+        UserInputError: It is no JSON schema.
+    """
+    if asked.json is not None:
+        return json_of(read_schema(asked.json))
+    if asked.json_object:
+        return json_of({"type": "object"})
+    if asked.regex is not None:
+        return {"type": "regex", "pattern": asked.regex}
+    if asked.choice is not None:
+        return any_of(*map(text, asked.choice))
+    if asked.grammar is not None:
+        return {"type": "grammar", "grammar": asked.grammar}
+    return None

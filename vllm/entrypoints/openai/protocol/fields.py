@@ -1,11 +1,11 @@
-"""Which request fields are honoured, which only in a neutral value, and which are merely ignored.
+"""What becomes of every request field that a route knows beyond its own, as data.
 
-A field is one of four kinds:
+    honoured         a field of the route's model: it does what its name says
+    without effect   known; cannot change the answer: accepted, and named in X-Ignored-Fields
+    refused          known; would change the answer, so only a value that asks for nothing is taken
+    unknown          accepted, and named in X-Ignored-Fields
 
-    honoured     does what its name says
-    neutral      known; accepted only with a value that asks for nothing, else 400 naming it
-    harmless     known; cannot change the answer, accepted and not used
-    unknown      accepted, listed in the response's X-Ignored-Fields header
+``tools/request_fields.py`` writes the tables of docs/apis.md from this.
 """
 
 from collections.abc import Mapping
@@ -14,89 +14,142 @@ from typing import Any
 
 from vllm.exceptions import UnsupportedFeatureError
 
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+
 
 @dataclass(frozen=True, slots=True)
-class NeutralField:
-    """Values of an unsupported field that ask for nothing, and what to do otherwise."""
+class WithoutEffect:
+    """A field that is accepted and changes nothing.
+
+    Attributes:
+        why: Why it may be.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that is taken only where it asks for nothing.
+
+    Attributes:
+        values: That ask for nothing; null always does.
+        advice: What to do instead.
+    """
 
     values: tuple[Any, ...] = ()
     advice: str = "leave it out"
 
 
-_OFF = NeutralField((False,))
-_EMPTY_TEXT = NeutralField(("",))
-_EMPTY_LIST = NeutralField(([],))
-_EMPTY_OBJECT = NeutralField(({},))
-_ABSENT = NeutralField()
+KnownField = WithoutEffect | Refused
 
-# null always asks for nothing.
-NEUTRAL_FIELDS: Mapping[str, NeutralField] = {
-    "best_of": NeutralField((1,), "use n"),
-    "length_penalty": NeutralField((1,)),
+_OFF = Refused((False,))
+_EMPTY_LIST = Refused(([],))
+_EMPTY_OBJECT = Refused(({},))
+_FOR_ACCOUNTS = WithoutEffect("tells end users apart for abuse reports, which nobody reads here")
+_ONE_TIER = WithoutEffect("there is one tier of service")
+_BY_CONTENT = WithoutEffect("prefixes are found by their tokens, and kept as long as there is room")
+_NO_STORE = WithoutEffect("nothing is kept of this route's answers")
+_LENGTH = WithoutEffect("models here know no such setting: ask for it in the prompt")
+
+_SHARED: Mapping[str, KnownField] = {
+    "best_of": Refused((1,), "use n"),
+    "length_penalty": Refused((1,)),
     "use_beam_search": _OFF,
     "early_stopping": _OFF,
-    "suffix": _EMPTY_TEXT,
-    "logprob_token_ids": _ABSENT,
-    "stream_interval": NeutralField((1,)),
+    "logprob_token_ids": Refused(),
+    "stream_interval": Refused((1,)),
     "vllm_xargs": _EMPTY_OBJECT,
     "return_prompt_text": _OFF,
-    "prompt_embeds": _ABSENT,
-    # Chat only.
-    "functions": _ABSENT,
-    "function_call": NeutralField(("none",)),
-    "modalities": NeutralField((["text"],)),
-    "audio": _ABSENT,
-    "prediction": _ABSENT,
-    "web_search_options": _ABSENT,
-    "documents": _EMPTY_LIST,
-    "chat_template": NeutralField((), "start the server with --chat-template"),
+    "prompt_embeds": Refused(),
+    "guided_decoding_backend": WithoutEffect("there is one backend"),
+    "prompt_cache_key": _BY_CONTENT,
+    "prompt_cache_retention": _BY_CONTENT,
+    "prompt_cache_options": _BY_CONTENT,
+    "safety_identifier": _FOR_ACCOUNTS,
+    "service_tier": _ONE_TIER,
+    "session_id": WithoutEffect("a conversation is found by its tokens"),
+    "user": _FOR_ACCOUNTS,
+}
+_OF_CHATS: Mapping[str, KnownField] = {
     "mm_processor_kwargs": _EMPTY_OBJECT,
     "media_io_kwargs": _EMPTY_OBJECT,
-    "verbosity": NeutralField(("medium",)),
+    "chat_template": Refused((), "start the server with --chat-template"),
+    "documents": _EMPTY_LIST,
 }
 
-# Honoured by the APIs of chats; elsewhere they would change the answer if anyone heard them.
-_CHAT_FIELDS: Mapping[str, NeutralField] = {
-    "tools": NeutralField((), "use /v1/chat/completions"),
-    "tool_choice": NeutralField(("none",), "use /v1/chat/completions"),
-    "parallel_tool_calls": NeutralField((True, False)),
+KNOWN_FIELDS: Mapping[str, Mapping[str, KnownField]] = {
+    COMPLETIONS: {
+        **_SHARED,
+        "suffix": Refused(("",)),
+        "metadata": _NO_STORE,
+        "store": _NO_STORE,
+        "tools": Refused((), "use /v1/chat/completions"),
+        "tool_choice": Refused(("none",), "use /v1/chat/completions"),
+        "parallel_tool_calls": WithoutEffect("there are no calls on this route"),
+    },
+    CHAT: {
+        **_SHARED,
+        **_OF_CHATS,
+        "functions": Refused((), "use tools"),
+        "function_call": Refused(("none",), "use tool_choice"),
+        "modalities": Refused((["text"],), "only texts are served"),
+        "audio": Refused((), "only texts are served"),
+        "web_search_options": Refused((), "give a tool of your own"),
+        "metadata": _NO_STORE,
+        "store": _NO_STORE,
+        "moderation": Refused(),
+        "prediction": WithoutEffect("drafts are the server's: --speculative-config"),
+        "verbosity": _LENGTH,
+    },
+    RESPONSES: {
+        **_SHARED,
+        **_OF_CHATS,
+        "conversation": Refused((), "send previous_response_id or the items"),
+        "prompt": Refused((), "send its text as instructions"),
+        "moderation": Refused(),
+        "context_management": _EMPTY_LIST,
+        "client_metadata": WithoutEffect("it is the client's own"),
+    },
+    MESSAGES: {
+        **_SHARED,
+        **_OF_CHATS,
+        "container": Refused(),
+        "mcp_servers": _EMPTY_LIST,
+        "context_management": WithoutEffect("the prompt holds all that was sent"),
+        "inference_geo": WithoutEffect("there is one place"),
+        "metadata": _FOR_ACCOUNTS,
+        "speed": _ONE_TIER,
+    },
 }
 
-HARMLESS_FIELDS = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "session_id",
-        "guided_decoding_backend",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-    }
-)
 
+def check_extra_fields(extra: Mapping[str, Any] | None, route: str = COMPLETIONS) -> list[str]:
+    """Check the fields a request has beyond those of its route's model.
 
-def check_extra_fields(extra: Mapping[str, Any] | None) -> list[str]:
-    """Check the fields a request has beyond the honoured ones.
+    Args:
+        extra: They.
+        route: One of ``KNOWN_FIELDS``.
 
     Returns:
-        The names nobody knows, which are ignored.
+        The names of those without effect, known ones or not.
 
     Raises:
         UnsupportedFeatureError: A known field asks for what is not served yet.
     """
     ignored: list[str] = []
+    known = KNOWN_FIELDS[route]
     for name, value in (extra or {}).items():
-        known = NEUTRAL_FIELDS.get(name) or _CHAT_FIELDS.get(name)
-        if known is not None:
-            _check_neutral(name, value, known)
-        elif name not in HARMLESS_FIELDS:
+        field = known.get(name)
+        if isinstance(field, Refused):
+            _check_neutral(name, value, field)
+        elif value is not None or field is None:
             ignored.append(name)
     return ignored
 
 
-def _check_neutral(name: str, value: Any, field: NeutralField) -> None:
+def _check_neutral(name: str, value: Any, field: Refused) -> None:
     # 1 == True in Python, but not in JSON.
     equal = (value == v and isinstance(value, bool) == isinstance(v, bool) for v in field.values)
     if value is None or any(equal):
@@ -104,7 +157,7 @@ def _check_neutral(name: str, value: Any, field: NeutralField) -> None:
     shown = repr(value)
     shown = shown if len(shown) <= 60 else shown[:60] + "..."
     raise UnsupportedFeatureError(
-        f"{name}={shown} is not supported by this server yet: {field.advice}.", name
+        f"{name}={shown} is not supported by this server: {field.advice}.", name
     )
 
 

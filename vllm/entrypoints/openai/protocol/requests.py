@@ -1,6 +1,6 @@
 """The bodies clients send. Fields not named here land in ``model_extra``; see ``fields``."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -14,6 +14,8 @@ from pydantic import (
 )
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
+
+from vllm.entrypoints.openai.protocol.fields import CHAT, COMPLETIONS
 
 
 def _check_text(text: str) -> str:
@@ -103,7 +105,13 @@ class StreamOptions(_Body):
 
 
 class SamplingRequest(_Body):
-    """Fields that completions and chats share; null means the default everywhere."""
+    """Fields that completions and chats share; null means the default everywhere.
+
+    Attributes:
+        route: Of ``fields.KNOWN_FIELDS``.
+    """
+
+    route: ClassVar[str] = COMPLETIONS
 
     model: Text | None = Field(None, description="A served name; the default when absent.")
     n: Whole | None = None
@@ -175,6 +183,8 @@ class CompletionRequest(SamplingRequest):
 class ChatCompletionRequest(SamplingRequest):
     """``POST /v1/chat/completions``."""
 
+    route: ClassVar[str] = CHAT
+
     messages: Many[dict[str, Any]]
     tools: ToolsField = None
     tool_choice: ToolChoiceField = None
@@ -185,6 +195,9 @@ class ChatCompletionRequest(SamplingRequest):
     logprobs: StrictBool | None = None
     top_logprobs: Whole | None = None
     reasoning_effort: Text | None = None
+    thinking: dict[str, Any] | None = Field(
+        None, description="type: enabled or disabled; budget_tokens, as DeepSeek's API has it."
+    )
     include_reasoning: StrictBool | None = None
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool | None = None

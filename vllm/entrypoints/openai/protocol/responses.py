@@ -30,13 +30,28 @@ class PromptTokensDetails(msgspec.Struct):
     external_tokens: int | UnsetType = UNSET
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """What tokens of answers are; the mark that ends the reasoning belongs to it."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
-    """Tokens of one HTTP request, over all its prompts and answers."""
+    """Tokens of one HTTP request, over all its prompts and answers.
+
+    Attributes:
+        prompt_cache_hit_tokens: Of the prompts, read from the prefix cache, as DeepSeek's API
+            names them.
+        prompt_cache_miss_tokens: The rest of the prompts.
+    """
 
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    prompt_cache_hit_tokens: int
+    prompt_cache_miss_tokens: int
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct):

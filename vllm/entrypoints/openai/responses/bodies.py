@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from vllm.entrypoints.openai.protocol.responses import ChatTokenLogprob
 
@@ -49,6 +50,7 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
     name: str
     arguments: str = ""
     status: str = "in_progress"
+    namespace: str | UnsetType = UNSET
 
 
 OutputItem = MessageItem | ReasoningItem | FunctionCallItem

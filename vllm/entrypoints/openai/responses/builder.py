@@ -1,6 +1,7 @@
 """From the pieces of an answer to the items of a response, and the events that tell of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -40,6 +41,7 @@ class ResponseBuilder:
     Args:
         body: The response before its first token.
         seals_reasoning: Whether reasoning also comes in its opaque form.
+        namespaces: Namespace and name of functions that have one, by their names for the model.
         new_id: Makes the ids of items, by type.
     """
 
@@ -48,11 +50,13 @@ class ResponseBuilder:
         body: ResponseBody,
         *,
         seals_reasoning: bool = False,
+        namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({}),
         new_id: Callable[[str], str] = new_item_id,
     ) -> None:
         self._body = body
         self._seals_reasoning = seals_reasoning
         self._new_id = new_id
+        self._namespaces = namespaces
         self._item: OutputItem | None = None
         self._texts: list[str] = []
         self._logprobs: list[ChatTokenLogprob] = []
@@ -101,13 +105,18 @@ class ResponseBuilder:
                     logprobs = ()
                 case ToolCallStart(_, call_id, name):
                     out += self._close("completed")
-                    item = FunctionCallItem(self._new_id("function_call"), call_id, name)
-                    out += self._open(item)
+                    out += self._open(self._call_item(call_id, name))
                 case ToolCallArguments(_, text):
                     out += self._add_arguments(text)
                 case ToolCallEnd(_, is_whole):
                     out += self._close("completed" if is_whole else "incomplete")
         return self._number(out)
+
+    def _call_item(self, call_id: str, name: str) -> FunctionCallItem:
+        item = FunctionCallItem(self._new_id("function_call"), call_id, name)
+        if name in self._namespaces:
+            item.namespace, item.name = self._namespaces[name]
+        return item
 
     def finish(self, finish_reason: str | None, usage: ResponseUsage) -> list[events.Event]:
         """End the response as the engine did.

@@ -1,7 +1,7 @@
 """A checked request: what the engine is asked, and the response before its first token."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request
@@ -24,10 +24,10 @@ from vllm.entrypoints.openai.responses.options import (
     chat_response_format,
     chat_tool_choice,
     chat_tools,
+    check_foreign,
     check_include,
     check_limits,
     check_metadata,
-    check_unsupported,
 )
 from vllm.entrypoints.openai.responses.protocol import InputTokensRequest, ResponsesRequest
 from vllm.entrypoints.openai.responses.store import Item, ResponseStore
@@ -55,6 +55,7 @@ class ResponsesCall:
         input_items: What the request brought.
         num_input_bytes: Their size as JSON.
         seals_reasoning: Whether reasoning also comes in its opaque form.
+        namespaces: Namespace and name of functions that have one, by their names for the model.
         streams: Whether the client asked for events.
     """
 
@@ -64,6 +65,7 @@ class ResponsesCall:
     input_items: Sequence[Item]
     num_input_bytes: int
     seals_reasoning: bool
+    namespaces: Mapping[str, tuple[str, str]]
     streams: bool
 
 
@@ -95,6 +97,7 @@ def make_call(
         input_items=items,
         num_input_bytes=num_bytes,
         seals_reasoning=INCLUDE_SEALED_REASONING in include,
+        namespaces=chat_tools(body.tools).namespaces,
         streams=bool(body.stream),
     )
 
@@ -107,9 +110,12 @@ def open_responses_scope(
     Raises:
         UserInputError: A field asks for what is not served.
     """
-    check_unsupported(body.model_extra or {})
+    check_foreign(body.model_extra or {})
     check_limits(body)
-    scope = open_scope("resp_", body, raw_request, context)
+    ignored = list(chat_tools(body.tools).ignored)
+    if (body.text or {}).get("verbosity") is not None:
+        ignored.append("text.verbosity")
+    scope = open_scope("resp_", body, raw_request, context, ignored)
     return replace(scope, response_id=f"resp_{uuid.uuid4().hex}")
 
 
@@ -133,7 +139,8 @@ def make_answer_request(
     messages, breakpoints = make_chat([*history, *items], body.instructions)
     if not messages:
         raise UserInputError("input is empty: give at least one item.", "input")
-    choice, tools = chat_tool_choice(body.tool_choice, chat_tools(body.tools))
+    given = chat_tools(body.tools)
+    choice, tools = chat_tool_choice(body.tool_choice, given.functions, given.ignored)
     specs = parse_tools(tools)
     options = ChatOptions(
         reasoning_effort=chat_effort(body.reasoning),

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from vllm.entrypoints.openai.chat_assembly import ChatAssembler
 from vllm.entrypoints.openai.opaque_reasoning import open_reasoning
+from vllm.entrypoints.openai.responses.options import flat_name
 from vllm.entrypoints.openai.responses.store import Item
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
 from vllm.tokenizers.breakpoints import Breakpoint
@@ -125,9 +126,9 @@ def _read_ttl(where: str, mark: Any) -> float | None:
 
 
 def _read_call(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
-    if item.get("namespace") is not None:
-        raise UnsupportedFeatureError(f"{where}.namespace is not supported: leave it out.", "input")
-    return {name: _text_field(where, item, name) for name in ("call_id", "name", "arguments")}
+    names = ["call_id", "name", "arguments"]
+    names += ["namespace"] if item.get("namespace") is not None else []
+    return {name: _text_field(where, item, name) for name in names}
 
 
 def _read_call_output(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,13 +148,11 @@ def _read_reasoning(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
         _refuse(f"{where}.content", "must be a list of reasoning_text parts")
     texts = [_text_field(f"{where}.content[{i}]", part, "text") for i, part in enumerate(parts)]
     if not texts and sealed is not None:
-        opened = open_reasoning(sealed) if isinstance(sealed, str) else None
-        if opened is None:
-            _refuse(
-                f"{where}.encrypted_content",
-                "was not made by this server, or was altered: leave the item out",
-            )
-        texts = [opened]
+        if not isinstance(sealed, str):
+            _refuse(f"{where}.encrypted_content", "must be a string")
+        # What another server sealed cannot be read, and the conversation goes on without it.
+        opened = open_reasoning(sealed)
+        texts = [] if opened is None else [opened]
     content = [{"type": "reasoning_text", "text": text} for text in texts]
     return {"summary": _read_summary(where, item.get("summary")), "content": content}
 
@@ -225,7 +224,9 @@ def _add_item(chat: ChatAssembler, item: Item, breakpoints: list[Breakpoint]) ->
     elif kind == "function_call" and item.get("status") == _CUT_OFF:
         return
     elif kind == "function_call":
-        chat.add_call(item["call_id"], item["name"], item["arguments"])
+        space, name = item.get("namespace"), item["name"]
+        name = flat_name(space, name) if isinstance(space, str) else name
+        chat.add_call(item["call_id"], name, item["arguments"])
     elif kind == "function_call_output":
         output = item["output"]
         texts = [output] if isinstance(output, str) else [part["text"] for part in output]

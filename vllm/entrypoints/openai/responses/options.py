@@ -1,6 +1,7 @@
 """The options of a Responses request in the dialect of chats."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from vllm.entrypoints.openai.pipeline.single_answer import check_single
@@ -21,49 +22,94 @@ _EMPTY_INCLUDES = (
 _MAX_METADATA = 16
 _MAX_METADATA_KEY = 64
 _MAX_METADATA_VALUE = 512
-_UNSUPPORTED = {
-    "conversation": "send previous_response_id or the items",
-    "prompt": "send its text as instructions",
-    "moderation": "leave it out",
-    "context_management": "leave it out",
-}
+# Tools of OpenAI's own that a model may leave unused, so requests with them go on without.
+_HOSTED_TOOLS = (
+    *("apply_patch", "code_interpreter", "computer", "computer_use", "computer_use_preview"),
+    *("file_search", "image_generation", "local_shell", "mcp", "programmatic_tool_calling"),
+    *("shell", "tool_search", "web_search", "web_search_preview"),
+)
+# Between a namespace and a function in it, where models see one name.
+NAMESPACE_SEPARATOR = "__"
 
 
-def check_unsupported(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the extra fields that other checks know, without those refused or harmless here.
+def check_foreign(extra: Mapping[str, Any]) -> None:
+    """Refuse fields of other APIs.
 
     Raises:
-        UnsupportedFeatureError: One asks for what is not served.
         UserInputError: One belongs to another API.
     """
-    for name, advice in _UNSUPPORTED.items():
-        if extra.get(name) is not None:
-            raise UnsupportedFeatureError(f"{name} is not supported: {advice}.", name)
     for name, right in (("messages", "input"), ("max_completion_tokens", "max_output_tokens")):
         if extra.get(name) is not None:
             raise UserInputError(f"{name} belongs to another API: use {right}.", name)
-    return {k: v for k, v in extra.items() if k not in _UNSUPPORTED}
 
 
-def chat_tools(tools: Sequence[Any] | None) -> list[dict[str, Any]] | None:
-    """Return function tools as chats spell them; None if there are none.
+@dataclass(frozen=True, slots=True)
+class ChatTools:
+    """The tools of a request as chats spell them.
+
+    Attributes:
+        functions: They; None: there are none.
+        namespaces: Namespace and name of each function that has a namespace, by its name for the
+            model.
+        ignored: What was left out, in the request's words.
+    """
+
+    functions: list[dict[str, Any]] | None = None
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    ignored: Sequence[str] = ()
+
+
+def chat_tools(tools: Sequence[Any] | None) -> ChatTools:
+    """Return a request's functions; hosted tools, which a model may leave unused, are left out.
 
     Raises:
         UserInputError: One is malformed.
-        UnsupportedFeatureError: One is built in.
+        UnsupportedFeatureError: One is of a kind that nobody knows.
     """
-    if not tools:
-        return None
-    return [_chat_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
+    functions: list[dict[str, Any]] = []
+    namespaces: dict[str, tuple[str, str]] = {}
+    ignored: list[str] = []
+    for i, tool in enumerate(tools or ()):
+        where = f"tools[{i}]"
+        if not isinstance(tool, Mapping):
+            _refuse(where, "must be an object with type and name", "tools")
+        kind = str(tool.get("type"))
+        if kind == "namespace":
+            space = _tool_name(tool, where, "tools")
+            inner = tool.get("tools")
+            if not isinstance(inner, list):
+                _refuse(f"{where}.tools", "must be a list of functions", "tools")
+            for j, entry in enumerate(inner):
+                made = _chat_tool(f"{where}.tools[{j}]", entry)
+                name = _tool_name(made["function"], f"{where}.tools[{j}]", "tools")
+                made["function"]["name"] = flat = flat_name(space, name)
+                namespaces[flat] = (space, name)
+                functions.append(made)
+        elif kind.startswith(_HOSTED_TOOLS):
+            ignored.append(f"{where}.{kind}")
+        else:
+            functions.append(_chat_tool(where, tool))
+    return ChatTools(functions or None, namespaces, ignored)
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """Return what the model calls a function of a namespace."""
+    return f"{namespace.rstrip('_')}{NAMESPACE_SEPARATOR}{name}"
 
 
 def _chat_tool(where: str, tool: Any) -> dict[str, Any]:
     if not isinstance(tool, Mapping):
         _refuse(where, "must be an object with type and name", "tools")
     kind = tool.get("type")
+    if kind == "custom":
+        raise UnsupportedFeatureError(
+            f"{where}.type='custom' is not supported: give a 'function' with one text parameter.",
+            "tools",
+        )
     if kind != "function":
         raise UnsupportedFeatureError(
-            f"{where}.type={str(kind)[:60]!r} is not supported: only 'function' is.", "tools"
+            f"{where}.type={str(kind)[:60]!r} is not supported: use 'function' or 'namespace'.",
+            "tools",
         )
     names = ("name", "description", "parameters", "strict")
     function = {name: tool[name] for name in names if tool.get(name) is not None}
@@ -73,7 +119,7 @@ def _chat_tool(where: str, tool: Any) -> dict[str, Any]:
 
 
 def chat_tool_choice(
-    choice: Any, tools: list[dict[str, Any]] | None
+    choice: Any, tools: list[dict[str, Any]] | None, ignored: Sequence[str] = ()
 ) -> tuple[Any, list[dict[str, Any]] | None]:
     """Return ``tool_choice`` as chats spell it, and the tools that it leaves.
 
@@ -81,13 +127,15 @@ def chat_tool_choice(
         UserInputError: It is malformed, or allows what is no tool of the request.
         UnsupportedFeatureError: It names a built-in tool.
     """
+    if choice == "auto" and not tools and ignored:
+        return None, tools  # all that there was to choose from was left out
     if choice is None or isinstance(choice, str):
         return choice, tools
     if not isinstance(choice, Mapping):
         _refuse("tool_choice", "must be none, auto, required or an object", "tool_choice")
     kind = choice.get("type")
     if kind == "function":
-        return {"type": "function", "function": {"name": _tool_name(choice)}}, tools
+        return {"type": "function", "function": {"name": _chosen_name(choice)}}, tools
     if kind != "allowed_tools":
         raise UnsupportedFeatureError(
             f"tool_choice.type={str(kind)[:60]!r} is not supported: use function or allowed_tools.",
@@ -96,7 +144,7 @@ def chat_tool_choice(
     mode, allowed = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required") or not isinstance(allowed, list) or not allowed:
         _refuse("tool_choice", "needs mode auto or required, and tools", "tool_choice")
-    names = [_tool_name(entry) for entry in allowed]
+    names = [_chosen_name(entry) for entry in allowed]
     known = {tool["function"].get("name"): tool for tool in tools or ()}
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -104,10 +152,16 @@ def chat_tool_choice(
     return mode, [tool for name, tool in known.items() if name in names]
 
 
-def _tool_name(entry: Any) -> str:
+def _chosen_name(entry: Any) -> str:
+    name = _tool_name(entry, "tool_choice", "tool_choice")
+    space = entry.get("namespace")
+    return flat_name(space, name) if isinstance(space, str) else name
+
+
+def _tool_name(entry: Any, where: str, param: str) -> str:
     name = entry.get("name") if isinstance(entry, Mapping) else None
-    if not isinstance(name, str):
-        _refuse("tool_choice", "must say a function's name", "tool_choice")
+    if not isinstance(name, str) or not name:
+        _refuse(where, "must say a function's name", param)
     return str(name)
 
 
@@ -116,13 +170,7 @@ def chat_response_format(text: Mapping[str, Any] | None) -> dict[str, Any] | Non
 
     Raises:
         UserInputError: It is malformed.
-        UnsupportedFeatureError: A verbosity is asked for.
     """
-    verbosity = (text or {}).get("verbosity")
-    if verbosity not in (None, "medium"):
-        raise UnsupportedFeatureError(
-            f"text.verbosity={str(verbosity)[:60]!r} is not supported: leave it out.", "text"
-        )
     wanted = (text or {}).get("format")
     if wanted is None:
         return None

@@ -1,9 +1,10 @@
 """The bodies of ``/v1/responses``. Objects in them are checked in ``options``, ``input_items``."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, StrictBool, WithJsonSchema
 
+from vllm.entrypoints.openai.protocol.fields import RESPONSES
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest, Text, Whole
 
 InputField = Annotated[
@@ -28,6 +29,8 @@ ToolChoiceField = Annotated[
 
 class InputTokensRequest(SamplingRequest):
     """``POST /v1/responses/input_tokens``: what decides the prompt."""
+
+    route: ClassVar[str] = RESPONSES
 
     input: InputField = None
     instructions: Text | None = None

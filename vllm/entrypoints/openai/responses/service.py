@@ -75,7 +75,9 @@ class ResponsesService:
         with fields_named(FIELD_NAMES):
             streams = bool(body.stream) or bool(body.background)
             answer = await prepare_answer(call.request, call.scope, context, streams=streams)
-        builder = ResponseBuilder(call.body, seals_reasoning=call.seals_reasoning)
+        builder = ResponseBuilder(
+            call.body, seals_reasoning=call.seals_reasoning, namespaces=call.namespaces
+        )
         if body.background:
             return self._create_in_background(call, builder, answer, context)
         if body.stream:

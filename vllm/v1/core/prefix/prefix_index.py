@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.prefix.checkpoints import Checkpoint, checkpoint_tier
+from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.ghosts import GhostList
 from vllm.v1.core.prefix.lineage import Lineage
-from vllm.v1.core.prefix.tiers import Tier
-from vllm.v1.core.retention.auto.eviction import Standing
+from vllm.v1.core.retention.queues import ChooseVictim, Standing
+from vllm.v1.core.retention.standing import CheckpointStanding
+from vllm.v1.core.retention.tiers import Tier
 
 _SCRATCH, _REGULAR = Tier.SCRATCH, Tier.REGULAR
 
@@ -30,8 +31,8 @@ class PrefixIndex:
         dense_group_ids: Groups that carry keys.
         window_group_ids: Groups that checkpoints hold blocks of, in their order.
         events: Hears of prefixes that become reusable and of those that are not any more.
-        ranks_blocks: Whether what is known of blocks decides which go first; then a free block also
-            gives up a key that a held one has computed again.
+        choose_victim: Says by what is known of blocks which go first; then a free block also gives
+            up a key that a held one has computed again. None: in the order of use.
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class PrefixIndex:
         window_group_ids: Sequence[int],
         events: KVEventWriter,
         *,
-        ranks_blocks: bool = False,
+        choose_victim: ChooseVictim | None = None,
     ) -> None:
         self.events = events
-        self.ranks_blocks = ranks_blocks
+        self.choose_victim = choose_victim
         self._num_blocks = num_blocks
         # What is known of dense blocks, by id, and the clock of evictions.
         self._standings = [Standing.NEW] * num_blocks
@@ -103,8 +104,8 @@ class PrefixIndex:
         if not records:
             return _SCRATCH
         if len(records) == 1:
-            return checkpoint_tier(records[0])
-        return max(map(checkpoint_tier, records))
+            return records[0].tier
+        return max(record.tier for record in records)
 
     def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
         """Return the tiers of many blocks: nearly all carry keys, or nothing at all."""
@@ -139,7 +140,7 @@ class PrefixIndex:
         best = Standing.NEW
         rows = self.keys.get(self._lineage_group, {})
         for record in self._checkpoints_of.get(block.block_id, ()):
-            if record.num_hits or record.is_junction:
+            if record.num_hits or record.standing is CheckpointStanding.JUNCTION:
                 return Standing.HIT
             dense = rows.get(record.prefix_hash)
             if dense is not None:
@@ -198,7 +199,7 @@ class PrefixIndex:
             if entry is None:
                 assert not block.is_null
                 self._keys_of[block.block_id] = (group_id, [prefix_hash])
-                if self.ranks_blocks:
+                if self.choose_victim is not None:
                     standing = self._first_standing(group_id, prefix_hash)
                     self._standings[block.block_id] = standing
             else:
@@ -215,7 +216,7 @@ class PrefixIndex:
                 if old is block:
                     continue
                 duplicates.setdefault(prefix_hash, []).append(block)
-                if self.ranks_blocks and old.ref_cnt == 0:
+                if self.choose_victim is not None and old.ref_cnt == 0:
                     emptied += self._give_up(old, group_id, prefix_hash)
         self.ghosts.discard(prefix_hashes)
         if group_id == self._lineage_group:

@@ -8,13 +8,10 @@ from vllm.v1.core.kv_cache_utils import event_extra_keys
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
-from vllm.v1.core.retention.auto.spare import NO_SPARES, Spares
-from vllm.v1.core.retention.auto.yields import spare_kind
-from vllm.v1.core.retention.policy import (
-    num_dropped_blocks,
-    step_boundaries,
-    trailing_boundaries,
-)
+from vllm.v1.core.retention.boundaries import step_boundaries, trailing_boundaries
+from vllm.v1.core.retention.pinning import num_dropped_blocks
+from vllm.v1.core.retention.policy import Spare
+from vllm.v1.core.retention.standing import CheckpointStanding
 
 
 class Publisher:
@@ -38,7 +35,7 @@ class Publisher:
         cache: RequestCache,
         end: int,
         boundaries: Sequence[int],
-        spares: Spares = NO_SPARES,
+        spares: Sequence[Spare] = (),
     ) -> None:
         """Make the prefixes a step completes visible to later lookups.
 
@@ -51,7 +48,7 @@ class Publisher:
         self._publish_keys(cache, end)
         for position in boundaries:
             self._publish_checkpoint(cache, position)
-        if spares != NO_SPARES:
+        if spares:
             self._publish_spares(cache, spares)
             cache.spared_until = end
         self._drop_passed(cache, end)
@@ -69,8 +66,10 @@ class Publisher:
         end = min(cache.num_accepted, cache.request.num_tokens)
         if end < first + unit:
             return
-        wanted, interval = published.wanted, self._prefixes.interval
-        self.publish(cache, end, step_boundaries(self._geometry, first, end, wanted, interval))
+        grid = self._policy.grid(first, end)
+        self.publish(
+            cache, end, step_boundaries(self._geometry, first, end, published.wanted, grid)
+        )
 
     def _publish_keys(self, cache: RequestCache, end: int) -> None:
         unit, published, request = self._geometry.unit, cache.published, cache.request
@@ -106,55 +105,55 @@ class Publisher:
         published.num_units = max(published.num_units, end // unit)
 
     def _publish_checkpoint(self, cache: RequestCache, position: int) -> None:
-        policy, published, request = self._policy, cache.published, cache.request
-        interval = self._prefixes.interval
+        published, request = cache.published, cache.request
         token_ids = request.all_token_ids
         next_token = token_ids[position] if position < len(token_ids) else None
-        is_junction = position in published.junctions
-        on_grid = interval > 0 and position % interval == 0
+        standing = CheckpointStanding.LEFT
+        if position in published.junctions:
+            standing = CheckpointStanding.JUNCTION
+        elif position in published.wanted or position in self._policy.grid(position - 1, position):
+            standing = CheckpointStanding.KEPT
         record = Checkpoint(
             request.block_hashes[position // self._geometry.unit - 1],
             position,
             tuple(window.blocks_for(position) for window in cache.windows),
             next_token,
-            is_kept=position in published.wanted or on_grid,
-            is_junction=is_junction,
-            # Its lean boundary is close below and needs no state of long compressors.
-            is_cold=policy.keeps_lean and position % self._geometry.lean != 0 and not is_junction,
+            standing,
+            is_lean=position % self._geometry.lean == 0,
         )
-        if self._store.publish(record):
+        if self._store.publish(record, request.request_id):
             if next_token is None:
                 published.unfollowed = record
-            (published.kept if record.is_kept else published.trailing).append(record)
+            is_left = standing is CheckpointStanding.LEFT
+            (published.trailing if is_left else published.kept).append(record)
 
-    def _publish_spares(self, cache: RequestCache, spares: Spares) -> None:
+    def _publish_spares(self, cache: RequestCache, spares: Sequence[Spare]) -> None:
         """Enter checkpoints that nobody asked for: many, so without what kept ones need."""
         hashes, unit = cache.request.block_hashes, self._geometry.unit
         token_ids = cache.request.all_token_ids
         num_tokens = len(token_ids)
-        num_prompt_tokens = cache.request.num_prompt_tokens
-        cache.published.spared.update(spares.ends)
+        spared, maker = cache.published.spared, cache.request.request_id
         windows = [
             (window.blocks, window.base, window.geometry.block_size, num_blocks)
             for window, num_blocks in zip(cache.windows, self._geometry.lean_blocks, strict=True)
         ]
-        for is_filler, places in ((False, spares.ends), (True, spares.fillers)):
-            for position in places:
-                blocks = []
-                for held, base, size, num_blocks in windows:
-                    end = position // size
-                    first = max(0, end - num_blocks)
-                    blocks.append(tuple(held[first - base : end - base]))
-                record = Checkpoint(
-                    hashes[position // unit - 1],
-                    position,
-                    tuple(blocks),
-                    token_ids[position] if position < num_tokens else None,
-                    is_spare=True,
-                    is_filler=is_filler,
-                    kind=None if is_filler else spare_kind(num_prompt_tokens - position),
-                )
-                self._store.publish(record)
+        for position, kind in spares:
+            blocks = []
+            for held, base, size, num_blocks in windows:
+                end = position // size
+                first = max(0, end - num_blocks)
+                blocks.append(tuple(held[first - base : end - base]))
+            record = Checkpoint(
+                hashes[position // unit - 1],
+                position,
+                tuple(blocks),
+                token_ids[position] if position < num_tokens else None,
+                CheckpointStanding.FILLER if kind is None else CheckpointStanding.SPARE,
+                kind=kind,
+            )
+            if kind is not None:
+                spared[position] = kind
+            self._store.publish(record, maker)
 
     def _drop_passed(self, cache: RequestCache, end: int) -> None:
         """Give up trailing checkpoints that newer ones replace, unless somebody resumed there."""
@@ -163,12 +162,10 @@ class Publisher:
         for record in cache.published.trailing:
             if record.position in current:
                 remaining.append(record)
-            elif record.num_hits == 0 and not record.is_kept:
-                if self._policy.adapts and record.position <= cache.request.num_prompt_tokens:
-                    # Where a chunk of the prompt ended: as good a place as others to fill memory.
-                    is_end = record.position in cache.published.spared
-                    distance = cache.request.num_prompt_tokens - record.position
-                    self._store.spare(record, spare_kind(distance) if is_end else None)
+            elif record.num_hits == 0 and record.standing is CheckpointStanding.LEFT:
+                num_prompt_tokens = cache.request.num_prompt_tokens
+                if self._policy.stays_when_passed(record.position, num_prompt_tokens):
+                    self._store.spare(record, cache.published.spared.get(record.position))
                 else:
                     self._store.dissolve(record)
         cache.published.trailing = remaining
@@ -205,7 +202,9 @@ class Publisher:
             start: Tokens computed before the step.
             end: Tokens computed after it.
         """
-        if num_dropped_blocks(self._geometry, start, end) < self._policy.pin_min_drop_blocks:
+        pinning = self._prefixes.pinning
+        assert pinning is not None, "pins are off"
+        if num_dropped_blocks(self._geometry, start, end) < pinning.min_drop_blocks:
             return
         published, num_units = cache.published, end // self._geometry.unit
         if not num_units:

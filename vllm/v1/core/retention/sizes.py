@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from vllm.exceptions import ConfigError
 from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
-from vllm.v1.core.retention.policy import (
+from vllm.v1.core.retention.boundaries import (
     needed_window_blocks,
     replay_boundaries,
     trailing_boundaries,

@@ -19,7 +19,7 @@ from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix.exports import Exports
 from vllm.v1.core.retention.masks import num_window_tail_blocks, resolve_retention_interval
-from vllm.v1.core.retention.policy import pinned_share
+from vllm.v1.core.retention.pinning import pinned_share
 from vllm.v1.core.single_type_kv_cache_manager import (
     SlidingWindowManager,
     get_manager_for_kv_cache_spec,

@@ -18,7 +18,7 @@ from vllm.v1.core.kv_cache_utils import (
     make_block_hash_with_group_id,
 )
 from vllm.v1.core.prefix.events import KVEventWriter
-from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.tiers import Tier
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

@@ -1,0 +1,151 @@
+"""Building blocks of structural tags: formats, and what a tool's schema says of its fields."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.tokenizers.chat_tools import ToolSpec
+
+Format = dict[str, Any]
+ANY_TEXT: Format = {"type": "any_text"}
+# Of a schema's root: what says more than that some properties are there.
+_COMBINATORS = (
+    *("$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "propertyNames"),
+    *("dependentRequired", "dependentSchemas", "dependencies", "minProperties", "maxProperties"),
+)
+# Of a text: what only a grammar of JSON checks.
+_TEXT_LIMITS = ("pattern", "format", "minLength", "maxLength", "const", "enum")
+_DEFINITIONS = ("$defs", "definitions")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """An argument: its name, its schema with the definitions that it may refer to."""
+
+    name: str
+    schema: Mapping[str, Any]
+    is_required: bool
+
+
+def fields_of(schema: Mapping[str, Any]) -> list[Field] | None:
+    """Return a tool's arguments in their order; None: they are more than a list of fields."""
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return None
+    odd = any(set(name) & set('"<>\n') or not name for name in properties)
+    says_more = any(name in schema for name in _COMBINATORS)
+    if odd or says_more or not all(name in list(properties) for name in required):
+        return None
+    shared = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    return [
+        Field(name, {**(value if isinstance(value, Mapping) else {}), **shared}, name in required)
+        for name, value in properties.items()
+    ]
+
+
+def takes_any_text(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema asks for a text and says nothing more of it."""
+    return schema.get("type") == "string" and not any(limit in schema for limit in _TEXT_LIMITS)
+
+
+def is_text_enum(schema: Mapping[str, Any], *marks: str) -> list[str]:
+    """Return the texts that a schema lists, if it does and none holds a mark; else none."""
+    values = schema.get("enum")
+    if schema.get("type") != "string" or not isinstance(values, list):
+        return []
+    fits = all(
+        isinstance(value, str) and not any(mark in value for mark in marks) for value in values
+    )
+    return list(values) if fits else []
+
+
+def object_of(tool: ToolSpec) -> dict[str, Any]:
+    """Return the schema of a tool's arguments as that of an object."""
+    return {**tool.parameters, "type": "object"}
+
+
+def text(value: str) -> Format:
+    """Return the format of one text; special tokens are written as their text."""
+    return {"type": "const_string", "value": value}
+
+
+def json_of(schema: Mapping[str, Any]) -> Format:
+    """Return the format of JSON that follows a schema."""
+    return {"type": "json_schema", "json_schema": dict(schema)}
+
+
+def any_schema_of(schemas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the schema of what follows one of some schemas, references to their roots included."""
+    names = [f"option{i}" for i in range(len(schemas))]
+    return {
+        "anyOf": [{"$ref": f"#/$defs/{name}"} for name in names],
+        "$defs": {
+            name: _moved(schema, f"#/$defs/{name}")
+            for name, schema in zip(names, schemas, strict=True)
+        },
+    }
+
+
+def _moved(value: Any, root: str) -> Any:
+    """A schema whose root is now elsewhere."""
+    if isinstance(value, Mapping):
+        return {
+            key: root + inner.removeprefix("#")
+            if key == "$ref" and isinstance(inner, str) and inner.startswith("#")
+            else _moved(inner, root)
+            for key, inner in value.items()
+        }
+    return [_moved(inner, root) for inner in value] if isinstance(value, list) else value
+
+
+def sequence(*elements: Format) -> Format:
+    """Return the format of formats one after another."""
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def any_of(*elements: Format) -> Format:
+    """Return the format of one of some formats."""
+    return {"type": "or", "elements": list(elements)}
+
+
+def tag(begin: str, content: Format, end: str) -> Format:
+    """Return the format of a content between two texts."""
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def calls_of(tags: Sequence[Format], separator: str, one_call: bool) -> Format:
+    """Return the format of at least one of some tags."""
+    return {
+        "type": "tags_with_separator",
+        "tags": list(tags),
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": one_call,
+    }
+
+
+def listed(items: Sequence[tuple[Format, bool]], separator: str) -> Format:
+    """Return the format of items with separators between those that are there.
+
+    Required items come first: where one is sure, each optional one brings its separator.
+
+    Args:
+        items: Formats, and whether each is required.
+        separator: Between two.
+    """
+    required = [item for item, is_required in items if is_required]
+    optional = [item for item, is_required in items if not is_required]
+    if required:
+        joined = [required[0]]
+        for item in required[1:]:
+            joined += [text(separator), item]
+        return sequence(*joined, *_more(optional, separator))
+    # None is sure: whichever is there first brings no separator.
+    firsts = [
+        sequence(item, *_more(optional[i + 1 :], separator)) for i, item in enumerate(optional)
+    ]
+    return any_of(text(""), *firsts)
+
+
+def _more(optional: Sequence[Format], separator: str) -> list[Format]:
+    return [any_of(text(""), sequence(text(separator), item)) for item in optional]
