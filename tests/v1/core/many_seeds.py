@@ -1,6 +1,6 @@
 """Random traffic over the control plane, seed by seed: does any request read a wrong row?
 
-    python -m tests.v1.core.many_seeds [--seeds 1000] [--first 0] [--geometry v4|v4-short|gemma]
+    python -m tests.v1.core.many_seeds [--seeds 1000] [--first 0] [--geometry v4|v4-short|gemma|...]
 
 Every stored row is tagged with the prefix it was computed from, and every row that a step reads is
 checked; so are I1..I7 after each step. A seed stands for a unit (32, 64, 128), FCFS or priority,
@@ -22,7 +22,13 @@ from tqdm import tqdm
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
-from tests.v1.core.window_geometry import GEMMA_LIKE, GPT_OSS_LIKE, window_config
+from tests.v1.core.window_geometry import (
+    GEMMA_LIKE,
+    GPT_OSS_LIKE,
+    LLAMA_LIKE,
+    MISTRAL_LIKE,
+    window_config,
+)
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.retention.auto.eviction import Rule
 from vllm.v1.core.retention.pinning import PinSettings
@@ -41,6 +47,8 @@ GEOMETRIES: Mapping[str, MakeConfig] = {
     "gpt-oss-short": partial(window_config, window=32, kinds=GPT_OSS_LIKE),
     "gemma": partial(window_config, window=200, kinds=GEMMA_LIKE),
     "gpt-oss": partial(window_config, window=128, kinds=GPT_OSS_LIKE),
+    "llama": partial(window_config, window=0, kinds=LLAMA_LIKE),
+    "mistral": partial(window_config, window=100, kinds=MISTRAL_LIKE),
 }
 # Where computing windows again pays even in prompts as short as these: every policy tries.
 SHORT_WINDOWS = ("v4-short", "gpt-oss-short")

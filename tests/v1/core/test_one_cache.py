@@ -22,7 +22,7 @@ from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.prefix.block_index import BlockIndex, TieredIndex
 from vllm.v1.core.retention.policy import RetentionPolicy
-from vllm.v1.core.whole_block.coordinator import GroupManagers
+from vllm.v1.core.whole_block.coordinator import KVCacheCoordinator
 from vllm.v1.core.whole_block.manager_base import SingleTypeKVCacheManager
 
 # What a request that is served must go through, whatever the rules of its hits.
@@ -38,7 +38,7 @@ PROTOCOLS: tuple[type, ...] = (Coordinator, BlockIndex, TieredIndex, RetentionPo
 # Layers that hand verbs on to the next one: the manager, what knows all groups, one group.
 LAYERS: tuple[tuple[type, ...], ...] = (
     (KVCacheManager,),
-    (CheckpointCoordinator, GroupManagers),
+    (CheckpointCoordinator, KVCacheCoordinator),
     (SingleTypeKVCacheManager,),
 )
 # So many verbs in common make two classes of no common base the same thing twice.

@@ -392,7 +392,8 @@ class Driver:
             self.running.append(request)
             scheduled[request.request_id] = num_new
             budget -= num_new
-        if self.rng.random() < 0.05 and scheduled:
+        may_preempt = not self.coordinator.geometry.shares_whole_blocks
+        if self.rng.random() < 0.05 and scheduled and may_preempt:
             # A victim that was scheduled in this very step.
             request_id = self.rng.choice(sorted(scheduled))
             victim = next(r for r in self.running if r.request_id == request_id)

@@ -41,10 +41,10 @@ def hybrid_specs(unit=32):
     }
 
 
-def test_a_plain_model_keeps_the_plain_rules(config):
+def test_a_plain_model_hits_at_a_block(config):
     vllm_config = config(num_blocks=40)
     plan = plan_kv_cache(vllm_config, [{"a": full(), "b": full()}], [MEMORY])
-    assert plan.scheduler_config.hit_unit is None
+    assert plan.scheduler_config.hit_unit == 16
     assert (plan.scheduler_block_size, plan.hash_block_size) == (16, 16)
     assert vllm_config.cache_config.num_gpu_blocks == 40
 
@@ -57,9 +57,9 @@ def test_a_model_without_windows_has_nothing_to_retain(config, interval, monkeyp
     vllm_config.cache_config.prefix_cache_retention_interval = interval
     plan = plan_kv_cache(vllm_config, [{"a": full()}], [MEMORY])
     manager = KVCacheManager(
-        plan.scheduler_config, 1024, plan.scheduler_block_size, plan.hash_block_size
+        plan.scheduler_config, 512, plan.scheduler_block_size, plan.hash_block_size
     )
-    assert manager.coordinator.retention_interval is None
+    assert not manager.coordinator.geometry.windows
     assert describe_kv_cache(vllm_config, plan).retention.startswith("every block")
 
 
@@ -78,11 +78,11 @@ def test_a_lone_window_group_follows_the_interval(config):
     vllm_config.cache_config.prefix_cache_retention_interval = "64"
     window = SlidingWindowSpec(block_size=16, sliding_window=32, **COMMON)
     plan = plan_kv_cache(vllm_config, [{"a": window}], [MEMORY])
-    assert plan.scheduler_config.hit_unit is None
+    assert plan.scheduler_config.hit_unit == 16
     manager = KVCacheManager(
-        plan.scheduler_config, 1024, plan.scheduler_block_size, plan.hash_block_size
+        plan.scheduler_config, 512, plan.scheduler_block_size, plan.hash_block_size
     )
-    assert manager.coordinator.retention_interval == 64
+    assert manager.coordinator.policy.interval == 64
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_too_little_memory_names_the_way_out(config):
 
 
 def test_a_fitted_context_is_taken_over(config):
-    vllm_config = config(num_blocks=4)
+    vllm_config = config(num_blocks=5)
     vllm_config.model_config.original_max_model_len = -1
     plan = plan_kv_cache(vllm_config, [{"a": full()}], [MEMORY])
     info = describe_kv_cache(vllm_config, plan)
@@ -224,10 +224,12 @@ class TestFixedPool:
     def test_bytes(self, config):
         vllm_config = config()
         vllm_config.cache_config.num_gpu_blocks_override = None
-        needed = 256 // 16 * self.PAGE
+        needed = (256 // 16 + 1) * self.PAGE  # and the null block
         self.check(vllm_config, needed)
-        with pytest.raises(ConfigError, match=r"max seq len \(256\)"):
+        with pytest.raises(ConfigError, match=r"15 usable blocks, but .* max seq len 256 needs 16"):
             self.check(vllm_config, needed - 1)
+        with pytest.raises(ConfigError, match=r"max seq len \(256\)"):
+            self.check(vllm_config, needed - 1 - self.PAGE)
         self.check(vllm_config, 1 << 30, total_bytes=1 << 30)
         with pytest.raises(ConfigError, match=r"4\.00 GiB does not fit .* memory of 2\.00 GiB"):
             self.check(vllm_config, 4 << 30, total_bytes=2 << 30)
@@ -235,7 +237,9 @@ class TestFixedPool:
         assert vllm_config.cache_config.num_gpu_blocks is None
 
     def test_blocks_win_over_bytes(self, config):
-        self.check(config(num_blocks=16), 1)
+        self.check(config(num_blocks=17), 1)
+        with pytest.raises(ConfigError, match="num-gpu-blocks-override"):
+            self.check(config(num_blocks=16), 1 << 30)
         with pytest.raises(ConfigError, match="num_gpu_blocks_override"):
             self.check(config(num_blocks=15), 1 << 30)
         with pytest.raises(ConfigError, match="does not fit in the device's memory"):
@@ -279,7 +283,7 @@ class TestFixedPool:
         vllm_config = config()
         vllm_config.cache_config.num_gpu_blocks_override = None
         vllm_config.model_config.original_max_model_len = -1
-        self.check(vllm_config, self.PAGE)
+        self.check(vllm_config, 2 * self.PAGE)
         with pytest.raises(ConfigError):
-            self.check(vllm_config, self.PAGE - 1)
+            self.check(vllm_config, 2 * self.PAGE - 1)
         assert vllm_config.model_config.max_model_len == 256

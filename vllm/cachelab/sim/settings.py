@@ -19,6 +19,7 @@ from vllm.config.speculative import SpeculativeConfig
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.model_executor.models.registry import resolve_model
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, plan_kv_cache
 from vllm.v1.worker.dtypes import resolve_cache_dtype
 
@@ -110,10 +111,10 @@ class SimSettings:
             torch.float32,
         )
         plan = plan_kv_cache(config, [specs], [self.pool_bytes])
-        unit = plan.scheduler_config.hit_unit
-        if unit is not None:
+        geometry = CacheGeometry.from_config(plan.scheduler_config)
+        if geometry.windows:
             # Refused here, by name, and not in the middle of a grid.
-            read_interval(envs.retention_or_default(self.interval), unit)
+            read_interval(envs.retention_or_default(self.interval), geometry.unit)
         return plan
 
     def resized(self, num_blocks: int) -> "SimSettings":

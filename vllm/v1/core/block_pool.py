@@ -186,7 +186,7 @@ class BlockPool:
                 self._num_free -= 1
                 if tier is _PINNED:
                     self._tier_of[block.block_id] = _REGULAR
-            if self._tiered is not None:
+            if self.ranked is not None and self._tiered is not None:
                 self._tiered.on_touch(block)
             block.ref_cnt += 1
             if self.metrics_collector is not None:
@@ -231,9 +231,11 @@ class BlockPool:
 
     def _enqueue(self, freed: Sequence[KVCacheBlock], tiers: Sequence[Tier]) -> None:
         """Let blocks that stand in no tier join theirs, each tier's in one piece."""
-        pins = self.pins
-        if len(freed) == 1 and pins is None:
-            self._join(freed, tiers[0])
+        pins, first = self.pins, tiers[0]
+        is_in_order = first is not _SCRATCH or len(freed) == 1
+        if pins is None and is_in_order and tiers.count(first) == len(tiers):
+            # Most often all are of one kind.
+            self._join(freed, first)
             return
         by_tier: dict[Tier, list[KVCacheBlock]] = {}
         for block, tier in zip(freed, tiers, strict=True):

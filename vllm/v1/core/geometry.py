@@ -108,6 +108,23 @@ class CacheGeometry:
         return tuple(group for group in self.groups if group.is_window)
 
     @cached_property
+    def shares_whole_blocks(self) -> bool:
+        """Whether a prefix is whole blocks and nothing else, whatever its length.
+
+        Rows of a step can then be read by other requests of that step: none of them is copied, and
+        no state is resumed from, before it is written.
+        """
+        return all(
+            not group.is_window and group.block_size == self.unit and group.ratio == 1
+            for group in self.groups
+        )
+
+    @cached_property
+    def max_copies(self) -> int:
+        """Copies of partly covered blocks that one admission may need beside its own blocks."""
+        return sum(group.block_size > self.unit for group in self.dense)
+
+    @cached_property
     def coarse(self) -> int:
         """Tokens between coarse boundaries; each is a lean boundary too."""
         return lcm(COARSE_TOKENS, self.lean)
@@ -132,9 +149,10 @@ class CacheGeometry:
 
         A chunk that does not finish the prompt ends on a lean boundary: no open compressor window
         is carried over and every chunk end is a cheap checkpoint. A chunk too short to reach one
-        ends where the budget does: waiting for a larger budget could be waiting for ever.
+        ends where the budget does: waiting for a larger budget could be waiting for ever. Where
+        there are no windows any end is as good.
         """
-        if end >= num_tokens:
+        if end >= num_tokens or not self.windows:
             return end
         lean = self.floor_lean(end)
         return lean if lean > start else end

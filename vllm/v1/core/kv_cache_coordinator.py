@@ -25,15 +25,14 @@ from vllm.v1.core.cache_step import (
     StepRequest,
     StepWork,
 )
-from vllm.v1.core.checkpoint_handover import CheckpointHandover
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
-from vllm.v1.core.prefix.exports import Exports
+from vllm.v1.core.prefix.exports import Exports, PrefixBlocks
 from vllm.v1.core.prefix.held import HeldPrefixes
-from vllm.v1.core.prefix.lookup import find_prefix
+from vllm.v1.core.prefix.lookup import find_prefix, hit_tables
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.prefix.publication import Publisher
 from vllm.v1.core.prefix.rebuilds import Rebuilds, prefer_rebuild
@@ -50,7 +49,7 @@ from vllm.v1.core.whole_block.coordinator import (
     UnitaryKVCacheCoordinator,
 )
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.messages import BYPASSED, PrefillStats
+from vllm.v1.messages import BYPASSED, HeldPrefix, PrefillStats
 from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ __all__ = [
 ]
 
 
-class CheckpointCoordinator(CheckpointHandover):
+class CheckpointCoordinator(Coordinator):
     """The groups of one model over one pool.
 
     Owns: what is cached (``prefixes``), every request's ``RequestCache``.
@@ -97,6 +96,8 @@ class CheckpointCoordinator(CheckpointHandover):
         self.exports = Exports(self.block_pool)
         self.held: HeldPrefixes = HeldPrefixes(prefixes)
         self._num_steps = 0
+        # Requests whose rows of this schedule() others may already have been given.
+        self._promised: set[str] = set()
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
 
     @classmethod
@@ -115,6 +116,9 @@ class CheckpointCoordinator(CheckpointHandover):
 
     def look_up(self, request: Request, max_tokens: int) -> Lookup:
         """Find the deepest boundary at most ``max_tokens`` where all groups can resume."""
+        if self.geometry.shares_whole_blocks:
+            # Nobody is preempted once a request that waits is looked up: these steps run.
+            self._promised.update(self._publish_pending())
         find = partial(find_prefix, self.index, self.geometry, request.block_hashes)
         hit = find(max_tokens)
         if self.settings.stale_row is StaleRow.DROP:
@@ -170,6 +174,9 @@ class CheckpointCoordinator(CheckpointHandover):
         """Return the free blocks a request would use until its prompt is computed."""
         length = min(step.request.num_tokens, self.settings.max_model_len)
         needed = max_request_blocks(self.geometry, length, self.settings.num_lookahead_tokens)
+        cache = self._admitted(step)
+        if cache is not None:
+            needed -= sum(len(table.blocks) for table in cache.dense)
         if step.lookup is not None and step.lookup.hit is not None:
             full = step.lookup.hit.full_blocks
             needed -= sum(block.ref_cnt > 0 for blocks in full for block in blocks)
@@ -226,7 +233,7 @@ class CheckpointCoordinator(CheckpointHandover):
         if plan.first is not None:
             self._begin(plan.step.request, plan.first)
         cache = self.requests[request_id]
-        if plan.step.num_external_tokens:
+        if plan.step.delays_caching:
             cache.dense_from, cache.is_unannounced = cache.published.num_units, True
             cache.dense_from *= self.geometry.unit
         elif cache.is_unannounced:
@@ -333,13 +340,21 @@ class CheckpointCoordinator(CheckpointHandover):
             return
         for cache in self._changed.values():
             self._publisher.publish_copies(cache)
-        for cache in self._changed.values():
+        self._publish_pending()
+        self._promised.clear()
+
+    def _publish_pending(self) -> list[str]:
+        """Publish what the steps that are allocated will have computed; return whose they are."""
+        published = []
+        for request_id, cache in self._changed.items():
             pending, cache.pending = cache.pending, None
             if pending is None:
                 continue
+            published.append(request_id)
             self._publisher.publish(cache, pending.end, pending.boundaries, pending.spares)
             if self.prefixes.pinning is not None:
                 self._publisher.pin_window(cache, pending.start, pending.end)
+        return published
 
     def take_step_work(self) -> StepWork:
         """Drain what the worker must know; the ends of copies stay held until they have run."""
@@ -363,6 +378,44 @@ class CheckpointCoordinator(CheckpointHandover):
         self._changed.clear()
         return work
 
+    # ---- prefixes that other engines read and write ----------------------------------------------
+
+    def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
+        """Hold the longest prefix that can be resumed for another engine to read."""
+        max_tokens = request.num_prompt_tokens - 1
+        hit = find_prefix(self.index, self.geometry, request.block_hashes, max_tokens)
+        if not hit.position:
+            return None
+        tables = hit_tables(self.geometry, hit)
+        self.exports.hold(name, [blocks for _, blocks in tables])
+        ids = tuple(tuple(block.block_id for block in blocks) for _, blocks in tables)
+        bases = tuple(base for base, _ in tables)
+        next_token = None if hit.checkpoint is None else hit.checkpoint.next_token
+        return PrefixBlocks(hit.position, 0, bases, ids, next_token)
+
+    def find_import(
+        self, request: Request, num_tokens: int, num_external_tokens: int
+    ) -> PrefixBlocks:
+        """Return where a connector shall write the rows of an allocated request's prefix."""
+        cache = self.requests[request.request_id]
+        assert cache.dense_from is not None, "the request does not load"
+        bases = [0] * len(self.geometry.groups)
+        ids: list[tuple[int, ...]] = [()] * len(self.geometry.groups)
+        for table in cache.dense:
+            ids[table.geometry.group_id] = tuple(block.block_id for block in table.blocks)
+        for window in cache.windows:
+            bases[window.geometry.group_id] = window.base
+            ids[window.geometry.group_id] = tuple(block.block_id for block in window.blocks)
+        return PrefixBlocks(num_tokens, cache.dense_from, tuple(bases), tuple(ids))
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Publish a prefix that a connector has written, with its checkpoint."""
+        cache = self.requests[request.request_id]
+        if cache.is_loading:
+            cache.dense_from = None
+            boundaries = (num_computed_tokens,) if self.geometry.windows else ()
+            self._publisher.publish(cache, num_computed_tokens, boundaries)
+
     # ---- the rest of a coordinator's face ----------------------------------------------------
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:
@@ -372,6 +425,7 @@ class CheckpointCoordinator(CheckpointHandover):
 
     def free(self, request_id: str) -> None:
         """Give back everything a request holds; what it published stays cached."""
+        assert request_id not in self._promised, "others were given rows of a step that runs"
         cache = self.requests.pop(request_id, None)
         self._changed.pop(request_id, None)
         self._rebuilds.end(request_id)
@@ -417,6 +471,21 @@ class CheckpointCoordinator(CheckpointHandover):
         if done:
             self.held.clear()
         return done
+
+    def held_prefixes(self) -> Sequence[HeldPrefix]:
+        """Return the prefixes that somebody asked to keep."""
+        return tuple(self.held.describe())
+
+    def forget_prefix(self, name: str) -> bool:
+        """Let go of such a prefix; returns whether there is one of the name."""
+        return self.held.forget(name)
+
+    def take_new_block_ids(self) -> list[int]:
+        """Return none: no group needs its pages zeroed."""
+        return []
+
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+        """Do nothing: ``advance`` gives back what was passed."""
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""
@@ -504,3 +573,9 @@ def find_coordinator_class(path: str | None) -> type[CheckpointCoordinator]:
             f"The platform's KV cache coordinator {path!r} cannot be imported: {error}. Name a "
             "class by its dotted path in kv_cache_coordinator_path()."
         ) from error
+
+
+def as_served(coordinator: Coordinator) -> CheckpointCoordinator:
+    """Return an engine's coordinator to those who look at what is cached."""
+    assert isinstance(coordinator, CheckpointCoordinator), "an engine's models hit at one unit"
+    return coordinator

@@ -225,7 +225,7 @@ class StepPlanner:
         """Plan the first step of a request, from its hit if it has one."""
         found = step.lookup
         hit = found.hit if found is not None and found.num_tokens else None
-        if step.num_external_tokens:
+        if step.num_external_tokens and self._geometry.windows:
             # A connector brings the checkpoint of its end, and the dense rows that are not here.
             assert step.delays_caching, "loads run beside the steps"
             hit = None
@@ -262,6 +262,9 @@ class StepPlanner:
     ) -> FirstStep:
         """Plan what only a first step takes: ``found`` by the lookup, of which ``hit`` is taken."""
         policy, geometry = self._policy, self._geometry
+        if not geometry.windows:
+            partials = plan_partials(self._index, hit) if hit is not None else ()
+            return FirstStep(hit, set(), set(), False, partials, ())
         wanted = set(policy.prompt_boundaries(request.num_prompt_tokens))
         junctions: set[int] = set()
         parts_at_hit = False

@@ -83,7 +83,7 @@ def test_reset_forgets_everything_but_not_under_running_requests() -> None:
 
 
 def test_continuations_count_while_they_are_cached() -> None:
-    cache = make_cache(4)
+    cache = make_cache(4, windows=(2,))
     pool, index = cache.pool, cache.index
     root, left, right = pool.get_new_blocks(3)
     cache.add_key(root, 0, h("root"))

@@ -86,8 +86,9 @@ def hashes(count: int, name: str = "p") -> list[BlockHash]:
 
 
 def cache_of(geometry: CacheGeometry, num_blocks: int = 2000) -> UnitCache:
-    """Return an empty pool of a model's dense groups."""
-    return make_cache(num_blocks, [group.group_id for group in geometry.dense])
+    """Return an empty pool of a model's groups."""
+    dense, windows = ([group.group_id for group in g] for g in (geometry.dense, geometry.windows))
+    return make_cache(num_blocks, dense, windows)
 
 
 def publish(

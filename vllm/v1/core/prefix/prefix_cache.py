@@ -116,7 +116,7 @@ def _choose(
     interval = envs.retention_or_default(config.prefix_cache_retention_interval)
     policy = make_policy(interval, geometry, config.num_blocks - 1)
     pinning = settings.pinning
-    if pinning is None and settings.enable_caching:
+    if pinning is None and settings.enable_caching and geometry.windows:
         pinning = resolve_pins(config)
     return policy, pinning
 
@@ -126,7 +126,7 @@ def _check_units(settings: CacheSettings) -> None:
     if settings.num_context_ranks != 1:
         raise ConfigError(
             f"Context parallelism over {settings.num_context_ranks} ranks is not supported "
-            "with a hybrid cache that hits at one unit: set both context parallel sizes to 1."
+            "with a prefix cache that hits at one unit: set both context parallel sizes to 1."
         )
     unit = settings.kv_cache_config.hit_unit
     if settings.hash_block_size != unit:

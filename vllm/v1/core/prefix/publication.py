@@ -74,6 +74,11 @@ class Publisher:
     def _publish_keys(self, cache: RequestCache, end: int) -> None:
         unit, published, request = self._geometry.unit, cache.published, cache.request
         block_hashes = request.block_hashes
+        first_unit, num_units = published.num_units, end // unit
+        if not cache.dense and first_unit < num_units:
+            parent = block_hashes[first_unit - 1] if first_unit else None
+            units = block_hashes[first_unit:num_units]
+            self._index.add_chain(units, [parent, *units[:-1]])
         for table in cache.dense:
             step = max(unit, table.geometry.ratio)
             first = published.num_units * unit // step * step
@@ -102,7 +107,7 @@ class Publisher:
                     lora=request.lora_request,
                     extra_keys=extra_keys if any(extra_keys) else None,
                 )
-        published.num_units = max(published.num_units, end // unit)
+        published.num_units = max(first_unit, num_units)
 
     def _publish_checkpoint(self, cache: RequestCache, position: int) -> None:
         published, request = cache.published, cache.request

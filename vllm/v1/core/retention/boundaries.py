@@ -57,7 +57,12 @@ def step_boundaries(
         end: Tokens computed after it, drafts not counted.
         kept: The boundaries the request wants kept: replay boundaries and junctions.
         grid: Boundaries in ``(start, end]`` that are kept whatever a request wants.
+
+    Returns:
+        Ascending; none for a model without windows, whose dense rows are all that resuming needs.
     """
+    if not geometry.windows:
+        return ()
     wanted = {p for p in kept if start < p <= end}
     wanted.update(p for p in trailing_boundaries(geometry, end) if start < p)
     wanted.update(grid)
