@@ -28,7 +28,6 @@ from benchmarks.result import print_result
 from tests.v1.core.window_geometry import window_config
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
-from vllm.v1.core.retention.policy import AUTO
 
 BLOCK_SIZES = (16, 32, 64, 128)
 _KINDS = "wwwwwf" * 3
@@ -81,7 +80,7 @@ def serve(
     """Serve the prompts one by one; returns hit rate and time per request."""
     config = window_config(block_size, pool_tokens // block_size, _WINDOW, _KINDS)
     longest = max(len(tokens) + answer for tokens, answer in prompts)
-    driver = PrefixDriver(config, longest + 1, policy=AUTO)
+    driver = PrefixDriver(config, longest + 1)
     hasher = get_request_block_hasher(block_size, get_hash_fn_by_name("xxhash"))
     begin = time.perf_counter()
     for number, (tokens, answer) in enumerate(prompts):

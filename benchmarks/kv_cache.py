@@ -27,11 +27,13 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
+    SlidingWindowSpec,
 )
 from vllm.v1.request import Request
 
@@ -106,6 +108,21 @@ def unit_case(num_blocks: int, unit: int, interval: int | str) -> Case:
     """Hits at one unit."""
     config = replace(v4_config(unit, num_blocks, FLASH), prefix_cache_retention_interval=interval)
     return Case(f"unit{unit}/{interval}", config, unit, unit)
+
+
+def plain_case(num_blocks: int, kind: str, hit_unit: int | None) -> Case:
+    """One group of blocks of 16 tokens: full attention (Llama) or windows (Mistral).
+
+    As it is served, or by the rules of whole blocks (``hit_unit`` None).
+    """
+    heads = {"num_kv_heads": 8, "head_size": 128, "dtype": cast("Any", BF16)}
+    spec: KVCacheSpec = FullAttentionSpec(block_size=16, **heads)
+    if kind == "mistral":
+        spec = SlidingWindowSpec(block_size=16, sliding_window=4096, **heads)
+    groups = [KVCacheGroupSpec(["layer0"], spec)]
+    interval = "none" if kind == "llama" else "auto"
+    config = KVCacheConfig(num_blocks, [], groups, interval, hit_unit=hit_unit)
+    return Case(f"{kind}/{'whole blocks' if hit_unit is None else 'unit16'}", config, 16, 16)
 
 
 class Clock:
@@ -253,6 +270,9 @@ def main() -> None:
     cases = [contract_case(NUM_BLOCKS, interval) for interval in INTERVALS]
     cases += [
         unit_case(NUM_BLOCKS, unit, interval) for unit in (32, 64, 128) for interval in INTERVALS
+    ]
+    cases += [
+        plain_case(NUM_BLOCKS, kind, unit) for kind in ("llama", "mistral") for unit in (None, 16)
     ]
     values: dict[str, Any] = {}
     for case in cases:

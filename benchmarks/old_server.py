@@ -13,11 +13,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from benchmarks.policies import VariantPolicy
 from vllm.config import VllmConfig
 from vllm.entrypoints.cli.main import make_parser
 from vllm.entrypoints.cli.serve import prepare
 from vllm.entrypoints.openai.api_server import run_server
 from vllm.platforms import current_platform
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -25,14 +27,17 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.kv_cache_setup import KVCachePlan
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.structured_output import StructuredOutputManager
 
 
-def old_policy(unit: int) -> RetentionPolicy:
+def old_policy(config: KVCacheConfig) -> RetentionPolicy:
     """Return the policy: every whole block of all groups, and nothing cleverer."""
-    return RetentionPolicy(
+    geometry = CacheGeometry.from_config(config)
+    return VariantPolicy(
+        geometry,
         "old",
-        interval=unit,
+        interval=geometry.unit,
         keeps_lean=False,
         keeps_junctions=False,
         supersedes=False,
@@ -61,7 +66,7 @@ class OldScheduler(Scheduler):
             unit,
             enable_caching=config.cache_config.enable_prefix_caching,
             log_stats=False,
-            policy=old_policy(unit),
+            policy=old_policy(plan.scheduler_config),
         )
 
 

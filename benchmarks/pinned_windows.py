@@ -19,11 +19,10 @@ from dataclasses import replace
 from tqdm import tqdm
 
 from benchmarks.prefix_driver import PrefixDriver
-from benchmarks.replay import make_policy
+from benchmarks.replay import make_pinning, make_policy
 from benchmarks.result import print_result
 from tests.v1.core.window_geometry import window_config
 from vllm.cachelab.sim.requests import PrefixUnits
-from vllm.v1.core.geometry import CacheGeometry
 
 _UNIT = 64
 _SUFFIX_TOKENS = 435
@@ -39,12 +38,15 @@ def hit_rate(
         window_config(_UNIT, num_blocks, window=1024, kinds=_KINDS),
         prefix_cache_pinned_share=share,
     )
-    geometry = CacheGeometry.from_config(config)
-    policy = make_policy("auto" if policy_name == "held" else policy_name, geometry)
-    if policy.pinned_share is not None:
-        policy = replace(policy, pinned_share=share)
+    policy = make_policy("auto" if policy_name == "held" else policy_name, config)
     num_tokens = args.tokens + _SUFFIX_TOKENS
-    driver = PrefixDriver(config, num_tokens + 1, policy=policy, decode_stride=_UNIT)
+    driver = PrefixDriver(
+        config,
+        num_tokens + 1,
+        policy=policy,
+        pinning=make_pinning(policy_name, share),
+        decode_stride=_UNIT,
+    )
     rng = random.Random(0)
     num_units = -(-num_tokens // _UNIT)
     seen: set[int] = set()

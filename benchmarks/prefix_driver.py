@@ -16,7 +16,8 @@ from vllm.v1.core.cache_step import Lookup
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.prefix.drafter_rows import StaleRow
-from vllm.v1.core.retention.policy import AUTO, RetentionPolicy
+from vllm.v1.core.retention.pinning import PinSettings
+from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
@@ -77,7 +78,8 @@ class PrefixDriver:
     Args:
         config: With ``hit_unit`` set.
         max_model_len: Longest request, answer included.
-        policy: Which checkpoints are kept.
+        policy: Which checkpoints are kept; None: as the config says.
+        pinning: What long steps pin.
         chunk: Tokens of one step, over all requests.
         max_running: Requests that run side by side.
         waits: Whether a request waits for a running donor of its prefix.
@@ -92,7 +94,8 @@ class PrefixDriver:
         config: KVCacheConfig,
         max_model_len: int,
         *,
-        policy: RetentionPolicy = AUTO,
+        policy: RetentionPolicy | None = None,
+        pinning: PinSettings | None = None,
         chunk: int = 8192,
         max_running: int = 1,
         waits: bool = False,
@@ -111,6 +114,7 @@ class PrefixDriver:
             num_lookahead_tokens=num_drafts,
             stale_row=stale_row,
             policy=policy,
+            pinning=pinning,
         )
         self.chunk = chunk
         self.max_running = max_running

@@ -33,12 +33,13 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from tqdm import tqdm
 
+from benchmarks.policies import VariantPolicy
 from benchmarks.prefix_driver import DriverStats, PrefixDriver
 from benchmarks.result import print_result
 from benchmarks.v4_cache import (
@@ -52,7 +53,10 @@ from benchmarks.v4_cache import (
 )
 from vllm.cachelab.sim.requests import PrefixUnits
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.retention.policy import RetentionPolicy, parse_retention
+from vllm.v1.core.retention.fixed import FixedPolicy
+from vllm.v1.core.retention.pinning import PinSettings
+from vllm.v1.core.retention.policy import RetentionPolicy
+from vllm.v1.core.retention.registry import make_policy as make
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 SPAN = 512
@@ -161,17 +165,23 @@ def ideal_hit_rate(trace: Sequence[TraceRequest], unit: int) -> float:
     return hits / total if total else 0.0
 
 
-def make_policy(name: str, geometry: CacheGeometry) -> RetentionPolicy:
-    """Return a policy by the name it has on the command line."""
+def make_policy(name: str, config: KVCacheConfig) -> RetentionPolicy:
+    """Return a new policy by the name it has on the command line, pins left out."""
+    geometry = CacheGeometry.from_config(config)
     if name in _VARIANTS:
-        return RetentionPolicy(name, **(_TODAY | _VARIANTS[name]))
+        return VariantPolicy(geometry, name, **(_TODAY | _VARIANTS[name]))
     if name.startswith(_VLLM_PREFIX):
-        wanted = make_policy(name.removeprefix(_VLLM_PREFIX), geometry)
-        return replace(wanted, name=name, keeps_junctions=False, **_TODAY)
-    if name in _PINNED:
-        policy = parse_retention(_PINNED[name], geometry)
-        return replace(policy, name=name, pinned_share=PINNED_SHARE)
-    return parse_retention(name, geometry)
+        written = name.removeprefix(_VLLM_PREFIX)
+        wanted = make(_PINNED.get(written, written), geometry, config.num_blocks - 1)
+        assert isinstance(wanted, FixedPolicy)
+        interval = wanted.interval
+        return VariantPolicy(geometry, name, interval=interval, keeps_junctions=False, **_TODAY)
+    return make(_PINNED.get(name, name), geometry, config.num_blocks - 1)
+
+
+def make_pinning(name: str, share: float = PINNED_SHARE) -> PinSettings | None:
+    """Return what a policy of that name pins; None: nothing."""
+    return PinSettings(share) if name.removeprefix(_VLLM_PREFIX) in _PINNED else None
 
 
 def make_config(name: str, blocks: str, unit: int, num_pages: int) -> KVCacheConfig:
@@ -188,6 +198,7 @@ def replay(
     trace: Sequence[TraceRequest],
     config: KVCacheConfig,
     policy: RetentionPolicy,
+    pinning: PinSettings | None = None,
     *,
     chunk: int = 8192,
     concurrency: int = 1,
@@ -200,7 +211,8 @@ def replay(
     Args:
         trace: The requests.
         config: The cache.
-        policy: What it keeps.
+        policy: What it keeps; one that no other cache had.
+        pinning: What it pins.
         chunk: Tokens of a step.
         concurrency: Requests that run side by side.
         outputs: Whether answers take blocks too.
@@ -214,6 +226,7 @@ def replay(
         config,
         longest + 1,
         policy=policy,
+        pinning=pinning,
         chunk=chunk,
         max_running=concurrency,
         waits=concurrency > 1,
@@ -293,12 +306,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in args.policies:
         for num_pages in args.pages:
             config = make_config(name, args.blocks, args.unit, num_pages)
-            policy = make_policy(name, CacheGeometry.from_config(config))
             begin = time.perf_counter()
             stats = replay(
                 trace,
                 config,
-                policy,
+                make_policy(name, config),
+                make_pinning(name),
                 chunk=args.chunk,
                 concurrency=args.concurrency,
                 outputs=args.outputs,

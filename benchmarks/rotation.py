@@ -23,7 +23,7 @@ from benchmarks.result import print_result
 from benchmarks.v4_cache import PUBLISHED_BLOCK_BYTES, UNITS, flash_block_bytes, flash_config
 from vllm.cachelab.sim.requests import PrefixUnits
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.retention.policy import parse_retention
+from vllm.v1.core.retention.registry import make_policy
 
 GIB = 1 << 30
 # Span ids are per unit here: no two prompts share one.
@@ -83,7 +83,7 @@ def rotate(
     """Serve every prompt once a pass, in order, and measure the last pass."""
     config = flash_config(unit, pool_blocks)
     geometry = CacheGeometry.from_config(config)
-    policy = parse_retention(policy_name, geometry)
+    policy = make_policy(policy_name, geometry, config.num_blocks - 1)
     driver = PrefixDriver(
         config, num_tokens + 1, policy=policy, chunk=chunk, max_running=concurrency
     )

@@ -41,7 +41,7 @@ from tqdm import tqdm
 
 from benchmarks.agent_shapes import SHAPES
 from benchmarks.prefix_driver import Outcome, PoolTooSmall, PrefixDriver
-from benchmarks.replay import SPAN, TraceRequest, make_config, make_policy, read_trace
+from benchmarks.replay import SPAN, TraceRequest, make_config, make_pinning, make_policy, read_trace
 from benchmarks.result import print_result
 from benchmarks.rotation import GIB, blocks_per_prompt
 from benchmarks.shapes import AgentTraffic, Prompt, prefix_repetition, returning, rotation
@@ -186,7 +186,8 @@ def measure(workload: Workload, policy_name: str) -> float:
     driver = PrefixDriver(
         config,
         longest + 1,
-        policy=make_policy(policy_name, geometry),
+        policy=make_policy(policy_name, config),
+        pinning=make_pinning(policy_name),
         max_running=workload.concurrency,
         waits=workload.concurrency > 1,
         decode_stride=unit,

@@ -279,7 +279,9 @@ inline void dot_many(const float* const* x, int64_t rows, const vn_matrix& m, in
 // Products with rows row .. row + count - 1 of a matrix that is no VN_PARTS.
 inline void dot_leaf(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row,
                      int64_t count, float* const* y, int64_t first) {
-  if (rows > kMostRows || !has_whole_steps(m)) {
+  if (m.kind == VN_PANELS) {
+    dot_panels(x, rows, m, row, count, y, first);
+  } else if (rows > kMostRows || !has_whole_steps(m)) {
     dot_many(x, rows, m, row, count, y, first);
   } else if (m.kind == VN_F32) {
     dot_stored<VN_F32>(x, rows, m, row, count, y, first);
@@ -311,6 +313,17 @@ inline void multiply_part(const Product& p, int64_t row, int64_t rows, int64_t c
   }
 }
 
+// Outputs that are multiplied together: chunks hold whole ones.
+inline int64_t find_column_step(const vn_matrix& m) {
+  if (m.kind == VN_PANELS) return kPanel;
+  if (m.kind != VN_PARTS) return kColumns;
+  const vn_matrix* parts = static_cast<const vn_matrix*>(m.data);
+  for (int32_t i = 0; i < m.group; ++i) {
+    if (parts[i].kind == VN_PANELS) return 3 * kPanel;  // and 16 times kColumns
+  }
+  return kColumns;
+}
+
 // Runs products that do not depend on one another.
 inline void multiply_all(ThreadPool& pool, const Product* products, size_t count) {
   struct Cut {
@@ -329,7 +342,8 @@ inline void multiply_all(ThreadPool& pool, const Product* products, size_t count
     const int64_t rows = std::min(p.num_rows, kBlockRows);
     const int64_t per_column = std::max<int64_t>(1, rows * p.matrix->cols);
     int64_t columns = std::max<int64_t>(kColumns, chunk_work / per_column);
-    columns = (columns + kColumns - 1) / kColumns * kColumns;
+    const int64_t step = find_column_step(*p.matrix);
+    columns = (columns + step - 1) / step * step;
     const Cut cut = {(p.num_rows + kBlockRows - 1) / kBlockRows, columns,
                      (p.num_columns + columns - 1) / columns, num_chunks};
     num_chunks += cut.row_blocks * cut.column_blocks;

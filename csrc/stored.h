@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "panels.h"
 #include "vec.h"
 #include "vllm_native.h"
 
@@ -150,6 +151,7 @@ inline void decode_matrix_part(const vn_matrix& m, int64_t index, int64_t from, 
 }
 
 inline void decode_matrix_row(const vn_matrix& m, int64_t index, float* out) {
+  if (m.kind == VN_PANELS) return decode_panel_row(m, index, out);
   decode_matrix_part(m, index, 0, m.cols, out);
 }
 

@@ -8,6 +8,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "vllm_native.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -68,6 +70,10 @@ inline __m128i split_nibbles(const uint8_t* p) {
 
 #if defined(__AVX512F__)
 
+// Rows and vectors of a tile of widened panels; rows that are decoded in registers, and the vectors
+// of a tile of one.
+constexpr int kPanelTileRows = 6, kPanelTileVecs = 4, kFewPanelRows = 4, kFewVecs = 4;
+
 // Rows of a tile of products where there are many inputs; the most where all are one tile; and the
 // sums of a tile, which stay in registers.
 constexpr int kTileRows = 6, kMostRows = 8, kTileSums = 24;
@@ -92,6 +98,32 @@ inline Vec load_bf16(const uint16_t* p) {
 inline Vec load_int8(const uint8_t* p) {
   const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))};
+}
+inline Vec load_half(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+// Sixteen words of codes.
+struct Words {
+  __m512i v;
+};
+inline Words load_words(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
+template <int Kind, int J>
+VN_INLINE Vec code_of(Words w) {
+  if constexpr (Kind == VN_CODE_INT8) {
+    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(w.v, 24 - 8 * J), 24))};
+  } else if constexpr (Kind == VN_CODE_INT4) {
+    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(w.v, 28 - 4 * J), 28))};
+  } else if constexpr (Kind == VN_CODE_UINT4) {
+    return {_mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_slli_epi32(w.v, 28 - 4 * J), 28))};
+  } else if constexpr (Kind == VN_CODE_IQ4) {
+    const __m512 values = _mm512_setr_ps(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38,
+                                         53, 69, 89, 113);
+    return {_mm512_permutexvar_ps(_mm512_srli_epi32(w.v, 4 * J), values)};
+  } else {
+    const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, 0.0f,
+                                         -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+    return {_mm512_permutexvar_ps(_mm512_srli_epi32(w.v, 4 * J), values)};
+  }
 }
 inline Vec load_e4m3(const uint8_t* p) {
   return {_mm512_mul_ps(_mm512_cvtph_ps(e4m3_as_half(p)), _mm512_set1_ps(256.0f))};
@@ -166,6 +198,7 @@ VN_INLINE void sum_four(const Vec* v, float* out) {
 
 #elif defined(__AVX2__)
 
+constexpr int kPanelTileRows = 6, kPanelTileVecs = 1, kFewPanelRows = 4, kFewVecs = 2;
 constexpr int kTileRows = 2, kMostRows = 2, kTileSums = 4;
 
 struct Vec {
@@ -199,6 +232,46 @@ inline Vec load_int8(const uint8_t* p) {
   const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8)))};
+}
+inline Vec load_half(const uint16_t* p) {
+  const __m128i* halves = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+struct Words {
+  __m256i a, b;
+};
+inline Words load_words(const uint32_t* p) {
+  const __m256i* words = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(words), _mm256_loadu_si256(words + 1)};
+}
+template <int Kind, int J>
+VN_INLINE __m256 code_of_half(__m256i w) {
+  if constexpr (Kind == VN_CODE_INT8) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 24 - 8 * J), 24));
+  } else if constexpr (Kind == VN_CODE_INT4) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 28 - 4 * J), 28));
+  } else if constexpr (Kind == VN_CODE_UINT4) {
+    return _mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_slli_epi32(w, 28 - 4 * J), 28));
+  } else {
+    // A permutation reads three bits of its index; the fourth, brought to the top, is the half.
+    const __m256i low = _mm256_srli_epi32(w, 4 * J);
+    const __m256 top = _mm256_castsi256_ps(_mm256_slli_epi32(w, 28 - 4 * J));
+    if constexpr (Kind == VN_CODE_IQ4) {
+      const __m256 first = _mm256_setr_ps(-127, -104, -83, -65, -49, -35, -22, -10);
+      const __m256 second = _mm256_setr_ps(1, 13, 25, 38, 53, 69, 89, 113);
+      return _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, low),
+                              _mm256_permutevar8x32_ps(second, low), top);
+    } else {
+      const __m256 first = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+      const __m256 second = _mm256_setr_ps(0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+      return _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, low),
+                              _mm256_permutevar8x32_ps(second, low), top);
+    }
+  }
+}
+template <int Kind, int J>
+VN_INLINE Vec code_of(Words w) {
+  return {code_of_half<Kind, J>(w.a), code_of_half<Kind, J>(w.b)};
 }
 inline Vec load_e4m3(const uint8_t* p) {
   const __m256i halves = e4m3_as_half(p);
@@ -243,6 +316,7 @@ inline float sum(Vec x) {
 
 #else
 
+constexpr int kPanelTileRows = 1, kPanelTileVecs = 1, kFewPanelRows = 1, kFewVecs = 1;
 constexpr int kTileRows = 1, kMostRows = 1, kTileSums = 2;
 
 struct Vec {
@@ -267,6 +341,43 @@ inline float widen(uint16_t half) {
   return value;
 }
 inline Vec load_bf16(const uint16_t* p) { VN_EACH_LANE(widen(p[i])); }
+// The values of IQ4 codes.
+constexpr int kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                1,    13,   25,  38,  53,  69,  89,  113};
+inline float widen_half(uint16_t half) {
+  const int exponent = half >> 10 & 31, mantissa = half & 1023;
+  const float magnitude = exponent == 31 ? (mantissa == 0 ? INFINITY : NAN)
+                          : exponent == 0
+                              ? std::ldexp(static_cast<float>(mantissa), -24)
+                              : std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
+  return (half & 0x8000) != 0 ? -magnitude : magnitude;
+}
+inline Vec load_half(const uint16_t* p) { VN_EACH_LANE(widen_half(p[i])); }
+struct Words {
+  uint32_t v[kLanes];
+};
+inline Words load_words(const uint32_t* p) {
+  Words words;
+  std::memcpy(words.v, p, sizeof(words.v));
+  return words;
+}
+template <int Kind, int J>
+inline float widen_code(uint32_t word) {
+  if constexpr (Kind == VN_CODE_INT8) {
+    return static_cast<float>(static_cast<int8_t>(word >> 8 * J & 255));
+  } else {
+    const int code = word >> 4 * J & 15;
+    if constexpr (Kind == VN_CODE_INT4) return static_cast<float>(code < 8 ? code : code - 16);
+    if constexpr (Kind == VN_CODE_UINT4) return static_cast<float>(code);
+    if constexpr (Kind == VN_CODE_IQ4) return static_cast<float>(kIq4Values[code]);
+    return widen_e2m1(code);
+  }
+}
+template <int Kind, int J>
+inline Vec code_of(const Words& w) {
+  constexpr auto widen_one_code = widen_code<Kind, J>;
+  VN_EACH_LANE(widen_one_code(w.v[i]));
+}
 inline Vec load_int8(const uint8_t* p) { VN_EACH_LANE(static_cast<float>(static_cast<int8_t>(p[i]))); }
 inline Vec load_e4m3(const uint8_t* p) { VN_EACH_LANE(widen_e4m3(p[i])); }
 inline Vec load_e2m1(const uint8_t* p) { VN_EACH_LANE(widen_e2m1(p[i / 2] >> i % 2 * 4 & 15)); }

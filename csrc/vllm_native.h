@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 5
+#define VN_ABI_VERSION 6
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -31,8 +31,40 @@ enum vn_status { VN_OK = 0, VN_INVALID = 1, VN_NO_MEMORY = 2 };
 // How the values of a matrix or a cache are stored.
 //   VN_MXFP4: e2m1 codes, two to a byte, the even column in the low nibble, [rows, cols / 2].
 //   VN_FP8: e4m3 codes. VN_INT8: signed bytes.
+//   VN_PANELS: `data` is a vn_panels.
 //   VN_PARTS: several matrices, one below the other; `data` are `group` vn_matrix of no parts.
-enum vn_kind { VN_F32 = 0, VN_BF16 = 1, VN_MXFP4 = 2, VN_FP8 = 3, VN_INT8 = 4, VN_PARTS = 5 };
+enum vn_kind { VN_F32 = 0, VN_BF16 = 1, VN_MXFP4 = 2, VN_FP8 = 3, VN_INT8 = 4, VN_PARTS = 5, VN_PANELS = 6 };
+
+// Codes of a packed matrix: two's complement, plain, or numbers in a table of 16.
+enum vn_code_kind {
+  VN_CODE_INT8 = 0,
+  VN_CODE_INT4 = 1,
+  VN_CODE_UINT4 = 2,
+  VN_CODE_IQ4 = 3,
+  VN_CODE_E2M1 = 4
+};
+enum vn_scale_kind {
+  VN_SCALE_F32 = 0,
+  VN_SCALE_F16 = 1,
+  VN_SCALE_BF16 = 2,
+  VN_SCALE_INT8 = 3,
+  VN_SCALE_E8M0 = 4
+};
+
+// A matrix packed for products: outputs in lanes, 64 to a panel, padded with zero codes. P panels,
+// G = ceil(cols / group) groups, F = ceil(G / factor_groups).
+//   weight = code * scale + offset
+typedef struct {
+  const uint32_t* codes;  // [P, words, 64]; a word: 8 inputs of one output (of bytes 4), lowest first
+  const void* scales;     // [P, G, 64] of scale_kind
+  const uint16_t* scale_factors;   // fp16 [P, F, 64]: scales are multiplied by it; or null
+  const void* offsets;             // [P, G, 64] of offset_kind, or null. INT8 without factors: zero
+                                   // points, so that the offset is -zero * scale
+  const uint16_t* offset_factors;  // as scale_factors
+  const int32_t* order;            // [cols]: the input that the k-th code is of, or null: k
+  int32_t code_kind, scale_kind, offset_kind;
+  int32_t group, factor_groups, unused;
+} vn_panels;
 
 // A matrix [rows, cols] that maps cols inputs to rows outputs.
 typedef struct {

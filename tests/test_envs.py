@@ -35,7 +35,7 @@ def test_retention_interval(
     assert type(value) is type(expected)
 
 
-@pytest.mark.parametrize("text", ["dense", "1.5", "4k", "auto,0"])
+@pytest.mark.parametrize("text", ["dense!", "1.5", "4k", "auto,0"])
 def test_bad_retention_interval(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(INTERVAL, text)
     with pytest.raises(ConfigError, match=f"{INTERVAL}='{text}'.*none, auto, 0 or a number"):

@@ -8,7 +8,6 @@ from benchmarks.prefix_driver import PoolTooSmall, PrefixDriver
 from benchmarks.replay import make_config, make_policy
 from benchmarks.v4_cache import flash_config
 from vllm.cachelab.sim.requests import PrefixUnits
-from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.request import Request
 
 
@@ -78,7 +77,7 @@ def test_a_full_pool_preempts_and_everybody_finishes() -> None:
 def test_a_pool_too_small_for_a_chunk_is_named() -> None:
     # Window blocks for every row of 8,192 tokens are more than vLLM's pool has pages.
     config = make_config("today", "vllm", 128, 2048)
-    policy = make_policy("today", CacheGeometry.from_config(config))
+    policy = make_policy("today", config)
     driver = PrefixDriver(config, 20_000, policy=policy)
     hasher = PrefixUnits(7, range(100), 256, 256)
     driver.add("seven", [0] * 14_171, hasher)

@@ -11,11 +11,13 @@ from benchmarks.replay import (
     ideal_hit_rate,
     main,
     make_config,
+    make_pinning,
     make_policy,
     read_trace,
     replay,
 )
 from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.retention.pinning import PinSettings
 
 POLICIES = ["none", "0", "4096", "auto", "pinned", "0+pinned", "vllm-none", "vllm-4096"]
 POLICIES += ["vllm-pinned", "today", "today+lean", "today+private", "today+all"]
@@ -54,8 +56,8 @@ def test_no_policy_beats_the_ideal_and_a_roomy_pool_comes_near(name: str, blocks
     config = make_config(name, blocks, 128, 6000)
     unit = config.hit_unit
     assert unit is not None
-    policy = make_policy(name, CacheGeometry.from_config(config))
-    stats = replay(trace, config, policy, outputs=blocks == "flash")
+    policy = make_policy(name, config)
+    stats = replay(trace, config, policy, make_pinning(name), outputs=blocks == "flash")
     assert stats.num_requests == len(trace)
     assert stats.hit_tokens + sum(stats.miss_tokens.values()) == stats.prompt_tokens
     assert stats.prompt_tokens == sum(r.num_prompt_tokens for r in trace)
@@ -69,7 +71,7 @@ def test_no_policy_beats_the_ideal_and_a_roomy_pool_comes_near(name: str, blocks
 def test_concurrent_requests_are_all_served() -> None:
     trace = chat_trace()
     config = make_config("auto", "flash", 32, 3000)
-    policy = make_policy("auto", CacheGeometry.from_config(config))
+    policy = make_policy("auto", config)
     stats = replay(trace, config, policy, concurrency=4, chunk=1024)
     assert stats.num_requests == len(trace)
 
@@ -77,13 +79,12 @@ def test_concurrent_requests_are_all_served() -> None:
 def test_a_dropped_tail_counts_as_missed() -> None:
     trace = [TraceRequest(1300, 1, (1, 2, 3)), TraceRequest(1900, 1, (1, 2, 4, 5))]
     config = make_config("auto", "vllm", 128, 3000)
-    policy = make_policy("auto", CacheGeometry.from_config(config))
     for tail, dropped in (("drop", 1300 - 1025 + 1900 - 1537), ("aligned", 276 + 364)):
-        stats = replay(trace, config, policy, tail=tail)
+        stats = replay(trace, config, make_policy("auto", config), tail=tail)
         assert stats.hit_tokens == 1024
         assert stats.prompt_tokens == 3200
         assert stats.miss_tokens["dropped_tail"] == dropped
-    kept = replay(trace, config, policy, tail="keep")
+    kept = replay(trace, config, make_policy("auto", config), tail="keep")
     assert "dropped_tail" not in kept.miss_tokens
     assert kept.prompt_tokens == 3200
 
@@ -97,15 +98,23 @@ def test_which_tokens_of_a_prompt_are_served() -> None:
 
 def test_vllms_terms_go_with_vllms_policies() -> None:
     config = make_config("vllm-none", "vllm", 128, 3000)
-    geometry = CacheGeometry.from_config(config)
     assert config.hit_unit == 256
-    none = make_policy("vllm-none", geometry)
-    assert (none.interval, none.keeps_junctions, none.private_window) == (256, False, False)
-    assert none.pinned_share is None
-    pinned = make_policy("vllm-pinned", geometry)
-    assert (pinned.interval, pinned.pinned_share, pinned.keeps_lean) == (256, 0.25, False)
-    ours = make_policy("pinned", CacheGeometry.from_config(make_config("pinned", "vllm", 128, 9)))
-    assert (ours.pinned_share, ours.keeps_lean, ours.private_window) == (0.25, True, True)
+    group = CacheGeometry.from_config(config).windows[0]
+    for name in ("vllm-none", "vllm-pinned"):
+        policy = make_policy(name, config)
+        assert list(policy.grid(0, 600)) == [256, 512]
+        assert policy.junction_boundaries(512) == ()
+        assert policy.prompt_boundaries(300) == (256,)
+        # Every row of a chunk takes a block.
+        rows = policy.window_blocks(group, 0, 2048, 2048, ())
+        assert len(rows) == 2048 // group.block_size
+    assert make_pinning("vllm-none") is None
+    assert make_pinning("vllm-pinned") == make_pinning("pinned") == PinSettings(0.25)
+    ours = make_config("pinned", "vllm", 128, 9)
+    policy = make_policy("pinned", ours)
+    assert policy.junction_boundaries(512) == (512,)
+    group = CacheGeometry.from_config(ours).windows[0]
+    assert len(policy.window_blocks(group, 0, 2048, 2048, ())) < 2048 // group.block_size
 
 
 def test_the_ideal_counts_first_matches_only() -> None:

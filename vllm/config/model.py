@@ -11,7 +11,19 @@ _UNKNOWN_CONTEXT_LEN = 2048
 MAX_SEED = 2**63 - 1
 # Compressed entries beside window state: hybrids whose prefix cache hits at one unit.
 _UNIT_HIT_MODEL_TYPES = ("deepseek_v4",)
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = (
+    "none",
+    "int8",
+    "compressed-tensors",
+    "awq",
+    "auto_awq",
+    "awq_marlin",
+    "gptq",
+    "auto_gptq",
+    "gptq_marlin",
+    "fp8",
+    "gguf",
+)
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 _GROUP = "model"
 
@@ -44,7 +56,8 @@ class ModelConfig:
     quantization: str | None = option(
         None,
         "int8: round plain weights to eight bits as they load (docs/native.md). What the "
-        "checkpoint quantises itself stays so without this flag.",
+        "checkpoint quantises itself stays so without this flag; a format's name is held against "
+        "it (docs/quantisation.md).",
         group=_GROUP,
         also=("-q",),
         choices=QUANTIZATIONS,

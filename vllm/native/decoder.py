@@ -9,7 +9,8 @@ from vllm.model_executor.models.decoder.attention import DecoderAttention
 from vllm.model_executor.models.decoder.clamped_experts import (
     ClampedExperts,
     MxFp4Stack,
-    PlainStack,
+    PackedStack,
+    Stack,
 )
 from vllm.model_executor.models.decoder.config import LayerPlan, MlpPlan
 from vllm.model_executor.models.decoder.feed_forward import Experts, GatedMlp
@@ -19,7 +20,7 @@ from vllm.model_executor.models.decoder.step import find_frequencies
 from vllm.native import structs
 from vllm.native.library import NativeContext
 from vllm.native.step_tables import NativeTables
-from vllm.native.tensors import TensorBinder, can_read_tensors, make_step
+from vllm.native.tensors import TensorBinder, can_read_rows, can_read_tensors, make_step
 from vllm.v1.attention.metadata import CacheLayout
 
 _ACTIVATIONS = {"silu": structs.SILU, "gelu_tanh": structs.GELU_TANH}
@@ -53,8 +54,8 @@ class NativeDecoder:
             )
         )
         self._struct = structs.DecoderModel(
-            embed=bind.matrix(model.embed.weight),
-            head=bind.matrix(model.head),
+            embed=bind.source(model.embed.find_rows()),
+            head=bind.source(model.head_rows()),
             norm=self._norm(model.norm),
             layers=self._layers,
             num_layers=len(self._layers),
@@ -149,7 +150,12 @@ class NativeDecoder:
         if isinstance(module, Experts):
             layer.activation = _ACTIVATIONS[module.plan.activation]
             layer.normalises = module.plan.normalises
-            layer.gate_up, layer.down = bind.matrix(module.gate_up), bind.matrix(module.down)
+            if not module.stored:
+                layer.gate_up, layer.down = bind.matrix(module.gate_up), bind.matrix(module.down)
+                return
+            gate_up = [rows for own in module.stored for rows in (own.gate, own.up)]
+            layer.gate_up = bind.stack([matrix.row_source for matrix in gate_up])
+            layer.down = bind.stack([own.down.row_source for own in module.stored])
             return
         layer.activation, layer.normalises = structs.CLAMPED, True
         layer.alpha, layer.limit = module.plan.alpha, module.plan.limit
@@ -159,7 +165,9 @@ class NativeDecoder:
         layer.gate_up = self._bind_stack(module.gate_up)
         layer.down = self._bind_stack(module.down)
 
-    def _bind_stack(self, stack: PlainStack | MxFp4Stack) -> structs.Matrix:
+    def _bind_stack(self, stack: Stack) -> structs.Matrix:
+        if isinstance(stack, PackedStack):
+            return self._binder.stack([matrix.row_source for matrix in stack.matrices])
         if isinstance(stack, MxFp4Stack):
             return self._binder.mxfp4_matrix(stack.codes, stack.scales)
         return self._binder.matrix(stack.weight)
@@ -167,4 +175,11 @@ class NativeDecoder:
 
 def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Tensor]) -> bool:
     """Whether the kernels take this model's weights and caches."""
-    return can_read_tensors(model, kv_caches)
+    sources = [model.embed.find_rows(), model.head_rows()]
+    for module in model.modules():
+        if isinstance(module, PackedStack):
+            sources += [matrix.row_source for matrix in module.matrices]
+        if isinstance(module, Experts):
+            for own in module.stored:
+                sources += [own.gate.row_source, own.up.row_source, own.down.row_source]
+    return can_read_tensors(model, kv_caches) and all(can_read_rows(rows) for rows in sources)

@@ -3,9 +3,9 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 
-F32, BF16, MXFP4, FP8, INT8, PARTS = 0, 1, 2, 3, 4, 5
+F32, BF16, MXFP4, FP8, INT8, PARTS, PANELS = 0, 1, 2, 3, 4, 5, 6
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
 MLP, EXPERTS = 0, 1
 SILU, GELU_TANH, CLAMPED = 0, 1, 2
@@ -32,6 +32,15 @@ class Matrix(ctypes.Structure):
         ("cols", c_int64),
         ("row_stride", c_int64),
         *_int32s("kind group rows_per_scale has_byte_scales"),
+    )
+
+
+class Panels(ctypes.Structure):
+    """``vn_panels``."""
+
+    _fields_ = (
+        *_pointers("codes scales scale_factors offsets offset_factors order"),
+        *_int32s("code_kind scale_kind offset_kind group factor_groups unused"),
     )
 
 

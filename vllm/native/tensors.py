@@ -1,7 +1,7 @@
 """Tensors as the structs that the native kernels take. Nothing is copied but small vectors."""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,6 +9,8 @@ from torch import nn
 
 from vllm.exceptions import InvariantError
 from vllm.model_executor.layers.linear import ReplicatedLinear, StoredLinear
+from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
+from vllm.model_executor.layers.quantization.panels import GroupValues, PackedRows
 from vllm.model_executor.layers.quantization.storages import (
     Fp4Groups,
     Fp8Blocks,
@@ -18,10 +20,30 @@ from vllm.model_executor.layers.quantization.storages import (
     StackedRows,
 )
 from vllm.native.step_tables import NativeTables
-from vllm.native.structs import BF16, F32, FP8, INT8, MXFP4, PARTS, Cache, Matrix, Step
+from vllm.native.structs import (
+    BF16,
+    F32,
+    FP8,
+    INT8,
+    MXFP4,
+    PANELS,
+    PARTS,
+    Cache,
+    Matrix,
+    Panels,
+    Step,
+)
 from vllm.v1.attention.metadata import CacheLayout
 
 _KINDS = {torch.float32: F32, torch.bfloat16: BF16}
+_CODE_KINDS = {"int8": 0, "int4": 1, "uint4": 2, "iq4": 3, "e2m1": 4}
+_SCALE_KINDS = {
+    torch.float32: 0,
+    torch.float16: 1,
+    torch.bfloat16: 2,
+    torch.int8: 3,
+    torch.uint8: 4,
+}
 
 
 def address_of(tensor: torch.Tensor, dtype: torch.dtype, *shape: int) -> int:
@@ -71,7 +93,7 @@ def can_read_rows(source: RowSource | None) -> bool:
         return all(can_read_rows(part) for part in source.parts)
     if isinstance(source, PlainRows):
         return can_read(source.weight)
-    return isinstance(source, Fp8Blocks | Fp4Groups | Int8Rows)
+    return isinstance(source, Fp8Blocks | Fp4Groups | Int8Rows | PackedRows | PackingStorage)
 
 
 def can_read_tensors(model: nn.Module, kv_caches: Mapping[str, torch.Tensor]) -> bool:
@@ -102,6 +124,7 @@ class TensorBinder:
     kv_caches: Mapping[str, torch.Tensor]
     copies: list[torch.Tensor] = field(default_factory=list)
     lists: list[ctypes.Array[Matrix]] = field(default_factory=list)
+    panels: list[Panels] = field(default_factory=list)
 
     def matrix(self, weight: torch.Tensor) -> Matrix:
         """Returns [rows, in], or stacked [n, rows, in] as one matrix of n * rows."""
@@ -111,9 +134,16 @@ class TensorBinder:
 
     def linear(self, layer: ReplicatedLinear | StoredLinear) -> Matrix:
         """Returns a layer's matrix, as it is stored."""
-        source = layer.find_rows()
+        return self.source(layer.find_rows())
+
+    def source(self, source: RowSource | None) -> Matrix:
+        """Returns a stored matrix that ``can_read_rows`` takes."""
         assert source is not None, "can_read_rows refused it"
         return self.rows(source)
+
+    def stack(self, sources: Sequence[RowSource | None]) -> Matrix:
+        """Returns matrices over one input, one below the other."""
+        return self._stack([self.source(part) for part in sources])
 
     def rows(self, source: RowSource) -> Matrix:
         """Returns a stored matrix."""
@@ -121,8 +151,36 @@ class TensorBinder:
             return self.matrix(source.weight)
         if isinstance(source, StackedRows):
             return self._stack([self.rows(part) for part in source.parts if part.num_rows])
+        if isinstance(source, PackingStorage):
+            source = source.packed
+        if isinstance(source, PackedRows):
+            return self._panels(source)
         assert isinstance(source, Fp8Blocks | Fp4Groups | Int8Rows)
         return _bind_codes(source)
+
+    def _panels(self, source: PackedRows) -> Matrix:
+        offsets = source.offsets or GroupValues(source.scales.values)
+        packed = Panels(
+            codes=source.codes.data_ptr(),
+            scales=source.scales.values.data_ptr(),
+            scale_factors=_address_or_none(source.scales.factors),
+            offsets=_address_or_none(None if source.offsets is None else offsets.values),
+            offset_factors=_address_or_none(offsets.factors),
+            order=_address_or_none(source.order),
+            code_kind=_CODE_KINDS[source.kind],
+            scale_kind=_SCALE_KINDS[source.scales.values.dtype],
+            offset_kind=_SCALE_KINDS[offsets.values.dtype],
+            group=source.group,
+            factor_groups=max(source.scales.fan, offsets.fan),
+        )
+        self.panels.append(packed)
+        return Matrix(
+            data=ctypes.addressof(packed),
+            rows=source.num_rows,
+            cols=source.num_columns,
+            row_stride=source.num_columns,
+            kind=PANELS,
+        )
 
     def _stack(self, parts: list[Matrix]) -> Matrix:
         if len(parts) == 1:
@@ -183,6 +241,10 @@ class TensorBinder:
             group=own_group if group is None else group,
             kind=_KINDS[view.dtype],
         )
+
+
+def _address_or_none(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _bind_codes(source: Fp8Blocks | Fp4Groups | Int8Rows) -> Matrix:

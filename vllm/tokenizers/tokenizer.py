@@ -11,7 +11,9 @@ import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from vllm.exceptions import ConfigError, UserInputError
+from vllm.tokenizers.gguf_tokenizer import read_gguf_tokenizer
 from vllm.tokenizers.template_files import DEFAULT_TEMPLATE
+from vllm.utils.gguf_file import is_gguf
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE_MARK = "\u2581"
@@ -62,10 +64,16 @@ class Tokenizer:
     def from_folder(cls, path: str | Path) -> "Tokenizer":
         """Read tokenizer.json and, if there, tokenizer_config.json and chat_template.jinja.
 
+        Of a GGUF file, what its keys say.
+
         Raises:
             ConfigError: A file is absent or broken.
+            CheckpointError: A GGUF file is broken.
+            UnsupportedFeatureError: It holds a tokenizer of a kind that is not served.
         """
         folder = Path(path)
+        if is_gguf(folder) and folder.is_file():
+            return cls(*read_gguf_tokenizer(folder))
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise ConfigError(

@@ -96,7 +96,7 @@ def test_what_is_neither_folder_nor_hub_id(name, hub, tmp_path, monkeypatch):
 
 
 def test_a_file_is_not_a_checkpoint(tmp_path):
-    file = tmp_path / "model.gguf"
+    file = tmp_path / "model.bin"
     file.write_bytes(b"")
     with pytest.raises(ConfigError, match="is a file"):
         resolve_checkpoint(str(file))
@@ -214,3 +214,30 @@ def test_neither_torch_nor_transformers_is_imported():
         cwd=Path(resolve.__file__).parents[3],
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_gguf_file_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"")
+    assert resolve_checkpoint(str(file)).path == str(file)
+    with pytest.raises(ConfigError, match="is a local file: leave it out"):
+        resolve_checkpoint(str(file), revision="main")
+
+
+def test_a_quant_of_a_repository_is_looked_up_in_the_cache(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--own--tiny" / "snapshots" / "1234"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--own--tiny" / "refs").mkdir()
+    (tmp_path / "models--own--tiny" / "refs" / "main").write_text("1234")
+    for name in ("Tiny-Q4_K_M.gguf", "Tiny-Q4_K_S.gguf", "Tiny-Q8_0-00001-of-00002.gguf"):
+        (snapshot / name).write_bytes(b"")
+    (snapshot / "Tiny-Q8_0-00002-of-00002.gguf").write_bytes(b"")
+    for quant, name in (("q4_k_m", "Tiny-Q4_K_M"), ("Q8_0", "Tiny-Q8_0-00001-of-00002")):
+        found = resolve_checkpoint(f"own/tiny:{quant}", download_dir=str(tmp_path))
+        assert Path(found.path).name == f"{name}.gguf"
+    with pytest.raises(ConfigError, match=r"0 files of the cached snapshot fit; it holds Tiny-Q4"):
+        resolve_checkpoint("own/tiny:Q6_K", download_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="2 files of the cached snapshot fit"):
+        resolve_checkpoint("own/tiny:Q4_K", download_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="own/other is not in the local Hugging Face cache"):
+        resolve_checkpoint("own/other:Q6_K", download_dir=str(tmp_path))

@@ -1,6 +1,6 @@
 """Random traffic over the control plane, seed by seed: does any request read a wrong row?
 
-    python -m tests.v1.core.many_seeds [--seeds 1000] [--first 0] [--geometry v4|v4-short|gemma]
+    python -m tests.v1.core.many_seeds [--seeds 1000] [--first 0] [--geometry v4|v4-short|gemma|...]
 
 Every stored row is tagged with the prefix it was computed from, and every row that a step reads is
 checked; so are I1..I7 after each step. A seed stands for a unit (32, 64, 128), FCFS or priority,
@@ -15,17 +15,25 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from tqdm import tqdm
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
-from tests.v1.core.window_geometry import GEMMA_LIKE, GPT_OSS_LIKE, window_config
+from tests.v1.core.window_geometry import (
+    GEMMA_LIKE,
+    GPT_OSS_LIKE,
+    LLAMA_LIKE,
+    MISTRAL_LIKE,
+    window_config,
+)
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.retention.auto.eviction import Rule
-from vllm.v1.core.retention.policy import RetentionPolicy, parse_retention
+from vllm.v1.core.retention.pinning import PinSettings
+from vllm.v1.core.retention.policy import RetentionPolicy
+from vllm.v1.core.retention.registry import make_policy
 from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -39,6 +47,8 @@ GEOMETRIES: Mapping[str, MakeConfig] = {
     "gpt-oss-short": partial(window_config, window=32, kinds=GPT_OSS_LIKE),
     "gemma": partial(window_config, window=200, kinds=GEMMA_LIKE),
     "gpt-oss": partial(window_config, window=128, kinds=GPT_OSS_LIKE),
+    "llama": partial(window_config, window=0, kinds=LLAMA_LIKE),
+    "mistral": partial(window_config, window=100, kinds=MISTRAL_LIKE),
 }
 # Where computing windows again pays even in prompts as short as these: every policy tries.
 SHORT_WINDOWS = ("v4-short", "gpt-oss-short")
@@ -53,12 +63,16 @@ class Traffic:
         make_config: Unit and blocks -> the cache: DeepSeek-V4's, or full attention and windows.
         unit: Tokens of the smallest hit.
         is_priority: Whether requests are admitted by priority.
-        policy: What the cache keeps.
+        policy: What the cache keeps, as operators write it.
+        pinning: What it pins.
+        rebuilds: Whether it computes windows again whatever the policy.
     """
 
     unit: int
     is_priority: bool
-    policy: RetentionPolicy
+    policy: str | int
+    pinning: PinSettings | None
+    rebuilds: bool
     make_config: MakeConfig
 
     @classmethod
@@ -69,20 +83,22 @@ class Traffic:
         seed, is_priority = divmod(seed, 2)
         seed, name = divmod(seed, len(_POLICIES))
         share = _PINNED_SHARES[seed % len(_PINNED_SHARES)]
-        geometry = CacheGeometry.from_config(make_config(UNITS[unit], 10))
-        policy = parse_retention(_POLICIES[name], geometry)
         return cls(
             UNITS[unit],
             bool(is_priority),
+            _POLICIES[name],
             # Few blocks are enough to pin: with these short chunks 16 would be seldom.
-            replace(
-                policy,
-                pinned_share=share,
-                pin_min_drop_blocks=8,
-                rebuilds=policy.rebuilds or geometry_name in SHORT_WINDOWS,
-            ),
+            None if share is None else PinSettings(share, 8),
+            geometry_name in SHORT_WINDOWS,
             make_config,
         )
+
+    def make_policy(self, geometry: CacheGeometry) -> RetentionPolicy:
+        """Return a new policy."""
+        policy = make_policy(self.policy, geometry, 100)
+        if self.rebuilds:
+            policy.rebuild_tokens = geometry.rebuild_tokens
+        return policy
 
 
 def tokens_of(seed: int, n: int) -> list[int]:
@@ -106,9 +122,10 @@ def run_random_traffic(seed: int, traffic: Traffic | None = None) -> Driver:
         traffic.make_config(traffic.unit, tight + rng.randrange(60)),
         MAX_MODEL_LEN,
         seed,
-        policy=traffic.policy,
+        policy=traffic.make_policy,
+        pinning=traffic.pinning,
         is_priority=traffic.is_priority,
-        rule=rng.choice((None, *Rule)) if traffic.policy.adapts else None,
+        rule=rng.choice((None, *Rule)) if traffic.policy == "auto" else None,
     )
     histories = [tokens_of(seed * 100 + i, rng.randrange(1, 300)) for i in range(3)]
     for _ in range(25):

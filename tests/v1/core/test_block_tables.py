@@ -21,7 +21,8 @@ def test_dense_groups_take_blocks_for_complete_rows_only() -> None:
     assert table.num_missing(4096 + 128) == 1
     table.blocks += pool.get_new_blocks(1)
     first, second = table.blocks
-    assert table.blocks_below([128, 4096, 4097]) == [first, first, second]
+    assert table.blocks_below(range(2048, 8193, 2048)) == [first, first, second, second]
+    assert table.blocks_below(range(4096, 8193, 4096)) == [first, second]
     pool.free_blocks(table.blocks)
     assert pool.get_num_free_blocks() == 19
 

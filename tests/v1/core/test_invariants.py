@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -16,8 +15,8 @@ from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId
 from vllm.v1.core.prefix.checkpoints import Checkpoint
-from vllm.v1.core.prefix.tiers import Tier
-from vllm.v1.core.retention.policy import AUTO
+from vllm.v1.core.retention.pinning import PinSettings
+from vllm.v1.core.retention.tiers import Tier
 
 # ---- hits at whole blocks ----------------------------------------------------------------------
 
@@ -82,8 +81,7 @@ def test_a_breach_is_named(breach: Callable[[KVCacheManager], None], number: str
 
 def running() -> tuple[CheckpointCoordinator, dict[str, int]]:
     """One finished and one running request, so that everything has something in it."""
-    policy = replace(AUTO, pinned_share=0.5)
-    driver = Driver(v4_config(32, 400), 2048, seed=0, policy=policy)
+    driver = Driver(v4_config(32, 400), 2048, seed=0, pinning=PinSettings(0.5))
     rng = random.Random(1)
     tokens = [rng.randrange(1000) for _ in range(500)]
     driver.add(tokens, 2)

@@ -17,11 +17,12 @@ def test_no_wrong_read_under_pressure(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("geometry", ["gemma", "gpt-oss"])
+@pytest.mark.parametrize("geometry", ["gemma", "gpt-oss", "llama", "mistral"])
 def test_full_attention_and_windows_under_pressure(geometry: str) -> None:
     drivers = [run_random_traffic(seed, Traffic.of_seed(seed, geometry)) for seed in (0, 1, 5)]
     assert any(hit > 0 for driver in drivers for hit in driver.hits.values())
-    assert sum(driver.num_preemptions for driver in drivers) > 0
+    # Full attention alone is admitted only where it fits to its prompt's end.
+    assert geometry == "llama" or sum(driver.num_preemptions for driver in drivers) > 0
 
 
 @pytest.mark.slow
@@ -36,7 +37,7 @@ def test_random_traffic_really_hits_evicts_preempts_and_pins() -> None:
 
 def test_seeds_cover_every_combination() -> None:
     seen = {Traffic.of_seed(seed) for seed in range(96)}
-    combinations = {(t.unit, t.is_priority, t.policy.name, t.policy.pinned_share) for t in seen}
+    combinations = {(t.unit, t.is_priority, t.policy, t.pinning) for t in seen}
     assert len(combinations) == 3 * 2 * 4 * 3
 
 

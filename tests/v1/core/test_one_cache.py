@@ -21,7 +21,8 @@ from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.prefix.block_index import BlockIndex, TieredIndex
-from vllm.v1.core.whole_block.coordinator import GroupManagers
+from vllm.v1.core.retention.policy import RetentionPolicy
+from vllm.v1.core.whole_block.coordinator import KVCacheCoordinator
 from vllm.v1.core.whole_block.manager_base import SingleTypeKVCacheManager
 
 # What a request that is served must go through, whatever the rules of its hits.
@@ -33,11 +34,11 @@ SERVING = {
     "kv_cache_utils": {"hash_new_blocks", "generate_block_hash_extra_keys"},
 }
 # Two rules of hits, one mechanism: what they disagree on implements one of these.
-PROTOCOLS: tuple[type, ...] = (Coordinator, BlockIndex, TieredIndex)
+PROTOCOLS: tuple[type, ...] = (Coordinator, BlockIndex, TieredIndex, RetentionPolicy)
 # Layers that hand verbs on to the next one: the manager, what knows all groups, one group.
 LAYERS: tuple[tuple[type, ...], ...] = (
     (KVCacheManager,),
-    (CheckpointCoordinator, GroupManagers),
+    (CheckpointCoordinator, KVCacheCoordinator),
     (SingleTypeKVCacheManager,),
 )
 # So many verbs in common make two classes of no common base the same thing twice.

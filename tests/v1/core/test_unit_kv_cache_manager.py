@@ -15,7 +15,7 @@ from vllm.exceptions import ConfigError, InvariantError
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import salt_digest
 from vllm.v1.core.retention.auto.eviction import Rule
-from vllm.v1.core.retention.policy import AUTO
+from vllm.v1.core.retention.pinning import PinSettings
 from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.request import Request
 
@@ -81,6 +81,35 @@ def test_hit_shares_full_blocks_and_copies_partial_ones() -> None:
     assert ours[:7] == theirs[:7]
     assert ours[7] != theirs[7]
     driver.run_all(budget=2048)
+
+
+def test_a_copy_is_hit_when_its_source_is_gone_and_told_of_with_its_own_tokens() -> None:
+    driver = Driver(v4_config(32, 500), 4096, seed=3)
+    prompt = tokens_of(3, 1000)
+    first = driver.add(prompt, max_tokens=200)
+    while first.num_computed_tokens < 1000:
+        driver.step(2048)
+    second = driver.add(prompt, max_tokens=2)
+    driver.step(2048)
+    tables = [driver.manager.get_block_ids(r.request_id) for r in (first, second)]
+    copied = [
+        (group.group_id, theirs, ours)
+        for group in driver.coordinator.geometry.dense
+        for theirs, ours in zip(*(table[group.group_id] for table in tables), strict=False)
+        if theirs != ours
+    ]
+    assert copied
+    pool, index = driver.manager.block_pool, driver.coordinator.index
+    for group_id, theirs, ours in copied:
+        # The source's keys up to the hit, in their order.
+        keys = [k for k in index.keys_of(pool.blocks[theirs]) if k in first.block_hashes[:31]]
+        assert keys
+        assert list(index.keys_of(pool.blocks[ours]))[: len(keys)] == keys, group_id
+    driver.run_all(budget=2048)
+    pool.evict_blocks(theirs for _, theirs, _ in copied)
+    third = driver.add(prompt, max_tokens=2)
+    driver.run_all(budget=2048)
+    assert driver.hits[third.request_id] == 992
 
 
 def test_nothing_is_cached_or_hit_with_caching_off() -> None:
@@ -175,8 +204,8 @@ def test_a_request_unscheduled_in_its_step_publishes_nothing() -> None:
 
 
 def test_private_prefill_window_takes_no_blocks_inside_the_chunk() -> None:
-    policy = replace(AUTO, adapts=False)
-    manager = make_manager(v4_config(32, 3000), 16384, policy=policy)
+    config = replace(v4_config(32, 3000), prefix_cache_retention_interval="0")
+    manager = make_manager(config, 16384)
     request = make_request("long", tokens_of(1, 8192 + 77), 32)
     assert manager.allocate_slots(request, 8192, lookup=manager.look_up(request)) is not None
     dense = sum(len(ids) for ids in manager.get_block_ids("long"))
@@ -283,12 +312,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.unit = unit
         big = make_manager(v4_config(unit, 4000), 512)
         blocks = max_request_blocks(coordinator_of(big).geometry, 512) + 2 + spare
-        policy = replace(AUTO, pinned_share=pinned_share, pin_min_drop_blocks=4)
         self.driver = Driver(
             v4_config(unit, blocks),
             512,
             seed=spare,
-            policy=policy,
+            pinning=None if pinned_share is None else PinSettings(pinned_share, 4),
             is_priority=is_priority,
             rule=rule,
         )

@@ -5,14 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from tests.v1.core.unit_cache_driver import Driver, coordinator_of, make_manager
+from benchmarks.policies import VariantPolicy
+from tests.v1.core.unit_cache_driver import Driver, PolicyMaker, coordinator_of, make_manager
 from tests.v1.core.v4_geometry import v4_config
 from tests.v1.core.window_geometry import GPT_OSS_LIKE, window_config
 from vllm.exceptions import ConfigError
 from vllm.v1.core.block_pool import Tier
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.retention.policy import AUTO, RetentionPolicy, parse_retention
+from vllm.v1.core.retention.auto.policy import AutoPolicy
+from vllm.v1.core.retention.fixed import FixedPolicy
+from vllm.v1.core.retention.registry import make_policy
 from vllm.v1.core.retention.sizes import max_request_blocks
+from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.request import Request
 
 
@@ -28,7 +32,13 @@ def serve(driver: Driver, tokens: list[int], max_tokens: int = 2) -> int:
     return driver.hits[request.request_id]
 
 
-def make_driver(unit: int = 32, policy: RetentionPolicy = AUTO, blocks: int = 3000) -> Driver:
+def ends_only(geometry: CacheGeometry) -> VariantPolicy:
+    return VariantPolicy(geometry, "ends only")
+
+
+def make_driver(
+    unit: int = 32, policy: str | int | PolicyMaker = "auto", blocks: int = 3000
+) -> Driver:
     return Driver(v4_config(unit, blocks), 8192, seed=0, policy=policy)
 
 
@@ -49,7 +59,10 @@ def test_no_junction_where_a_shorter_prompt_merely_ends() -> None:
     longer = driver.add([*prompt, *tokens_of(2, 500)], 1)
     driver.run_all(budget=2048)
     assert driver.hits[longer.request_id] == 480
-    assert not any(r.is_junction for r in driver.coordinator.index.checkpoints.values())
+    assert not any(
+        r.standing is CheckpointStanding.JUNCTION
+        for r in driver.coordinator.index.checkpoints.values()
+    )
 
 
 def test_a_conversation_supersedes_the_checkpoint_before_last() -> None:
@@ -63,7 +76,7 @@ def test_a_conversation_supersedes_the_checkpoint_before_last() -> None:
         begun_at.append(driver.hits[request.request_id])
         history = [*driver.finished[request.request_id], *tokens_of(50 + turn, 200)]
     leans = [p // 128 * 128 for p in begun_at]
-    cold = {r.position for r in index.checkpoints.values() if r.is_cold}
+    cold = {r.position for r in index.checkpoints.values() if r.tier is Tier.COLD}
     assert {leans[1], leans[2]} <= cold, "where earlier turns began nobody is expected any more"
     assert leans[3] not in cold, "the last turn may still be asked again"
 
@@ -77,22 +90,22 @@ def test_a_second_continuation_makes_a_superseded_checkpoint_a_junction() -> Non
     first = driver.add([*system, *tokens_of(2, 300)], 1)
     driver.run_all(budget=2048)
     serve(driver, [*driver.finished[first.request_id], *tokens_of(4, 300)])
-    assert at_640.is_cold
+    assert at_640.tier is Tier.COLD
     assert serve(driver, [*system, *tokens_of(3, 300)]) == 640
-    assert at_640.is_junction
-    assert not at_640.is_cold
+    assert at_640.standing is CheckpointStanding.JUNCTION
+    assert at_640.tier is not Tier.COLD
     blocks = [b for b in at_640.all_blocks() if b.ref_cnt == 0]
     assert {pool.tier_of(b) for b in blocks} == {Tier.REGULAR}
 
 
 def test_what_only_the_unaligned_boundary_needs_goes_first() -> None:
-    driver = make_driver(policy=replace(AUTO, adapts=False))
+    driver = make_driver(policy=ends_only)
     serve(driver, tokens_of(1, 1000))
     pool, index = driver.manager.block_pool, driver.coordinator.index
     by_position = {r.position: r for r in index.checkpoints.values()}
     assert set(by_position) == {512, 896, 992}
-    assert by_position[992].is_cold
-    assert not by_position[896].is_cold
+    assert by_position[992].tier is Tier.COLD
+    assert by_position[896].tier is not Tier.COLD
     c128_state = by_position[992].blocks[-1]
     assert len(c128_state) == 96 // 8
     assert {pool.tier_of(block) for block in c128_state} == {Tier.COLD}
@@ -140,9 +153,8 @@ def test_a_short_shared_prefix_is_not_worth_a_wait() -> None:
 
 
 def test_an_interval_keeps_a_grid_and_none_keeps_the_common_multiple() -> None:
-    geometry = CacheGeometry.from_config(v4_config(32, 200))
     for value, expected in (("1024", [1024, 2048, 3072, 4096]), ("none", [4096])):
-        driver = make_driver(policy=parse_retention(value, geometry))
+        driver = make_driver(policy=value)
         serve(driver, tokens_of(1, 5000))
         positions = {r.position for r in driver.coordinator.index.checkpoints.values()}
         assert set(expected) <= positions
@@ -156,7 +168,7 @@ def test_a_pool_too_small_for_the_interval_serves_what_it_admits(value: str) -> 
     """A checkpoint at every unit: more blocks than the gate counts, if windows have such blocks."""
     geometry = CacheGeometry.from_config(window_config(32, 10, 128, GPT_OSS_LIKE))
     config = window_config(32, max_request_blocks(geometry, 1024) + 1, 128, GPT_OSS_LIKE)
-    driver = Driver(config, 1024, seed=0, policy=parse_retention(value, geometry))
+    driver = Driver(config, 1024, seed=0, policy=value)
     prompt = tokens_of(1, 1000)
     assert serve(driver, prompt) == 0
     assert serve(driver, prompt) == 992
@@ -165,8 +177,7 @@ def test_a_pool_too_small_for_the_interval_serves_what_it_admits(value: str) -> 
 def test_where_a_chunk_ended_stays_hittable_while_memory_lasts() -> None:
     """Under a policy that fills memory; else the next chunk's end replaces it."""
     prompt = tokens_of(1, 1536)
-    geometry = CacheGeometry.from_config(v4_config(32, 200))
-    for policy, expected in ((AUTO, 640), (parse_retention(0, geometry), 0)):
+    for policy, expected in (("auto", 640), ("0", 0)):
         driver = make_driver(policy=policy)
         driver.add(prompt, 1)
         driver.run_all(budget=640)
@@ -174,33 +185,36 @@ def test_where_a_chunk_ended_stays_hittable_while_memory_lasts() -> None:
 
 
 def test_interval_zero_keeps_ends_but_ages_them_equally() -> None:
-    geometry = CacheGeometry.from_config(v4_config(32, 200))
-    driver = make_driver(policy=parse_retention(0, geometry))
+    driver = make_driver(policy=0)
     serve(driver, tokens_of(1, 640))
     serve(driver, [*tokens_of(1, 640), *tokens_of(2, 300)])
     records = {r.position: r for r in driver.coordinator.index.checkpoints.values()}
-    assert not records[640].is_cold
+    assert records[640].tier is Tier.REGULAR
 
 
-@pytest.mark.parametrize("value", ["33", "-128", "96", "often", "1.5"])
+@pytest.mark.parametrize("value", ["33", "-128", "16", "often", "1.5"])
 def test_bad_intervals_are_refused_with_what_is_allowed(value: str) -> None:
     geometry = CacheGeometry.from_config(v4_config(32, 200))
-    with pytest.raises(ConfigError, match="auto, none, 0, or a positive multiple of 128"):
-        parse_retention(value, geometry)
+    with pytest.raises(ConfigError, match="auto, none, 0, or a positive multiple of 32"):
+        make_policy(value, geometry, 100)
 
 
 def test_spellings_of_the_policies() -> None:
     geometry = CacheGeometry.from_config(v4_config(64, 10))
-    assert parse_retention(None, geometry) is AUTO
-    assert parse_retention("AUTO", geometry) is AUTO
-    assert parse_retention("none", geometry).interval == 8192
-    assert parse_retention(256, geometry).interval == 256
-    assert parse_retention("0", geometry).interval == 0
+    assert isinstance(make_policy(None, geometry, 9), AutoPolicy)
+    assert isinstance(make_policy("AUTO", geometry, 9), AutoPolicy)
+    for value, interval in (("none", 8192), (256, 256), ("0", 0)):
+        policy = make_policy(value, geometry, 9)
+        assert isinstance(policy, FixedPolicy)
+        assert policy.interval == interval
 
 
 def test_without_private_windows_a_chunk_takes_blocks_for_every_row() -> None:
-    policy = RetentionPolicy("as others do", keeps_lean=False, private_window=False)
-    driver = make_driver(policy=policy)
+    driver = make_driver(
+        policy=lambda geometry: VariantPolicy(
+            geometry, "as others do", keeps_lean=False, private_window=False
+        )
+    )
     driver.add(tokens_of(1, 2048), 1)
     manager = driver.manager
     free = manager.block_pool.get_num_free_blocks()

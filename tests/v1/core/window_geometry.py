@@ -8,6 +8,8 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 # Gemma 3 repeats five windows and one layer of full attention; gpt-oss alternates.
 GEMMA_LIKE = "wwwwwf" * 4 + "ww"
 GPT_OSS_LIKE = "wf" * 6
+LLAMA_LIKE = "f" * 4
+MISTRAL_LIKE = "w" * 4
 
 
 def window_specs(block_size: int, window: int, kinds: str) -> dict[str, KVCacheSpec]:

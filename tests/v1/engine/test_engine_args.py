@@ -190,13 +190,12 @@ def _rates_as_transformers_writes_them(hca: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "allowed", "refused"),
     [
-        ({}, ("128", 256, "none", "auto", 0), ("64", 192, "-128", "often")),
-        ({"compress_ratios": [0, 4, 64, 4, 64, 4, 0]}, (64, 192), (32, 96)),
-        (_rates_as_transformers_writes_them(64), (64, 192), (32, 96)),
-        (_rates_as_transformers_writes_them(16), (32, 96), (16, 48)),
+        ({}, ("32", 64, "128", 256, "none", "auto", 0), ("33", 16, "-128", "often")),
+        ({"compress_ratios": [0, 4, 64, 4, 64, 4, 0]}, (32, 64, 192), (16, 48)),
+        (_rates_as_transformers_writes_them(64), (32, 64, 192), (16, 48)),
     ],
 )
-def test_retention_follows_the_models_compress_rates(
+def test_an_interval_is_any_multiple_of_the_unit_whatever_the_compress_rates(
     changes: dict[str, Any],
     allowed: tuple[str | int, ...],
     refused: tuple[str | int, ...],

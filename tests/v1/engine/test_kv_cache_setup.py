@@ -9,6 +9,7 @@ from vllm.config import KVTransferConfig, SpeculativeConfig
 from vllm.exceptions import ConfigError
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.retention.sizes import check_room_for_one, max_request_blocks
 from vllm.v1.engine.kv_cache_setup import (
@@ -40,10 +41,10 @@ def hybrid_specs(unit=32):
     }
 
 
-def test_a_plain_model_keeps_the_plain_rules(config):
+def test_a_plain_model_hits_at_a_block(config):
     vllm_config = config(num_blocks=40)
     plan = plan_kv_cache(vllm_config, [{"a": full(), "b": full()}], [MEMORY])
-    assert plan.scheduler_config.hit_unit is None
+    assert plan.scheduler_config.hit_unit == 16
     assert (plan.scheduler_block_size, plan.hash_block_size) == (16, 16)
     assert vllm_config.cache_config.num_gpu_blocks == 40
 
@@ -56,9 +57,9 @@ def test_a_model_without_windows_has_nothing_to_retain(config, interval, monkeyp
     vllm_config.cache_config.prefix_cache_retention_interval = interval
     plan = plan_kv_cache(vllm_config, [{"a": full()}], [MEMORY])
     manager = KVCacheManager(
-        plan.scheduler_config, 1024, plan.scheduler_block_size, plan.hash_block_size
+        plan.scheduler_config, 512, plan.scheduler_block_size, plan.hash_block_size
     )
-    assert manager.coordinator.retention_interval is None
+    assert not manager.coordinator.geometry.windows
     assert describe_kv_cache(vllm_config, plan).retention.startswith("every block")
 
 
@@ -77,11 +78,11 @@ def test_a_lone_window_group_follows_the_interval(config):
     vllm_config.cache_config.prefix_cache_retention_interval = "64"
     window = SlidingWindowSpec(block_size=16, sliding_window=32, **COMMON)
     plan = plan_kv_cache(vllm_config, [{"a": window}], [MEMORY])
-    assert plan.scheduler_config.hit_unit is None
+    assert plan.scheduler_config.hit_unit == 16
     manager = KVCacheManager(
-        plan.scheduler_config, 1024, plan.scheduler_block_size, plan.hash_block_size
+        plan.scheduler_config, 512, plan.scheduler_block_size, plan.hash_block_size
     )
-    assert manager.coordinator.retention_interval == 64
+    assert manager.coordinator.policy.interval == 64
 
 
 @pytest.mark.parametrize(
@@ -127,10 +128,20 @@ def test_a_hybrid_model_hits_at_one_unit(config):
     assert "window state" in info.retention
 
 
+class TwoRowsMore(CheckpointCoordinator):
+    """A platform's own."""
+
+    @classmethod
+    def arrange(cls, config):
+        full_group, window = config.kv_cache_groups
+        return replace(config, kv_cache_groups=[full_group, replace(window, extra_rows=2)])
+
+
 def test_the_platform_chooses_the_coordinator(config, monkeypatch):
     class Own(CpuPlatform):
         def kv_cache_coordinator_path(self, vllm_config):
-            return f"own.for.{vllm_config.cache_config.block_size}"
+            assert vllm_config.cache_config.block_size == 32
+            return f"{__name__}.TwoRowsMore"
 
     vllm_config = config(num_blocks=600)
     vllm_config.cache_config.block_size = 32
@@ -138,7 +149,10 @@ def test_the_platform_chooses_the_coordinator(config, monkeypatch):
     assert plan.scheduler_config.coordinator_path is None
     monkeypatch.setattr(platforms, "current_platform", Own(), raising=False)
     plan = plan_kv_cache(vllm_config, [hybrid_specs()], [MEMORY])
-    assert plan.scheduler_config.coordinator_path == "own.for.32"
+    assert plan.scheduler_config.coordinator_path == f"{__name__}.TwoRowsMore"
+    # What it decides about groups, workers and scheduler hear alike.
+    for made in (plan.scheduler_config, *plan.worker_configs):
+        assert [group.extra_rows for group in made.kv_cache_groups] == [0, 2]
 
 
 def test_what_a_checkpoint_weighs(config):
@@ -187,7 +201,7 @@ def test_too_little_memory_names_the_way_out(config):
 
 
 def test_a_fitted_context_is_taken_over(config):
-    vllm_config = config(num_blocks=4)
+    vllm_config = config(num_blocks=5)
     vllm_config.model_config.original_max_model_len = -1
     plan = plan_kv_cache(vllm_config, [{"a": full()}], [MEMORY])
     info = describe_kv_cache(vllm_config, plan)
@@ -210,10 +224,12 @@ class TestFixedPool:
     def test_bytes(self, config):
         vllm_config = config()
         vllm_config.cache_config.num_gpu_blocks_override = None
-        needed = 256 // 16 * self.PAGE
+        needed = (256 // 16 + 1) * self.PAGE  # and the null block
         self.check(vllm_config, needed)
-        with pytest.raises(ConfigError, match=r"max seq len \(256\)"):
+        with pytest.raises(ConfigError, match=r"15 usable blocks, but .* max seq len 256 needs 16"):
             self.check(vllm_config, needed - 1)
+        with pytest.raises(ConfigError, match=r"max seq len \(256\)"):
+            self.check(vllm_config, needed - 1 - self.PAGE)
         self.check(vllm_config, 1 << 30, total_bytes=1 << 30)
         with pytest.raises(ConfigError, match=r"4\.00 GiB does not fit .* memory of 2\.00 GiB"):
             self.check(vllm_config, 4 << 30, total_bytes=2 << 30)
@@ -221,7 +237,9 @@ class TestFixedPool:
         assert vllm_config.cache_config.num_gpu_blocks is None
 
     def test_blocks_win_over_bytes(self, config):
-        self.check(config(num_blocks=16), 1)
+        self.check(config(num_blocks=17), 1)
+        with pytest.raises(ConfigError, match="num-gpu-blocks-override"):
+            self.check(config(num_blocks=16), 1 << 30)
         with pytest.raises(ConfigError, match="num_gpu_blocks_override"):
             self.check(config(num_blocks=15), 1 << 30)
         with pytest.raises(ConfigError, match="does not fit in the device's memory"):
@@ -265,7 +283,7 @@ class TestFixedPool:
         vllm_config = config()
         vllm_config.cache_config.num_gpu_blocks_override = None
         vllm_config.model_config.original_max_model_len = -1
-        self.check(vllm_config, self.PAGE)
+        self.check(vllm_config, 2 * self.PAGE)
         with pytest.raises(ConfigError):
-            self.check(vllm_config, self.PAGE - 1)
+            self.check(vllm_config, 2 * self.PAGE - 1)
         assert vllm_config.model_config.max_model_len == 256

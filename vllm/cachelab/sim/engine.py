@@ -8,6 +8,7 @@ from vllm.cachelab.sim.cost import StepShape
 from vllm.cachelab.sim.settings import SimSettings
 from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed.kv_events import EventPublisher
+from vllm.v1.core.kv_cache_coordinator import as_served
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.messages import EngineCoreOutput
@@ -86,9 +87,7 @@ class SimEngine:
 
     def use_clock(self, clock: Callable[[], float]) -> None:
         """Let held prefixes go by a clock of the caller's, in seconds."""
-        held = self.scheduler.kv_cache_manager.coordinator.held
-        if held is not None:
-            held.use_clock(clock)
+        as_served(self.scheduler.kv_cache_manager.coordinator).held.use_clock(clock)
 
     def add(self, request: Request) -> None:
         """Queue a request."""

@@ -111,11 +111,10 @@ class SimSettings:
             torch.float32,
         )
         plan = plan_kv_cache(config, [specs], [self.pool_bytes])
-        unit = plan.scheduler_config.hit_unit
-        if unit is not None and str(self.interval).lower() not in ("auto", "none", "0"):
+        geometry = CacheGeometry.from_config(plan.scheduler_config)
+        if geometry.windows:
             # Refused here, by name, and not in the middle of a grid.
-            geometry = CacheGeometry.from_config(plan.scheduler_config)
-            read_interval(envs.retention_or_default(self.interval), max(unit, geometry.lean))
+            read_interval(envs.retention_or_default(self.interval), geometry.unit)
         return plan
 
     def resized(self, num_blocks: int) -> "SimSettings":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.cachelab.trace.events import Aborted, Added, Closed, Ending, Header, HeldSeen, Reset, Step
 from vllm.cachelab.trace.hash_chain import HashChains
 from vllm.cachelab.trace.writer import TraceWriter
+from vllm.v1.core.kv_cache_coordinator import as_served
 from vllm.v1.core.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -209,9 +210,7 @@ class RecordedScheduler(Scheduler):
     def __init__(self, recorder: CacheRecorder, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.recorder = recorder
-        held = self.kv_cache_manager.coordinator.held
-        if held is not None:
-            held.use_clock(recorder.clock)
+        as_served(self.kv_cache_manager.coordinator).held.use_clock(recorder.clock)
 
     def add_request(self, request: Request) -> None:
         """Queue a request."""

@@ -12,6 +12,7 @@ import msgspec
 from vllm.cachelab.view.sources import HELD, tier_name
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix.checkpoints import Checkpoint
+from vllm.v1.core.retention.standing import CheckpointStanding
 
 if TYPE_CHECKING:
     from vllm.cachelab.view.log import CacheLog
@@ -172,7 +173,8 @@ class TreeBuilder:
         tiers = [self._source.pool.tier_of(block) for block in blocks]
         free = [tier for tier in tiers if tier is not None]
         name = min(free).name.lower() if free else (HELD if blocks else "regular")
-        return Tick(record.position, name, record.num_hits, record.is_junction)
+        is_junction = record.standing is CheckpointStanding.JUNCTION
+        return Tick(record.position, name, record.num_hits, is_junction)
 
 
 def _sum_up(branches: Sequence[Branch]) -> None:

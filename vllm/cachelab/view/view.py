@@ -11,6 +11,7 @@ import msgspec
 from vllm.cachelab.view.log import Admission, CacheLog
 from vllm.cachelab.view.sources import HELD, make_source
 from vllm.cachelab.view.tree import Tree, TreeBuilder
+from vllm.v1.core.kv_cache_coordinator import as_served
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -77,8 +78,7 @@ class CacheView:
         began, now_s = time.perf_counter(), self._clock()
         log.sweep(now_s)
         pool = self._source.pool
-        held = scheduler.kv_cache_manager.coordinator.held
-        kept = {} if held is None else held.places()
+        kept = as_served(scheduler.kv_cache_manager.coordinator).held.places()
         tree = TreeBuilder(self._source, log, now_s, kept).build(MAX_BRANCHES)
         num_running, num_waiting = scheduler.get_request_counts()
         num_usable = pool.num_gpu_blocks - 1

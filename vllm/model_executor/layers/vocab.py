@@ -6,7 +6,8 @@ from torch.nn.functional import embedding
 
 from vllm.distributed.parallel_state import shard_size
 from vllm.model_executor.layers.linear import TensorFactory
-from vllm.model_executor.layers.quantization.products import multiply_plain
+from vllm.model_executor.layers.quantization.products import multiply_plain, read_rows
+from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -14,21 +15,44 @@ class VocabParallelEmbedding(nn.Module):
 
     Args:
         name: Published name of the table.
+        matrix_name: Its name without ".weight", if it may be quantised; else empty.
     """
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, make: TensorFactory, name: str = "embed.weight"
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        make: TensorFactory,
+        name: str = "embed.weight",
+        matrix_name: str = "",
     ) -> None:
         super().__init__()
         self._group = make.group
         self._dtype = make.dtype
         self._rows = shard_size("vocab_size", vocab_size, make.group)
+        self.quantised = make.quantised_matrix(matrix_name, hidden_size, self._rows)
         self.weight = make.parameter(
-            self._rows, hidden_size, dtype=make.kept_dtype(make.dtype, name)
+            0 if self.quantised else self._rows,
+            hidden_size,
+            dtype=make.kept_dtype(make.dtype, name),
         )
+
+    def find_rows(self) -> RowSource | None:
+        """Returns the table as stored rows; None where a platform reads it its own way."""
+        return PlainRows(self.weight.data) if self.quantised is None else self.quantised.row_source
+
+    def weight_slots(self, name: str) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination of the table ``name``."""
+        if self.quantised is None:
+            return {f"{name}.weight": self.weight.data}
+        return self.quantised.slots(name)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Maps token ids [T] to [T, D]."""
+        if self.quantised is not None:
+            source = self.quantised.row_source
+            assert source is not None, "a table's rows can be decoded"
+            return read_rows(source, token_ids).to(self._dtype)
         if self._group.size == 1:
             return embedding(token_ids, self.weight).to(self._dtype)
         local = token_ids - self._group.rank * self._rows

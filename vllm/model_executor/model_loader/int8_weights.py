@@ -11,12 +11,16 @@ from vllm.model_executor.layers.quantization.stored_matrix import (
     StoredMatrix,
 )
 
+_TABLES = ("model.embed_tokens", "lm_head")
+# Asked for where experts' gate and up alternate, which files have in one stack.
+_STACKED = ".gate_up_proj"
+
 
 class Int8Weights:
     """A ``WeightQuantization`` that a checkpoint of plain weights is loaded through.
 
     Every matrix that a layer asks for by name gets one scale per row. Embeddings, the output head,
-    routers and stacked experts of other families than DeepSeek-V4 stay as they are.
+    routers and gpt-oss's stacked experts stay as they are.
 
     Args:
         names: Names of the checkpoint's tensors; None: all that a model asks for are there.
@@ -36,8 +40,10 @@ class Int8Weights:
         num_groups: int,
         dtype: torch.dtype,
         device: torch.device,
-    ) -> StoredMatrix:
+    ) -> StoredMatrix | None:
         """See ``WeightQuantization``."""
+        if name in _TABLES or name.endswith(_STACKED):
+            return None
         made = StoredMatrix(name, Int8Rows(out_size, in_size, dtype, device), num_groups)
         self._made.append(made)
         return made

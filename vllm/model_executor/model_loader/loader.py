@@ -22,11 +22,13 @@ from vllm.model_executor.model_loader.checkpoint_files import (
     read_headers,
 )
 from vllm.model_executor.model_loader.dummy import fill_with_dummy_weights
+from vllm.model_executor.model_loader.gguf_weights import read_gguf_tensors
 from vllm.model_executor.model_loader.load_plan import Copy, LoadPlan, part_bytes, plan_load
 from vllm.model_executor.model_loader.mapped_file import MappedFile
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.model_loader.shards import Shard, ShardFinder, find_whole
 from vllm.model_executor.model_loader.weight_names import TensorPart
+from vllm.utils.gguf_file import is_gguf
 
 logger = init_logger(__name__)
 
@@ -137,11 +139,14 @@ def load_model_weights(
 
 
 def read_stored_tensors(path: str | Path) -> list[StoredTensor]:
-    """Return what the headers of a checkpoint folder's weight files say.
+    """Return what the headers of a checkpoint folder's weight files, or of a GGUF file, say.
 
     Raises:
         CheckpointError: A file is missing or broken.
+        UnsupportedFeatureError: A GGUF file holds a type that is not served.
     """
+    if is_gguf(path):
+        return read_gguf_tensors(path)
     return read_headers(find_weight_files(Path(path)))
 
 

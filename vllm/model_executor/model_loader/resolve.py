@@ -9,11 +9,14 @@ from typing import Any
 
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
+from vllm.model_executor.model_loader.gguf_config import read_gguf_config
+from vllm.utils.gguf_file import is_gguf
 
 logger = init_logger(__name__)
 
 EMBEDDED_MODEL_NAME = "deepseek-v4"
 _EMBEDDED_DIR = Path(__file__).resolve().parents[2] / "assets" / "deepseek-v4"
+_HUB_QUANT = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):([\w.-]+)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIG_PATTERNS = ("*.json", "*.jinja", "tokenizer.model")
 _WEIGHT_PATTERNS = ("*.safetensors",)
@@ -43,12 +46,13 @@ def resolve_checkpoint(
 ) -> ResolvedCheckpoint:
     """Find the folder of ``model``.
 
-    A local folder wins; then ``deepseek-v4`` names the embedded checkpoint; any other name is a hub
-    id, looked up in the local Hugging Face cache (``HF_HOME``, or ``download_dir``) first and then
-    online, unless HF_HUB_OFFLINE is set.
+    A local folder, or GGUF file, wins; ``owner/name:QUANT`` is the GGUF file of that name in a
+    snapshot of the local cache; then ``deepseek-v4`` names the embedded checkpoint; any other name
+    is a hub id, looked up in the local Hugging Face cache (``HF_HOME``, or ``download_dir``) first
+    and then online, unless HF_HUB_OFFLINE is set.
 
     Args:
-        model: A folder, ``deepseek-v4`` or a hub id such as ``owner/name``.
+        model: A folder, a .gguf file, ``deepseek-v4`` or a hub id such as ``owner/name``.
         with_weights: Whether a download must bring the weights (``dummy`` ones need none).
         revision: Branch, tag or commit of a hub id; None: main.
         download_dir: Where snapshots are kept instead of the Hugging Face cache.
@@ -63,9 +67,16 @@ def resolve_checkpoint(
         _refuse_revision(model, revision, "a local folder")
         return ResolvedCheckpoint(str(folder), False, model)
     if folder.is_file():
+        if is_gguf(folder):
+            _refuse_revision(model, revision, "a local file")
+            return ResolvedCheckpoint(str(folder), False, model)
         raise ConfigError(
-            f"model={model!r} is a file: give the folder that holds config.json and the weights."
+            f"model={model!r} is a file: give the folder that holds config.json and the weights, "
+            "or a .gguf file."
         )
+    if match := _HUB_QUANT.fullmatch(model):
+        found = _find_cached_gguf(match[1], match[2], download_dir)
+        return ResolvedCheckpoint(found, False, model)
     if model == EMBEDDED_MODEL_NAME:
         _refuse_revision(model, revision, "the checkpoint inside this package")
         return ResolvedCheckpoint(str(_embedded_dir()), True, model)
@@ -80,11 +91,15 @@ def resolve_checkpoint(
 
 
 def read_hf_config(path: str | Path) -> dict[str, Any]:
-    """Read the ``config.json`` of a checkpoint folder.
+    """Read the ``config.json`` of a checkpoint folder, or what it would be of a GGUF file.
 
     Raises:
         ConfigError: It is absent, unreadable or not a JSON object.
+        CheckpointError: The GGUF file is broken.
+        UnsupportedModelError: It holds a model that is not served.
     """
+    if is_gguf(path) and Path(path).is_file():
+        return read_gguf_config(path)
     file = Path(path) / "config.json"
     if not file.is_file():
         raise ConfigError(
@@ -220,6 +235,33 @@ def _resolve_hub_id(wanted: _HubSnapshot) -> str:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else "no details"
+
+
+def _find_cached_gguf(repository: str, quant: str, download_dir: str | None) -> str:
+    """Return the file of ``repository:quant`` that a snapshot of the cache holds."""
+    # Slow to import: only a hub id pays for it.
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
+
+    try:
+        folder = Path(snapshot_download(repository, local_files_only=True, cache_dir=download_dir))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model='{repository}:{quant}': {repository} is not in the local Hugging Face cache "
+            f"(HF_HOME, or download_dir): download the file beforehand and give its path, or "
+            f"`hf download {repository}`."
+        ) from error
+    files = sorted(folder.rglob("*.gguf"))
+    wanted = quant.lower()
+    named = [file for file in files if re.split(r"[-.]", file.stem.lower())[-1] == wanted]
+    named = named or [file for file in files if wanted in file.stem.lower()]
+    # Of a split file the first part stands for all.
+    named = [file for file in named if re.search(r"-of-\d{5}$", file.stem) is None] or named[:1]
+    if len(named) != 1:
+        raise ConfigError(
+            f"model='{repository}:{quant}': {len(named)} files of the cached snapshot fit; it "
+            f"holds {', '.join(file.name for file in files[:20]) or 'no .gguf file'}."
+        )
+    return str(named[0])
 
 
 def _looks_complete(folder: Path, with_weights: bool) -> bool:

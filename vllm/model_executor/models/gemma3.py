@@ -105,7 +105,12 @@ def _read_text(fields: FieldReader, names: TensorNames, is_tied: bool) -> Decode
             has_output_bias=has_bias,
             has_qk_norm=True,
         ),
-        norm=NormPlan(fields.number("rms_norm_eps", 1e-6), has_offset=True, is_sandwich=True),
+        norm=NormPlan(
+            fields.number("rms_norm_eps", 1e-6),
+            # GGUF files store them with one added.
+            has_offset=not fields.boolean("norm_weights_are_factors", False),
+            is_sandwich=True,
+        ),
         has_head=not is_tied,
         embedding_scale=hidden_size**0.5,
         final_soft_cap=fields.number("final_logit_softcapping")

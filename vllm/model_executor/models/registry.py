@@ -21,6 +21,8 @@ class ModelEntry:
         config: Function (raw) -> the model's config; torch-free.
         kv_cache_specs: Function (config, block_size, cache_dtype, state_dtype) -> specs by cache
             name; torch-free.
+        packs_weights: Whether matrices may be those of compressed-tensors, AWQ, GPTQ or FP8
+            releases, by the names that the model asks for.
         shards: Module that says what a rank holds: ``find_shard(config, share, name)``,
             ``check_ranks(config, size, spreads_experts)``, ``cut_config(config, size)``;
             torch-free.
@@ -32,6 +34,7 @@ class ModelEntry:
     kv_cache_specs: str
     block_sizes: str
     shards: str
+    packs_weights: bool = False
 
     def load_model_class(self) -> Any:
         """Imports and returns the model class."""
@@ -84,6 +87,7 @@ def _decoder(config: str) -> ModelEntry:
         kv_cache_specs=f"{_MODELS}.decoder.kv_cache:decoder_kv_cache_specs",
         block_sizes=f"{_MODELS}.decoder.kv_cache:SUPPORTED_BLOCK_SIZES",
         shards=f"{_MODELS}.decoder.shards",
+        packs_weights=True,
     )
 
 

@@ -17,7 +17,7 @@ from vllm.v1.core.prefix.block_index import BlockIndex, TieredIndex
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.pins import Pins
 from vllm.v1.core.prefix.regular_tier import RegularTier
-from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.tiers import Tier
 from vllm.v1.core.whole_block.hash_index import BlockHashToBlockMap, HashIndex
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ class BlockPool:
     what is cached in a block and so where it belongs. With hits at whole blocks one queue stands
     for all tiers but the pinned one; its front is the scratch.
 
-    Block 0 is the null block, the placeholder for rows nobody needs: it is never cached, in no
-    tier, and its ref count is not kept.
+    Block 0 is the null block, the placeholder for rows nobody needs: whoever passes it, it is never
+    cached, counted, queued or freed; its ref count stays 0.
 
     Owns: every block's ref count, the tiers, the pins, the index, the KV events.
 
@@ -82,13 +82,13 @@ class BlockPool:
         # The lowest tier; with hits at whole blocks all but the pinned ones.
         self.free_block_queue = first = FreeKVCacheBlockQueue(self.blocks[1:])
         self.pinned_queue = pinned = FreeKVCacheBlockQueue([])
-        # Given up by the rule in force; None: in the order of use.
+        # Given up as the policy says; None: in the order of use.
         self.ranked: RegularTier | None = None
         self._queues: tuple[FreeKVCacheBlockQueue | RegularTier, ...] = (first, pinned)
         self.tiers: tuple[FreeKVCacheBlockQueue | RegularTier, ...] = (*[first] * _PINNED, pinned)
         if index is not None:
-            if index.ranks_blocks:
-                self.ranked = RegularTier(num_gpu_blocks, index.standings)
+            if index.choose_victim is not None:
+                self.ranked = RegularTier(num_gpu_blocks, index.standings, index.choose_victim)
             low = [FreeKVCacheBlockQueue([]) for _ in range(_FILLER, _REGULAR)]
             live = [FreeKVCacheBlockQueue([]) for _ in range(_REGULAR + 1, _PINNED)]
             regular = self.ranked or FreeKVCacheBlockQueue([])
@@ -179,14 +179,17 @@ class BlockPool:
 
         Mutates: ``ref_cnt`` of the blocks, and the tiers.
         """
+        null_block = self.null_block
         for block in blocks:
-            if block.ref_cnt == 0 and not block.is_null:
+            if block is null_block:
+                continue
+            if block.ref_cnt == 0:
                 tier = self._tier_of[block.block_id]
                 self.tiers[tier].remove(block)
                 self._num_free -= 1
                 if tier is _PINNED:
                     self._tier_of[block.block_id] = _REGULAR
-            if self._tiered is not None:
+            if self.ranked is not None and self._tiered is not None:
                 self._tiered.on_touch(block)
             block.ref_cnt += 1
             if self.metrics_collector is not None:
@@ -197,10 +200,10 @@ class BlockPool:
 
         Args:
             ordered_blocks: In the order in which they shall be reused.
-            prepend: Reuse them before anything else; where scratch stands apart, that holds for
-                blocks that cache nothing.
+            prepend: Reuse them before anything else. Where scratch stands apart, the index says
+                what can be hit, and only what cannot joins it, asked for or not.
         """
-        freed = _release(ordered_blocks)
+        freed = self._release(ordered_blocks)
         if not freed:
             return
         tier = _SCRATCH if prepend else _REGULAR
@@ -221,19 +224,32 @@ class BlockPool:
         unhashed: list[KVCacheBlock] = []
         hashed: list[KVCacheBlock] = []
         for block in ordered_blocks:
+            (unhashed if block._block_hash is None else hashed).append(block)
+        if unhashed:
+            self.free_blocks(unhashed, prepend=True)
+        if hashed:
+            self.free_blocks(hashed)
+
+    def _release(self, blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
+        """Count one holder less; returns the blocks nobody holds any more."""
+        freed, null_block = [], self.null_block
+        for block in blocks:
+            if block is null_block:
+                continue
+            # No check that the count is positive: managers may be handed blocks of no pool, whose
+            # counts then fall below zero and which join no queue.
             block.ref_cnt = ref_cnt = block.ref_cnt - 1
             if ref_cnt == 0 and not block.is_null:
-                (unhashed if block._block_hash is None else hashed).append(block)
-        if unhashed:
-            self._join(unhashed, _SCRATCH)
-        if hashed:
-            self._enqueue(hashed, [_REGULAR] * len(hashed))
+                freed.append(block)
+        return freed
 
     def _enqueue(self, freed: Sequence[KVCacheBlock], tiers: Sequence[Tier]) -> None:
         """Let blocks that stand in no tier join theirs, each tier's in one piece."""
-        pins = self.pins
-        if len(freed) == 1 and pins is None:
-            self._join(freed, tiers[0])
+        pins, first = self.pins, tiers[0]
+        is_in_order = first is not _SCRATCH or len(freed) == 1
+        if pins is None and is_in_order and tiers.count(first) == len(tiers):
+            # Most often all are of one kind.
+            self._join(freed, first)
             return
         by_tier: dict[Tier, list[KVCacheBlock]] = {}
         for block, tier in zip(freed, tiers, strict=True):
@@ -385,17 +401,10 @@ class BlockPool:
         logger.info("The prefix cache was reset")
         return True
 
-    def enable_pinning(self, max_pinned: int, blocks_per_prefix: int = 0) -> None:
-        """Let up to so many blocks be pinned, and say how many prefixes that is good for."""
+    def enable_pinning(self, max_pinned: int) -> None:
+        """Let up to so many blocks be pinned."""
         assert self.pins is None
         self.pins = Pins(self, max_pinned)
-        logger.info(
-            "Pins cover up to %d of %d blocks: of windows alone, room for %d prefixes of %d blocks",
-            max_pinned,
-            self.num_gpu_blocks,
-            max_pinned // blocks_per_prefix if blocks_per_prefix else 0,
-            blocks_per_prefix,
-        )
 
     # ---- names of the interface --------------------------------------------------------------
 
@@ -408,15 +417,3 @@ class BlockPool:
     def take_events(self) -> list[AnyKVCacheEvent]:
         """Drain the events; none when they are off."""
         return self.index.events.take()
-
-
-def _release(blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
-    """Count one holder less; returns the blocks nobody holds any more."""
-    freed = []
-    for block in blocks:
-        # No check that the count is positive: managers may be handed blocks of no pool, whose
-        # counts then fall below zero and which join no queue.
-        block.ref_cnt = ref_cnt = block.ref_cnt - 1
-        if ref_cnt == 0 and not block.is_null:
-            freed.append(block)
-    return freed

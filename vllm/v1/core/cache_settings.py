@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.prefix.drafter_rows import StaleRow
+from vllm.v1.core.retention.pinning import PinSettings
 from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -32,6 +33,7 @@ class CacheSettings:
         num_lookahead_tokens: Slots a drafter may write beyond a step's tokens.
         stale_row: What becomes of a drafter's row that another next token made.
         policy: Which checkpoints are kept; None: as the config or the environment says.
+        pinning: What long steps pin; None: with a policy nothing, else as the environment says.
     """
 
     kv_cache_config: KVCacheConfig
@@ -48,6 +50,7 @@ class CacheSettings:
     num_lookahead_tokens: int = 0
     stale_row: StaleRow = StaleRow.REBUILD
     policy: RetentionPolicy | None = None
+    pinning: PinSettings | None = None
 
     @property
     def num_context_ranks(self) -> int:

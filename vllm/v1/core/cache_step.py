@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix.lookup import PartialAdoption, PrefixHit
-from vllm.v1.core.retention.auto.spare import NO_SPARES, Spares
+from vllm.v1.core.retention.policy import Spare
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import RowBounds, WindowTable
@@ -92,7 +92,7 @@ class StepPlan:
     num_dense: Sequence[int] = ()
     window_indices: Sequence[Sequence[int]] = ()
     boundaries: tuple[int, ...] = ()
-    spares: Spares = NO_SPARES
+    spares: Sequence[Spare] = ()
     publishes: bool = False
     first: FirstStep | None = None
 

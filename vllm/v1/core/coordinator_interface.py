@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, StepWork
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.prefix.exports import Exports, PrefixBlocks
+from vllm.v1.core.cache_step import Lookup, StepPlan, StepRequest, StepWork
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.prefix.exports import Exports, PlacedCheckpoint, PrefixBlocks
 
 if TYPE_CHECKING:
-    from vllm.v1.core.prefix.held import HeldPrefixes
-    from vllm.v1.messages import PrefillStats
+    from vllm.v1.messages import HeldPrefix, PrefillStats
     from vllm.v1.metrics.stats import CachePolicyStats
     from vllm.v1.request import Request
 
@@ -20,18 +19,15 @@ if TYPE_CHECKING:
 class Coordinator(Protocol):
     """What the KV cache manager asks of the groups of a model.
 
-    Chosen once, by ``get_kv_cache_coordinator``; each method does for all groups what a table does
-    for one. What only one kind of hits has is answered here, for the other.
+    Chosen once, by ``make_coordinator``; each method does for all groups what a table does for one.
 
     Attributes:
         block_pool: The pool of all groups.
         exports: The prefixes held for other engines.
-        held: The prefixes that somebody asked to keep; None: that cannot be asked for.
     """
 
     block_pool: BlockPool
     exports: Exports
-    held: HeldPrefixes | None = None
 
     def look_up(self, request: Request, max_tokens: int) -> Lookup:
         """Find a request's longest cached prefix of at most ``max_tokens``; takes no block."""
@@ -39,7 +35,7 @@ class Coordinator(Protocol):
 
     def should_wait(self, request: Request, found: Lookup) -> bool:
         """Whether a running prefill is about to publish more of a waiting request's prefix."""
-        return False
+        ...
 
     def make_record(self, request: Request, found: Lookup, num_cached_tokens: int) -> PrefillStats:
         """Say where an admitted request's tokens come from."""
@@ -62,7 +58,7 @@ class Coordinator(Protocol):
 
         Most decode steps are such; the arguments are those of a ``StepRequest``.
         """
-        return False
+        ...
 
     def plan(self, step: StepRequest, num_available: int) -> StepPlan:
         """Work out what a step takes; changes nothing."""
@@ -74,7 +70,7 @@ class Coordinator(Protocol):
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Publish what a delayed allocation did not."""
-        return
+        ...
 
     def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
         """Hold the longest cached prefix of a request for another engine to read.
@@ -86,15 +82,14 @@ class Coordinator(Protocol):
         Returns:
             Where its rows lie; None, with nothing held, if none is cached.
         """
-        found = self.look_up(request, request.num_prompt_tokens - 1)
-        if not found.num_tokens:
-            return None
-        self.exports.hold(name, found.blocks.blocks)
-        ids = tuple(tuple(group) for group in found.blocks.get_block_ids())
-        return PrefixBlocks(found.num_tokens, 0, (0,) * len(ids), ids)
+        ...
 
     def find_import(
-        self, request: Request, num_tokens: int, num_external_tokens: int
+        self,
+        request: Request,
+        num_tokens: int,
+        num_external_tokens: int,
+        next_token: int | None = None,
     ) -> PrefixBlocks:
         """Return where a connector shall write the rows of an allocated request's prefix.
 
@@ -102,10 +97,31 @@ class Coordinator(Protocol):
             request: The request, which is about to load.
             num_tokens: Tokens of the prefix.
             num_external_tokens: Of those, tokens that its local hit does not have.
+            next_token: The token that followed where the rows were made, if it is not the
+                request's own; a drafter's last row is of it.
         """
-        tables = self.get_blocks(request.request_id)
-        ids = tuple(tuple(block.block_id for block in table) for table in tables)
-        return PrefixBlocks(num_tokens, num_tokens - num_external_tokens, (0,) * len(ids), ids)
+        ...
+
+    def list_checkpoints(
+        self, block_hashes: Sequence[BlockHash], end: int
+    ) -> Sequence[PlacedCheckpoint]:
+        """Return the checkpoints in the first ``end`` tokens of a prompt, the first one first."""
+        ...
+
+    def locate_rows(
+        self, block_hashes: Sequence[BlockHash], first: int, end: int
+    ) -> PrefixBlocks | None:
+        """Return where the dense rows of tokens ``[first, end)`` lie; None: not all are cached."""
+        ...
+
+    def locate_checkpoint(
+        self, block_hashes: Sequence[BlockHash], position: int, dense_from: int
+    ) -> PrefixBlocks | None:
+        """Return where lies what resuming at a boundary takes, dense rows from a token on.
+
+        None: not all of it is cached.
+        """
+        ...
 
     def free(self, request_id: str) -> None:
         """Give back everything a request holds; what is cached stays cached."""
@@ -117,11 +133,11 @@ class Coordinator(Protocol):
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return per group how many leading blocks all requests with blocks share."""
-        return [0] * len(self.get_blocks(running_request_id))
+        ...
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:
         """Return how many of ``num_new_tokens`` a prefill chunk should compute."""
-        return num_new_tokens
+        ...
 
     def max_blocks_of(self, num_tokens: int) -> int:
         """Return the most blocks one request of a length holds at once."""
@@ -129,27 +145,35 @@ class Coordinator(Protocol):
 
     def new_step_starts(self) -> None:
         """Begin a ``schedule()``."""
-        return
+        ...
 
     def commit_step(self) -> None:
         """End a ``schedule()``: publish what it allocated."""
-        return
+        ...
 
     def take_step_work(self) -> StepWork:
         """Drain what the worker must know before it runs the step."""
-        return NO_WORK
+        ...
 
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached; False while blocks are held."""
-        return self.block_pool.reset_prefix_cache()
+        ...
+
+    def held_prefixes(self) -> Sequence[HeldPrefix]:
+        """Return the prefixes that somebody asked to keep."""
+        ...
+
+    def forget_prefix(self, name: str) -> bool:
+        """Let go of such a prefix; returns whether there is one of the name."""
+        ...
 
     def take_new_block_ids(self) -> list[int]:
         """Drain the ids of blocks taken in this step, for a worker that zeroes them."""
-        return []
+        ...
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
         """Free the blocks no later token of the request attends to; ``advance`` does, too."""
-        return
+        ...
 
     def find_faults(self, num_computed: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         """Say which invariant does not hold, and where: I4 beyond what the index sees, and I5.
@@ -157,11 +181,11 @@ class Coordinator(Protocol):
         Args:
             num_computed: Tokens computed and accepted, by the requests to check for I5.
         """
-        yield from ()
+        ...
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""
-        return None
+        ...
 
     def held_blocks(self) -> Iterator[KVCacheBlock]:
         """Iterate over the blocks that tables and copies hold, once per hold."""

@@ -22,6 +22,9 @@ class KVCacheBlock:
         prev_free_block: Neighbour in the free queue, None outside.
         next_free_block: Likewise.
         is_null: Whether it is the placeholder that is never read or written.
+        group_id: Group of the keys it carries; of no meaning without any.
+        keys: Hashes of the prefixes whose last rows it holds, ascending in position; None: nothing
+            of a dense group is cached in it.
     """
 
     block_id: int
@@ -30,6 +33,8 @@ class KVCacheBlock:
     prev_free_block: KVCacheBlock | None = None
     next_free_block: KVCacheBlock | None = None
     is_null: bool = False
+    group_id: int = -1
+    keys: list[BlockHash] | None = None
 
     @property
     def block_hash(self) -> BlockHashWithGroupId | None:
@@ -44,8 +49,8 @@ class KVCacheBlock:
         self._block_hash = block_hash
 
     def reset_hash(self) -> None:
-        """Forget the hash."""
-        self._block_hash = None
+        """Forget what is cached in it."""
+        self._block_hash = self.keys = None
 
     def __repr__(self) -> str:
         # Neighbours by id: following the links would print the whole queue.

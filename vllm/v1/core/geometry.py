@@ -6,7 +6,7 @@ its spec's answer, ``KVCacheSpec.geometry``; the words are explained there
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
 
@@ -84,13 +84,7 @@ class CacheGeometry:
         """
         unit = config.hit_unit
         assert unit is not None
-        groups = tuple(
-            replace(
-                group.kv_cache_spec.geometry(i, unit),
-                has_drafter_rows=group.is_eagle_group,
-            )
-            for i, group in enumerate(config.kv_cache_groups)
-        )
+        groups = tuple(group.geometry(i, unit) for i, group in enumerate(config.kv_cache_groups))
         lean = unit
         for group in groups:
             lean = max(lean, group.ratio, group.align)
@@ -112,6 +106,23 @@ class CacheGeometry:
     def windows(self) -> tuple[GroupGeometry, ...]:
         """The groups that need only the tail."""
         return tuple(group for group in self.groups if group.is_window)
+
+    @cached_property
+    def shares_whole_blocks(self) -> bool:
+        """Whether a prefix is whole blocks and nothing else, whatever its length.
+
+        Rows of a step can then be read by other requests of that step: none of them is copied, and
+        no state is resumed from, before it is written.
+        """
+        return all(
+            not group.is_window and group.block_size == self.unit and group.ratio == 1
+            for group in self.groups
+        )
+
+    @cached_property
+    def max_copies(self) -> int:
+        """Copies of partly covered blocks that one admission may need beside its own blocks."""
+        return sum(group.block_size > self.unit for group in self.dense)
 
     @cached_property
     def coarse(self) -> int:
@@ -138,9 +149,10 @@ class CacheGeometry:
 
         A chunk that does not finish the prompt ends on a lean boundary: no open compressor window
         is carried over and every chunk end is a cheap checkpoint. A chunk too short to reach one
-        ends where the budget does: waiting for a larger budget could be waiting for ever.
+        ends where the budget does: waiting for a larger budget could be waiting for ever. Where
+        there are no windows any end is as good.
         """
-        if end >= num_tokens:
+        if end >= num_tokens or not self.windows:
             return end
         lean = self.floor_lean(end)
         return lean if lean > start else end

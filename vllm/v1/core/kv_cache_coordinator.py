@@ -7,7 +7,7 @@ the hit's blocks, take new ones, record copies). Keys and checkpoints become vis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -25,15 +25,15 @@ from vllm.v1.core.cache_step import (
     StepRequest,
     StepWork,
 )
-from vllm.v1.core.checkpoint_handover import CheckpointHandover
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
-from vllm.v1.core.prefix.exports import Exports
+from vllm.v1.core.prefix.exports import Exports, PlacedCheckpoint, PrefixBlocks
 from vllm.v1.core.prefix.held import HeldPrefixes
-from vllm.v1.core.prefix.lookup import find_prefix
+from vllm.v1.core.prefix.located import list_checkpoints, locate_rows
+from vllm.v1.core.prefix.lookup import find_prefix, hit_tables
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.prefix.publication import Publisher
 from vllm.v1.core.prefix.rebuilds import Rebuilds, prefer_rebuild
@@ -50,11 +50,12 @@ from vllm.v1.core.whole_block.coordinator import (
     UnitaryKVCacheCoordinator,
 )
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.messages import BYPASSED, PrefillStats
+from vllm.v1.messages import BYPASSED, HeldPrefix, PrefillStats
 from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+    from vllm.v1.core.retention.pinning import PinSettings
     from vllm.v1.core.retention.policy import RetentionPolicy
     from vllm.v1.request import Request
 
@@ -68,7 +69,7 @@ __all__ = [
 ]
 
 
-class CheckpointCoordinator(CheckpointHandover):
+class CheckpointCoordinator(Coordinator):
     """The groups of one model over one pool.
 
     Owns: what is cached (``prefixes``), every request's ``RequestCache``.
@@ -96,18 +97,36 @@ class CheckpointCoordinator(CheckpointHandover):
         self.exports = Exports(self.block_pool)
         self.held: HeldPrefixes = HeldPrefixes(prefixes)
         self._num_steps = 0
+        # Requests whose rows of this schedule() others may already have been given.
+        self._promised: set[str] = set()
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
+
+    @classmethod
+    def arrange(cls, config: KVCacheConfig) -> KVCacheConfig:
+        """Return a config with what this class decides about its groups: the core's nothing.
+
+        A platform's class may say here how much checkpoints keep of a group (``extra_rows``). Asked
+        where the KV cache is planned, so that workers and scheduler have the same geometry.
+
+        Raises:
+            ConfigError: It cannot coordinate these groups.
+        """
+        return config
 
     # ---- lookup ------------------------------------------------------------------------------
 
     def look_up(self, request: Request, max_tokens: int) -> Lookup:
         """Find the deepest boundary at most ``max_tokens`` where all groups can resume."""
+        if self.geometry.shares_whole_blocks:
+            # Nobody is preempted once a request that waits is looked up: these steps run.
+            self._promised.update(self._publish_pending())
         find = partial(find_prefix, self.index, self.geometry, request.block_hashes)
         hit = find(max_tokens)
         if self.settings.stale_row is StaleRow.DROP:
             hit = drop_stale(self.geometry, hit, request.all_token_ids, find)
-        if self.policy.rebuilds:
-            hit = prefer_rebuild(self.index, self.geometry, request.block_hashes, hit)
+        if self.policy.rebuild_tokens is not None:
+            tokens = self.policy.rebuild_tokens
+            hit = prefer_rebuild(self.index, self.geometry, tokens, request.block_hashes, hit)
         blocks: list[Sequence[KVCacheBlock]] = [() for _ in self.geometry.groups]
         for group, full in zip(self.geometry.dense, hit.full_blocks, strict=True):
             blocks[group.group_id] = full
@@ -156,6 +175,9 @@ class CheckpointCoordinator(CheckpointHandover):
         """Return the free blocks a request would use until its prompt is computed."""
         length = min(step.request.num_tokens, self.settings.max_model_len)
         needed = max_request_blocks(self.geometry, length, self.settings.num_lookahead_tokens)
+        cache = self._admitted(step)
+        if cache is not None:
+            needed -= sum(len(table.blocks) for table in cache.dense)
         if step.lookup is not None and step.lookup.hit is not None:
             full = step.lookup.hit.full_blocks
             needed -= sum(block.ref_cnt > 0 for blocks in full for block in blocks)
@@ -212,7 +234,7 @@ class CheckpointCoordinator(CheckpointHandover):
         if plan.first is not None:
             self._begin(plan.step.request, plan.first)
         cache = self.requests[request_id]
-        if plan.step.num_external_tokens:
+        if plan.step.delays_caching:
             cache.dense_from, cache.is_unannounced = cache.published.num_units, True
             cache.dense_from *= self.geometry.unit
         elif cache.is_unannounced:
@@ -279,7 +301,7 @@ class CheckpointCoordinator(CheckpointHandover):
         for window, window_blocks in zip(cache.windows, checkpoint.blocks, strict=True):
             self.block_pool.touch(window_blocks)
             window.adopt(checkpoint.position, window_blocks)
-        self.store.hit(checkpoint, lean)
+        self.store.hit(checkpoint, lean, cache.request.request_id)
 
     def _take_copies(
         self, cache: RequestCache, first: FirstStep, taken: Iterator[KVCacheBlock]
@@ -319,13 +341,21 @@ class CheckpointCoordinator(CheckpointHandover):
             return
         for cache in self._changed.values():
             self._publisher.publish_copies(cache)
-        for cache in self._changed.values():
+        self._publish_pending()
+        self._promised.clear()
+
+    def _publish_pending(self) -> list[str]:
+        """Publish what the steps that are allocated will have computed; return whose they are."""
+        published = []
+        for request_id, cache in self._changed.items():
             pending, cache.pending = cache.pending, None
             if pending is None:
                 continue
+            published.append(request_id)
             self._publisher.publish(cache, pending.end, pending.boundaries, pending.spares)
-            if self.policy.pinned_share is not None:
+            if self.prefixes.pinning is not None:
                 self._publisher.pin_window(cache, pending.start, pending.end)
+        return published
 
     def take_step_work(self) -> StepWork:
         """Drain what the worker must know; the ends of copies stay held until they have run."""
@@ -349,6 +379,74 @@ class CheckpointCoordinator(CheckpointHandover):
         self._changed.clear()
         return work
 
+    # ---- prefixes that other engines read and write ----------------------------------------------
+
+    def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
+        """Hold the longest prefix that can be resumed for another engine to read."""
+        max_tokens = request.num_prompt_tokens - 1
+        hit = find_prefix(self.index, self.geometry, request.block_hashes, max_tokens)
+        if not hit.position:
+            return None
+        tables = hit_tables(self.geometry, hit)
+        self.exports.hold(name, [blocks for _, blocks in tables])
+        ids = tuple(tuple(block.block_id for block in blocks) for _, blocks in tables)
+        bases = tuple(base for base, _ in tables)
+        next_token = None if hit.checkpoint is None else hit.checkpoint.next_token
+        return PrefixBlocks(hit.position, 0, bases, ids, next_token)
+
+    def list_checkpoints(
+        self, block_hashes: Sequence[BlockHash], end: int
+    ) -> Sequence[PlacedCheckpoint]:
+        """Return the checkpoints in the first ``end`` tokens of a prompt."""
+        return list_checkpoints(self.index, self.geometry, block_hashes, end)
+
+    def locate_rows(
+        self, block_hashes: Sequence[BlockHash], first: int, end: int
+    ) -> PrefixBlocks | None:
+        """Return where the dense rows of tokens ``[first, end)`` lie."""
+        return locate_rows(self.index, self.geometry, block_hashes, first, end)
+
+    def locate_checkpoint(
+        self, block_hashes: Sequence[BlockHash], position: int, dense_from: int
+    ) -> PrefixBlocks | None:
+        """Return where lies what resuming at a boundary takes, dense rows from a token on."""
+        if not self.geometry.windows:
+            return self.locate_rows(block_hashes, dense_from, position)
+        record = self.index.checkpoints.get(block_hashes[position // self.geometry.unit - 1])
+        if record is None:
+            return None
+        return locate_rows(self.index, self.geometry, block_hashes, dense_from, position, record)
+
+    def find_import(
+        self,
+        request: Request,
+        num_tokens: int,
+        num_external_tokens: int,
+        next_token: int | None = None,
+    ) -> PrefixBlocks:
+        """Return where a connector shall write the rows of an allocated request's prefix."""
+        cache = self.requests[request.request_id]
+        assert cache.dense_from is not None, "the request does not load"
+        cache.loaded_next_token = next_token
+        bases = [0] * len(self.geometry.groups)
+        ids: list[tuple[int, ...]] = [()] * len(self.geometry.groups)
+        for table in cache.dense:
+            ids[table.geometry.group_id] = tuple(block.block_id for block in table.blocks)
+        for window in cache.windows:
+            bases[window.geometry.group_id] = window.base
+            ids[window.geometry.group_id] = tuple(block.block_id for block in window.blocks)
+        return PrefixBlocks(num_tokens, cache.dense_from, tuple(bases), tuple(ids))
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Publish a prefix that a connector has written, with its checkpoint."""
+        cache = self.requests[request.request_id]
+        if cache.is_loading:
+            cache.dense_from = None
+            boundaries = (num_computed_tokens,) if self.geometry.windows else ()
+            self._publisher.publish(cache, num_computed_tokens, boundaries)
+            if cache.loaded_next_token is not None:
+                self._publisher.note_loaded(cache, num_computed_tokens, cache.loaded_next_token)
+
     # ---- the rest of a coordinator's face ----------------------------------------------------
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:
@@ -358,6 +456,7 @@ class CheckpointCoordinator(CheckpointHandover):
 
     def free(self, request_id: str) -> None:
         """Give back everything a request holds; what it published stays cached."""
+        assert request_id not in self._promised, "others were given rows of a step that runs"
         cache = self.requests.pop(request_id, None)
         self._changed.pop(request_id, None)
         self._rebuilds.end(request_id)
@@ -377,7 +476,7 @@ class CheckpointCoordinator(CheckpointHandover):
         for table in cache.tables():
             held += reversed(table.blocks)
         pool.free_blocks(held)
-        self.store.leave(made, cache.origins, again=cache.is_resumed)
+        self.store.leave(made, cache.origins, request_id, again=cache.is_resumed)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return 0 for each group: nothing is computed from what requests share."""
@@ -403,6 +502,21 @@ class CheckpointCoordinator(CheckpointHandover):
         if done:
             self.held.clear()
         return done
+
+    def held_prefixes(self) -> Sequence[HeldPrefix]:
+        """Return the prefixes that somebody asked to keep."""
+        return tuple(self.held.describe())
+
+    def forget_prefix(self, name: str) -> bool:
+        """Let go of such a prefix; returns whether there is one of the name."""
+        return self.held.forget(name)
+
+    def take_new_block_ids(self) -> list[int]:
+        """Return none: no group needs its pages zeroed."""
+        return []
+
+    def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
+        """Do nothing: ``advance`` gives back what was passed."""
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""
@@ -439,6 +553,7 @@ def get_kv_cache_coordinator(
     num_lookahead_tokens: int = 0,
     stale_row: StaleRow = StaleRow.REBUILD,
     policy: RetentionPolicy | None = None,
+    pinning: PinSettings | None = None,
 ) -> Coordinator:
     """Build the coordinator for a configuration: ``hit_unit``, caching and groups choose, once.
 
@@ -462,9 +577,10 @@ def get_kv_cache_coordinator(
         num_lookahead_tokens=num_lookahead_tokens,
         stale_row=stale_row,
         policy=policy,
+        pinning=pinning,
     )
     if kv_cache_config.hit_unit is not None:
-        return _find_class(kv_cache_config.coordinator_path)(settings)
+        return find_coordinator_class(kv_cache_config.coordinator_path)(settings)
     if not enable_caching:
         return KVCacheCoordinatorNoPrefixCache(settings)
     if len(kv_cache_config.kv_cache_groups) == 1:
@@ -472,7 +588,7 @@ def get_kv_cache_coordinator(
     return HybridKVCacheCoordinator(settings)
 
 
-def _find_class(path: str | None) -> Callable[[CacheSettings], Coordinator]:
+def find_coordinator_class(path: str | None) -> type[CheckpointCoordinator]:
     """Return the class that a platform names; None: the core's.
 
     Raises:
@@ -482,9 +598,15 @@ def _find_class(path: str | None) -> Callable[[CacheSettings], Coordinator]:
         return CheckpointCoordinator
     module, _, name = path.rpartition(".")
     try:
-        return cast("Callable[[CacheSettings], Coordinator]", getattr(import_module(module), name))
+        return cast("type[CheckpointCoordinator]", getattr(import_module(module), name))
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"The platform's KV cache coordinator {path!r} cannot be imported: {error}. Name a "
             "class by its dotted path in kv_cache_coordinator_path()."
         ) from error
+
+
+def as_served(coordinator: Coordinator) -> CheckpointCoordinator:
+    """Return an engine's coordinator to those who look at what is cached."""
+    assert isinstance(coordinator, CheckpointCoordinator), "an engine's models hit at one unit"
+    return coordinator

@@ -25,8 +25,8 @@ from vllm.v1.metrics.stats import CachePolicyStats, PrefixCacheStats
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
-    from vllm.v1.core.coordinator_interface import Coordinator
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+    from vllm.v1.core.retention.pinning import PinSettings
     from vllm.v1.core.retention.policy import RetentionPolicy
 
 __all__ = ["KVCacheBlocks", "KVCacheManager", "Request"]
@@ -34,107 +34,7 @@ __all__ = ["KVCacheBlocks", "KVCacheManager", "Request"]
 logger = init_logger(__name__)
 
 
-class CacheQueries:
-    """What can be asked of a KV cache without changing it.
-
-    Owns: nothing.
-
-    Args:
-        coordinator: The groups and their pool.
-        num_groups: KV cache groups.
-        max_model_len: Longest request in tokens.
-    """
-
-    def __init__(self, coordinator: Coordinator, num_groups: int, max_model_len: int) -> None:
-        self.coordinator = coordinator
-        self.block_pool = coordinator.block_pool
-        self.num_kv_cache_groups = num_groups
-        self.max_model_len = max_model_len
-        # Shared by all callers, who pass it on and never change it.
-        self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in range(num_groups)))
-
-    @property
-    def usage(self) -> float:
-        """The share of blocks that requests hold, 0..1."""
-        return self.block_pool.get_usage()
-
-    def can_ever_fit(self, request: Request) -> bool:
-        """Whether the pool could run the request alone, at its full length."""
-        num_tokens = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
-        num_usable = self.block_pool.num_gpu_blocks - 1 - self.block_pool.num_reserved_blocks
-        return self.coordinator.max_blocks_of(num_tokens) <= num_usable
-
-    def num_blocks_to_finish_prompt(self, request: Request) -> int:
-        """Return the blocks that a request in prefill, or loading, will still take."""
-        length = min(request.num_tokens, self.max_model_len)
-        step = StepRequest(request, request.num_computed_tokens, length, length, length)
-        return self.coordinator.num_blocks_in_full(step)
-
-    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Return per group how many leading blocks all requests with blocks share."""
-        return self.coordinator.get_num_common_prefix_blocks(running_request_id)
-
-    def get_blocks(self, request_id: str) -> KVCacheBlocks:
-        """Return a request's blocks by group."""
-        return self.create_kv_cache_blocks(self.coordinator.get_blocks(request_id))
-
-    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Return a request's block ids by group."""
-        return self.get_blocks(request_id).get_block_ids()
-
-    def create_kv_cache_blocks(self, blocks: tuple[Sequence[KVCacheBlock], ...]) -> KVCacheBlocks:
-        """Wrap blocks by group; all empty groups give the one shared empty object."""
-        return KVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
-
-    def check_invariants(self, num_computed: dict[str, int] | None = None) -> None:
-        """Check I1..I5; see ``vllm.v1.core.invariants``.
-
-        Args:
-            num_computed: Tokens computed and accepted by request, for I5; None leaves I5 out.
-
-        Raises:
-            InvariantError: One does not hold.
-        """
-        check_cache(self.coordinator, num_computed)
-
-
-class PrefixHandover(CacheQueries):
-    """What other engines read of a KV cache, and write into it.
-
-    Attributes:
-        enable_caching: Whether prefixes are kept.
-    """
-
-    enable_caching: bool
-
-    def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
-        """Hold a request's longest cached prefix for another engine, until ``release_export``.
-
-        Returns:
-            Where its rows lie; None, with nothing held, if none is cached.
-        """
-        if not self.enable_caching:
-            return None
-        return self.coordinator.export_prefix(name, request)
-
-    def release_export(self, name: str) -> bool:
-        """Let go of an exported prefix; False if there is none of the name."""
-        return self.coordinator.exports.release(name)
-
-    def find_import(
-        self, request: Request, num_tokens: int, num_external_tokens: int
-    ) -> PrefixBlocks:
-        """Return where a connector shall write the prefix of a request that is about to load.
-
-        Args:
-            request: The request; its blocks are allocated.
-            num_tokens: Tokens of the prefix.
-            num_external_tokens: Of those, tokens that its local hit does not have.
-        """
-        return self.coordinator.find_import(request, num_tokens, num_external_tokens)
-
-
-class KVCacheManager(PrefixHandover):
+class KVCacheManager:
     """Look up, plan, fit, commit, record: the cache of one engine.
 
     A coordinator knows the rules of hits, at whole blocks or at one unit; here is what every step
@@ -158,6 +58,7 @@ class KVCacheManager(PrefixHandover):
         num_lookahead_tokens: Slots a drafter may write beyond a step's tokens.
         stale_row: What becomes of a drafter's row that another next token made.
         policy: Which checkpoints are kept; None: as the config or the environment says.
+        pinning: What long steps pin; None: with a policy nothing, else as the environment says.
 
     Raises:
         ConfigError: (a ValueError) Blocks, pool or retention interval do not fit the model.
@@ -180,6 +81,7 @@ class KVCacheManager(PrefixHandover):
         num_lookahead_tokens: int = 0,
         stale_row: StaleRow = StaleRow.REBUILD,
         policy: RetentionPolicy | None = None,
+        pinning: PinSettings | None = None,
     ) -> None:
         self.enable_caching = enable_caching
         self.kv_cache_config = kv_cache_config
@@ -198,9 +100,15 @@ class KVCacheManager(PrefixHandover):
             num_lookahead_tokens=num_lookahead_tokens,
             stale_row=stale_row,
             policy=policy,
+            pinning=pinning,
         )
         groups = kv_cache_config.kv_cache_groups
-        super().__init__(coordinator, len(groups), max_model_len)
+        self.coordinator = coordinator
+        self.block_pool = coordinator.block_pool
+        self.num_kv_cache_groups = len(groups)
+        self.max_model_len = max_model_len
+        # Shared by all callers, who pass it on and never change it.
+        self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in groups))
         self.empty_lookup = Lookup(self.empty_kv_cache_blocks)
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self._zeroes_blocks = kv_cache_config.needs_kv_cache_zeroing
@@ -410,13 +318,11 @@ class KVCacheManager(PrefixHandover):
 
     def held_prefixes(self) -> Sequence[HeldPrefix]:
         """Return the prefixes that somebody asked to keep."""
-        held = self.coordinator.held
-        return () if held is None else tuple(held.describe())
+        return self.coordinator.held_prefixes()
 
     def forget_prefix(self, name: str) -> bool:
         """Let go of such a prefix; returns whether there is one of the name."""
-        held = self.coordinator.held
-        return held is not None and held.forget(name)
+        return self.coordinator.forget_prefix(name)
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""
@@ -439,6 +345,40 @@ class KVCacheManager(PrefixHandover):
             event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window = kind, window
         return events
 
+    # ---- what other engines read, and write into it ------------------------------------------
+
+    def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
+        """Hold a request's longest cached prefix for another engine, until ``release_export``.
+
+        Returns:
+            Where its rows lie; None, with nothing held, if none is cached.
+        """
+        if not self.enable_caching:
+            return None
+        return self.coordinator.export_prefix(name, request)
+
+    def release_export(self, name: str) -> bool:
+        """Let go of an exported prefix; False if there is none of the name."""
+        return self.coordinator.exports.release(name)
+
+    def find_import(
+        self,
+        request: Request,
+        num_tokens: int,
+        num_external_tokens: int,
+        next_token: int | None = None,
+    ) -> PrefixBlocks:
+        """Return where a connector shall write the prefix of a request that is about to load.
+
+        Args:
+            request: The request; its blocks are allocated.
+            num_tokens: Tokens of the prefix.
+            num_external_tokens: Of those, tokens that its local hit does not have.
+            next_token: The token that followed where the rows were made, if it is not the
+                request's own.
+        """
+        return self.coordinator.find_import(request, num_tokens, num_external_tokens, next_token)
+
     # ---- queries and statistics --------------------------------------------------------------
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
@@ -447,3 +387,47 @@ class KVCacheManager(PrefixHandover):
         if stats is not None:
             self.prefix_cache_stats = PrefixCacheStats()
         return stats
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks that requests hold, 0..1."""
+        return self.block_pool.get_usage()
+
+    def can_ever_fit(self, request: Request) -> bool:
+        """Whether the pool could run the request alone, at its full length."""
+        num_tokens = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
+        num_usable = self.block_pool.num_gpu_blocks - 1 - self.block_pool.num_reserved_blocks
+        return self.coordinator.max_blocks_of(num_tokens) <= num_usable
+
+    def num_blocks_to_finish_prompt(self, request: Request) -> int:
+        """Return the blocks that a request in prefill, or loading, will still take."""
+        length = min(request.num_tokens, self.max_model_len)
+        step = StepRequest(request, request.num_computed_tokens, length, length, length)
+        return self.coordinator.num_blocks_in_full(step)
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """Return per group how many leading blocks all requests with blocks share."""
+        return self.coordinator.get_num_common_prefix_blocks(running_request_id)
+
+    def get_blocks(self, request_id: str) -> KVCacheBlocks:
+        """Return a request's blocks by group."""
+        return self.create_kv_cache_blocks(self.coordinator.get_blocks(request_id))
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """Return a request's block ids by group."""
+        return self.get_blocks(request_id).get_block_ids()
+
+    def create_kv_cache_blocks(self, blocks: tuple[Sequence[KVCacheBlock], ...]) -> KVCacheBlocks:
+        """Wrap blocks by group; all empty groups give the one shared empty object."""
+        return KVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
+
+    def check_invariants(self, num_computed: dict[str, int] | None = None) -> None:
+        """Check I1..I5; see ``vllm.v1.core.invariants``.
+
+        Args:
+            num_computed: Tokens computed and accepted by request, for I5; None leaves I5 out.
+
+        Raises:
+            InvariantError: One does not hold.
+        """
+        check_cache(self.coordinator, num_computed)

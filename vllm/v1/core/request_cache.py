@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_step import BlockCopy
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.prefix.checkpoints import Checkpoint
-from vllm.v1.core.retention.auto.spare import NO_SPARES, Spares
+from vllm.v1.core.retention.policy import Spare
 from vllm.v1.core.retention.rebuild import Rebuild
 from vllm.v1.core.sched.output import WindowTable
 from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
@@ -25,7 +25,7 @@ class Pending:
     start: int
     end: int
     boundaries: tuple[int, ...]
-    spares: Spares = NO_SPARES
+    spares: Sequence[Spare] = ()
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Publications:
         kept: Checkpoints it made that outlive its advance.
         wanted: Boundaries it wants kept: replay boundaries and junctions.
         junctions: Those of them where prompts part.
-        spared: Boundaries near its prompt's end where it left checkpoints nobody asked for.
+        spared: Boundaries near its prompt's end where it left spare checkpoints, and their kinds.
         unfollowed: A checkpoint it made before the token that follows was known.
     """
 
@@ -47,7 +47,7 @@ class Publications:
     kept: list[Checkpoint] = field(default_factory=list)
     wanted: set[int] = field(default_factory=set)
     junctions: set[int] = field(default_factory=set)
-    spared: set[int] = field(default_factory=set)
+    spared: dict[int, int] = field(default_factory=dict)
     unfollowed: Checkpoint | None = None
 
 
@@ -73,6 +73,7 @@ class RequestCache:
         rebuild: Tokens of its hit whose window rows it computes again.
         rebuilt_block_id: Block of the checkpoint whose last row its drafter makes anew.
         dense_from: While a connector writes its rows: below this token dense rows were there.
+        loaded_next_token: The token that followed where what is loaded was made, if it was told.
         is_unannounced: Whether the worker has not heard of the request, which loads.
     """
 
@@ -91,6 +92,7 @@ class RequestCache:
     rebuild: Rebuild | None = None
     rebuilt_block_id: int | None = None
     dense_from: int | None = None
+    loaded_next_token: int | None = None
     is_unannounced: bool = False
 
     @property

@@ -6,7 +6,7 @@ knows them, are in ``vllm.v1.core.whole_block``; their names are here, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -62,9 +62,11 @@ class DenseTable:
         """Return up to which position the rows of tokens have slots."""
         return len(self.blocks) * self.geometry.block_size + self.geometry.ratio - 1
 
-    def blocks_below(self, ends: Iterable[int]) -> list[KVCacheBlock]:
+    def blocks_below(self, ends: range) -> list[KVCacheBlock]:
         """Return for each position the block that holds the last row of the tokens below it."""
         blocks, block_size = self.blocks, self.geometry.block_size
+        if ends.step == block_size:
+            return blocks[(ends[0] - 1) // block_size : (ends[-1] - 1) // block_size + 1]
         return [blocks[(end - 1) // block_size] for end in ends]
 
 

@@ -12,13 +12,8 @@ from vllm.v1.core.prefix.held import hold_boundaries
 from vllm.v1.core.prefix.lookup import PrefixHit, dense_part, find_junction, plan_partials
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
-from vllm.v1.core.retention.auto.spare import NO_SPARES, Spares, spare_boundaries
-from vllm.v1.core.retention.policy import (
-    needed_window_blocks,
-    replay_boundaries,
-    step_boundaries,
-    trailing_boundaries,
-)
+from vllm.v1.core.retention.boundaries import step_boundaries, trailing_boundaries
+from vllm.v1.core.retention.policy import PrefillStep, Spare
 from vllm.v1.core.retention.rebuild import Rebuild
 
 if TYPE_CHECKING:
@@ -125,12 +120,12 @@ class StepPlanner:
         if plan.num_blocks > num_available:
             wanted = cache.published.wanted if cache is not None else set()
             wanted = plan.first.wanted if plan.first is not None else wanted
-            boundaries = self._boundaries(step, wanted, rebuild, interval=0)
+            boundaries = self._boundaries(step, wanted, rebuild, with_grid=False)
             indices = self._window_indices(step, boundaries, cache, hit)
             self._revise(plan, indices, boundaries)
-        elif self._prefixes.adaptation is not None:
+        else:
             spares = self._find_spares(step, plan, rebuild)
-            if spares != NO_SPARES:
+            if spares:
                 indices = self._with_spares(plan, spares, cache)
                 more = sum(map(len, indices)) - sum(map(len, plan.window_indices))
                 if plan.num_blocks + more <= num_available:
@@ -148,7 +143,7 @@ class StepPlanner:
         plan.num_new_blocks += more
 
     def _with_spares(
-        self, plan: StepPlan, spares: Spares, cache: RequestCache | None
+        self, plan: StepPlan, spares: Sequence[Spare], cache: RequestCache | None
     ) -> list[Sequence[int]]:
         """Return the window blocks of a step, those of its spare checkpoints included.
 
@@ -163,37 +158,34 @@ class StepPlanner:
             # Below this, what going on at the step's start needs is held already.
             held = plan.step.start // size if cache is None else cache.windows[number].end
             needed = {*plan.window_indices[number]}
-            for places in spares:
-                for place in places:
-                    end = place // size
-                    needed.update(range(max(held, end - num_blocks), end))
+            for spare in spares:
+                end = spare.position // size
+                needed.update(range(max(held, end - num_blocks), end))
             indices.append(sorted(needed))
         return indices
 
-    def _find_spares(self, step: StepRequest, plan: StepPlan, rebuild: Rebuild | None) -> Spares:
+    def _find_spares(
+        self, step: StepRequest, plan: StepPlan, rebuild: Rebuild | None
+    ) -> Sequence[Spare]:
         """Return where a prefill step leaves checkpoints that nobody asked for."""
         pool, request = self._prefixes.pool, step.request
         if step.start >= request.num_prompt_tokens:
-            return NO_SPARES  # a decode step
-        spares = spare_boundaries(
-            self._geometry,
-            max(step.start, rebuild.end) if rebuild is not None else step.start,
-            min(step.end, request.num_prompt_tokens),
-            request.num_prompt_tokens,
-            # A trailing checkpoint is given up when it is passed: there a spare one stays.
-            set(plan.boundaries).difference(trailing_boundaries(self._geometry, step.end)),
-            pool.num_scratch_blocks - plan.num_new_blocks,
-            pool.num_spare_blocks,
-            pool.num_gpu_blocks,
-            request.cache_boundaries,
+            return ()  # a decode step
+        spares = self._policy.spares(
+            PrefillStep(
+                max(step.start, rebuild.end) if rebuild is not None else step.start,
+                min(step.end, request.num_prompt_tokens),
+                request.num_prompt_tokens,
+                request.cache_boundaries,
+                # A trailing checkpoint is given up when it is passed: there a spare one stays.
+                set(plan.boundaries).difference(trailing_boundaries(self._geometry, step.end)),
+                pool.num_scratch_blocks - plan.num_new_blocks,
+                pool.num_spare_blocks,
+                pool.num_gpu_blocks,
+            )
         )
-        if spares == NO_SPARES:
-            return spares
         known, unit, hashes = self._index.checkpoints, self._geometry.unit, request.block_hashes
-        ends, fillers = (
-            tuple(p for p in places if hashes[p // unit - 1] not in known) for places in spares
-        )
-        return Spares(ends, fillers)
+        return [spare for spare in spares if hashes[spare.position // unit - 1] not in known]
 
     def _plan_short(self, step: StepRequest, cache: RequestCache) -> StepPlan | None:
         """Plan a step that completes no boundary; None if it would leave a hole in a table."""
@@ -215,29 +207,25 @@ class StepPlanner:
         step: StepRequest,
         wanted: Iterable[int],
         rebuild: Rebuild | None,
-        interval: int | None = None,
+        *,
+        with_grid: bool = True,
     ) -> tuple[int, ...]:
-        """Return where a step leaves checkpoints, by the interval in force if none is given."""
-        if interval is None:
-            interval = self._prefixes.interval
+        """Return where a step leaves checkpoints, those of the policy's grid among them."""
         # Window rows that are computed again are right where that ends, and from there on.
         start = step.start if rebuild is None else max(step.start, rebuild.end - 1)
-        return step_boundaries(self._geometry, start, step.end, wanted, interval)
+        grid = self._policy.grid(start, step.end) if with_grid else ()
+        return step_boundaries(self._geometry, start, step.end, wanted, grid)
 
     def _needed_blocks(
         self, group: GroupGeometry, step: StepRequest, boundaries: tuple[int, ...]
     ) -> Sequence[int]:
-        if self._policy.private_window:
-            return needed_window_blocks(group, step.end, step.alloc_end, boundaries)
-        # As engines do that write every row of a chunk to pages: for comparison only.
-        first = min(step.start, group.first_needed(step.end))
-        return group.block_range(first, step.alloc_end)
+        return self._policy.window_blocks(group, step.start, step.end, step.alloc_end, boundaries)
 
     def _plan_first(self, step: StepRequest, publishes: bool) -> StepPlan:
         """Plan the first step of a request, from its hit if it has one."""
         found = step.lookup
         hit = found.hit if found is not None and found.num_tokens else None
-        if step.num_external_tokens:
+        if step.num_external_tokens and self._geometry.windows:
             # A connector brings the checkpoint of its end, and the dense rows that are not here.
             assert step.delays_caching, "loads run beside the steps"
             hit = None
@@ -274,22 +262,17 @@ class StepPlanner:
     ) -> FirstStep:
         """Plan what only a first step takes: ``found`` by the lookup, of which ``hit`` is taken."""
         policy, geometry = self._policy, self._geometry
-        wanted = set(
-            replay_boundaries(
-                geometry,
-                request.num_prompt_tokens,
-                keeps_lean=policy.keeps_lean,
-                keeps_coarse=policy.keeps_coarse,
-            )
-        )
+        if not geometry.windows:
+            partials = plan_partials(self._index, hit) if hit is not None else ()
+            return FirstStep(hit, set(), set(), False, partials, ())
+        wanted = set(policy.prompt_boundaries(request.num_prompt_tokens))
         junctions: set[int] = set()
-        parting = 0
-        if found is not None and policy.keeps_junctions:
+        parts_at_hit = False
+        if found is not None:
             parting = find_junction(self._index, geometry, request.block_hashes, found)
-        parts_at_hit = found is not None and 0 < parting == found.position and not found.rebuild
-        if parting and not parts_at_hit:
-            junctions = {parting, geometry.floor_lean(parting)} if policy.keeps_lean else {parting}
-            junctions.discard(0)
+            junctions = set(policy.junction_boundaries(parting)) if parting else junctions
+            parts_at_hit = bool(junctions) and parting == found.position and not found.rebuild
+            junctions = set() if parts_at_hit else junctions
         if hit is not None and hit.rebuild is not None:
             # Once is enough: others shall resume there.
             wanted.add(hit.position)

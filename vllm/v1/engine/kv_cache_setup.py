@@ -3,22 +3,27 @@
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import gcd
 
-from vllm import envs, platforms
+from vllm import platforms
 from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError, VllmError
 from vllm.utils.mem_constants import GiB_bytes
 from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.kv_cache_coordinator import find_coordinator_class
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
     get_kv_cache_configs,
     get_max_concurrency_for_kv_cache_config,
-    resolve_kv_cache_block_sizes,
 )
 from vllm.v1.core.layout.grouping import get_kv_cache_groups
-from vllm.v1.core.layout.sizing import needed_bytes
-from vllm.v1.core.retention.policy import parse_retention
-from vllm.v1.core.retention.sizes import check_room_for_one, max_checkpoint_blocks
+from vllm.v1.core.layout.sizing import bytes_per_block, largest_model_len
+from vllm.v1.core.retention.registry import make_policy
+from vllm.v1.core.retention.sizes import (
+    check_room_for_one,
+    max_checkpoint_blocks,
+    max_request_blocks,
+)
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.engine.wire import GroupInfo, KVCacheInfo
 from vllm.v1.kv_cache_interface import (
@@ -82,23 +87,50 @@ def plan_kv_cache(
         )
         for config in configs
     ]
-    if is_hybrid(groups):
+    if has_windows(groups):
         vllm_config.check_unit_hits()
-        unit = vllm_config.cache_config.block_size
-        coordinator_path = platforms.current_platform.kv_cache_coordinator_path(vllm_config)
-        configs = [
-            replace(
-                config,
-                kv_cache_groups=_mark_drafter(config.kv_cache_groups, own, vllm_config),
-                hit_unit=unit,
-                coordinator_path=coordinator_path,
-            )
-            for config, own in zip(configs, specs, strict=True)
-        ]
-        return KVCachePlan(configs, generate_scheduler_kv_cache_config(configs), unit, unit)
+    unit = _find_unit(vllm_config, groups)
+    coordinator_path = platforms.current_platform.kv_cache_coordinator_path(vllm_config)
+    configs = [
+        replace(
+            config,
+            kv_cache_groups=_mark_drafter(config.kv_cache_groups, own, vllm_config),
+            hit_unit=unit,
+            coordinator_path=coordinator_path,
+        )
+        for config, own in zip(configs, specs, strict=True)
+    ]
+    coordinator = find_coordinator_class(coordinator_path)
+    configs = [coordinator.arrange(config) for config in configs]
     scheduler_config = generate_scheduler_kv_cache_config(configs)
-    sizes = resolve_kv_cache_block_sizes(scheduler_config, vllm_config)
-    return KVCachePlan(configs, scheduler_config, *sizes)
+    if vllm_config.model_config.original_max_model_len == -1:
+        _fit_model_len(vllm_config, scheduler_config)
+    return KVCachePlan(configs, scheduler_config, unit, unit)
+
+
+def _find_unit(vllm_config: VllmConfig, groups: list[KVCacheGroupSpec]) -> int:
+    """Return the tokens of the smallest reusable prefix.
+
+    That is ``--block-size`` for hybrids, else a block; what all are multiples of, of several sizes.
+    """
+    if is_hybrid(groups) or not groups:
+        return vllm_config.cache_config.block_size
+    return gcd(*(group.kv_cache_spec.block_size for group in groups))
+
+
+def _fit_model_len(vllm_config: VllmConfig, config: KVCacheConfig) -> None:
+    """Lower the fitted length to what the pool holds beside its null block.
+
+    Mutates:
+        ``model_config.max_model_len``.
+    """
+    geometry = CacheGeometry.from_config(config)
+    lookahead = SchedulerLimits.from_config(vllm_config).num_lookahead_tokens
+    model_config, num_usable = vllm_config.model_config, config.num_blocks - 1
+    model_config.max_model_len = largest_model_len(
+        vllm_config,
+        lambda: max_request_blocks(geometry, model_config.max_model_len, lookahead) <= num_usable,
+    )
 
 
 def _mark_drafter(
@@ -159,13 +191,12 @@ def check_fixed_pool(
             "--kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE."
         )
     config = plan.scheduler_config
-    if config.hit_unit is not None:
-        check_room_for_one(
-            CacheGeometry.from_config(config),
-            config.num_blocks,
-            trial.model_config.max_model_len,
-            SchedulerLimits.from_config(vllm_config).num_lookahead_tokens,
-        )
+    check_room_for_one(
+        CacheGeometry.from_config(config),
+        config.num_blocks,
+        trial.model_config.max_model_len,
+        SchedulerLimits.from_config(vllm_config).num_lookahead_tokens,
+    )
 
 
 def smallest_pool_bytes(vllm_config: VllmConfig, specs: list[dict[str, KVCacheSpec]]) -> int:
@@ -186,11 +217,19 @@ def smallest_pool_bytes(vllm_config: VllmConfig, specs: list[dict[str, KVCacheSp
     own = specs[0]
     try:
         groups = get_kv_cache_groups(trial, own)
-        return needed_bytes(trial, groups, groups) if groups else 0
     except VllmError:
         raise
     except (ValueError, NotImplementedError) as error:
         raise ConfigError(f"The KV cache cannot be set up: {error}") from error
+    unit = _find_unit(trial, groups)
+    geometry = CacheGeometry.from_config(KVCacheConfig(1, [], groups, hit_unit=unit))
+    num_blocks = max_request_blocks(
+        geometry,
+        trial.model_config.max_model_len,
+        SchedulerLimits.from_config(trial).num_lookahead_tokens,
+    )
+    # The null block is never given out.
+    return (num_blocks + 1) * bytes_per_block(groups)
 
 
 def is_hybrid(groups: list[KVCacheGroupSpec]) -> bool:
@@ -235,35 +274,24 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
 
 def _find_rebuild_tokens(config: KVCacheConfig) -> int | None:
     """Return the tokens to compute for window rows above a hit on dense rows alone."""
-    if config.hit_unit is None:
-        return None
     geometry = CacheGeometry.from_config(config)
-    policy = parse_retention(config.prefix_cache_retention_interval, geometry)
-    return geometry.rebuild_tokens if policy.name == "auto" else None
+    interval = config.prefix_cache_retention_interval
+    return make_policy(interval, geometry, config.num_blocks - 1).rebuild_tokens
 
 
 def _find_checkpoint_tokens(config: KVCacheConfig) -> int | None:
     """Return for how many tokens' dense rows the blocks of one checkpoint would do."""
-    if config.hit_unit is None:
-        return None
     geometry = CacheGeometry.from_config(config)
     blocks_per_token = sum(1 / group.block_size for group in geometry.dense)
-    if not blocks_per_token:
+    if not blocks_per_token or not geometry.windows:
         return None
     return round(max_checkpoint_blocks(geometry) / blocks_per_token)
 
 
 def find_event_steps(config: KVCacheConfig) -> list[int]:
     """Return, per group, tokens between two hashes in KV events; 0: places to resume at."""
-    if config.hit_unit is not None:
-        groups = CacheGeometry.from_config(config).groups
-        return [0 if group.is_window else max(config.hit_unit, group.ratio) for group in groups]
-    specs = [group.kv_cache_spec for group in config.kv_cache_groups]
-    # A block whose window is still there is a place to resume at, whatever lies before it.
-    return [
-        0 if get_kv_cache_spec_sliding_window(spec) is not None else spec.block_size
-        for spec in specs
-    ]
+    geometry = CacheGeometry.from_config(config)
+    return [0 if group.is_window else max(geometry.unit, group.ratio) for group in geometry.groups]
 
 
 def _describe_group(group: KVCacheGroupSpec, event_step: int) -> GroupInfo:
@@ -284,17 +312,7 @@ def _describe_retention(vllm_config: VllmConfig, config: KVCacheConfig) -> tuple
         return "prefix caching is off", None
     if not has_windows(config.kv_cache_groups):
         return "every block, until its memory is needed", "none"
-    if config.hit_unit is not None:
-        policy = parse_retention(
-            config.prefix_cache_retention_interval, CacheGeometry.from_config(config)
-        )
-        ends = "window state where prompts and answers end and where prompts part"
-        grid = f", and every {policy.interval} tokens" if policy.interval else ""
-        return f"{ends}{grid} (policy {policy.name})", policy.name
-    interval = envs.retention_or_default(vllm_config.cache_config.prefix_cache_retention_interval)
-    written = "none" if interval is None else str(interval)
-    if written == "none":
-        return "window state at every scheduler block", written
-    if written in ("0", "auto"):
-        return "window state at replay boundaries only", written
-    return f"window state every {written} tokens", written
+    geometry = CacheGeometry.from_config(config)
+    interval = config.prefix_cache_retention_interval
+    policy = make_policy(interval, geometry, config.num_blocks - 1)
+    return f"{policy.describe()} (policy {policy.name})", policy.name

@@ -71,7 +71,7 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
         scheduler_block_size: Tokens that chunks and hits align to.
         hash_block_size: Tokens under one prefix hash.
         smallest_reusable_prefix: Fewest tokens a prefix hit can cover; None: caching is off.
-        hit_unit: The unit of hits of a hybrid model; None: plain rules.
+        hit_unit: Tokens under one prefix hash, of which every hit is a multiple.
         retention: How window groups keep state for later hits, in words.
         retention_interval: The same as the flag spells it: auto, none, 0 or tokens; None: caching
             is off.

@@ -1,7 +1,7 @@
 """One device: loads the model, owns the KV cache, runs steps. The same for every platform."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,16 +14,25 @@ from vllm.distributed.process_group import TorchProcessGroup
 from vllm.exceptions import CheckpointError, ConfigError, EngineError
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization import WeightQuantization
+from vllm.model_executor.model_loader.gguf_weights import GgufWeights
 from vllm.model_executor.model_loader.int8_weights import Int8Weights
 from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
+from vllm.model_executor.model_loader.packed_weights import PackedWeights
+from vllm.model_executor.model_loader.quantization_config import (
+    METHOD_NAMES,
+    check_named_method,
+    read_quantization,
+)
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.model_loader.shards import RankShare
 from vllm.model_executor.model_loader.stored_weights import StoredWeights
 from vllm.model_executor.models.registry import ModelEntry, resolve_model
 from vllm.platforms.interface import Platform
+from vllm.utils.gguf_file import is_gguf
 from vllm.utils.liveness import LONG_STEP_TIMEOUTS
 from vllm.v1.attention.metadata import CacheLayout
 from vllm.v1.attention.ops.registry import OpResolver
+from vllm.v1.attention.step_model import StepModel
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -182,7 +191,23 @@ class Worker:
         model_config = self._config.model_config
         checkpoint = model_config.path or model_config.model
         found: WeightQuantization | None = None
-        if stored:
+        described = None
+        if is_gguf(checkpoint) and stored:
+            return self._find_gguf_weights(checkpoint)
+        if self._entry.packs_weights:
+            described = read_quantization(model_config.hf_config, checkpoint)
+        named = model_config.quantization
+        if named in METHOD_NAMES:
+            check_named_method(str(named), None if described is None else described.method)
+        if stored and described is not None:
+            if self._place.size > 1:
+                raise ConfigError(
+                    f"{checkpoint} is quantised by {described.method}, and packed weights are "
+                    "not shared out to several workers: use --tensor-parallel-size 1."
+                )
+            prefixes = self._model_spec.names.prefixes
+            found = PackedWeights(stored, described, prefixes)
+        elif stored:
             found = self._platform.find_quantization(checkpoint, self._find_shard)
             declared = model_config.hf_config.get("quantization_config") or {}
             weights = StoredWeights(stored, declared, self._find_shard)
@@ -204,6 +229,22 @@ class Worker:
                 f"{checkpoint} {reason}: leave it out."
             )
         return Int8Weights([tensor.name for tensor in stored] if stored else None)
+
+    def _find_gguf_weights(self, checkpoint: str) -> WeightQuantization:
+        named = self._config.model_config.quantization
+        if named not in (None, "none", "gguf"):
+            raise ConfigError(
+                f"quantization={named!r}, but {checkpoint} is a GGUF file, which says itself how "
+                "each tensor is stored: leave it out."
+            )
+        if self._place.size > 1:
+            raise ConfigError(
+                f"{checkpoint} is a GGUF file, and packed weights are not shared out to several "
+                "workers: use --tensor-parallel-size 1."
+            )
+        weights = GgufWeights(checkpoint, self._model_spec.attention.head_dim)
+        logger.info("GGUF: %s", weights.describe_types())
+        return weights
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Return what each of the model's caches keeps, by cache name.
@@ -241,7 +282,7 @@ class Worker:
             kv_cache_config, self.get_kv_cache_specs(), self._platform, self._device
         )
         layout = CacheLayout.from_kv_cache_config(kv_cache_config)
-        steps = self._platform.make_step_model(self._model, layout, pool.layers, self._device)
+        steps = self._make_step_model(layout, pool.layers, self._device)
         self._runner = ModelRunner(
             steps.model,
             pool,
@@ -259,6 +300,12 @@ class Worker:
             ),
             steps.draw_tokens,
         )
+
+    def _make_step_model(
+        self, layout: CacheLayout, kv_caches: Mapping[str, torch.Tensor], device: torch.device
+    ) -> StepModel:
+        """Return what runs the model's steps."""
+        return self._platform.make_step_model(self._model, layout, kv_caches, device)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step.

@@ -54,7 +54,7 @@ def test_a_checkpoint_is_stored_and_removed_in_the_groups_where_it_has_blocks() 
     cache = make_cache(9, [0], [1, 2, 3], events=True)
     a, b = cache.pool.get_new_blocks(2)
     record = Checkpoint(h("p"), 32, ((a,), (), (b,)))
-    cache.store.publish(record)
+    cache.store.publish(record, "one")
     cache.store.dissolve(record)
     events = cache.pool.take_events()
     assert [type(event) for event in events] == [BlockStored] * 2 + [BlockRemoved] * 2

@@ -12,7 +12,7 @@ from vllm.v1.core.invariants import check_pool
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, make_block_hash_with_group_id
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.pins import Pins
-from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.tiers import Tier
 
 
 def pinning_cache(num_blocks: int = 10, max_pinned: int = 4) -> tuple[UnitCache, Pins]:
@@ -177,7 +177,7 @@ def test_pinning_a_free_or_cold_checkpoint_moves_it_and_back() -> None:
     cache, pins = pinning_cache()
     pool = cache.pool
     a, b = pool.get_new_blocks(2)
-    record = cache.add_record("p", a, b, is_cold=True)
+    record = cache.add_record("p", a, b, is_lean=False)
     pool.free_blocks([a, b])
     assert cache.tiers(a, b) == [Tier.COLD] * 2
     cache.store.pin(record)

@@ -5,8 +5,8 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
-from vllm.v1.core.prefix.tiers import Tier
-from vllm.v1.core.retention.auto.eviction import Standing
+from vllm.v1.core.retention.queues import Standing
+from vllm.v1.core.retention.tiers import Tier
 
 
 def test_a_touched_block_leaves_its_tier_and_keeps_its_keys() -> None:
@@ -51,8 +51,8 @@ def test_losing_one_block_dissolves_a_checkpoint_and_frees_the_rest_to_scratch()
     a, b, c, d = pool.get_new_blocks(4)
     both = Checkpoint(h("p"), 64, ((a, b), (c,)))
     shared = Checkpoint(h("q"), 96, ((b,), (d,)))
-    assert cache.store.publish(both)
-    assert cache.store.publish(shared)
+    assert cache.store.publish(both, "one")
+    assert cache.store.publish(shared, "one")
     pool.free_blocks([a, b, c, d])
     assert {pool.tier_of(x) for x in (a, b, c, d)} == {Tier.REGULAR}
     assert pool.get_new_blocks(1) == [a]
@@ -69,7 +69,7 @@ def test_reset_forgets_everything_but_not_under_running_requests() -> None:
     pool, index = cache.pool, cache.index
     a, b = pool.get_new_blocks(2)
     cache.add_key(a, 0, h("k"))
-    cache.store.publish(Checkpoint(h("k"), 32, ((b,),)))
+    cache.store.publish(Checkpoint(h("k"), 32, ((b,),)), "one")
     assert not pool.reset_prefix_cache()
     assert cache.get(h("k"), 0) is a
     pool.free_blocks([a, b])
@@ -83,7 +83,7 @@ def test_reset_forgets_everything_but_not_under_running_requests() -> None:
 
 
 def test_continuations_count_while_they_are_cached() -> None:
-    cache = make_cache(4)
+    cache = make_cache(4, windows=(2,))
     pool, index = cache.pool, cache.index
     root, left, right = pool.get_new_blocks(3)
     cache.add_key(root, 0, h("root"))
@@ -131,7 +131,9 @@ def test_what_was_evicted_lately_returns() -> None:
 
 
 def test_a_free_block_gives_up_a_key_that_a_held_one_computed_again() -> None:
-    index = PrefixIndex(10, [0], [1], KVEventWriter(False), ranks_blocks=True)
+    index = PrefixIndex(
+        10, [0], [1], KVEventWriter(False), choose_victim=lambda *_: (Standing.NEW, False)
+    )
     pool = BlockPool(10, True, 32, index=index)
     a, b = pool.get_new_blocks(2)
     assert index.add_keys([a, a], 0, [h("1"), h("2")], [None, h("1")]) == []

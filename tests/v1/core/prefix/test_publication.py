@@ -8,14 +8,12 @@ import pytest
 
 from tests.v1.core.unit_cache_driver import Driver, coordinator_of, make_manager
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.prefix.checkpoints import Checkpoint
-from vllm.v1.core.prefix.tiers import Tier
-from vllm.v1.core.retention.policy import AUTO, RetentionPolicy, parse_retention, resolve_policy
+from vllm.v1.core.retention.pinning import PinSettings, resolve_pins
+from vllm.v1.core.retention.standing import CheckpointStanding
+from vllm.v1.core.retention.tiers import Tier
 from vllm.v1.kv_cache_interface import KVCacheConfig
-
-NONE = RetentionPolicy("ends only", supersedes=False, keeps_coarse=False)
 
 
 def tokens_of(seed: int, n: int) -> list[int]:
@@ -29,10 +27,10 @@ def make_driver(
     share: float | None = 0.25,
     min_drop: int = 16,
     blocks: int = 2000,
-    policy: RetentionPolicy = NONE,
+    policy: str = "0",
 ) -> Driver:
-    policy = replace(policy, pinned_share=share, pin_min_drop_blocks=min_drop)
-    return Driver(v4_config(unit, blocks), 8192, seed=0, policy=policy)
+    pinning = None if share is None else PinSettings(share, min_drop)
+    return Driver(v4_config(unit, blocks), 8192, seed=0, policy=policy, pinning=pinning)
 
 
 def pins_of(driver: Driver) -> list[Checkpoint]:
@@ -99,13 +97,13 @@ def test_short_prompts_pin_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "unpinned_hit"), [(NONE, 256), (AUTO, 96)])
-def test_a_pinned_window_outlives_a_flood(policy: RetentionPolicy, unpinned_hit: int) -> None:
+@pytest.mark.parametrize(("policy", "unpinned_hit"), [("0", 256), ("auto", 96)])
+def test_a_pinned_window_outlives_a_flood(policy: str, unpinned_hit: int) -> None:
     """A conversation keeps its dense rows in use, but not the window at which it began."""
 
     def hit_after_flood(share: float | None) -> int:
-        policy_with_pins = replace(policy, pinned_share=share, pin_min_drop_blocks=64)
-        driver = Driver(v4_config(32, 200), 1024, seed=0, policy=policy_with_pins)
+        pinning = None if share is None else PinSettings(share, 64)
+        driver = Driver(v4_config(32, 200), 1024, seed=0, policy=policy, pinning=pinning)
         history = tokens_of(1, 300)
         for turn in range(6):
             request = driver.add(history, 2)
@@ -139,7 +137,7 @@ def test_pins_give_way_to_admission() -> None:
 
 @pytest.mark.slow
 def test_a_pin_outranks_being_superseded() -> None:
-    driver = make_driver(policy=AUTO, blocks=600)
+    driver = make_driver(policy="auto", blocks=600)
     history = tokens_of(1, 640)
     for turn in range(4):
         request = driver.add(history, 40)
@@ -147,7 +145,7 @@ def test_a_pin_outranks_being_superseded() -> None:
         history = [*driver.finished[request.request_id], *tokens_of(50 + turn, 200)]
     pool = driver.manager.block_pool
     at_640 = next(r for r in driver.coordinator.index.checkpoints.values() if r.position == 640)
-    assert at_640.is_cold
+    assert at_640.standing is CheckpointStanding.SUPERSEDED
     assert {pool.tier_of(block) for block in at_640.all_blocks()} == {Tier.PINNED}
 
 
@@ -168,13 +166,12 @@ def test_the_variables_reach_the_unit_cache(pinning: pytest.MonkeyPatch) -> None
     pinning.setenv("VLLM_PIN_MAX_SHARE", "0.1")
     pinning.setenv("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "256")
     coordinator = coordinator_for(config)
-    geometry = coordinator.geometry
-    expected = replace(parse_retention(256, geometry), pinned_share=0.1, pin_min_drop_blocks=7)
-    assert coordinator.policy == expected
+    assert coordinator.policy.name == "256"
+    assert coordinator.prefixes.pinning == PinSettings(0.1, 7)
     assert coordinator.block_pool.pins is not None
     assert coordinator.block_pool.pins.max_blocks == 40
     flagged = coordinator_for(replace(config, prefix_cache_pinned_share=0.5))
-    assert flagged.policy.pinned_share == 0.5
+    assert flagged.prefixes.pinning == PinSettings(0.5, 7)
     assert coordinator_for(config, False).block_pool.pins is None
     pinning.delenv("VLLM_PIN_SWA_TOKENS")
     assert coordinator_for(config).block_pool.pins is None
@@ -186,9 +183,34 @@ def test_start_up_says_how_many_prefixes_fit(
 ) -> None:
     pinning.setenv("VLLM_PIN_MAX_SHARE", share)
     pinning.setattr(logging.getLogger("vllm"), "propagate", True)
-    with caplog.at_level(logging.INFO, logger="vllm.v1.core.block_pool"):
+    with caplog.at_level(logging.INFO, logger="vllm.v1.core.retention.pinning"):
         coordinator_for(v4_config(32, 401))
-    assert [f"room for {expected} prefixes" in r.getMessage() for r in caplog.records] == [True]
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert f"room for {expected} prefixes" in message
+    assert (
+        f"VLLM_PIN_SWA_TOKENS=1, VLLM_PIN_MIN_DROP_SIZE=16, a share of {float(share):g} " in message
+    )
+    # Per token a 32nd of a C4 block and a 128th of a C128 block, and so on.
+    per_token = sum(
+        1 / group.block_size for group in coordinator_for(v4_config(32, 401)).geometry.dense
+    )
+    assert f"holds {int(400 / per_token):,} tokens" in message
+
+
+def test_the_earlier_spelling_is_taken_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("VLLM_PIN_SWA_TOKENS", raising=False)
+    monkeypatch.setenv("VLLM_PIN_PREFIX_BLOCKS", "1")
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    with caplog.at_level(logging.WARNING, logger="vllm.v1.core.retention.pinning"):
+        coordinator = coordinator_for(v4_config(32, 401))
+    assert coordinator.prefixes.pinning == PinSettings(0.25, 16)
+    assert [
+        "VLLM_PIN_PREFIX_BLOCKS is an earlier spelling" in r.message for r in caplog.records
+    ] == [True]
+    monkeypatch.setenv("VLLM_PIN_SWA_TOKENS", "0")
+    assert coordinator_for(v4_config(32, 401)).prefixes.pinning is None
 
 
 def test_a_least_drop_of_nothing_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,10 +218,8 @@ def test_a_least_drop_of_nothing_is_valid(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("VLLM_PIN_SWA_TOKENS", "1")
     monkeypatch.setenv("VLLM_PIN_MIN_DROP_SIZE", "0")
     config = v4_config(32, 400)
-    geometry = CacheGeometry.from_config(config)
-    policy = resolve_policy(config, geometry, enable_caching=True)
-    assert policy.pin_min_drop_blocks == 0
-    driver = Driver(config, 1024, seed=0, policy=policy)
+    driver = Driver(config, 1024, seed=0, pinning=resolve_pins(config))
+    assert driver.coordinator.prefixes.pinning == PinSettings(0.25, 0)
     for length in (5, 31, 32, 100):
         driver.add(list(range(length)), 2)
         driver.run_all(budget=512)

@@ -6,8 +6,6 @@ import pytest
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.retention.policy import parse_retention
 from vllm.v1.request import Request
 
 WINDOW = 16
@@ -73,8 +71,7 @@ def test_not_where_a_checkpoint_is_as_near(driver: Driver) -> None:
 
 def test_not_under_a_fixed_interval() -> None:
     config = v4_config(32, 3000, length=WINDOW)
-    policy = parse_retention(0, CacheGeometry.from_config(config))
-    driver = Driver(config, 8192, seed=0, policy=policy)
+    driver = Driver(config, 8192, seed=0, policy=0)
     serve(driver, SHARED)
     serve(driver, parting_at(1500, 2))
     assert driver.rebuilt == {}

@@ -4,7 +4,7 @@ import random
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.tiers import Tier
 
 
 def tokens_of(seed: int, n: int) -> list[int]:

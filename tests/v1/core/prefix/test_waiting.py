@@ -2,15 +2,16 @@
 
 import random
 
+from benchmarks.policies import VariantPolicy
 from tests.v1.core.unit_cache_driver import coordinator_of, make_manager, make_request
 from tests.v1.core.v4_geometry import v4_config
+from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.retention.donors import max_wait_steps
-from vllm.v1.core.retention.policy import RetentionPolicy
+from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.request import Request
 
 UNIT = 32
-POLICY = RetentionPolicy("ends only", supersedes=False, keeps_lean=False, keeps_coarse=False)
 
 
 def tokens_of(seed: int, count: int) -> list[int]:
@@ -29,7 +30,10 @@ def prompts(shared: int, first: int = 300, second: int = 100) -> tuple[Request, 
 
 def scheduled(donor: Request, num_tokens: int, num_blocks: int = 400) -> KVCacheManager:
     """A manager in the midst of a step that schedules a donor's first tokens."""
-    manager = make_manager(v4_config(UNIT, num_blocks), 2048, policy=POLICY)
+    config = v4_config(UNIT, num_blocks)
+    geometry = CacheGeometry.from_config(config)
+    policy = VariantPolicy(geometry, "ends only", keeps_lean=False, keeps_coarse=False)
+    manager = make_manager(config, 2048, policy=policy)
     manager.new_step_starts()
     assert manager.allocate_slots(donor, num_tokens) is not None
     return manager
@@ -50,8 +54,7 @@ def test_the_donor_leaves_a_checkpoint_inside_the_chunk_it_is_at() -> None:
     manager.commit_step()
     at_junction = coordinator_of(manager).store.get(follower.block_hashes[480 // UNIT - 1])
     assert at_junction is not None
-    assert at_junction.is_junction
-    assert at_junction.is_kept
+    assert at_junction.standing is CheckpointStanding.JUNCTION
     assert manager.look_up(follower).num_tokens == 480
     assert not waits(manager, follower)
     donor.num_computed_tokens = donor.num_tokens

@@ -1,8 +1,9 @@
 """Pools of hits at one unit, without a coordinator around them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from benchmarks.policies import VariantPolicy
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -10,7 +11,9 @@ from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
-from vllm.v1.core.prefix.tiers import Tier
+from vllm.v1.core.retention.auto.policy import AutoPolicy
+from vllm.v1.core.retention.policy import RetentionPolicy
+from vllm.v1.core.retention.tiers import Tier
 
 
 class UnitCache(NamedTuple):
@@ -34,10 +37,10 @@ class UnitCache(NamedTuple):
         """Return the block of a group that holds a prefix's last rows."""
         return self.index.keys[group_id].get(prefix_hash)
 
-    def add_record(self, name: str, *blocks: KVCacheBlock, **fields: bool) -> Checkpoint:
+    def add_record(self, name: str, *blocks: KVCacheBlock, **fields: Any) -> Checkpoint:
         """Publish a checkpoint of two window groups: the first block, and the others."""
         record = Checkpoint(h(name), 32, (blocks[:1], blocks[1:]), **fields)
-        assert self.store.publish(record)
+        assert self.store.publish(record, "maker")
         return record
 
     def tiers(self, *blocks: KVCacheBlock) -> list[Tier | None]:
@@ -61,11 +64,17 @@ def make_cache(
     ranks: bool = False,
 ) -> UnitCache:
     """Return an empty pool of hits at one unit."""
-    index = PrefixIndex(num_blocks, dense, windows, KVEventWriter(events), ranks_blocks=ranks)
+    geometry = CacheGeometry(32, (), 32)
+    policy: RetentionPolicy = VariantPolicy(geometry, "test", supersedes=supersedes)
+    if ranks:
+        policy = AutoPolicy(geometry, num_blocks)
+    index = PrefixIndex(
+        num_blocks, dense, windows, KVEventWriter(events), choose_victim=policy.choose_victim
+    )
     pool = BlockPool(num_blocks, True, 32, index=index)
     if max_pinned is not None:
         pool.enable_pinning(max_pinned)
-    return UnitCache(pool, index, CheckpointStore(pool, index, supersedes=supersedes))
+    return UnitCache(pool, index, CheckpointStore(pool, index, policy))
 
 
 # ---- whole prompts -----------------------------------------------------------------------------
@@ -77,8 +86,9 @@ def hashes(count: int, name: str = "p") -> list[BlockHash]:
 
 
 def cache_of(geometry: CacheGeometry, num_blocks: int = 2000) -> UnitCache:
-    """Return an empty pool of a model's dense groups."""
-    return make_cache(num_blocks, [group.group_id for group in geometry.dense])
+    """Return an empty pool of a model's groups."""
+    dense, windows = ([group.group_id for group in g] for g in (geometry.dense, geometry.windows))
+    return make_cache(num_blocks, dense, windows)
 
 
 def publish(
@@ -101,4 +111,4 @@ def publish(
             cache.add_key(blocks[index], group.group_id, prefix_hash)
     for i in boundaries:
         record = Checkpoint(chain[i], (i + 1) * geometry.unit, ((), (), (), ()))
-        cache.store.publish(record)
+        cache.store.publish(record, "maker")

@@ -70,6 +70,15 @@ def multiply_groups(
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
+def read_rows(source: RowSource, row_ids: torch.Tensor) -> torch.Tensor:
+    """Return rows of a matrix by number: fp32 [N, num_columns] for int64 [N]."""
+    different, places = torch.unique(row_ids, return_inverse=True)
+    rows = torch.empty((len(different), source.num_columns), device=row_ids.device)
+    for place, row in enumerate(different.tolist()):
+        source.write_rows(row, rows[place : place + 1])
+    return rows[places]
+
+
 def _tile_rows(num_inputs: int, num_columns: int) -> int:
     """Returns the rows of a matrix to decode at a time."""
     values = _CACHED_TILE_VALUES if num_inputs <= _MAX_FEW_ROWS else MAX_TILE_VALUES

@@ -53,11 +53,18 @@ class Fp8Blocks:
         num_columns: Inputs.
         block_shape: Rows and columns that share a scale.
         scales: Uninitialised, uint8 (e8m0) or fp32, one per block.
+        scale_slot: What follows the matrix's name in that of its scales, and their stored shape.
     """
 
     def __init__(
-        self, num_rows: int, num_columns: int, block_shape: tuple[int, int], scales: torch.Tensor
+        self,
+        num_rows: int,
+        num_columns: int,
+        block_shape: tuple[int, int],
+        scales: torch.Tensor,
+        scale_slot: tuple[str, tuple[int, ...]] | None = None,
     ) -> None:
+        self._scale_slot = scale_slot or (".scale", tuple(scales.shape))
         self.num_rows, self.num_columns = num_rows, num_columns
         # A block that the matrix does not fill is as large as the matrix.
         self.block_shape = (min(block_shape[0], num_rows), min(block_shape[1], num_columns))
@@ -71,9 +78,10 @@ class Fp8Blocks:
 
     def slots(self, name: str) -> dict[str, torch.Tensor]:
         """See ``Storage``."""
+        suffix, shape = self._scale_slot
         return {
             f"{name}.weight": self.codes.view(torch.float8_e4m3fn),
-            f"{name}.scale": _scale_slot(self.scales),
+            f"{name}{suffix}": _scale_slot(self.scales).view(shape),
         }
 
     def check(self, name: str) -> None:

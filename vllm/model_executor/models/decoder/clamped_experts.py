@@ -4,11 +4,13 @@ MXFP4 weights stay as stored; a chosen expert's are decoded where they are used,
 that a decoded tile is still in the cache when its product reads it.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import nn
 
+from vllm.model_executor.layers.quantization import QuantisedMatrix
 from vllm.model_executor.layers.quantization.decode import decode_fp4_groups
 from vllm.model_executor.layers.spread_experts import find_share, run_own_experts
 from vllm.model_executor.models.decoder.config import MXFP4_GROUP_SIZE, ClampedExpertsPlan
@@ -81,6 +83,56 @@ class MxFp4Stack(nn.Module):
         return {f"{name}_blocks": self.codes.data, f"{name}_scales": self.scales.data}
 
 
+class PackedStack(nn.Module):
+    """``PlainStack`` as one quantised matrix per expert.
+
+    Args:
+        matrices: One per expert.
+    """
+
+    def __init__(self, matrices: Sequence[QuantisedMatrix]) -> None:
+        super().__init__()
+        self.matrices = tuple(matrices)
+
+    def forward(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
+        """Maps [N, in] by one expert's matrix to [N, out]."""
+        return self.matrices[expert](rows)
+
+    def as_stack(self) -> None:
+        """Returns None: no kernel takes packed matrices as one stack."""
+
+    def weight_slots(self, name: str) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination; the experts have names of their own."""
+        prefix, _, leaf = name.rpartition(".")
+        return {
+            slot: tensor
+            for expert, matrix in enumerate(self.matrices)
+            for slot, tensor in matrix.slots(f"{prefix}.{expert}.{leaf}").items()
+        }
+
+
+Stack = PlainStack | MxFp4Stack | PackedStack
+
+
+def _build_stacks(
+    plan: ClampedExpertsPlan, num_own: int, inner: int, parts: ModelParts
+) -> tuple[Stack, Stack]:
+    """Returns the matrices [2 * M, D], rows of gate and up alternating, and [D, M]."""
+    make, hidden = parts.make, parts.config.hidden_size
+    gate_ups, downs = [], []
+    for expert in range(num_own):
+        gate_up = make.quantised_matrix(f"experts.{expert}.gate_up_proj", hidden, 2 * inner)
+        if gate_up is None:
+            break
+        gate_ups.append(gate_up)
+        if down := make.quantised_matrix(f"experts.{expert}.down_proj", inner, hidden):
+            downs.append(down)
+    if len(downs) == num_own:
+        return PackedStack(gate_ups), PackedStack(downs)
+    stack = MxFp4Stack if plan.is_mxfp4 else PlainStack
+    return stack(num_own, hidden, 2 * inner, parts), stack(num_own, inner, hidden, parts)
+
+
 class ClampedExperts(nn.Module):
     """Routed experts with biases; a softmax over the chosen ones weighs them."""
 
@@ -95,21 +147,22 @@ class ClampedExperts(nn.Module):
         # Ranks that hold a part of every expert sum: one of them adds the bias.
         self._adds_bias = make.share.spreads_experts or make.group.rank == 0
         num_own = len(self._own)
-        stack = MxFp4Stack if plan.is_mxfp4 else PlainStack
-        self.gate_up = stack(num_own, hidden, 2 * inner, parts)
-        self.down = stack(num_own, inner, hidden, parts)
+        self.gate_up, self.down = _build_stacks(plan, num_own, inner, parts)
         self.gate_up_bias = make.parameter(num_own, 2 * inner)
         self.down_bias = make.parameter(num_own, hidden)
         self._choose, self._run = parts.ops("choose_by_softmax"), parts.ops("run_experts")
         self._score = parts.ops("router_logits")
         self._activate = parts.ops("clamped_glu_and_mul")
-        self._experts = GatedExperts(
-            self.gate_up.as_stack(),
-            self.down.as_stack(),
-            partial(self._activate, alpha=plan.alpha, limit=plan.limit),
-            self.gate_up_bias.data,
-            self.down_bias.data if self._adds_bias else None,
-        )
+        gate_up, down = self.gate_up.as_stack(), self.down.as_stack()
+        self._experts: GatedExperts | None = None
+        if gate_up is not None and down is not None:
+            self._experts = GatedExperts(
+                gate_up,
+                down,
+                partial(self._activate, alpha=plan.alpha, limit=plan.limit),
+                self.gate_up_bias.data,
+                self.down_bias.data if self._adds_bias else None,
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps the normed input [T, D] to [T, D]."""
@@ -132,11 +185,16 @@ class ClampedExperts(nn.Module):
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination."""
         experts = f"{prefix}.experts"
+        biases = {f"{experts}.gate_up_proj_bias": self.gate_up_bias.data}
+        if isinstance(self.gate_up, PackedStack):
+            # Apart in the file, alternating here.
+            gate, up = self.gate_up_bias.data[:, 0::2], self.gate_up_bias.data[:, 1::2]
+            biases = {f"{experts}.gate_proj_bias": gate, f"{experts}.up_proj_bias": up}
         return {
             f"{prefix}.router.weight": self.router.data,
             f"{prefix}.router.bias": self.router_bias.data,
             **self.gate_up.weight_slots(f"{experts}.gate_up_proj"),
-            f"{experts}.gate_up_proj_bias": self.gate_up_bias.data,
+            **biases,
             **self.down.weight_slots(f"{experts}.down_proj"),
             f"{experts}.down_proj_bias": self.down_bias.data,
         }

@@ -156,8 +156,7 @@ class DecoderConfig:
 
     def find_retention_step(self, block_size: int) -> int | None:
         """Returns of what tokens a retention interval must be a multiple; None: there is none."""
-        windows = {layer.window for layer in self.layers}
-        return block_size if len(windows) > 1 else None
+        return block_size if any(layer.window for layer in self.layers) else None
 
     def check(self) -> "DecoderConfig":
         """Returns itself.

@@ -1,6 +1,7 @@
 """What families' readers of config.json have in common (torch-free)."""
 
 from vllm.exceptions import UnsupportedFeatureError
+from vllm.model_executor.model_loader.quantization_config import METHODS
 from vllm.model_executor.models.config_fields import FieldReader
 from vllm.model_executor.models.decoder.config import Activation
 
@@ -63,7 +64,9 @@ def refuse_quantization(fields: FieldReader) -> None:
     """
     if fields.has("quantization_config"):
         method = fields.sub_reader("quantization_config").text("quant_method", "unnamed")
+        if method in METHODS:
+            return
         raise UnsupportedFeatureError(
-            f"the checkpoint is quantised ({method}), which this model family does not load: use "
-            "its BF16 or F32 release."
+            f"the checkpoint is quantised ({method}), which this model family does not load (it "
+            f"loads {', '.join(METHODS)}): use its BF16 or F32 release."
         )

@@ -1,12 +1,19 @@
 """The second half of a layer: a gated MLP, or routed experts."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import nn
 
 from vllm.distributed.parallel_state import shard_size
-from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from vllm.exceptions import UnsupportedFeatureError
+from vllm.model_executor.layers.linear import (
+    MergedColumnParallelLinear,
+    RowParallelLinear,
+    TensorFactory,
+)
+from vllm.model_executor.layers.quantization import QuantisedMatrix
 from vllm.model_executor.layers.spread_experts import find_share, run_own_experts
 from vllm.model_executor.models.decoder.clamped_experts import ClampedExperts
 from vllm.model_executor.models.decoder.config import (
@@ -18,6 +25,7 @@ from vllm.model_executor.models.decoder.config import (
 from vllm.model_executor.models.decoder.step import ModelParts
 from vllm.v1.attention.ops.stored import GatedExperts, StoredStack
 
+_LEAVES = ("gate_proj", "up_proj", "down_proj")
 _ACTIVATION_OPS = {"silu": "silu_and_mul", "gelu_tanh": "gelu_tanh_and_mul"}
 
 
@@ -71,6 +79,24 @@ class GatedMlp(nn.Module):
         return slots
 
 
+@dataclass(frozen=True, slots=True)
+class StoredGatedMlp:
+    """The three matrices of one quantised expert: [M, D], [M, D] and [D, M]."""
+
+    gate: QuantisedMatrix
+    up: QuantisedMatrix
+    down: QuantisedMatrix
+
+    def slots(self, name: str) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination; ``name`` is the expert's."""
+        parts = zip(_LEAVES, (self.gate, self.up, self.down), strict=True)
+        return {
+            slot: tensor
+            for leaf, matrix in parts
+            for slot, tensor in matrix.slots(f"{name}.{leaf}").items()
+        }
+
+
 class Experts(nn.Module):
     """Routed experts without a shared one; a softmax over all of them chooses."""
 
@@ -81,15 +107,48 @@ class Experts(nn.Module):
         self._group = make.group
         self.router = make.parameter(plan.num_experts, hidden, dtype=torch.float32)
         self._own, inner = find_share(make, plan.num_experts, plan.inner_size)
-        self.gate_up = make.parameter(len(self._own), 2 * inner, hidden)
-        self.down = make.parameter(len(self._own), hidden, inner)
+        self.stored = self._find_stored(make, hidden, inner)
+        num_plain = 0 if self.stored else len(self._own)
+        kept = make.kept_dtype(
+            make.dtype, *(f"experts.{e}.{leaf}.weight" for e in self._own for leaf in _LEAVES)
+        )
+        self.gate_up = make.parameter(num_plain, 2 * inner, hidden, dtype=kept)
+        self.down = make.parameter(num_plain, hidden, inner, dtype=kept)
         self._score = parts.ops("router_logits")
         self._choose, self._run = parts.ops("choose_by_softmax"), parts.ops("run_experts")
-        activate = parts.ops(_ACTIVATION_OPS[plan.activation])
+        self._activate = activate = parts.ops(_ACTIVATION_OPS[plan.activation])
         self._mlp = partial(parts.ops("gated_mlp"), activate=activate)
-        self._experts = GatedExperts(
-            StoredStack.plain(self.gate_up.data), StoredStack.plain(self.down.data), activate
-        )
+        # No kernel takes packed matrices as one stack.
+        self._experts: GatedExperts | None = None
+        if not self.stored:
+            stacks = (StoredStack.plain(self.gate_up.data), StoredStack.plain(self.down.data))
+            self._experts = GatedExperts(*stacks, activate)
+
+    def _find_stored(
+        self, make: TensorFactory, hidden: int, inner: int
+    ) -> tuple[StoredGatedMlp, ...]:
+        """Returns the experts where they are quantised; empty: they are plain.
+
+        Raises:
+            UnsupportedFeatureError: Some are and some are not.
+        """
+        found = [
+            (
+                make.quantised_matrix(f"experts.{expert}.gate_proj", hidden, inner),
+                make.quantised_matrix(f"experts.{expert}.up_proj", hidden, inner),
+                make.quantised_matrix(f"experts.{expert}.down_proj", inner, hidden),
+            )
+            for expert in self._own
+        ]
+        present = [(g, u, d) for g, u, d in found if g and u and d]
+        if len(present) == len(found):
+            return tuple(StoredGatedMlp(*expert) for expert in present)
+        if any(matrix is not None for expert in found for matrix in expert):
+            raise UnsupportedFeatureError(
+                f"some of the experts of {make.prefix.rstrip('.')} are quantised and some are not, "
+                "which is not served: quantise all of them, or none."
+            )
+        return ()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps the normed input [T, D] to [T, D]."""
@@ -103,6 +162,10 @@ class Experts(nn.Module):
         return self._group.all_reduce(output)
 
     def _run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
+        if self.stored:
+            own = self.stored[expert]
+            inner = self._activate(torch.cat([own.gate(rows), own.up(rows)], -1))
+            return own.down(inner)
         output: torch.Tensor = self._mlp(rows, self.gate_up[expert], self.down[expert])
         return output
 
@@ -110,8 +173,11 @@ class Experts(nn.Module):
         """Returns tensor name -> destination; experts are slices of the stacks."""
         slots = {f"{prefix}.gate.weight": self.router.data}
         for index, expert in enumerate(self._own):
-            gate, up = self.gate_up.data[index].chunk(2)
             name = f"{prefix}.experts.{expert}"
+            if self.stored:
+                slots |= self.stored[index].slots(name)
+                continue
+            gate, up = self.gate_up.data[index].chunk(2)
             slots[f"{name}.gate_proj.weight"], slots[f"{name}.up_proj.weight"] = gate, up
             slots[f"{name}.down_proj.weight"] = self.down.data[index]
         return slots

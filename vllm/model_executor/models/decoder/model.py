@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from vllm.distributed.parallel_state import shard_size
+from vllm.model_executor.layers.quantization.products import multiply
+from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource
 from vllm.model_executor.layers.vocab import VocabParallelEmbedding
 from vllm.model_executor.model_loader.weight_names import TensorPart
 from vllm.model_executor.models.causal_lm import CausalLM
@@ -16,6 +18,8 @@ from vllm.model_executor.models.decoder.feed_forward import build_feed_forward
 from vllm.model_executor.models.decoder.step import ModelParts, Step, StepFactory
 from vllm.v1.attention.step_tables import StepMetadata
 
+_EMBEDDING = "model.embed_tokens"
+_HEAD = "lm_head"
 _STACKED_EXPERTS = re.compile(r"(.+\.mlp\.experts\.)(gate_up_proj|down_proj)")
 # Old checkpoints carry the rotary frequencies, which follow from config.json.
 _DERIVED = ".rotary_emb.inv_freq"
@@ -72,16 +76,31 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
 
     def _build(self, parts: ModelParts) -> None:
         config, make, ops = parts.config, parts.make, parts.ops
-        self.embed = VocabParallelEmbedding(config.vocab_size, config.hidden_size, make)
+        self.embed = VocabParallelEmbedding(
+            config.vocab_size,
+            config.hidden_size,
+            make,
+            name=f"{_EMBEDDING}.weight",
+            matrix_name=_EMBEDDING,
+        )
         self.layers = nn.ModuleList(
             DecoderBlock(index, plan, parts) for index, plan in enumerate(config.layers)
         )
         self.norm = make.parameter(config.hidden_size)
         self._group = make.group
         num_rows = shard_size("vocab_size", config.vocab_size, make.group)
-        self.head = (
-            make.parameter(num_rows, config.hidden_size) if config.has_head else self.embed.weight
+        # A tied head is the embedding, in whatever way that is stored.
+        self._quantised_head = (
+            make.quantised_matrix(_HEAD, config.hidden_size, num_rows)
+            if config.has_head
+            else self.embed.quantised
         )
+        self.head = self.embed.weight
+        if config.has_head:
+            kept_rows = 0 if self._quantised_head else num_rows
+            dtype = make.kept_dtype(make.dtype, f"{_HEAD}.weight")
+            self.head = make.parameter(kept_rows, config.hidden_size, dtype=dtype)
+        self._linear = ops("linear")
         # Rounded as the published models round it.
         self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=make.dtype))
         self._unstacks_experts = any(
@@ -113,10 +132,23 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """Maps the residual stream [M, D] of any chosen rows to fp32 logits [M, V]."""
         hidden = self._norm(streams, self.norm, self.config.norm.eps)
-        logits = self._group.all_gather(self._project(hidden, self.head))
+        logits: torch.Tensor
+        if self._quantised_head is None:
+            logits = self._project(hidden, self.head)
+        else:
+            source = self._quantised_head.row_source
+            assert source is not None, "a head's rows can be decoded"
+            logits = multiply(hidden.float(), source, self._linear)
+        logits = self._group.all_gather(logits)
         if self.config.final_soft_cap:
             logits = self._soft_cap_(logits, self.config.final_soft_cap)
         return logits
+
+    def head_rows(self) -> RowSource | None:
+        """Returns the output matrix as stored rows; None where a platform reads it its own way."""
+        if self._quantised_head is not None:
+            return self._quantised_head.row_source
+        return PlainRows(self.head.data)
 
     def weight_slots(self) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination, as the family's releases name them.
@@ -124,11 +156,13 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         Experts are slices of stacked parameters. A tied head has no slot of its own.
         """
         slots = {
-            "model.embed_tokens.weight": self.embed.weight.data,
+            **self.embed.weight_slots(_EMBEDDING),
             "model.norm.weight": self.norm.data,
         }
-        if self.config.has_head:
-            slots["lm_head.weight"] = self.head.data
+        if self.config.has_head and self._quantised_head is not None:
+            slots |= self._quantised_head.slots(_HEAD)
+        elif self.config.has_head:
+            slots[f"{_HEAD}.weight"] = self.head.data
         for layer in self.layers:
             assert isinstance(layer, DecoderBlock)
             slots.update(layer.weight_slots())

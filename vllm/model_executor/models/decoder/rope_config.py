@@ -10,8 +10,8 @@ from typing import Literal
 
 from vllm.model_executor.models.config_fields import FieldReader
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
-_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
+RopeKind = Literal["default", "linear", "llama3", "yarn", "divided"]
+_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "divided")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class RopeConfig:
             original_length / low are stretched. "yarn": the same by turns, beta_slow and beta_fast.
         truncates: "yarn": whether the ramp's ends are rounded to whole pairs.
         magnitude: Queries and keys are scaled by it ("yarn").
+        divisors: "divided": one of each frequency, as GGUF files give them.
     """
 
     theta: float
@@ -39,6 +40,7 @@ class RopeConfig:
     high: float = 0.0
     truncates: bool = True
     magnitude: float = 1.0
+    divisors: tuple[float, ...] = ()
 
 
 def read_rope(fields: FieldReader, dim: int, theta: float) -> RopeConfig:
@@ -98,6 +100,9 @@ def read_rope_object(
         )
     if kind == "yarn":
         return _read_yarn(scaling, dim, theta, fields)
+    if kind == "divided":
+        divisors = scaling.sequence("divisors", dim // 2)
+        return RopeConfig(theta, dim, "divided", divisors=tuple(float(value) for value in divisors))
     raise scaling.error(key, kind, f"one of {', '.join(_KINDS)}")
 
 

@@ -76,4 +76,7 @@ def find_frequencies(rope: RopeConfig, device: torch.device) -> torch.Tensor:
             device,
             truncates=rope.truncates,
         )
-    return plain_frequencies(rope.theta, rope.dim, device) / rope.factor
+    plain = plain_frequencies(rope.theta, rope.dim, device)
+    if rope.kind == "divided":
+        return plain / torch.tensor(rope.divisors, device=device)
+    return plain / rope.factor

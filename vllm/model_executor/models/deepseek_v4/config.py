@@ -94,7 +94,7 @@ class DeepseekV4Config:
 
     def find_retention_step(self, block_size: int) -> int | None:
         """Returns of what tokens a retention interval must be a multiple."""
-        return max(block_size, *(layer.ratio for layer in self.layers))
+        return block_size
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "DeepseekV4Config":

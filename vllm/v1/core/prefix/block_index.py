@@ -7,8 +7,8 @@ from typing import Protocol
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.prefix.events import KVEventWriter
-from vllm.v1.core.prefix.tiers import Tier
-from vllm.v1.core.retention.auto.eviction import Standing
+from vllm.v1.core.retention.queues import ChooseVictim, Standing
+from vllm.v1.core.retention.tiers import Tier
 
 
 class BlockIndex(Protocol):
@@ -52,8 +52,8 @@ class TieredIndex(BlockIndex, Protocol):
     """An index whose blocks stand in tiers of their own: those that cache nothing stand apart."""
 
     @property
-    def ranks_blocks(self) -> bool:
-        """Whether blocks of the regular tier stand in queues by what is known of them."""
+    def choose_victim(self) -> ChooseVictim | None:
+        """Says which block of the regular tier goes first; None: the one used longest ago."""
         ...
 
     def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:

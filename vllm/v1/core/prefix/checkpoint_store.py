@@ -7,34 +7,32 @@ from collections.abc import Iterator, Sequence
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.prefix.checkpoints import Checkpoint, checkpoint_tier
+from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
-from vllm.v1.core.prefix.tiers import Tier
-from vllm.v1.core.retention.auto.yields import Yields
+from vllm.v1.core.retention.policy import ASKED_FOR, RetentionPolicy
+from vllm.v1.core.retention.standing import CheckpointEvent as Event
+from vllm.v1.core.retention.standing import CheckpointStanding as Standing
+from vllm.v1.core.retention.standing import next_standing
 
 
 class CheckpointStore:
     """The checkpoints of a pool, from publication to eviction.
 
-    A verb that changes where a checkpoint's free blocks belong moves them.
+    Every event moves a checkpoint through the one table of ``retention.standing``; the policy says
+    in which tier that puts it, and its free blocks follow.
 
-    Owns: the fields of all checkpoints, what is known of their kinds.
+    Owns: the fields of all checkpoints.
 
     Args:
         pool: Where the blocks stand.
         index: Where lookups find checkpoints.
-        supersedes: Whether a conversation's checkpoint before last is given up before others.
-        spares_live: Whether those of running requests are among the last to go.
+        policy: Says which go first, and hears what becomes of them.
     """
 
-    def __init__(
-        self, pool: BlockPool, index: PrefixIndex, *, supersedes: bool, spares_live: bool = False
-    ) -> None:
+    def __init__(self, pool: BlockPool, index: PrefixIndex, policy: RetentionPolicy) -> None:
         self._pool = pool
         self._index = index
-        self._supersedes = supersedes
-        self._spares_live = spares_live
-        self._yields = Yields()
+        self._policy = policy
 
     def get(self, prefix_hash: BlockHash) -> Checkpoint | None:
         """Return the checkpoint of a prefix, if there is one."""
@@ -42,67 +40,71 @@ class CheckpointStore:
 
     # ---- from publication to eviction --------------------------------------------------------
 
-    def publish(self, record: Checkpoint) -> bool:
+    def publish(self, record: Checkpoint, maker: str) -> bool:
         """Enter a checkpoint unless one of the same prefix exists.
+
+        Args:
+            record: Its standing says what its maker wants of it.
+            maker: The request that made it, which runs.
 
         Returns:
             Whether the record was entered; else the one that exists is kept if this one is.
         """
         existing = self.get(record.prefix_hash)
-        if existing is None:
-            record.has_maker = record.is_kept and self._spares_live
-            if self._is_counted(record):
-                self._yields.note_made(record.kind)
-                if record.kind is not None:
-                    record.is_promising = self._yields.is_promising(record.kind)
-            self._index.add_checkpoint(record)
-            return True
-        if record.is_spare:
+        if existing is not None:
+            self._publish_again(existing, record)
             return False
-        existing.is_kept |= record.is_kept
-        existing.is_junction |= record.is_junction
-        if existing.is_spare:
-            # Somebody asks for it now: as if it were made now.
-            existing.is_cold = record.is_cold
-            self._promote(existing)
-        elif not record.is_cold:
-            self._warm(existing)
-        return False
+        if record.standing in (Standing.KEPT, Standing.JUNCTION):
+            record.users, record.kind = (maker,), ASKED_FOR
+        if record.kind is not None and self._policy.note_made(record.kind):
+            record.standing = next_standing(record.standing, Event.KIND_PAYS)
+        self._rank(record)
+        self._index.add_checkpoint(record)
+        return True
+
+    def _publish_again(self, existing: Checkpoint, record: Checkpoint) -> None:
+        """Let a checkpoint be what somebody wants who would have made the same one."""
+        if record.standing.is_spare:
+            return
+        if record.standing is Standing.LEFT:
+            self._apply(existing, Event.LEFT_AGAIN)
+            return
+        if existing.kind is None:
+            existing.kind = ASKED_FOR
+        is_junction = record.standing is Standing.JUNCTION
+        self._apply(existing, Event.PARTED if is_junction else Event.ASKED_FOR)
+
+    def _apply(self, record: Checkpoint, event: Event) -> None:
+        """Let an event happen to a checkpoint; its free blocks move if its tier is another."""
+        standing = next_standing(record.standing, event)
+        if standing is record.standing:
+            return
+        record.standing = standing
+        self._rank(record)
+        if self._index.holds_checkpoint(record):
+            self._pool.replace(record.all_blocks())
+
+    def _rank(self, record: Checkpoint) -> None:
+        """Ask the policy for a checkpoint's tier."""
+        is_lean, is_used = record.is_lean, bool(record.users)
+        record.tier = self._policy.tier(record.standing, is_lean=is_lean, is_used=is_used)
 
     def follow(self, record: Checkpoint, token_id: int) -> None:
         """Note the token that followed, now that it is known."""
         record.next_token = token_id
 
-    def hit(self, record: Checkpoint, lean: Checkpoint | None) -> None:
+    def hit(self, record: Checkpoint, lean: Checkpoint | None, user: str) -> None:
         """A request resumes at a checkpoint; ``lean`` is that of the lean boundary below."""
         record.num_hits += 1
-        record.num_live += 1
-        record.num_owners += self._spares_live
-        if self._is_counted(record):
-            self._note_hit(record.kind)
+        record.users = (*record.users, user)
+        self._rank(record)
+        if record.kind is not None and self._policy.note_hit(record.kind):
+            for other in self._index.checkpoints.values():
+                if other.kind == record.kind:
+                    self._apply(other, Event.KIND_PAYS)
         for found in (record, lean):
-            if found is not None and found.is_spare:
-                self._promote(found)
-
-    def _is_counted(self, record: Checkpoint) -> bool:
-        """Whether it tells of its kind: it was asked for, or a spare one near a prompt's end."""
-        return self._spares_live and (record.is_kept or record.kind is not None)
-
-    def _note_hit(self, kind: int | None) -> None:
-        """Take note of what a kind of checkpoint is good for; all of a promising kind move up."""
-        yields = self._yields
-        was_promising = kind is None or yields.is_promising(kind)
-        yields.note_hit(kind)
-        if was_promising or kind is None or not yields.is_promising(kind):
-            return
-        for record in self._index.checkpoints.values():
-            if record.is_spare and record.kind == kind and not record.is_promising:
-                record.is_promising = True
-                self._pool.replace(record.all_blocks())
-
-    def forget_yields(self) -> None:
-        """Forget what is known of kinds of checkpoints."""
-        self._yields = Yields()
+            if found is not None:
+                self._apply(found, Event.HIT)
 
     def spare(self, record: Checkpoint, kind: int | None) -> None:
         """Keep a checkpoint only as long as nothing else needs its blocks.
@@ -111,11 +113,16 @@ class CheckpointStore:
             record: One that its request has passed.
             kind: As of one that was left near a prompt's end; None: as of one that fills memory.
         """
-        record.is_spare, record.is_filler, record.kind = True, kind is None, kind
-        self._pool.replace(record.all_blocks())
+        record.kind = kind
+        self._apply(record, Event.PASSED_FAR if kind is None else Event.PASSED)
 
     def leave(
-        self, made: Sequence[Checkpoint], origins: Sequence[Checkpoint], *, again: bool
+        self,
+        made: Sequence[Checkpoint],
+        origins: Sequence[Checkpoint],
+        user: str,
+        *,
+        again: bool,
     ) -> None:
         """A request that resumed at ``origins``, deepest first, and made ``made`` leaves.
 
@@ -126,53 +133,41 @@ class CheckpointStore:
         Args:
             made: Checkpoints it made that still stand; they age from now.
             origins: The checkpoints it began at, which age from now too.
+            user: The request.
             again: Whether it was preempted before, and goes on with the turn it was at.
         """
         older = tuple(origins)
         if origins:
             deepest = origins[0]
-            deepest.num_live -= 1
-            deepest.num_owners -= self._spares_live
+            self._let_go(deepest, user)
             if again:
                 older = deepest.older
             else:
                 for record in deepest.older:
-                    self._supersede(record)
+                    if not record.users:
+                        self._apply(record, Event.SUPERSEDED)
                 # Cut here, or a long conversation's records would hold each other for ever.
                 deepest.older = ()
         for record in made:
             record.older = older
-            record.has_maker = False
+            self._let_go(record, user)
         for record in (*made, *origins):
             if self._index.holds_checkpoint(record):
                 self._pool.replace(record.all_blocks(), even_if_unchanged=True)
 
-    def _supersede(self, record: Checkpoint) -> None:
-        if not self._supersedes or record.is_junction or record.num_live:
-            return
-        if self._index.holds_checkpoint(record):
-            record.is_cold = True
-            self._pool.replace(record.all_blocks())
+    def _let_go(self, record: Checkpoint, user: str) -> None:
+        record.users = tuple(name for name in record.users if name != user)
+        self._rank(record)
 
     def mark_junction(self, record: Checkpoint) -> None:
         """Keep a checkpoint where continuations were seen to part: never superseded."""
-        record.is_junction = True
-        self._warm(record)
+        self._apply(record, Event.PARTED)
 
     def keep(self, record: Checkpoint) -> None:
         """Let a checkpoint outlive the advance of the request that made it."""
-        record.is_kept = True
-
-    def _promote(self, record: Checkpoint) -> None:
-        """Keep a spare checkpoint as others are kept."""
-        record.is_spare = record.is_filler = record.is_promising = False
-        self._pool.replace(record.all_blocks())
-
-    def _warm(self, record: Checkpoint) -> None:
-        """Keep a checkpoint as others are kept."""
-        if checkpoint_tier(record) is Tier.COLD and self._index.holds_checkpoint(record):
-            record.is_cold = False
-            self._pool.replace(record.all_blocks())
+        if record.kind is None:
+            record.kind = ASKED_FOR
+        self._apply(record, Event.HELD)
 
     def dissolve(self, record: Checkpoint) -> None:
         """Withdraw a checkpoint; free blocks that serve nothing else fall to SCRATCH."""

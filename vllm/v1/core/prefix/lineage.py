@@ -1,5 +1,6 @@
 """Which cached prefixes continue which."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash
@@ -20,6 +21,11 @@ class Lineage:
     def add(self, prefix_hashes: Sequence[BlockHash], parents: Sequence[BlockHash | None]) -> None:
         """Enter units, each behind its parent (None: a prompt's first); known ones stay."""
         known, num_children = self._parents, self._num_children
+        if known.keys().isdisjoint(prefix_hashes) and num_children.keys().isdisjoint(parents):
+            # A chain that nobody knows: each unit but the last has one child.
+            known.update(zip(prefix_hashes, parents, strict=True))
+            num_children.update(Counter(parents))
+            return
         for prefix_hash, parent in zip(prefix_hashes, parents, strict=True):
             if prefix_hash not in known:
                 known[prefix_hash] = parent
@@ -45,6 +51,10 @@ class Lineage:
     def parent_of(self, prefix_hash: BlockHash) -> BlockHash | None:
         """Return the prefix one unit shorter of a cached one; None for a first unit."""
         return self._parents.get(prefix_hash)
+
+    def is_leaf(self, prefix_hash: BlockHash) -> bool:
+        """Whether a prefix is cached that no cached one continues."""
+        return prefix_hash in self._parents and prefix_hash not in self._num_children
 
     def has_other_continuation(self, prefix_hash: BlockHash, next_hash: BlockHash | None) -> bool:
         """Whether a cached prefix goes on with other tokens than those of ``next_hash``."""

@@ -19,8 +19,9 @@ class PrefixHit:
         full_blocks: Per dense group the blocks that lie wholly below ``position``.
         partial_blocks: Per dense group a block that holds the rows between the last full block
             and ``position``, with its key of the last of them; None where there are no such rows.
-        checkpoint: The window rows; None when ``position`` is 0.
-        dense_match: How far the dense groups alone matched, in tokens.
+        checkpoint: The window rows; None when ``position`` is 0, and for models without windows.
+        dense_match: How far the dense groups alone matched, in tokens; without any, how far the
+            prompt was seen before.
         lean_checkpoint: That of the lean boundary below ``position``, if it is another one.
         given_up: Deepest boundary that could have been resumed but for the drafter's rows; 0: none.
         rebuild: Tokens whose window rows are computed again instead, up to ``position``.
@@ -84,7 +85,8 @@ def find_prefix(
     """Find the deepest boundary where all groups can resume.
 
     A unit counts while every dense group that stores a row at its end holds the key; of the units
-    that count, the deepest boundary with a checkpoint wins.
+    that count, the deepest boundary with a checkpoint wins. Without windows there is nothing to
+    check: the rows themselves are enough. Without dense groups the checkpoint is.
 
     Args:
         index: Where keys and checkpoints are.
@@ -101,12 +103,21 @@ def find_prefix(
     num_units = min(len(block_hashes), max_tokens // unit)
     for group in dense:
         num_units = _count_matched(index.keys[group.group_id], group, block_hashes, num_units, unit)
-    matched = num_units * unit
+    if not geometry.windows:
+        position = geometry.floor_lean(num_units * unit) if dense else 0
+        full, partial = find_dense_blocks(index, geometry, block_hashes, position)
+        return PrefixHit(position, full, partial, None, position)
     best: Checkpoint | None = None
     for i in range(num_units - 1, -1, -1):
         best = checkpoints.get(block_hashes[i])
         if best is not None:
             break
+    if not dense:
+        # Nothing but the chain tells how far the prompt was seen before.
+        num_units = max(
+            _count_seen(index, block_hashes, num_units), best.position // unit if best else 0
+        )
+    matched = num_units * unit
     if best is None:
         return PrefixHit.nothing(len(dense), matched)
     full, partial = find_dense_blocks(index, geometry, block_hashes, best.position)
@@ -115,6 +126,12 @@ def find_prefix(
     if partner is best:
         partner = None
     return PrefixHit(best.position, full, partial, best, matched, partner)
+
+
+def _count_seen(index: PrefixIndex, block_hashes: Sequence[BlockHash], limit: int) -> int:
+    """Return how many of the first ``limit`` units are in a chain that is cached."""
+    parents = index.lineage.parents
+    return next((i for i in range(limit) if block_hashes[i] not in parents), limit)
 
 
 def find_dense_blocks(
@@ -152,20 +169,15 @@ def _blocks_below(
 ) -> tuple[list[KVCacheBlock], tuple[KVCacheBlock, BlockHash] | None]:
     """Return the full blocks below a matched position, and the partly covered one."""
 
-    keys = index.keys[group.group_id]
-
-    def block_at(end: int) -> tuple[KVCacheBlock, BlockHash]:
-        prefix_hash = block_hashes[end // unit - 1]
-        block = keys.get(prefix_hash)
-        assert block is not None, "the walk saw this key"
-        return block, prefix_hash
-
-    size = group.block_size
-    num_full = position // size
-    full = [block_at((j + 1) * size)[0] for j in range(num_full)]
+    # The walk saw all these keys.
+    keys, size = index.keys[group.group_id], group.block_size
+    num_full, step = position // size, size // unit
+    full = [keys[h] for h in block_hashes[step - 1 : num_full * step : step]]
     last_row_end = position // group.ratio * group.ratio
-    partial = block_at(last_row_end) if last_row_end > num_full * size else None
-    return full, partial
+    if last_row_end <= num_full * size:
+        return full, None
+    last_key = block_hashes[last_row_end // unit - 1]
+    return full, (keys[last_key], last_key)
 
 
 def hit_tables(

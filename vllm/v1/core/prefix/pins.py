@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
+from vllm.v1.core.free_block_queue import FreeKVCacheBlockQueue
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.prefix.tiers import TieredBlocks
+
+
+class TieredBlocks(Protocol):
+    """The free blocks of a pool, as pins see them."""
+
+    @property
+    def pinned_queue(self) -> FreeKVCacheBlockQueue:
+        """The free blocks under pins, the next to be reused first."""
+        ...
+
+    def get_num_free_blocks(self) -> int:
+        """Return how many blocks allocation can take."""
+        ...
+
+    def replace(self, blocks: Iterable[KVCacheBlock], *, even_if_unchanged: bool = False) -> None:
+        """Move free blocks to the tier they belong in now, as its youngest."""
+        ...
 
 
 class Pins:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm import envs
 from vllm.exceptions import ConfigError
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.geometry import CacheGeometry
@@ -11,8 +12,9 @@ from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.pins import Pins
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
-from vllm.v1.core.retention.auto.adaptation import Adaptation
-from vllm.v1.core.retention.policy import pinned_share, resolve_policy
+from vllm.v1.core.retention.pinning import PinSettings, log_pins, pinned_share, resolve_pins
+from vllm.v1.core.retention.policy import RetentionPolicy
+from vllm.v1.core.retention.registry import make_policy
 from vllm.v1.core.retention.sizes import check_room_for_one, max_checkpoint_blocks
 
 if TYPE_CHECKING:
@@ -30,11 +32,11 @@ class PrefixCache:
 
     Attributes:
         geometry: The model's groups.
-        policy: Which checkpoints are kept.
+        policy: Which checkpoints are kept, and which go first.
+        pinning: What long steps pin; None: nothing.
         index: Keys and checkpoints by prefix.
         pool: The blocks.
         store: The checkpoints' one writer.
-        adaptation: What was learnt of the traffic; None: the policy does not learn.
 
     Args:
         settings: Groups, sizes and switches; ``hit_unit`` is set.
@@ -50,15 +52,14 @@ class PrefixCache:
         check_room_for_one(
             self.geometry, config.num_blocks, settings.max_model_len, settings.num_lookahead_tokens
         )
-        self.policy = settings.policy or resolve_policy(
-            config, self.geometry, enable_caching=settings.enable_caching
-        )
+        self._is_on = settings.enable_caching
+        self.policy, self.pinning = _choose(settings, self.geometry)
         self.index = PrefixIndex(
             config.num_blocks,
             [group.group_id for group in self.geometry.dense],
             [group.group_id for group in self.geometry.windows],
             KVEventWriter(settings.enable_kv_cache_events),
-            ranks_blocks=self.policy.adapts,
+            choose_victim=self.policy.choose_victim,
         )
         self.pool = BlockPool(
             config.num_blocks,
@@ -67,63 +68,61 @@ class PrefixCache:
             metrics_collector=settings.metrics_collector,
             index=self.index,
         )
-        self._pinned_share = self.policy.pinned_share
-        if self._pinned_share is None:
-            self._pinned_share = pinned_share(config)
-        if self.policy.pinned_share is not None:
+        self._pinned_share = self.pinning.share if self.pinning else pinned_share(config)
+        if self.pinning is not None:
             self.require_pins()
-        self.store = CheckpointStore(
-            self.pool,
-            self.index,
-            supersedes=self.policy.supersedes,
-            spares_live=self.policy.adapts,
-        )
-        self.adaptation: Adaptation | None = None
-        if self.policy.adapts and settings.enable_caching:
-            self.adaptation = Adaptation(self.geometry, config.num_blocks - 1)
+            per_token = sum(1 / group.block_size for group in self.geometry.dense)
+            num_tokens = int((config.num_blocks - 1) / per_token) if per_token else 0
+            window_blocks = max_checkpoint_blocks(self.geometry)
+            log_pins(self.pinning, config.num_blocks - 1, window_blocks, num_tokens)
+        self.store = CheckpointStore(self.pool, self.index, self.policy)
 
     def require_pins(self) -> Pins:
         """Return the pool's pins, from now on in use."""
         pool = self.pool
         if pool.pins is None:
-            max_pinned = int((pool.num_gpu_blocks - 1) * (self._pinned_share or 0.0))
-            pool.enable_pinning(max_pinned, max_checkpoint_blocks(self.geometry))
+            max_pinned = int((pool.num_gpu_blocks - 1) * self._pinned_share)
+            pool.enable_pinning(max_pinned)
         assert pool.pins is not None
         return pool.pins
 
-    @property
-    def interval(self) -> int:
-        """Tokens between two checkpoints that prompts leave; 0: none."""
-        return self.policy.interval if self.adaptation is None else self.adaptation.interval
-
     def observe(self, request: Request) -> None:
-        """Learn from an admitted prompt."""
-        if self.adaptation is not None:
+        """Let the policy learn from an admitted prompt."""
+        if self._is_on:
             dense_share = self.index.dense_share(self.pool.num_spare_blocks)
             num_tokens = request.num_prompt_tokens
-            self.adaptation.observe(request.block_hashes, num_tokens, dense_share)
-            self._follow_rule(self.adaptation)
-
-    def _follow_rule(self, adaptation: Adaptation) -> None:
-        if self.pool.ranked is not None:
-            self.pool.ranked.rule = adaptation.rule
+            self.policy.observe(request.block_hashes, num_tokens, dense_share)
 
     def reset(self) -> bool:
         """Forget everything cached and what was learnt of it; False while blocks are held."""
         done = self.pool.reset_prefix_cache()
-        if done and self.adaptation is not None:
-            self.adaptation.reset()
-            self.store.forget_yields()
-            self._follow_rule(self.adaptation)
+        if done:
+            self.policy.reset()
         return done
 
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""
-        pool = self.pool
-        if self.adaptation is None or pool.ranked is None:
+        if not self._is_on:
             return None
+        pool = self.pool
         spare_share = pool.num_spare_blocks / max(1, pool.num_gpu_blocks - 1)
-        return self.adaptation.stats(spare_share, pool.ranked.proven_share)
+        proven_share = pool.ranked.proven_share if pool.ranked is not None else 0.0
+        return self.policy.stats(spare_share, proven_share)
+
+
+def _choose(
+    settings: CacheSettings, geometry: CacheGeometry
+) -> tuple[RetentionPolicy, PinSettings | None]:
+    """Return the policy and the pins that are given, else those that the operator asks for."""
+    if settings.policy is not None:
+        return settings.policy, settings.pinning
+    config = settings.kv_cache_config
+    interval = envs.retention_or_default(config.prefix_cache_retention_interval)
+    policy = make_policy(interval, geometry, config.num_blocks - 1)
+    pinning = settings.pinning
+    if pinning is None and settings.enable_caching and geometry.windows:
+        pinning = resolve_pins(config)
+    return policy, pinning
 
 
 def _check_units(settings: CacheSettings) -> None:
@@ -131,7 +130,7 @@ def _check_units(settings: CacheSettings) -> None:
     if settings.num_context_ranks != 1:
         raise ConfigError(
             f"Context parallelism over {settings.num_context_ranks} ranks is not supported "
-            "with a hybrid cache that hits at one unit: set both context parallel sizes to 1."
+            "with a prefix cache that hits at one unit: set both context parallel sizes to 1."
         )
     unit = settings.kv_cache_config.hit_unit
     if settings.hash_block_size != unit:

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.prefix.checkpoints import Checkpoint, checkpoint_tier
+from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.ghosts import GhostList
 from vllm.v1.core.prefix.lineage import Lineage
-from vllm.v1.core.prefix.tiers import Tier
-from vllm.v1.core.retention.auto.eviction import Standing
+from vllm.v1.core.retention.queues import ChooseVictim, Standing
+from vllm.v1.core.retention.standing import CheckpointStanding
+from vllm.v1.core.retention.tiers import Tier
 
 _SCRATCH, _REGULAR = Tier.SCRATCH, Tier.REGULAR
 
@@ -30,8 +31,8 @@ class PrefixIndex:
         dense_group_ids: Groups that carry keys.
         window_group_ids: Groups that checkpoints hold blocks of, in their order.
         events: Hears of prefixes that become reusable and of those that are not any more.
-        ranks_blocks: Whether what is known of blocks decides which go first; then a free block also
-            gives up a key that a held one has computed again.
+        choose_victim: Says by what is known of blocks which go first; then a free block also gives
+            up a key that a held one has computed again. None: in the order of use.
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class PrefixIndex:
         window_group_ids: Sequence[int],
         events: KVEventWriter,
         *,
-        ranks_blocks: bool = False,
+        choose_victim: ChooseVictim | None = None,
     ) -> None:
         self.events = events
-        self.ranks_blocks = ranks_blocks
+        self.choose_victim = choose_victim
         self._num_blocks = num_blocks
         # What is known of dense blocks, by id, and the clock of evictions.
         self._standings = [Standing.NEW] * num_blocks
@@ -56,10 +57,11 @@ class PrefixIndex:
         self._duplicates: dict[int, dict[BlockHash, list[KVCacheBlock]]] = {
             g: {} for g in dense_group_ids
         }
-        # Keys of a dense block in ascending order of position, and its group.
-        self._keys_of: dict[int, tuple[int, list[BlockHash]]] = {}
-        # Of the first dense group, which has a key at every unit.
-        self._lineage_group = dense_group_ids[0] if dense_group_ids else -1
+        self._num_keyed = 0  # blocks that carry keys
+        # Of the first dense group, which has a key at every unit; where there are no windows,
+        # nobody asks who continues whom; where there is nothing else, chains end at checkpoints.
+        self.keeps_lineage = bool(window_group_ids)
+        self._lineage_group = dense_group_ids[0] if dense_group_ids and window_group_ids else -1
         self.lineage = Lineage()
         self.checkpoints: dict[BlockHash, Checkpoint] = {}
         self._checkpoints_of: dict[int, list[Checkpoint]] = {}
@@ -73,9 +75,10 @@ class PrefixIndex:
     def forget(self, block: KVCacheBlock) -> Sequence[KVCacheBlock]:
         """Drop a block's keys and the checkpoints that need it; returns those's other blocks."""
         block_id = block.block_id
-        entry = self._keys_of.pop(block_id, None)
-        if entry is not None:
-            group_id, hashes = entry
+        if block.keys is not None:
+            group_id, hashes = block.group_id, block.keys
+            block.keys = None
+            self._num_keyed -= 1
             self._num_forgotten += 1
             for prefix_hash in hashes:
                 self._remove_key(group_id, prefix_hash, block)
@@ -92,41 +95,39 @@ class PrefixIndex:
 
     def is_cached(self, block: KVCacheBlock) -> bool:
         """Whether a block carries keys or belongs to a checkpoint."""
-        return block.block_id in self._keys_of or block.block_id in self._checkpoints_of
+        return block.keys is not None or block.block_id in self._checkpoints_of
 
     def tier(self, block: KVCacheBlock) -> Tier:
         """Return where a free block belongs: with the best of what it serves."""
-        block_id = block.block_id
-        if block_id in self._keys_of:
+        if block.keys is not None:
             return _REGULAR
-        records = self._checkpoints_of.get(block_id)
+        records = self._checkpoints_of.get(block.block_id)
         if not records:
             return _SCRATCH
         if len(records) == 1:
-            return checkpoint_tier(records[0])
-        return max(map(checkpoint_tier, records))
+            return records[0].tier
+        return max(record.tier for record in records)
 
     def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
         """Return the tiers of many blocks: nearly all carry keys, or nothing at all."""
-        keys, records, tier = self._keys_of, self._checkpoints_of, self.tier
+        records, tier = self._checkpoints_of, self.tier
         return [
             _REGULAR
-            if (block_id := block.block_id) in keys
-            else (tier(block) if block_id in records else _SCRATCH)
+            if block.keys is not None
+            else (tier(block) if block.block_id in records else _SCRATCH)
             for block in blocks
         ]
 
     def on_touch(self, block: KVCacheBlock) -> None:
         """Take note that a block was hit."""
-        if block.block_id in self._keys_of:
+        if block.keys is not None:
             self._standings[block.block_id] = Standing.HIT
 
     def standings(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Standing]:
         """Return what is known of many blocks: nearly all carry keys."""
-        keys, known, standing = self._keys_of, self._standings, self.standing
+        known, standing = self._standings, self.standing
         return [
-            known[block_id] if (block_id := block.block_id) in keys else standing(block)
-            for block in blocks
+            known[block.block_id] if block.keys is not None else standing(block) for block in blocks
         ]
 
     def standing(self, block: KVCacheBlock) -> Standing:
@@ -134,12 +135,12 @@ class PrefixIndex:
 
         Dense rows outlive checkpoints that are given up before them, and are of no use then.
         """
-        if block.block_id in self._keys_of:
+        if block.keys is not None:
             return self._standings[block.block_id]
         best = Standing.NEW
         rows = self.keys.get(self._lineage_group, {})
         for record in self._checkpoints_of.get(block.block_id, ()):
-            if record.num_hits or record.is_junction:
+            if record.num_hits or record.standing is CheckpointStanding.JUNCTION:
                 return Standing.HIT
             dense = rows.get(record.prefix_hash)
             if dense is not None:
@@ -152,15 +153,15 @@ class PrefixIndex:
         Args:
             num_spare: Blocks of spare checkpoints, which are not counted.
         """
-        num_dense = len(self._keys_of)
+        num_dense = self._num_keyed
         return num_dense / max(1, num_dense + len(self._checkpoints_of) - num_spare)
 
     def clear(self) -> None:
-        """Forget everything, what was evicted included."""
+        """Forget everything, what was evicted included; the pool resets its blocks' keys."""
         for group_id in self.keys:
             self.keys[group_id].clear()
             self._duplicates[group_id].clear()
-        self._keys_of.clear()
+        self._num_keyed = 0
         self._standings = [Standing.NEW] * self._num_blocks
         self.lineage.clear()
         self.checkpoints.clear()
@@ -172,8 +173,7 @@ class PrefixIndex:
 
     def keys_of(self, block: KVCacheBlock) -> Sequence[BlockHash]:
         """Return a dense block's keys in ascending order of position."""
-        entry = self._keys_of.get(block.block_id)
-        return entry[1] if entry is not None else ()
+        return block.keys or ()
 
     def add_keys(
         self,
@@ -193,17 +193,7 @@ class PrefixIndex:
         Returns:
             Free blocks that cache nothing any more.
         """
-        for block, prefix_hash in zip(blocks, prefix_hashes, strict=True):
-            entry = self._keys_of.get(block.block_id)
-            if entry is None:
-                assert not block.is_null
-                self._keys_of[block.block_id] = (group_id, [prefix_hash])
-                if self.ranks_blocks:
-                    standing = self._first_standing(group_id, prefix_hash)
-                    self._standings[block.block_id] = standing
-            else:
-                assert entry[0] == group_id
-                entry[1].append(prefix_hash)
+        self._carry(blocks, group_id, prefix_hashes)
         emptied: list[KVCacheBlock] = []
         index = self.keys[group_id]
         if index.keys().isdisjoint(prefix_hashes):
@@ -215,12 +205,32 @@ class PrefixIndex:
                 if old is block:
                     continue
                 duplicates.setdefault(prefix_hash, []).append(block)
-                if self.ranks_blocks and old.ref_cnt == 0:
+                if self.choose_victim is not None and old.ref_cnt == 0:
                     emptied += self._give_up(old, group_id, prefix_hash)
         self.ghosts.discard(prefix_hashes)
         if group_id == self._lineage_group:
             self.lineage.add(prefix_hashes, parents)
         return emptied
+
+    def _carry(
+        self, blocks: Sequence[KVCacheBlock], group_id: int, prefix_hashes: Sequence[BlockHash]
+    ) -> None:
+        """Let blocks carry keys, in ascending order of position."""
+        ranks_blocks, num_new = self.choose_victim is not None, 0
+        for block, prefix_hash in zip(blocks, prefix_hashes, strict=True):
+            keys = block.keys
+            if keys is None:
+                assert block.block_id  # the null block carries nothing
+                block.group_id = group_id
+                block.keys = [prefix_hash]
+                num_new += 1
+                if ranks_blocks:
+                    standing = self._first_standing(group_id, prefix_hash)
+                    self._standings[block.block_id] = standing
+            else:
+                assert block.group_id == group_id
+                keys.append(prefix_hash)
+        self._num_keyed += num_new
 
     def _first_standing(self, group_id: int, prefix_hash: BlockHash) -> Standing:
         """Return what is known of a prefix that is about to be published."""
@@ -237,11 +247,13 @@ class PrefixIndex:
         """Take a key from a free block; returns the block if that was its last."""
         self._remove_key(group_id, prefix_hash, block)
         self.events.removed(prefix_hash, group_id)
-        hashes = self._keys_of[block.block_id][1]
+        hashes = block.keys
+        assert hashes is not None
         hashes.remove(prefix_hash)
         if hashes:
             return ()
-        del self._keys_of[block.block_id]
+        block.keys = None
+        self._num_keyed -= 1
         return (block,)
 
     def _remove_key(self, group_id: int, prefix_hash: BlockHash, block: KVCacheBlock) -> None:
@@ -267,6 +279,21 @@ class PrefixIndex:
         """Whether the index leads from a prefix to this very block, perhaps among others."""
         others = self._duplicates[group_id].get(prefix_hash, ())
         return self.keys[group_id].get(prefix_hash) is block or any(b is block for b in others)
+
+    def add_chain(
+        self, prefix_hashes: Sequence[BlockHash], parents: Sequence[BlockHash | None]
+    ) -> None:
+        """Note units below a checkpoint that is about to be entered, without dense rows."""
+        assert not self.keys, "dense rows tell the chain"
+        self.lineage.add(prefix_hashes, parents)
+
+    def _prune_chain(self, end: BlockHash | None) -> None:
+        """Forget the units that led to nothing but a checkpoint that is gone."""
+        lineage = self.lineage
+        while end is not None and end not in self.checkpoints and lineage.is_leaf(end):
+            parent = lineage.parent_of(end)
+            lineage.remove(end)
+            end = parent
 
     # ---- membership of checkpoints -----------------------------------------------------------
 
@@ -299,6 +326,8 @@ class PrefixIndex:
             records.remove(record)
             if not records:
                 del self._checkpoints_of[block.block_id]
+        if not self.keys:
+            self._prune_chain(record.prefix_hash)
 
     def _groups_of(self, record: Checkpoint) -> list[int]:
         """Return the window groups in which a checkpoint holds blocks, if events are on."""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm.v1.core.kv_cache_utils import event_extra_keys
+from vllm.v1.core.kv_cache_utils import BlockHash, event_extra_keys
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
-from vllm.v1.core.retention.auto.spare import NO_SPARES, Spares
-from vllm.v1.core.retention.auto.yields import spare_kind
-from vllm.v1.core.retention.policy import (
-    num_dropped_blocks,
-    step_boundaries,
-    trailing_boundaries,
-)
+from vllm.v1.core.retention.boundaries import step_boundaries, trailing_boundaries
+from vllm.v1.core.retention.pinning import num_dropped_blocks
+from vllm.v1.core.retention.policy import Spare
+from vllm.v1.core.retention.standing import CheckpointStanding
 
 
 class Publisher:
@@ -38,7 +35,7 @@ class Publisher:
         cache: RequestCache,
         end: int,
         boundaries: Sequence[int],
-        spares: Spares = NO_SPARES,
+        spares: Sequence[Spare] = (),
     ) -> None:
         """Make the prefixes a step completes visible to later lookups.
 
@@ -51,7 +48,7 @@ class Publisher:
         self._publish_keys(cache, end)
         for position in boundaries:
             self._publish_checkpoint(cache, position)
-        if spares != NO_SPARES:
+        if spares:
             self._publish_spares(cache, spares)
             cache.spared_until = end
         self._drop_passed(cache, end)
@@ -69,12 +66,19 @@ class Publisher:
         end = min(cache.num_accepted, cache.request.num_tokens)
         if end < first + unit:
             return
-        wanted, interval = published.wanted, self._prefixes.interval
-        self.publish(cache, end, step_boundaries(self._geometry, first, end, wanted, interval))
+        grid = self._policy.grid(first, end)
+        self.publish(
+            cache, end, step_boundaries(self._geometry, first, end, published.wanted, grid)
+        )
 
     def _publish_keys(self, cache: RequestCache, end: int) -> None:
         unit, published, request = self._geometry.unit, cache.published, cache.request
         block_hashes = request.block_hashes
+        first_unit, num_units = published.num_units, end // unit
+        if not cache.dense and first_unit < num_units:
+            parent = block_hashes[first_unit - 1] if first_unit else None
+            units = block_hashes[first_unit:num_units]
+            self._index.add_chain(units, [parent, *units[:-1]])
         for table in cache.dense:
             step = max(unit, table.geometry.ratio)
             first = published.num_units * unit // step * step
@@ -93,68 +97,76 @@ class Publisher:
             if emptied:
                 self._prefixes.pool.replace(emptied)
             if self._index.events.is_on:
-                extra_keys = event_extra_keys(request, range(first, ends[-1], step), step)
-                self._index.events.stored(
-                    keys,
-                    block_hashes[first // unit - 1] if first else None,
-                    request.all_token_ids[first : ends[-1]],
-                    step,
-                    group_id,
-                    lora=request.lora_request,
-                    extra_keys=extra_keys if any(extra_keys) else None,
-                )
-        published.num_units = max(published.num_units, end // unit)
+                self._announce(cache, group_id, keys, range(first, ends[-1], step))
+        published.num_units = max(first_unit, num_units)
+
+    def _announce(
+        self, cache: RequestCache, group_id: int, keys: Sequence[BlockHash], starts: range
+    ) -> None:
+        """Tell of keys whose tokens begin at ``starts``; the step is how many each stands for."""
+        request, step = cache.request, starts.step
+        first = starts.start
+        extra_keys = event_extra_keys(request, starts, step)
+        self._index.events.stored(
+            keys,
+            request.block_hashes[first // self._geometry.unit - 1] if first else None,
+            request.all_token_ids[first : first + len(keys) * step],
+            step,
+            group_id,
+            lora=request.lora_request,
+            extra_keys=extra_keys if any(extra_keys) else None,
+        )
 
     def _publish_checkpoint(self, cache: RequestCache, position: int) -> None:
-        policy, published, request = self._policy, cache.published, cache.request
-        interval = self._prefixes.interval
+        published, request = cache.published, cache.request
         token_ids = request.all_token_ids
         next_token = token_ids[position] if position < len(token_ids) else None
-        is_junction = position in published.junctions
-        on_grid = interval > 0 and position % interval == 0
+        standing = CheckpointStanding.LEFT
+        if position in published.junctions:
+            standing = CheckpointStanding.JUNCTION
+        elif position in published.wanted or position in self._policy.grid(position - 1, position):
+            standing = CheckpointStanding.KEPT
         record = Checkpoint(
             request.block_hashes[position // self._geometry.unit - 1],
             position,
             tuple(window.blocks_for(position) for window in cache.windows),
             next_token,
-            is_kept=position in published.wanted or on_grid,
-            is_junction=is_junction,
-            # Its lean boundary is close below and needs no state of long compressors.
-            is_cold=policy.keeps_lean and position % self._geometry.lean != 0 and not is_junction,
+            standing,
+            is_lean=position % self._geometry.lean == 0,
         )
-        if self._store.publish(record):
+        if self._store.publish(record, request.request_id):
             if next_token is None:
                 published.unfollowed = record
-            (published.kept if record.is_kept else published.trailing).append(record)
+            is_left = standing is CheckpointStanding.LEFT
+            (published.trailing if is_left else published.kept).append(record)
 
-    def _publish_spares(self, cache: RequestCache, spares: Spares) -> None:
+    def _publish_spares(self, cache: RequestCache, spares: Sequence[Spare]) -> None:
         """Enter checkpoints that nobody asked for: many, so without what kept ones need."""
         hashes, unit = cache.request.block_hashes, self._geometry.unit
         token_ids = cache.request.all_token_ids
         num_tokens = len(token_ids)
-        num_prompt_tokens = cache.request.num_prompt_tokens
-        cache.published.spared.update(spares.ends)
+        spared, maker = cache.published.spared, cache.request.request_id
         windows = [
             (window.blocks, window.base, window.geometry.block_size, num_blocks)
             for window, num_blocks in zip(cache.windows, self._geometry.lean_blocks, strict=True)
         ]
-        for is_filler, places in ((False, spares.ends), (True, spares.fillers)):
-            for position in places:
-                blocks = []
-                for held, base, size, num_blocks in windows:
-                    end = position // size
-                    first = max(0, end - num_blocks)
-                    blocks.append(tuple(held[first - base : end - base]))
-                record = Checkpoint(
-                    hashes[position // unit - 1],
-                    position,
-                    tuple(blocks),
-                    token_ids[position] if position < num_tokens else None,
-                    is_spare=True,
-                    is_filler=is_filler,
-                    kind=None if is_filler else spare_kind(num_prompt_tokens - position),
-                )
-                self._store.publish(record)
+        for position, kind in spares:
+            blocks = []
+            for held, base, size, num_blocks in windows:
+                end = position // size
+                first = max(0, end - num_blocks)
+                blocks.append(tuple(held[first - base : end - base]))
+            record = Checkpoint(
+                hashes[position // unit - 1],
+                position,
+                tuple(blocks),
+                token_ids[position] if position < num_tokens else None,
+                CheckpointStanding.FILLER if kind is None else CheckpointStanding.SPARE,
+                kind=kind,
+            )
+            if kind is not None:
+                spared[position] = kind
+            self._store.publish(record, maker)
 
     def _drop_passed(self, cache: RequestCache, end: int) -> None:
         """Give up trailing checkpoints that newer ones replace, unless somebody resumed there."""
@@ -163,29 +175,29 @@ class Publisher:
         for record in cache.published.trailing:
             if record.position in current:
                 remaining.append(record)
-            elif record.num_hits == 0 and not record.is_kept:
-                if self._policy.adapts and record.position <= cache.request.num_prompt_tokens:
-                    # Where a chunk of the prompt ended: as good a place as others to fill memory.
-                    is_end = record.position in cache.published.spared
-                    distance = cache.request.num_prompt_tokens - record.position
-                    self._store.spare(record, spare_kind(distance) if is_end else None)
+            elif record.num_hits == 0 and record.standing is CheckpointStanding.LEFT:
+                num_prompt_tokens = cache.request.num_prompt_tokens
+                if self._policy.stays_when_passed(record.position, num_prompt_tokens):
+                    self._store.spare(record, cache.published.spared.get(record.position))
                 else:
                     self._store.dissolve(record)
         cache.published.trailing = remaining
 
     def publish_copies(self, cache: RequestCache) -> None:
         """Let copies carry their source's keys below the boundary."""
-        index = self._index
+        index, unit = self._index, self._geometry.unit
         for copy in cache.copies:
+            # Tokens between two keys of the group.
+            step = max(unit, self._geometry.groups[copy.group_id].ratio)
             for prefix_hash in copy.keys:
                 parent = index.lineage.parent_of(prefix_hash)
                 keys, parents = (prefix_hash,), (parent,)
                 emptied = index.add_keys((copy.destination,), copy.group_id, keys, parents)
                 if emptied:
                     self._prefixes.pool.replace(emptied)
-                # Its tokens were told when the source was stored.
-                unit = self._geometry.unit
-                index.events.stored((prefix_hash,), parent, (), unit, copy.group_id)
+                if index.events.is_on:
+                    end = (cache.request.block_hashes.index(prefix_hash) + 1) * unit
+                    self._announce(cache, copy.group_id, keys, range(end - step, end, step))
 
     def follow(self, cache: RequestCache) -> None:
         """Tell a checkpoint which token followed, now that it may be known."""
@@ -197,6 +209,13 @@ class Publisher:
             self._store.follow(record, token_ids[record.position])
             cache.published.unfollowed = None
 
+    def note_loaded(self, cache: RequestCache, position: int, next_token: int) -> None:
+        """Tell a checkpoint that was loaded which token followed where it was made."""
+        for record in (*cache.published.trailing, *cache.published.kept):
+            if record.position == position:
+                self._store.follow(record, next_token)
+                cache.published.unfollowed = None
+
     def pin_window(self, cache: RequestCache, start: int, end: int) -> None:
         """Pin the checkpoint at which a long step ends; a short step, as in decode, pins nothing.
 
@@ -205,7 +224,9 @@ class Publisher:
             start: Tokens computed before the step.
             end: Tokens computed after it.
         """
-        if num_dropped_blocks(self._geometry, start, end) < self._policy.pin_min_drop_blocks:
+        pinning = self._prefixes.pinning
+        assert pinning is not None, "pins are off"
+        if num_dropped_blocks(self._geometry, start, end) < pinning.min_drop_blocks:
             return
         published, num_units = cache.published, end // self._geometry.unit
         if not num_units:

@@ -15,11 +15,23 @@ from vllm.v1.core.sched.output import RowBounds
 
 
 def prefer_rebuild(
-    index: PrefixIndex, geometry: CacheGeometry, block_hashes: Sequence[BlockHash], hit: PrefixHit
+    index: PrefixIndex,
+    geometry: CacheGeometry,
+    num_tokens: int,
+    block_hashes: Sequence[BlockHash],
+    hit: PrefixHit,
 ) -> PrefixHit:
-    """Return a hit on dense rows alone where that computes fewer tokens than the given one."""
+    """Return a hit on dense rows alone where that computes fewer tokens than the given one.
+
+    Args:
+        index: What is cached.
+        geometry: The model's groups.
+        num_tokens: Tokens before a boundary to compute again for the window rows there.
+        block_hashes: Of the request.
+        hit: What the lookup found.
+    """
     boundary = geometry.floor_lean(hit.dense_match)
-    rebuild = find_rebuild(geometry.rebuild_tokens, geometry.unit, hit.position, boundary)
+    rebuild = find_rebuild(num_tokens, geometry.unit, hit.position, boundary)
     if rebuild is None:
         return hit
     full, partial = find_dense_blocks(index, geometry, block_hashes, boundary)

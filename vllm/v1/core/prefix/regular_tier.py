@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from vllm.v1.core.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
-from vllm.v1.core.retention.auto.eviction import Rule, Standing, choose_victim
+from vllm.v1.core.retention.queues import ChooseVictim, Standing
 
 
 class RegularTier:
-    """The tier of useful free blocks; the rule in force says which goes first.
+    """The tier of useful free blocks; the policy says which goes first.
 
     Has the verbs of a queue, so that the pool need not tell it from the other tiers.
 
@@ -16,14 +16,16 @@ class RegularTier:
     Args:
         num_blocks: Blocks of the pool.
         standings: Says what is known of blocks that join.
+        choose_victim: Says which queue gives its oldest or newest block next.
     """
 
     def __init__(
         self,
         num_blocks: int,
         standings: Callable[[Sequence[KVCacheBlock]], Sequence[Standing]],
+        choose_victim: ChooseVictim,
     ) -> None:
-        self.rule = Rule.LRU
+        self._choose_victim = choose_victim
         self._capacity = num_blocks
         self._queues = tuple(FreeKVCacheBlockQueue([]) for _ in Standing)
         self._new = self._queues[Standing.NEW]
@@ -67,7 +69,7 @@ class RegularTier:
 
     def popleft(self) -> KVCacheBlock:
         """Take the next victim; there is one."""
-        standing, is_newest = choose_victim(self.rule, self, self._capacity, self._now)
+        standing, is_newest = self._choose_victim(self, self._capacity, self._now)
         queue = self._queues[standing]
         self.num_free_blocks -= 1
         if not is_newest:

@@ -91,6 +91,8 @@ class DonorWaits:
 
     def _ask_donor(self, donor: RequestCache, position: int) -> None:
         """Let a running prefill leave checkpoints where a waiting request parts from it."""
+        if not self._geometry.windows:
+            return
         asked = {p for p in (position, self._geometry.floor_lean(position)) if p > 0}
         new = asked - donor.published.wanted
         donor.published.wanted |= asked

@@ -4,14 +4,11 @@ from functools import lru_cache
 
 from vllm.exceptions import ConfigError
 from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
-from vllm.v1.core.retention.policy import (
+from vllm.v1.core.retention.boundaries import (
     needed_window_blocks,
     replay_boundaries,
     trailing_boundaries,
 )
-
-# Copies of partly covered blocks that one admission may need beside its own blocks.
-MAX_COPIES_PER_REQUEST = 2
 
 
 def max_checkpoint_blocks(geometry: CacheGeometry) -> int:
@@ -61,7 +58,7 @@ def max_request_blocks(geometry: CacheGeometry, num_tokens: int, lookahead: int 
         for group in geometry.windows
     )
     drafter_copies = sum(group.has_drafter_rows for group in geometry.windows)
-    return dense + windows + MAX_COPIES_PER_REQUEST + drafter_copies
+    return dense + windows + geometry.max_copies + drafter_copies
 
 
 def check_room_for_one(

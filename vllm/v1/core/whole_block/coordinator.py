@@ -1,25 +1,25 @@
 """The coordinators of hits at whole blocks, by vLLM 0.23's rules and under its names.
 
-They serve models whose cache is full attention only, and code written against that interface.
-Hybrid models hit at one unit: ``vllm.v1.core.kv_cache_coordinator.CheckpointCoordinator``.
+They serve code written against that interface. The models of an engine hit at one unit:
+``vllm.v1.core.kv_cache_coordinator.CheckpointCoordinator``.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vllm import envs
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.cache_settings import CacheSettings
-from vllm.v1.core.cache_step import Lookup, StepPlan, StepRequest
+from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, StepWork
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.prefix.exports import Exports
+from vllm.v1.core.prefix.exports import Exports, PlacedCheckpoint, PrefixBlocks
 from vllm.v1.core.retention.masks import num_window_tail_blocks, resolve_retention_interval
-from vllm.v1.core.retention.policy import pinned_share
+from vllm.v1.core.retention.pinning import PinSettings, log_pins, resolve_pins
 from vllm.v1.core.single_type_kv_cache_manager import (
     SlidingWindowManager,
     get_manager_for_kv_cache_spec,
@@ -28,28 +28,53 @@ from vllm.v1.core.whole_block.lookup import HybridLookup
 from vllm.v1.core.whole_block.records import whole_block_prefill_stats
 
 if TYPE_CHECKING:
-    from vllm.v1.messages import PrefillStats
+    from vllm.v1.messages import HeldPrefix, PrefillStats
+    from vllm.v1.metrics.stats import CachePolicyStats
     from vllm.v1.request import Request
 
 
-class GroupManagers:
-    """The managers of all groups over one pool: what each does for one group, for all of them.
+class KVCacheCoordinator(Coordinator):
+    """The groups of one model, with hits at whole blocks.
 
-    Owns: the managers, in group order.
+    Owns: the pool, the managers of the groups.
 
     Args:
         settings: Groups, sizes and switches.
-        block_pool: The pool of all groups.
+
+    Raises:
+        ConfigError: (a ValueError) The retention interval does not fit the model.
     """
 
-    def __init__(self, settings: CacheSettings, block_pool: BlockPool) -> None:
-        self.block_pool = block_pool
+    def __init__(self, settings: CacheSettings) -> None:
+        self.settings = settings
+        self.kv_cache_config = settings.kv_cache_config
+        self.max_model_len = settings.max_model_len
+        self.enable_caching = settings.enable_caching
+        self.scheduler_block_size = settings.scheduler_block_size
+        self.hash_block_size = settings.hash_block_size
+        groups = self.kv_cache_config.kv_cache_groups
+        retention_interval = resolve_retention_interval(
+            envs.retention_or_default(self.kv_cache_config.prefix_cache_retention_interval),
+            has_window_groups=any(g.kv_cache_spec.window_tokens is not None for g in groups),
+            scheduler_block_size=settings.scheduler_block_size,
+        )
+        self.eagle_group_ids = {i for i, group in enumerate(groups) if group.is_eagle_group}
+        if settings.use_eagle and not self.eagle_group_ids:
+            self.eagle_group_ids = set(range(len(groups)))
+        pool = BlockPool(
+            num_gpu_blocks=self.kv_cache_config.num_blocks,
+            enable_caching=settings.enable_caching,
+            hash_block_size=settings.hash_block_size,
+            enable_kv_cache_events=settings.enable_kv_cache_events,
+            metrics_collector=settings.metrics_collector,
+        )
+        self.block_pool = pool
         self.single_type_managers = tuple(
             get_manager_for_kv_cache_spec(
                 group.kv_cache_spec,
                 max_num_batched_tokens=settings.max_num_batched_tokens,
                 max_model_len=settings.max_model_len,
-                block_pool=block_pool,
+                block_pool=pool,
                 enable_caching=settings.enable_caching,
                 kv_cache_group_id=group_id,
                 scheduler_block_size=settings.scheduler_block_size,
@@ -67,7 +92,40 @@ class GroupManagers:
         self._taken_blocks: list[KVCacheBlock] = []
         for manager in self.single_type_managers:
             manager.taken_blocks = self._taken_blocks
-        self.retention_interval: int | None = None
+        self.exports = Exports(pool)
+        self.retention_interval = retention_interval
+        assert settings.scheduler_block_size % settings.hash_block_size == 0
+        for group_id, manager in enumerate(self.single_type_managers):
+            manager.use_eagle = group_id in self.eagle_group_ids
+            assert settings.scheduler_block_size % manager.block_size == 0, (
+                f"The scheduler's block size {settings.scheduler_block_size} is no multiple of "
+                f"group {group_id}'s block size {manager.block_size}."
+            )
+        self._no_hits: tuple[Sequence[KVCacheBlock], ...] = ((),) * len(groups)
+        pinning = resolve_pins(self.kv_cache_config) if settings.enable_caching else None
+        if pinning is not None:
+            self._enable_pinning(pinning)
+
+    def _enable_pinning(self, pinning: PinSettings) -> None:
+        """Let window groups pin."""
+        window_managers = [
+            manager
+            for manager in self.single_type_managers
+            if isinstance(manager, SlidingWindowManager)
+        ]
+        if not window_managers:
+            return
+        num_blocks = self.block_pool.num_gpu_blocks - 1
+        self.block_pool.enable_pinning(int(num_blocks * pinning.share))
+        shapes = [(m.sliding_window, m.block_size, m.use_eagle) for m in window_managers]
+        kept = [m.block_size for m in self.single_type_managers if m.is_downward_closed]
+        num_tokens = int(num_blocks / sum(1 / size for size in kept)) if kept else 0
+        window_blocks = sum(num_window_tail_blocks(*shape) for shape in shapes)
+        log_pins(pinning, num_blocks, window_blocks, num_tokens)
+        for manager in window_managers:
+            manager.pin_min_drop_blocks = pinning.min_drop_blocks
+
+    # ---- what managers do, for all groups --------------------------------------------------------
 
     def get_num_blocks_to_allocate(
         self,
@@ -180,70 +238,85 @@ class GroupManagers:
         for manager in self._stepping_managers:
             manager.new_step_starts()
 
+    # ---- what only hits at one unit have ---------------------------------------------------------
 
-class KVCacheCoordinator(GroupManagers, Coordinator):
-    """The groups of one model, with hits at whole blocks.
+    def should_wait(self, request: Request, found: Lookup) -> bool:
+        """Wait for nobody."""
+        return False
 
-    Owns: the pool; and the managers, as its base.
+    def is_ready(self, request: Request, start: int, main_end: int, alloc_end: int) -> bool:
+        """Return False: every step is planned."""
+        return False
 
-    Args:
-        settings: Groups, sizes and switches.
+    def chunk_end(self, request: Request, num_new_tokens: int) -> int:
+        """Let chunks end anywhere."""
+        return num_new_tokens
 
-    Raises:
-        ConfigError: (a ValueError) The retention interval does not fit the model.
-    """
+    def commit_step(self) -> None:
+        """Do nothing: steps are published as they are allocated."""
 
-    def __init__(self, settings: CacheSettings) -> None:
-        self.settings = settings
-        self.kv_cache_config = settings.kv_cache_config
-        self.max_model_len = settings.max_model_len
-        self.enable_caching = settings.enable_caching
-        self.scheduler_block_size = settings.scheduler_block_size
-        self.hash_block_size = settings.hash_block_size
-        groups = self.kv_cache_config.kv_cache_groups
-        retention_interval = resolve_retention_interval(
-            envs.retention_or_default(self.kv_cache_config.prefix_cache_retention_interval),
-            has_window_groups=any(g.kv_cache_spec.window_tokens is not None for g in groups),
-            scheduler_block_size=settings.scheduler_block_size,
-        )
-        self.eagle_group_ids = {i for i, group in enumerate(groups) if group.is_eagle_group}
-        if settings.use_eagle and not self.eagle_group_ids:
-            self.eagle_group_ids = set(range(len(groups)))
-        pool = BlockPool(
-            num_gpu_blocks=self.kv_cache_config.num_blocks,
-            enable_caching=settings.enable_caching,
-            hash_block_size=settings.hash_block_size,
-            enable_kv_cache_events=settings.enable_kv_cache_events,
-            metrics_collector=settings.metrics_collector,
-        )
-        super().__init__(settings, pool)
-        self.exports = Exports(pool)
-        self.retention_interval = retention_interval
-        assert settings.scheduler_block_size % settings.hash_block_size == 0
-        for group_id, manager in enumerate(self.single_type_managers):
-            manager.use_eagle = group_id in self.eagle_group_ids
-            assert settings.scheduler_block_size % manager.block_size == 0, (
-                f"The scheduler's block size {settings.scheduler_block_size} is no multiple of "
-                f"group {group_id}'s block size {manager.block_size}."
-            )
-        self._no_hits: tuple[Sequence[KVCacheBlock], ...] = ((),) * len(groups)
-        if settings.enable_caching and envs.VLLM_PIN_SWA_TOKENS:
-            self._enable_pinning()
+    def take_step_work(self) -> StepWork:
+        """Return nothing: no copies, and no tables but those that are given out."""
+        return NO_WORK
 
-    def _enable_pinning(self) -> None:
-        """Let window groups pin."""
-        window_managers = [
-            manager
-            for manager in self.single_type_managers
-            if isinstance(manager, SlidingWindowManager)
-        ]
-        max_pinned = int((self.block_pool.num_gpu_blocks - 1) * pinned_share(self.kv_cache_config))
-        if not window_managers:
-            return
-        shapes = [(m.sliding_window, m.block_size, m.use_eagle) for m in window_managers]
-        self.block_pool.enable_pinning(max_pinned, sum(num_window_tail_blocks(*s) for s in shapes))
-        for manager in window_managers:
-            manager.pin_min_drop_blocks = envs.VLLM_PIN_MIN_DROP_SIZE
+    def held_prefixes(self) -> Sequence[HeldPrefix]:
+        """Return none: that cannot be asked for."""
+        return ()
+
+    def forget_prefix(self, name: str) -> bool:
+        """Return False: there is none."""
+        return False
+
+    def policy_stats(self) -> CachePolicyStats | None:
+        """Return None: nothing is learnt."""
+        return None
+
+    def find_faults(self, num_computed: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+        """Find none beyond what the index sees."""
+        yield from ()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget everything cached; False while blocks are held."""
+        return self.block_pool.reset_prefix_cache()
+
+    def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
+        """Hold the longest cached prefix of a request for another engine to read."""
+        found = self.look_up(request, request.num_prompt_tokens - 1)
+        if not found.num_tokens:
+            return None
+        self.exports.hold(name, found.blocks.blocks)
+        ids = tuple(tuple(group) for group in found.blocks.get_block_ids())
+        return PrefixBlocks(found.num_tokens, 0, (0,) * len(ids), ids)
+
+    def find_import(
+        self,
+        request: Request,
+        num_tokens: int,
+        num_external_tokens: int,
+        next_token: int | None = None,
+    ) -> PrefixBlocks:
+        """Return where a connector shall write the rows of an allocated request's prefix."""
+        tables = self.get_blocks(request.request_id)
+        ids = tuple(tuple(block.block_id for block in table) for table in tables)
+        return PrefixBlocks(num_tokens, num_tokens - num_external_tokens, (0,) * len(ids), ids)
+
+    def list_checkpoints(
+        self, block_hashes: Sequence[BlockHash], end: int
+    ) -> Sequence[PlacedCheckpoint]:
+        """Return nothing: there are none."""
+        return ()
+
+    def locate_rows(
+        self, block_hashes: Sequence[BlockHash], first: int, end: int
+    ) -> PrefixBlocks | None:
+        """Return None: what hits at whole blocks is not kept elsewhere."""
+        return None
+
+    def locate_checkpoint(
+        self, block_hashes: Sequence[BlockHash], position: int, dense_from: int
+    ) -> PrefixBlocks | None:
+        """Return None: there are no checkpoints."""
+        return None
 
     # ---- one step of one request -------------------------------------------------------------
 

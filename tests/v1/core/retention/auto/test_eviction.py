@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from vllm.v1.core.retention.auto.eviction import STALE_POOLS, Rule, Standing, choose_victim
+from vllm.v1.core.retention.auto.eviction import STALE_POOLS, Rule, choose_victim
+from vllm.v1.core.retention.queues import Standing
 
 
 @dataclass

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import pytest
 
 from tests.v1.core.retention.auto.test_eviction import expected_victim
-from vllm.v1.core.retention.auto.eviction import Rule, Standing
+from vllm.v1.core.retention.auto.eviction import Rule
 from vllm.v1.core.retention.auto.shadow import Shadow
+from vllm.v1.core.retention.queues import Standing
 
 
 @dataclass

@@ -1,12 +1,23 @@
 """Spare checkpoints: inside the step, within the room, near the end first."""
 
 import random
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
 from benchmarks.v4_cache import UNITS, flash_config
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.retention.auto.spare import NO_SPARES, spare_boundaries
+from vllm.v1.core.retention.auto.spare import spare_boundaries
+from vllm.v1.core.retention.policy import PrefillStep, Spare
+
+
+def ends(spares: Sequence[Spare]) -> list[int]:
+    return [spare.position for spare in spares if spare.kind is not None]
+
+
+def fillers(spares: Sequence[Spare]) -> list[int]:
+    return [spare.position for spare in spares if spare.kind is None]
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -21,8 +32,8 @@ def test_places_fit_the_step_and_the_room(unit: int) -> None:
         end = min(n, start + rng.choice([100, 2048, 8192]))
         taken = {geometry.floor_lean(n - 1)}
         num_blocks, num_older = rng.randrange(600), rng.choice([0, 0, 100])
-        found = spare_boundaries(geometry, start, end, n, taken, num_blocks, num_older, 1000)
-        places = [*found.ends, *found.fillers]
+        step = PrefillStep(start, end, n, (), taken, num_blocks, num_older, 1000)
+        places = [spare.position for spare in spare_boundaries(geometry, step)]
         assert len(set(places)) == len(places)
         assert all(start < p <= end and p % geometry.lean == 0 for p in places)
         assert not taken & set(places)
@@ -33,14 +44,15 @@ def test_places_fit_the_step_and_the_room(unit: int) -> None:
 
 def test_a_full_pool_leaves_none() -> None:
     geometry = CacheGeometry.from_config(flash_config(32, 1000))
-    assert spare_boundaries(geometry, 0, 8192, 8192, (), 60, 0, 1000) == NO_SPARES
+    assert not spare_boundaries(geometry, PrefillStep(0, 8192, 8192, (), (), 60, 0, 1000))
 
 
 def test_ends_grow_apart_fourfold_and_older_spares_give_way_to_them() -> None:
     geometry = CacheGeometry.from_config(flash_config(32, 1000))
-    found = spare_boundaries(geometry, 0, 40_000, 40_000, (), 0, 900, 1000)
-    assert found.fillers == ()
-    distances = [40_000 - place for place in reversed(found.ends)]
+    found = spare_boundaries(geometry, PrefillStep(0, 40_000, 40_000, (), (), 0, 900, 1000))
+    assert fillers(found) == []
+    distances = [40_000 - place for place in reversed(ends(found))]
+    assert [spare.kind for spare in reversed(found)] == [1, 2, 3, 4]
     assert len(distances) == 4
     for distance, wanted in zip(distances, (256, 1024, 4096, 16_384), strict=True):
         assert wanted <= distance < wanted + geometry.lean
@@ -50,15 +62,14 @@ def test_much_room_gives_a_fine_grid_and_little_a_coarse_one() -> None:
     geometry = CacheGeometry.from_config(flash_config(128, 100_000))
     steps = []
     for num_blocks in (90_000, 6_600):
-        found = spare_boundaries(geometry, 0, 65_536, 65_536, (), num_blocks, 0, 100_000)
-        steps.append(min(b - a for a, b in zip(found.fillers, found.fillers[1:], strict=False)))
+        step = PrefillStep(0, 65_536, 65_536, (), (), num_blocks, 0, 100_000)
+        places = fillers(spare_boundaries(geometry, step))
+        steps.append(min(b - a for a, b in pairwise(places)))
     assert steps[0] == 2 * geometry.coarse < steps[1]
 
 
 def test_marks_come_first_and_only_inside_the_step() -> None:
     geometry = CacheGeometry.from_config(flash_config(32, 1000))
     cost = sum(geometry.lean_blocks)
-    found = spare_boundaries(
-        geometry, 2048, 8192, 9000, (), 62 + 2 * cost, 0, 1000, (3000, 100, 5000)
-    )
-    assert found.ends == (2944, 4992)
+    step = PrefillStep(2048, 8192, 9000, (3000, 100, 5000), (), 62 + 2 * cost, 0, 1000)
+    assert ends(spare_boundaries(geometry, step)) == [2944, 4992]

@@ -10,16 +10,9 @@ The rules differ only in which end of which queue they take from, so changing th
 nothing.
 """
 
-from enum import Enum, IntEnum
-from typing import Protocol
+from enum import Enum
 
-
-class Standing(IntEnum):
-    """What is known of a cached thing."""
-
-    NEW = 0
-    RETURNED = 1
-    HIT = 2
+from vllm.v1.core.retention.queues import Standing, StandingQueues
 
 
 class Rule(Enum):
@@ -40,22 +33,6 @@ class Rule(Enum):
 _PROBATION_SHARE = {Rule.SHORT_PROBATION: 0.05, Rule.LONG_PROBATION: 0.6}
 # Under RESIDENTS, what nobody used while so many times the pool's contents were, is given up.
 STALE_POOLS = 3.0
-
-
-class StandingQueues(Protocol):
-    """Three queues in the order of their entries' stamps; a stamp tells when an entry was used."""
-
-    def size(self, standing: Standing) -> int:
-        """Return how many entries a queue has."""
-        ...
-
-    def oldest(self, standing: Standing) -> int:
-        """Return the stamp of a queue's first entry; the queue is not empty."""
-        ...
-
-    def newest(self, standing: Standing) -> int:
-        """Return the stamp of a queue's last entry; the queue is not empty."""
-        ...
 
 
 def choose_victim(

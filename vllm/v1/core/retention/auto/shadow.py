@@ -3,7 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from vllm.v1.core.retention.auto.eviction import Rule, Standing, choose_victim
+from vllm.v1.core.retention.auto.eviction import Rule, choose_victim
+from vllm.v1.core.retention.queues import Standing
 
 
 class Shadow:

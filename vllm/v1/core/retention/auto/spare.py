@@ -1,9 +1,10 @@
 """Checkpoints in memory that nothing else needs now."""
 
-from collections.abc import Container, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.retention.auto.yields import spare_kind
+from vllm.v1.core.retention.policy import PrefillStep, Spare
 
 # The part of a pool that spare checkpoints leave to requests that come.
 _RESERVED_SHARE = 1 / 16
@@ -13,27 +14,7 @@ _GRID_SHARE = 1 / 8
 _FINEST_GRID = 2
 
 
-class Spares(NamedTuple):
-    """Boundaries of spare checkpoints, ascending: near the prompt's end, and to fill memory."""
-
-    ends: tuple[int, ...] = ()
-    fillers: tuple[int, ...] = ()
-
-
-NO_SPARES = Spares()
-
-
-def spare_boundaries(
-    geometry: CacheGeometry,
-    start: int,
-    end: int,
-    num_tokens: int,
-    taken: Container[int],
-    num_blocks: int,
-    num_older: int,
-    pool_size: int,
-    marks: Sequence[int] = (),
-) -> Spares:
+def spare_boundaries(geometry: CacheGeometry, step: PrefillStep) -> Sequence[Spare]:
     """Return the boundaries inside a prefill step at which to leave checkpoints for nobody yet.
 
     The window rows there are computed anyway, and the memory is the first to go. Prompts part near
@@ -45,35 +26,29 @@ def spare_boundaries(
         ends             .                       .           .   . .
         grid         .   .   .   .   .   .   .   .   .   .   .   .
 
-    Args:
-        geometry: The model's groups.
-        start: Tokens computed before the step.
-        end: Tokens computed after it.
-        num_tokens: Tokens of the prompt.
-        taken: Boundaries of the step that have a checkpoint anyway.
-        num_blocks: Blocks that cache nothing, the step's own taken off.
-        num_older: Blocks of spare checkpoints that are there, which may give way.
-        pool_size: Blocks of the pool.
-        marks: Offsets in the prompt where parts of it end, the most likely to be shared first.
-
     Returns:
-        Lean boundaries in ``(start, end]``.
+        Lean boundaries of the step, those near the prompt's end before those of the grid.
     """
-    room = num_blocks - int(pool_size * _RESERVED_SHARE)
+    room = step.num_blocks - int(step.pool_size * _RESERVED_SHARE)
     cost = sum(geometry.lean_blocks)
     if not cost:
-        return NO_SPARES
+        return ()
     ends: list[int] = []
-    num_most = (room + num_older) // cost
-    for position in (*marks, *_positions_below(geometry, num_tokens)):
+    num_most = (room + step.num_spare_blocks) // cost
+    num_tokens = step.num_prompt_tokens
+    for position in (*step.marks, *_positions_below(geometry, num_tokens)):
         if len(ends) >= num_most:
             break
         place = geometry.floor_lean(position)
-        if start < place <= end and place not in taken and place not in ends:
+        if step.start < place <= step.end and place not in step.taken and place not in ends:
             ends.append(place)
-    grid = _grid(_FINEST_GRID * geometry.coarse, start, end, int(room * _GRID_SHARE) // cost)
-    fillers = tuple(place for place in grid if place not in taken and place not in ends)
-    return Spares(tuple(sorted(ends)), fillers)
+    most = int(room * _GRID_SHARE) // cost
+    grid = _grid(_FINEST_GRID * geometry.coarse, step.start, step.end, most)
+    fillers = (place for place in grid if place not in step.taken and place not in ends)
+    return (
+        *(Spare(place, spare_kind(num_tokens - place)) for place in sorted(ends)),
+        *(Spare(place, None) for place in fillers),
+    )
 
 
 def _positions_below(geometry: CacheGeometry, num_tokens: int) -> Iterator[int]:

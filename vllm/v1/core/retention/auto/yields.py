@@ -1,5 +1,7 @@
 """Which spare checkpoints are worth as much as those that were asked for: by what came of both."""
 
+from vllm.v1.core.retention.policy import ASKED_FOR
+
 # Hits without which a kind is not believed in.
 _MIN_HITS = 4
 # Counts are halved when so many checkpoints were made.
@@ -27,12 +29,11 @@ class Yields:
     __slots__ = ("_hits", "_made", "_num_made")
 
     def __init__(self) -> None:
-        # None is the kind of those that were asked for.
-        self._made: dict[int | None, float] = {}
-        self._hits: dict[int | None, float] = {}
+        self._made: dict[int, float] = {}
+        self._hits: dict[int, float] = {}
         self._num_made = 0
 
-    def note_made(self, kind: int | None) -> None:
+    def note_made(self, kind: int) -> None:
         """Count a checkpoint."""
         self._made[kind] = self._made.get(kind, 0.0) + 1
         self._num_made += 1
@@ -42,7 +43,7 @@ class Yields:
                 for each in counts:
                     counts[each] /= 2
 
-    def note_hit(self, kind: int | None) -> None:
+    def note_hit(self, kind: int) -> None:
         """Count a request that resumed at a checkpoint of a kind."""
         self._hits[kind] = self._hits.get(kind, 0.0) + 1
 
@@ -51,5 +52,6 @@ class Yields:
         hits = self._hits.get(kind, 0.0)
         if hits < _MIN_HITS:
             return False
-        asked_hits, asked_made = self._hits.get(None, 0.0), self._made.get(None, 0.0)
+        asked_hits = self._hits.get(ASKED_FOR, 0.0)
+        asked_made = self._made.get(ASKED_FOR, 0.0)
         return hits * asked_made >= asked_hits * self._made.get(kind, 0.0)

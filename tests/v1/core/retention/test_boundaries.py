@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from tests.v1.core.v4_geometry import BF16, FP32, v4_config
 from vllm.exceptions import ConfigError
 from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
-from vllm.v1.core.retention.policy import (
+from vllm.v1.core.retention.boundaries import (
     needed_window_blocks,
-    num_dropped_blocks,
     replay_boundaries,
     step_boundaries,
     trailing_boundaries,
 )
+from vllm.v1.core.retention.pinning import num_dropped_blocks
 from vllm.v1.core.retention.sizes import max_request_blocks, max_window_blocks
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,

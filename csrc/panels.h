@@ -1,0 +1,317 @@
+// Matrices packed for products: 64 outputs to a panel, outputs in lanes, codes widened in registers.
+//
+//   codes   [panels, words, 64]   a word: 32 bits, the codes of 8 (or 4) inputs of one output
+//   scales  [panels, groups, 64]  a group: so many inputs, whole words
+//
+// An output is one lane of one register, and its sum meets the inputs in one order: a chain over
+// kChain inputs, then a sum over chains. Rows, tiles, threads and builds choose only which lanes run
+// together. Every weight is the one value of its code, scale and offset, rounded once, so a packed
+// matrix gives the bits of its decoded twin, packed as floats.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "aligned.h"
+#include "vec.h"
+#include "vllm_native.h"
+
+namespace vn {
+namespace VN_BUILD {
+
+constexpr int kPanel = 64, kPanelVecs = kPanel / kLanes;
+// Inputs of one chain of sums: kept short, as a chain's rounding errors grow with it.
+constexpr int64_t kChain = 256;
+// Rows of inputs whose sums of a panel are kept at a time.
+constexpr int64_t kPanelRows = 96;
+
+template <int Kind>
+constexpr int kWordCodes = Kind == VN_CODE_INT8 ? 4 : 8;
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Sixteen scales (or offsets) of one group: [groups, 64] of a panel, or [groups / fan, 64] factors.
+inline Vec load_scales(int32_t kind, const void* values, int64_t at) {
+  if (kind == VN_SCALE_F16) return load_half(static_cast<const uint16_t*>(values) + at);
+  if (kind == VN_SCALE_BF16) return load_bf16(static_cast<const uint16_t*>(values) + at);
+  if (kind == VN_SCALE_INT8) return load_int8(static_cast<const uint8_t*>(values) + at);
+  if (kind == VN_SCALE_E8M0) {
+    const uint8_t* bytes = static_cast<const uint8_t*>(values) + at;
+    uint32_t bits[kLanes];
+    float lanes[kLanes];
+    for (int i = 0; i < kLanes; ++i) bits[i] = bytes[i] == 0 ? 0x00400000u : uint32_t{bytes[i]} << 23;
+    std::memcpy(lanes, bits, sizeof(lanes));
+    return load(lanes);
+  }
+  return load(static_cast<const float*>(values) + at);
+}
+
+// A panel of a matrix, with what its groups are read by.
+struct PanelView {
+  const vn_panels& m;
+  int64_t cols, words, groups, factors, index;
+
+  PanelView(const vn_matrix& matrix, int64_t panel)
+      : m(*static_cast<const vn_panels*>(matrix.data)),
+        cols(matrix.cols),
+        words(ceil_div(matrix.cols, m.code_kind == VN_CODE_INT8 ? 4 : 8)),
+        groups(ceil_div(matrix.cols, m.group)),
+        factors(ceil_div(groups, m.factor_groups)),
+        index(panel) {}
+
+  const uint32_t* codes(int64_t word, int vec) const {
+    return m.codes + ((index * words + word) * kPanel + vec * kLanes);
+  }
+  Vec scale(int64_t g, int vec) const {
+    const Vec own = load_scales(m.scale_kind, m.scales, (index * groups + g) * kPanel + vec * kLanes);
+    return m.scale_factors == nullptr ? own : mul(own, factor(m.scale_factors, g, vec));
+  }
+  Vec offset(int64_t g, int vec, Vec scale) const {
+    const Vec own =
+        load_scales(m.offset_kind, m.offsets, (index * groups + g) * kPanel + vec * kLanes);
+    if (m.offset_factors != nullptr) return mul(own, factor(m.offset_factors, g, vec));
+    // Zero points: (code - zero) * scale.
+    return m.offset_kind == VN_SCALE_INT8 ? mul(sub(zero(), own), scale) : own;
+  }
+
+ private:
+  Vec factor(const uint16_t* values, int64_t g, int vec) const {
+    return load_half(values + (index * factors + g / m.factor_groups) * kPanel + vec * kLanes);
+  }
+};
+
+template <bool kHasOffset>
+VN_INLINE Vec weight_of(Vec code, Vec scale, Vec offset) {
+  return kHasOffset ? fma(code, scale, offset) : mul(code, scale);
+}
+
+// The scales of C vectors, read when a group begins.
+template <bool kHasOffset, int C>
+VN_INLINE void load_group(const PanelView& panel, int64_t g, int first, Vec* scales, Vec* offsets) {
+  each<C>([&](auto c) VN_NOW {
+    scales[c] = panel.scale(g, first + c);
+    if constexpr (kHasOffset) offsets[c] = panel.offset(g, first + c, scales[c]);
+  });
+}
+
+// Adds a chain to what came before it; sums: rows of kPanel.
+template <int R, int C>
+VN_INLINE void close_chain(const Vec* chain, bool is_first, int first, float* sums) {
+  each<R * C>([&](auto i) VN_NOW {
+    float* own = sums + (i / C) * kPanel + (first + i % C) * kLanes;
+    store(own, is_first ? chain[i] : add(load(own), chain[i]));
+  });
+}
+
+// So many bytes on lies what is multiplied next: one stream, of which pages begin unasked.
+constexpr int64_t kFetchWords = 1024;
+
+// sums[r] = x[r] . the outputs of C vectors, decoded in registers: for as many rows as one tile has.
+template <int Kind, bool kHasOffset, int R, int C>
+inline void dot_panel_few(const float* const* x, const PanelView& panel, int first, float* sums) {
+  constexpr int kCodes = kWordCodes<Kind>;
+  const int64_t group_words = panel.m.group / kCodes;
+  for (int64_t begin = 0; begin < panel.cols; begin += kChain) {
+    const int64_t end = std::min(panel.cols, begin + kChain);
+    Vec chain[R * C], scales[C], offsets[C];
+    each<R * C>([&](auto i) VN_NOW { chain[i] = zero(); });
+    int64_t word = begin / kCodes, until = word;
+    const int64_t last = ceil_div(end, kCodes);
+    for (; word < last; ++word) {
+      if (word == until) {
+        const int64_t g = word / group_words;
+        load_group<kHasOffset, C>(panel, g, first, scales, offsets);
+        until = (g + 1) * group_words;
+      }
+      Words words[C];
+      each<C>([&](auto c) VN_NOW {
+        const uint32_t* line = panel.codes(word, first + c);
+        __builtin_prefetch(line + kFetchWords, 0, 3);
+        words[c] = load_words(line);
+      });
+      const float* inputs[R];
+      float padded[R][kCodes];
+      each<R>([&](auto r) VN_NOW { inputs[r] = x[r] + word * kCodes; });
+      if ((word + 1) * kCodes > end) {
+        // Codes beyond the row's end are zero, and so are their inputs.
+        each<R>([&](auto r) VN_NOW {
+          for (int j = 0; j < kCodes; ++j) {
+            padded[r][j] = word * kCodes + j < end ? inputs[r][j] : 0.0f;
+          }
+          inputs[r] = padded[r];
+        });
+      }
+      each<kCodes>([&](auto j) VN_NOW {
+        Vec weights[C];
+        each<C>([&](auto c) VN_NOW {
+          weights[c] = weight_of<kHasOffset>(code_of<Kind, j>(words[c]), scales[c], offsets[c]);
+        });
+        each<R>([&](auto r) VN_NOW {
+          const Vec input = fill(inputs[r][j]);
+          each<C>([&](auto c) VN_NOW {
+            chain[r * C + c] = fma(input, weights[c], chain[r * C + c]);
+          });
+        });
+      });
+    }
+    close_chain<R, C>(chain, begin == 0, first, sums);
+  }
+}
+
+// Widens inputs begin .. end - 1 of C vectors: out [end - begin, C, 16].
+template <int Kind, bool kHasOffset, int C>
+inline void decode_panel(const PanelView& panel, int first, int64_t begin, int64_t end, float* out) {
+  constexpr int kCodes = kWordCodes<Kind>;
+  const int64_t group_words = panel.m.group / kCodes;
+  Vec scales[C], offsets[C];
+  int64_t until = -1;
+  for (int64_t word = begin / kCodes; word * kCodes < end; ++word) {
+    if (word >= until) {
+      const int64_t g = word / group_words;
+      load_group<kHasOffset, C>(panel, g, first, scales, offsets);
+      until = (g + 1) * group_words;
+    }
+    each<C>([&](auto c) VN_NOW {
+      const Words words = load_words(panel.codes(word, first + c));
+      each<kCodes>([&](auto j) VN_NOW {
+        store(out + ((word * kCodes + j - begin) * C + c) * kLanes,
+              weight_of<kHasOffset>(code_of<Kind, j>(words), scales[c], offsets[c]));
+      });
+    });
+  }
+}
+
+// One chain over widened weights [count, C, 16].
+template <int R, int C>
+inline void dot_widened(const float* const* x, const float* weights, int64_t count, bool is_first,
+                        int first, float* sums) {
+  Vec chain[R * C];
+  each<R * C>([&](auto i) VN_NOW { chain[i] = zero(); });
+  for (int64_t k = 0; k < count; ++k) {
+    Vec own[C];
+    each<C>([&](auto c) VN_NOW { own[c] = load(weights + (k * C + c) * kLanes); });
+    each<R>([&](auto r) VN_NOW {
+      const Vec input = fill(x[r][k]);
+      each<C>([&](auto c) VN_NOW { chain[r * C + c] = fma(input, own[c], chain[r * C + c]); });
+    });
+  }
+  close_chain<R, C>(chain, is_first, first, sums);
+}
+
+// Where rows are many, a chain's weights are widened once for all of them.
+template <int Kind, bool kHasOffset>
+inline void dot_panel_many(const float* const* x, int64_t rows, const PanelView& panel,
+                           float* sums) {
+  constexpr int C = kPanelTileVecs, R = kPanelTileRows;
+  thread_local Floats widened;
+  widened.resize((kChain + kWordCodes<Kind>)*C * kLanes);
+  for (int64_t begin = 0; begin < panel.cols; begin += kChain) {
+    const int64_t end = std::min(panel.cols, begin + kChain);
+    for (int first = 0; first < kPanelVecs; first += C) {
+      decode_panel<Kind, kHasOffset, C>(panel, first, begin, end, widened.data());
+      const float* inputs[R];
+      int64_t r = 0;
+      for (; r + R <= rows; r += R) {
+        for (int i = 0; i < R; ++i) inputs[i] = x[r + i] + begin;
+        dot_widened<R, C>(inputs, widened.data(), end - begin, begin == 0, first, sums + r * kPanel);
+      }
+      for (; r < rows; ++r) {
+        inputs[0] = x[r] + begin;
+        dot_widened<1, C>(inputs, widened.data(), end - begin, begin == 0, first, sums + r * kPanel);
+      }
+    }
+  }
+}
+
+template <int Kind, bool kHasOffset, int R>
+inline void dot_panel_tile(const float* const* x, const PanelView& panel, float* sums) {
+  constexpr int C = R == 1 ? kFewVecs : kFewVecs / 2 > 0 && R == 2 ? kFewVecs / 2 : kPanelTileVecs;
+  for (int first = 0; first < kPanelVecs; first += C) {
+    dot_panel_few<Kind, kHasOffset, R, C>(x, panel, first, sums);
+  }
+}
+
+// sums [rows, 64] = x . all outputs of a panel; at most kPanelRows rows.
+template <int Kind, bool kHasOffset>
+inline void dot_panel(const float* const* x, int64_t rows, const PanelView& panel, float* sums) {
+  if (rows == 1) return dot_panel_tile<Kind, kHasOffset, 1>(x, panel, sums);
+  if constexpr (kFewPanelRows > 1) {
+    if (rows == 2) return dot_panel_tile<Kind, kHasOffset, 2>(x, panel, sums);
+    if (rows == 3) return dot_panel_tile<Kind, kHasOffset, 3>(x, panel, sums);
+    if (rows == 4) return dot_panel_tile<Kind, kHasOffset, 4>(x, panel, sums);
+  }
+  dot_panel_many<Kind, kHasOffset>(x, rows, panel, sums);
+}
+
+// Calls body with the kind of a matrix's codes and whether it has offsets, both constants.
+template <typename Body>
+inline void with_panel_kind(const vn_panels& m, Body&& body) {
+  using std::integral_constant;
+  using std::bool_constant;
+  const bool has_offset = m.offsets != nullptr;
+  if (m.code_kind == VN_CODE_INT4) {
+    if (has_offset) return body(integral_constant<int, VN_CODE_INT4>{}, bool_constant<true>{});
+    return body(integral_constant<int, VN_CODE_INT4>{}, bool_constant<false>{});
+  }
+  if (m.code_kind == VN_CODE_UINT4) {
+    return body(integral_constant<int, VN_CODE_UINT4>{}, bool_constant<true>{});
+  }
+  if (m.code_kind == VN_CODE_IQ4) {
+    return body(integral_constant<int, VN_CODE_IQ4>{}, bool_constant<false>{});
+  }
+  if (m.code_kind == VN_CODE_E2M1) {
+    return body(integral_constant<int, VN_CODE_E2M1>{}, bool_constant<false>{});
+  }
+  if (has_offset) return body(integral_constant<int, VN_CODE_INT8>{}, bool_constant<true>{});
+  body(integral_constant<int, VN_CODE_INT8>{}, bool_constant<false>{});
+}
+
+// Products with outputs row .. row + count - 1 of a packed matrix; y[r][first + i] is output row + i.
+inline void dot_panels(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row,
+                       int64_t count, float* const* y, int64_t first) {
+  const vn_panels& own = *static_cast<const vn_panels*>(m.data);
+  thread_local Floats sums, gathered;
+  sums.resize(kPanelRows * kPanel);
+  const float* inputs[kPanelRows];
+  std::copy_n(x, rows, inputs);
+  if (own.order != nullptr) {
+    gathered.resize(rows * m.cols);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* out = gathered.data() + r * m.cols;
+      for (int64_t k = 0; k < m.cols; ++k) out[k] = x[r][own.order[k]];
+      inputs[r] = out;
+    }
+  }
+  with_panel_kind(own, [&](auto kind, auto has_offset) {
+    for (int64_t at = row; at < row + count;) {
+      const int64_t panel = at / kPanel, start = at - panel * kPanel;
+      const int64_t size = std::min(kPanel - start, row + count - at);
+      dot_panel<kind, has_offset>(inputs, rows, PanelView(m, panel), sums.data());
+      for (int64_t r = 0; r < rows; ++r) {
+        std::memcpy(y[r] + first + at - row, sums.data() + r * kPanel + start, sizeof(float) * size);
+      }
+      at += size;
+    }
+  });
+}
+
+// Widens the inputs of one output.
+inline void decode_panel_row(const vn_matrix& m, int64_t index, float* out) {
+  const vn_panels& own = *static_cast<const vn_panels*>(m.data);
+  with_panel_kind(own, [&](auto kind, auto has_offset) {
+    thread_local Floats widened;
+    widened.resize((kChain + kWordCodes<kind>)*kLanes);
+    const PanelView panel(m, index / kPanel);
+    const int vec = static_cast<int>(index % kPanel / kLanes), lane = index % kLanes;
+    for (int64_t begin = 0; begin < m.cols; begin += kChain) {
+      const int64_t end = std::min(m.cols, begin + kChain);
+      decode_panel<kind, has_offset, 1>(panel, vec, begin, end, widened.data());
+      for (int64_t k = begin; k < end; ++k) {
+        out[own.order == nullptr ? k : own.order[k]] = widened[(k - begin) * kLanes + lane];
+      }
+    }
+  });
+}
+
+}  // namespace VN_BUILD
+}  // namespace vn

@@ -1,0 +1,265 @@
+"""GGUF files of tiny models, written by the ``gguf`` package from transformers' state dicts.
+
+``write_gguf`` also returns the twin: the values that the file's tensors mean, by the names of the
+family's releases, decoded by that package.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vllm.tokenizers import Tokenizer
+
+# An oracle of the tests, in requirements/dev.txt.
+gguf = pytest.importorskip("gguf")
+Type = gguf.GGMLQuantizationType
+GGML_QUANT_SIZES = gguf.constants.GGML_QUANT_SIZES
+
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+PARTS = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+}
+OTHER_PARTS = {
+    "gemma3": {
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+    "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
+}
+ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3-moe": "qwen3moe", "gemma3": "gemma3"}
+ARCHITECTURES["gpt-oss"] = "gpt-oss"
+SCALED = {Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K}
+
+
+def random_blocks(kind: Type, num_rows: int, width: int, seed: int, size: float) -> np.ndarray:
+    """Returns random blocks of a type, uint8 [rows, bytes]; values are about ``size``."""
+    rng = np.random.default_rng(seed)
+    per_block, num_bytes = GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (num_rows, width // per_block, num_bytes), dtype=np.uint8)
+
+    def put(at: int, scale: float) -> None:
+        values = (scale * rng.uniform(0.5, 1.5, blocks.shape[:2])).astype(np.float16)
+        blocks[:, :, at : at + 2] = values[..., None].view(np.uint8)
+
+    if kind == Type.Q6_K:
+        put(208, size / 2000)
+    elif kind == Type.MXFP4:
+        blocks[:, :, 0] = rng.integers(119, 123, blocks.shape[:2])
+    else:
+        steps = {Type.Q8_0: 70, Type.Q4_K: 240, Type.Q5_K: 480, Type.IQ4_XS: 1600, Type.IQ4_NL: 60}
+        put(0, size / steps.get(kind, 8))
+        if kind in SCALED:
+            put(2, size / steps.get(kind, 8))
+    return blocks.reshape(num_rows, -1)
+
+
+def store(kind: Type, matrix: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a matrix as stored by a type, and the fp32 values of that."""
+    if kind in (Type.F32, Type.F16, Type.BF16):
+        stored = gguf.quants.quantize(matrix, kind)
+    else:
+        # The package rounds to some types only; random blocks do as well.
+        stored = random_blocks(kind, matrix.shape[0], matrix.shape[1], seed, float(matrix.std()))
+    return stored, gguf.quants.dequantize(stored, kind)
+
+
+def pair_rows(matrix: np.ndarray, head_dim: int) -> np.ndarray:
+    """Puts the rows of Llama's queries and keys as its files have them."""
+    heads = matrix.reshape(-1, 2, head_dim // 2, matrix.shape[-1])
+    return heads.swapaxes(1, 2).reshape(matrix.shape)
+
+
+def unpair_rows(matrix: np.ndarray, head_dim: int) -> np.ndarray:
+    heads = matrix.reshape(-1, head_dim // 2, 2, matrix.shape[-1])
+    return heads.swapaxes(1, 2).reshape(matrix.shape)
+
+
+def write_keys(writer: gguf.GGUFWriter, family: str, raw: dict[str, Any]) -> None:
+    writer.add_context_length(raw["max_position_embeddings"])
+    writer.add_embedding_length(raw["hidden_size"])
+    writer.add_block_count(raw["num_hidden_layers"])
+    writer.add_feed_forward_length(raw["intermediate_size"])
+    writer.add_head_count(raw["num_attention_heads"])
+    writer.add_head_count_kv(raw["num_key_value_heads"])
+    writer.add_key_length(raw["head_dim"])
+    writer.add_value_length(raw["head_dim"])
+    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
+    writer.add_rope_freq_base(raw.get("rope_theta", 1_000_000.0))
+    if family in ("gemma3", "gpt-oss"):
+        writer.add_sliding_window(raw["sliding_window"])
+    if family == "qwen3-moe":
+        writer.add_expert_count(raw["num_experts"])
+        writer.add_expert_used_count(raw["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(raw["moe_intermediate_size"])
+    if family == "gemma3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(raw["rope_scaling"]["factor"])
+    if family == "gpt-oss":
+        writer.add_expert_count(raw["num_local_experts"])
+        writer.add_expert_used_count(raw["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(raw["intermediate_size"])
+        scaling = raw.get("rope_scaling") or raw["rope_parameters"]
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+
+
+def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Writes a byte-level tokenizer's vocabulary and merges."""
+    import json
+
+    state = json.loads(tokenizer.backend.to_str())
+    added = {token["id"]: token for token in state["added_tokens"]}
+    names = {number: token for token, number in state["model"]["vocab"].items()}
+    names |= {number: token["content"] for number, token in added.items()}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    tokens = [names.get(i, f"[PAD{i}]") for i in range(vocab_size)]
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if i in added else 1 if i in names else 5 for i in range(vocab_size)])
+    writer.add_token_merges([" ".join(merge) for merge in state["model"]["merges"]])
+    numbered = {"eos_token": writer.add_eos_token_id, "bos_token": writer.add_bos_token_id}
+    for name, add in numbered.items():
+        if (token := tokenizer.template_tokens.get(name)) is not None:
+            add(tokens.index(token))
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def write_gguf(
+    family: str,
+    raw: dict[str, Any],
+    state: dict[str, torch.Tensor],
+    path: Path,
+    kinds: list[Type],
+    tokenizer: Tokenizer | None = None,
+) -> dict[str, torch.Tensor]:
+    """Writes a model's file, its matrices in turn in the types; returns the twin's tensors."""
+    writer = gguf.GGUFWriter(path, ARCHITECTURES[family])
+    write_keys(writer, family, raw)
+    if tokenizer is not None:
+        write_tokenizer(writer, tokenizer, raw["vocab_size"])
+    else:
+        writer.add_token_list([f"<{i}>" for i in range(raw["vocab_size"])])
+    twin: dict[str, torch.Tensor] = {}
+    for index, (name, value) in enumerate(state.items()):
+        kind = kinds[index % len(kinds)]
+        own = _Matrix(family, raw, name, value.float().numpy(), kind, index)
+        for stored_name, stored, stored_kind in own.out:
+            is_plain = stored_kind in (Type.F32, Type.F16)
+            writer.add_tensor(stored_name, stored, raw_dtype=None if is_plain else stored_kind)
+        twin[name] = torch.from_numpy(own.twin.copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return twin
+
+
+class _Matrix:
+    """One tensor of a release, as the file's tensors that hold it."""
+
+    def __init__(
+        self,
+        family: str,
+        raw: dict[str, Any],
+        name: str,
+        value: np.ndarray,
+        kind: Type,
+        seed: int,
+    ) -> None:
+        self._family, self._raw, self._name = family, raw, name
+        self._value, self._kind, self._seed = value, kind, seed
+        self.twin = value
+        self.out: list[tuple[str, np.ndarray, Type]] = []
+        self._split()
+
+    def _add(self, name: str, value: np.ndarray, kind: Type = Type.F32) -> None:
+        self.out.append((name, value, kind))
+
+    def _split(self) -> None:
+        name, value = self._name, self._value
+        stem, _, leaf = name.rpartition(".")
+        if stem in TOP:
+            self._matrix_or_norm(f"{TOP[stem]}.{leaf}")
+            return
+        layer, part = name.removeprefix("model.layers.").split(".", 1)
+        prefix = f"blk.{layer}"
+        if part == "self_attn.sinks":
+            self._add(f"{prefix}.attn_sinks.weight", value)
+        elif ".experts." in part:
+            self._experts(prefix, part.rsplit(".", 1)[1])
+        else:
+            stem, _, leaf = part.rpartition(".")
+            names = {**PARTS, **OTHER_PARTS.get(self._family, {})}
+            self._matrix_or_norm(f"{prefix}.{names[stem]}.{leaf}")
+
+    def _matrix_or_norm(self, stored_name: str) -> None:
+        value = self._value
+        if value.ndim == 1 or "ffn_gate_inp" in stored_name:
+            is_norm = "norm" in stored_name
+            added = 1 if self._family == "gemma3" and is_norm else 0
+            self._add(stored_name, value + np.float32(added))
+            if added:
+                # One fp32 rounding, which the twin takes too.
+                self.twin = (value + np.float32(1)) - np.float32(1)
+            return
+        is_paired = self._family == "llama" and stored_name.split(".")[-2] in ("attn_q", "attn_k")
+        head_dim = self._raw["head_dim"]
+        source = pair_rows(value, head_dim) if is_paired else value
+        stored, decoded = store(self._kind, source, self._seed)
+        self._add(stored_name, stored, self._kind)
+        self.twin = unpair_rows(decoded, head_dim) if is_paired else decoded
+
+    def _experts(self, prefix: str, leaf: str) -> None:
+        value = self._value
+        if leaf == "down_proj_bias":
+            self._add(f"{prefix}.ffn_down_exps.bias", value)
+            return
+        if leaf == "gate_up_proj_bias":
+            self._add(f"{prefix}.ffn_gate_exps.bias", value[:, 0::2].copy())
+            self._add(f"{prefix}.ffn_up_exps.bias", value[:, 1::2].copy())
+            return
+        # gpt-oss's releases hold [experts, in, out], and gate and up alternating.
+        is_gpt = self._family == "gpt-oss"
+        rows = value.swapaxes(1, 2) if is_gpt else value
+        if leaf == "down_proj":
+            decoded = self._stack(f"{prefix}.ffn_down_exps.weight", rows, 0)
+        elif is_gpt:
+            decoded = np.empty_like(rows)
+            decoded[:, 0::2] = self._stack(f"{prefix}.ffn_gate_exps.weight", rows[:, 0::2], 0)
+            decoded[:, 1::2] = self._stack(f"{prefix}.ffn_up_exps.weight", rows[:, 1::2], 1)
+        else:
+            gate, up = np.split(rows, 2, axis=1)
+            decoded = np.concatenate(
+                [
+                    self._stack(f"{prefix}.ffn_gate_exps.weight", gate, 0),
+                    self._stack(f"{prefix}.ffn_up_exps.weight", up, 1),
+                ],
+                axis=1,
+            )
+        self.twin = decoded.swapaxes(1, 2) if is_gpt else decoded
+
+    def _stack(self, name: str, rows: np.ndarray, number: int) -> np.ndarray:
+        parts = [
+            store(self._kind, np.ascontiguousarray(matrix), 1000 * self._seed + 10 * e + number)
+            for e, matrix in enumerate(rows)
+        ]
+        self._add(name, np.stack([stored for stored, _ in parts]), self._kind)
+        return np.stack([decoded for _, decoded in parts])

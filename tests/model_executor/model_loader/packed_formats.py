@@ -1,0 +1,213 @@
+"""Checkpoints of the packed formats, written value by value from their descriptions.
+
+``encode`` rounds one matrix; what it returns holds the tensors as a release stores them and,
+spelled out from the format's definition, the values that they mean.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way of storing matrices."""
+
+    method: str
+    bits: int = 4
+    group: int = 32  # 0: all inputs
+    is_symmetric: bool = True
+    adds_one: bool = True
+    has_order: bool = False
+    scale_type: torch.dtype = torch.float16
+
+    def config(self) -> dict[str, Any]:
+        """Returns the quantization_config."""
+        if self.method == "awq":
+            return {
+                "quant_method": "awq",
+                "bits": 4,
+                "group_size": self.group or -1,
+                "zero_point": True,
+                "version": "gemm",
+            }
+        if self.method == "gptq":
+            return {
+                "quant_method": "gptq",
+                "bits": self.bits,
+                "group_size": self.group or -1,
+                "sym": self.is_symmetric,
+                "desc_act": self.has_order,
+                "checkpoint_format": "gptq" if self.adds_one else "gptq_v2",
+            }
+        weights: dict[str, Any] = {
+            "num_bits": self.bits,
+            "type": "int",
+            "symmetric": self.is_symmetric,
+            "strategy": "group" if self.group else "channel",
+            "group_size": self.group or None,
+        }
+        spelled = {"packed": "pack-quantized", "int8": "int-quantized", "fp8": "float-quantized"}
+        inputs = None
+        if self.method == "int8":
+            inputs = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
+        if self.method == "fp8":
+            weights["type"] = "float"
+            inputs = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": spelled[self.method],
+            "quantization_status": "compressed",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+            },
+        }
+
+
+FORMATS = {
+    "w4a16": Format("packed", scale_type=torch.bfloat16),
+    "w4a16-asymmetric": Format("packed", is_symmetric=False, group=16),
+    "w4a16-fp32-scales": Format("packed", is_symmetric=False, scale_type=torch.float32),
+    "w4a16-channel": Format("packed", group=0),
+    "w8a16": Format("packed", bits=8, group=16, scale_type=torch.bfloat16),
+    "w8a16-asymmetric": Format("packed", bits=8, group=16, is_symmetric=False),
+    "w8a8": Format("int8", bits=8, group=0, scale_type=torch.float32),
+    "fp8": Format("fp8", bits=8, group=0, scale_type=torch.bfloat16),
+    "awq": Format("awq", group=16, is_symmetric=False),
+    "gptq": Format("gptq", group=16),
+    "gptq-asymmetric": Format("gptq", group=16, is_symmetric=False),
+    "gptq-order": Format("gptq", group=16, is_symmetric=False, has_order=True),
+    "gptq-v2-8bit": Format("gptq", bits=8, group=0, adds_one=False, is_symmetric=False),
+}
+
+
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Returns int32 words along the last axis, the first code lowest."""
+    per_word = 32 // bits
+    padded = torch.nn.functional.pad(codes.long(), (0, -codes.shape[-1] % per_word))
+    words = torch.zeros((*padded.shape[:-1], padded.shape[-1] // per_word), dtype=torch.long)
+    for i in range(per_word):
+        words |= padded[..., i::per_word] << (bits * i)
+    return torch.where(words >= 2**31, words - 2**32, words).int()
+
+
+def encode(
+    form: Format, weight: torch.Tensor, seed: int = 0
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Returns the tensors after the matrix's name, and the fp32 values that they mean."""
+    rows, columns = weight.shape
+    if form.method == "fp8":
+        scale = (weight.abs().amax(1, keepdim=True) / 448).to(form.scale_type)
+        codes = (weight / scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return {"weight": codes, "weight_scale": scale}, codes.float() * scale.float()
+    group = form.group or columns
+    num_groups = -(-columns // group)
+    generator = torch.Generator().manual_seed(seed)
+    group_of = torch.arange(columns) // group
+    if form.has_order:
+        group_of = group_of[torch.randperm(columns, generator=generator)]
+    middle, most = 1 << form.bits - 1, (1 << form.bits) - 1
+    scale = torch.empty(rows, num_groups)
+    zero = torch.full((rows, num_groups), middle)
+    for g in range(num_groups):
+        part = weight[:, group_of == g]
+        low, high = part.amin(1), part.amax(1)
+        if form.is_symmetric:
+            scale[:, g] = part.abs().amax(1) / (middle - 1)
+        else:
+            scale[:, g] = (high - low) / most
+            zero[:, g] = (-low / scale[:, g]).round().clamp(0, most).int()
+    # What cannot be told from a scale's rounding is not at issue here.
+    scale = scale.to(form.scale_type)
+    codes = (weight / scale.float()[:, group_of]).round().int() + zero[:, group_of]
+    codes = codes.clamp(0, most)
+    values = (codes - zero[:, group_of]).double() * scale.double()[:, group_of]
+    tensors = _spell(form, codes, scale, zero, group_of)
+    return tensors, values.float()
+
+
+def _spell(
+    form: Format,
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor,
+    group_of: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    if form.method == "int8":
+        return {"weight": (codes - 128).to(torch.int8), "weight_scale": scale}
+    if form.method == "packed":
+        tensors = {
+            "weight_packed": pack(codes, form.bits),
+            "weight_scale": scale,
+            "weight_shape": torch.tensor(codes.shape),
+        }
+        if not form.is_symmetric:
+            tensors["weight_zero_point"] = pack(zero.T, form.bits).T.contiguous()
+        return tensors
+    if form.method == "awq":
+
+        def interleave(values: torch.Tensor) -> torch.Tensor:
+            octets = values.unflatten(-1, (-1, 8))
+            return pack(octets[..., list(AWQ_ORDER)].flatten(-2), 4)
+
+        return {
+            "qweight": interleave(codes.T),
+            "qzeros": interleave(zero.T),
+            "scales": scale.T.contiguous(),
+        }
+    stored = (zero.T - int(form.adds_one)) % (1 << form.bits)
+    return {
+        "qweight": pack(codes, form.bits).T.contiguous(),
+        "qzeros": pack(stored, form.bits),
+        "scales": scale.T.contiguous(),
+        "g_idx": group_of.int(),
+    }
+
+
+def write_quantised(
+    form: Format, raw: dict[str, Any], state: dict[str, torch.Tensor], folder: Path
+) -> dict[str, torch.Tensor]:
+    """Writes a checkpoint whose projections are quantised; returns its twin of plain values."""
+    tensors: dict[str, torch.Tensor] = {}
+    twin: dict[str, torch.Tensor] = {}
+    for name, value in state.items():
+        if value.ndim == 3:
+            # transformers stacks experts; releases name them one by one.
+            prefix, leaf = name.rsplit(".", 1)
+            for e, matrix in enumerate(value):
+                parts = (
+                    {"down_proj": matrix}
+                    if leaf == "down_proj"
+                    else dict(zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True))
+                )
+                for part, own in parts.items():
+                    _add(form, f"{prefix}.{e}.{part}.weight", own, tensors, twin)
+        else:
+            _add(form, name, value, tensors, twin)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    config = {**raw, "quantization_config": form.config()}
+    (folder / "config.json").write_text(json.dumps(config))
+    return twin
+
+
+def _add(
+    form: Format,
+    name: str,
+    value: torch.Tensor,
+    tensors: dict[str, torch.Tensor],
+    twin: dict[str, torch.Tensor],
+) -> None:
+    if name.endswith("_proj.weight"):
+        stem = name.removesuffix("weight")
+        stored, twin[name] = encode(form, value.float(), len(tensors))
+        tensors.update({stem + leaf: tensor.contiguous() for leaf, tensor in stored.items()})
+    else:
+        tensors[name] = twin[name] = value.clone()

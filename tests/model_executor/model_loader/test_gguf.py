@@ -1,0 +1,282 @@
+"""GGUF: every type exactly, whole models against their decoded twins, hostile files."""
+
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.model_executor.model_loader.gguf_files import (
+    GGML_QUANT_SIZES,
+    Type,
+    gguf,
+    random_blocks,
+    write_gguf,
+)
+from tests.model_executor.models.decoder.building import build_model, make_harness
+from tests.model_executor.models.decoder.reference import PARITY_CONFIGS, build_hf_model
+from tests.model_executor.models.hf_reference import random_tokens
+from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError, VllmError
+from vllm.model_executor.layers.quantization.gguf_blocks import BLOCK_READERS, read_blocks
+from vllm.model_executor.layers.quantization.panels import PackedRows
+from vllm.model_executor.model_loader.gguf_config import read_gguf_config
+from vllm.model_executor.model_loader.gguf_weights import GgufWeights
+from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
+from vllm.model_executor.models.decoder.model import DecoderForCausalLM
+from vllm.model_executor.models.registry import resolve_model
+from vllm.utils.gguf_file import read_gguf
+from vllm.v1.attention.ops.registry import get_reference_op
+
+# Rows of 256 values suit every type.
+SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
+SMALL = [Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.IQ4_NL, Type.MXFP4]
+LARGE = [Type.Q4_K, Type.Q6_K, Type.Q5_K, Type.IQ4_XS]
+PLAIN = [Type.F32, Type.F16, Type.BF16]
+
+
+def make_raw(family: str) -> dict[str, Any]:
+    raw = {**PARITY_CONFIGS[family], **SIZES}
+    if family == "qwen3-moe":
+        raw |= {"moe_intermediate_size": 256, "mlp_only_layers": []}
+    if family == "gpt-oss":
+        raw["num_hidden_layers"] = 2
+        raw["layer_types"] = ["sliding_attention", "full_attention"]
+    if family == "gemma3":
+        raw["num_hidden_layers"] = 6
+        raw["layer_types"] = ["sliding_attention"] * 5 + ["full_attention"]
+        raw["query_pre_attn_scalar"] = raw["head_dim"]
+    return raw
+
+
+def load(path: Path) -> DecoderForCausalLM:
+    """Loads a file as the worker does."""
+    raw = read_gguf_config(path)
+    config = resolve_model(raw["architectures"]).parse_config(raw)
+    weights = GgufWeights(path, config.attention.head_dim)
+    model = DecoderForCausalLM(
+        config, ops=get_reference_op, dtype=torch.float32, device="cpu", quantization=weights
+    )
+    load_model_weights(model, path, use_tqdm=False, stored=read_stored_tensors(path))
+    weights.finish_loading()
+    return model
+
+
+@pytest.mark.parametrize("name", list(BLOCK_READERS))
+def test_every_type_has_the_values_of_its_definition(name: str) -> None:
+    kind = Type[name]
+    width = 2 * GGML_QUANT_SIZES[kind][0]
+    blocks = random_blocks(kind, 70, width, 3, 1.0)
+    packed = PackedRows(read_blocks(name, torch.from_numpy(blocks)), name)
+    rows = torch.empty(70, width)
+    packed.write_rows(0, rows)
+    assert torch.equal(rows, torch.from_numpy(gguf.quants.dequantize(blocks, kind)))
+    # What is kept is little more than the file has (fifth and sixth bits fill a byte).
+    most = {"Q5_0": 1.6, "Q5_1": 1.6, "Q5_K": 1.6, "Q6_K": 1.4}.get(name, 1.04)
+    assert packed.nbytes * 70 / 128 <= blocks.nbytes * most
+
+
+def test_all_negative_extremes_and_small_scales() -> None:
+    for name in ("Q8_0", "Q6_K", "Q4_K", "Q4_0"):
+        kind = Type[name]
+        per_block, num_bytes = GGML_QUANT_SIZES[kind]
+        for byte in (0x00, 0x80, 0xFF, 0x7F):
+            blocks = np.full((1, num_bytes), byte, np.uint8)
+            at = 208 if name == "Q6_K" else 0
+            # The smallest subnormal scale.
+            blocks[:, at : at + 2] = np.array([1], np.uint16).view(np.uint8)
+            if name == "Q4_K":
+                blocks[:, 2:4] = np.array([1], np.uint16).view(np.uint8)
+            packed = PackedRows(read_blocks(name, torch.from_numpy(blocks)), name)
+            rows = torch.empty(1, per_block)
+            packed.write_rows(0, rows)
+            assert torch.equal(rows, torch.from_numpy(gguf.quants.dequantize(blocks, kind)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [
+        ("llama", SMALL),
+        ("llama", LARGE),
+        ("llama", PLAIN),
+        ("qwen3", LARGE),
+        ("qwen3", [Type.Q4_K]),
+        ("qwen3-moe", SMALL),
+        ("gemma3", [*SMALL, *PLAIN]),
+        ("gpt-oss", [Type.MXFP4]),
+        ("gpt-oss", [Type.Q8_0]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(kind.name for kind in value),
+)
+def test_a_file_is_its_decoded_twin(family: str, kinds: list[Type], tmp_path: Path) -> None:
+    raw = make_raw(family)
+    state = dict(build_hf_model(raw, seed=7).state_dict())
+    if raw.get("tie_word_embeddings") or family == "gemma3":
+        state.pop("lm_head.weight", None)
+    path = tmp_path / "model.gguf"
+    twin = write_gguf(family, raw, state, path, kinds)
+    model, plain = load(path), build_model(raw, twin)
+    token_ids = random_tokens(60, 3)
+    expected = make_harness(plain).run(token_ids, [60])
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(
+        make_harness(model).run(token_ids, [60]), expected, atol=2e-5 * scale, rtol=1e-4
+    )
+    native = make_harness(model, native=1).run(token_ids, [60])
+    torch.testing.assert_close(native, expected, atol=2e-4 * scale, rtol=1e-3)
+    assert torch.equal(native, make_harness(model, native=2).run(token_ids, [1, 20, 2, 37]))
+
+
+def test_rotary_divisors_are_read_from_their_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    raw = make_raw("llama")
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list(["a"])
+    for name, value in (("context_length", 64), ("embedding_length", 256), ("block_count", 1)):
+        writer.add_uint32(f"llama.{name}", value)
+    writer.add_feed_forward_length(256)
+    writer.add_head_count(raw["num_attention_heads"])
+    writer.add_layer_norm_rms_eps(1e-5)
+    factors = np.linspace(1, 8, 32, dtype=np.float32)
+    writer.add_tensor("rope_freqs.weight", factors)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    config = resolve_model(["LlamaForCausalLM"]).parse_config(read_gguf_config(path))
+    rope = config.layers[0].rope
+    assert rope.kind == "divided"
+    assert rope.divisors == tuple(factors.tolist())
+    assert config.norm.eps == 1e-5, "an fp32 key is read as the number it was written as"
+
+
+# ---- files that are not what they say ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    raw = make_raw("qwen3")
+    state = dict(build_hf_model(raw, seed=7).state_dict())
+    state.pop("lm_head.weight", None)
+    write_gguf("qwen3", raw, state, path, [Type.Q8_0])
+    return path.read_bytes()
+
+
+def read_all(data: bytes, path: Path) -> None:
+    path.write_bytes(data)
+    read_gguf_config(path)
+    read_stored_tensors(path)
+
+
+def test_a_file_cut_anywhere_is_named(whole_file: bytes, tmp_path: Path) -> None:
+    rng = random.Random(1)
+    path = tmp_path / "model.gguf"
+    read_all(whole_file, path)
+    for size in (0, 3, 8, 23, *(rng.randrange(24, len(whole_file)) for _ in range(40))):
+        with pytest.raises(CheckpointError, match=r"model\.gguf (is not a readable|cannot)"):
+            read_all(whole_file[:size], path)
+
+
+@pytest.mark.slow
+def test_no_header_crashes_or_hangs_the_reader(whole_file: bytes, tmp_path: Path) -> None:
+    rng = random.Random(2)
+    path = tmp_path / "model.gguf"
+    header = read_gguf_header_bytes(whole_file, path)
+    hostile = [0, 1, 0xFF, 0x7F, 0x80]
+    refused = 0
+    for _ in range(1500):
+        data = bytearray(whole_file)
+        for _ in range(rng.choice([1, 1, 2, 8])):
+            at = rng.randrange(4, header)
+            if rng.random() < 0.3 and at + 8 <= header:
+                value = rng.choice([2**64 - 1, 2**63, 2**32, 2**31 - 1, 0, rng.getrandbits(64)])
+                data[at : at + 8] = struct.pack("<Q", value)
+            else:
+                data[at] = rng.choice(hostile) if rng.random() < 0.5 else rng.randrange(256)
+        try:
+            read_all(bytes(data), path)
+        except VllmError:
+            refused += 1
+    assert refused > 300
+
+
+def read_gguf_header_bytes(data: bytes, path: Path) -> int:
+    path.write_bytes(data)
+    return min(tensor.offset for tensor in read_gguf(path).tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b"GGUF", b"GGML", "begins with b'GGML'"),
+        (b"GGUF\x03\0\0\0", b"GGUF\0\0\0\x03", "big-endian"),
+        (b"GGUF\x03", b"GGUF\x09", "its version is 9"),
+        (b"qwen3.block_count\x04", b"qwen3.block_count\x63", "is of type 99, which is none"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    old: bytes, new: bytes, reason: str, whole_file: bytes, tmp_path: Path
+) -> None:
+    assert old in whole_file
+    with pytest.raises(CheckpointError, match=reason):
+        read_all(whole_file.replace(old, new, 1), tmp_path / "model.gguf")
+
+
+def test_tensors_that_are_not_served_or_overlap_are_named(
+    whole_file: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    name = b"blk.0.attn_q.weight"
+    at = whole_file.index(name) + len(name)
+    # Number of sizes, two of them, then the type and the place.
+    kind = at + 4 + 16
+    data = bytearray(whole_file)
+    data[kind : kind + 4] = struct.pack("<I", 10)
+    with pytest.raises(UnsupportedFeatureError, match=r"attn_q\.weight .* is of type Q2_K"):
+        read_all(bytes(data), path)
+    data = bytearray(whole_file)
+    data[kind + 4 : kind + 12] = struct.pack("<Q", 0)
+    with pytest.raises(CheckpointError, match=r"begins at byte [0-9,]+, within"):
+        read_all(bytes(data), path)
+    data = bytearray(whole_file)
+    data[at + 4 : at + 12] = struct.pack("<Q", 250)
+    with pytest.raises(CheckpointError, match=r"rows of 250 values, no multiple of the 32"):
+        read_all(bytes(data), path)
+
+
+def test_parts_of_a_split_file(whole_file: bytes, tmp_path: Path) -> None:
+    raw = make_raw("qwen3")
+    state = dict(build_hf_model(raw, seed=7).state_dict())
+    state.pop("lm_head.weight", None)
+    names = list(state)
+    first = tmp_path / "model-00001-of-00002.gguf"
+    second = tmp_path / "model-00002-of-00002.gguf"
+    twin = write_gguf("qwen3", raw, {n: state[n] for n in names[:9]}, first, [Type.Q8_0])
+    with pytest.raises(CheckpointError, match=r"lacks 1 of the 2 parts .* model-00002-of-00002"):
+        read_gguf(first)
+    twin |= write_gguf("qwen3", raw, {n: state[n] for n in names[9:]}, second, [Type.Q8_0])
+    with pytest.raises(CheckpointError, match="is part 2 of 2: give the first"):
+        read_gguf(second)
+    model, plain = load(first), build_model(raw, twin)
+    token_ids = random_tokens(20, 3)
+    torch.testing.assert_close(
+        make_harness(model).run(token_ids, [20]),
+        make_harness(plain).run(token_ids, [20]),
+        atol=1e-4,
+        rtol=1e-4,
+    )
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(CheckpointError, match=r"tensor '.*' is in model-00001-of-00002\.gguf too"):
+        read_gguf(first)
+
+
+def test_other_architectures_and_shapes_are_refused(whole_file: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    with pytest.raises(VllmError, match="architecture 'qwen4', which is not served from GGUF"):
+        read_all(whole_file.replace(b"qwen3", b"qwen4"), path)
+    with pytest.raises(ConfigError, match=r"lacks the key qwen3\.block_count"):
+        read_all(whole_file.replace(b"qwen3.block_count", b"qwen3.block_cOunt"), path)

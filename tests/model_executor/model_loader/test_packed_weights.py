@@ -1,0 +1,176 @@
+"""compressed-tensors, AWQ and GPTQ: exact values, whole models against their decoded twins."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.model_executor.model_loader.packed_formats import (
+    FORMATS,
+    Format,
+    encode,
+    write_quantised,
+)
+from tests.model_executor.models.decoder.building import build_model, make_harness
+from tests.model_executor.models.decoder.reference import PARITY_CONFIGS, build_hf_model
+from tests.model_executor.models.hf_reference import random_tokens
+from vllm import LLM
+from vllm.exceptions import CheckpointError, ConfigError
+from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
+from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
+from vllm.model_executor.model_loader.packed_weights import PackedWeights
+from vllm.model_executor.model_loader.quantization_config import read_quantization
+from vllm.model_executor.model_loader.resolve import read_hf_config
+from vllm.model_executor.models.decoder.model import DecoderForCausalLM
+from vllm.model_executor.models.registry import resolve_model
+from vllm.v1.attention.ops.registry import get_reference_op
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
+
+
+def load(folder: Path) -> DecoderForCausalLM:
+    """Loads a folder as the worker does."""
+    raw = read_hf_config(folder)
+    described = read_quantization(raw, folder)
+    assert described is not None
+    config = resolve_model(raw["architectures"]).parse_config(raw)
+    weights = PackedWeights(read_stored_tensors(folder), described, config.names.prefixes)
+    model = DecoderForCausalLM(
+        config, ops=get_reference_op, dtype=torch.float32, device="cpu", quantization=weights
+    )
+    load_model_weights(model, folder, use_tqdm=False)
+    weights.finish_loading()
+    return model
+
+
+def load_one(form: Format, folder: Path, weight: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    """Stores one matrix, loads it alone; returns its storage and the values it must have."""
+    tensors, expected = encode(form, weight, seed=3)
+    save_file(
+        {f"a.b.{k}": v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors"
+    )
+    described = read_quantization({"quantization_config": form.config()})
+    assert described is not None
+    weights = PackedWeights(read_stored_tensors(folder), described)
+    made = weights.make_matrix(
+        "a.b", weight.shape[1], weight.shape[0], 1, torch.float32, torch.device("cpu")
+    )
+    assert made is not None
+    slots = made.slots("a.b")
+    stored = load_file(folder / "model.safetensors")
+    assert set(slots) == set(stored)
+    for name, slot in slots.items():
+        slot.copy_(stored[name])
+    weights.finish_loading()
+    return made.row_source, expected
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_values_are_exactly_those_of_the_format(name: str, tmp_path: Path) -> None:
+    form = FORMATS[name]
+    weight = torch.randn(72, 96, generator=torch.Generator().manual_seed(2))
+    source, expected = load_one(form, tmp_path, weight)
+    rows = torch.empty(72, 96)
+    source.write_rows(0, rows)
+    assert torch.equal(rows, expected)
+    assert (rows - weight).abs().max() < 0.5, "the values are far from what was rounded"
+    if form.method != "fp8":
+        assert isinstance(source, PackingStorage)
+        assert source.slots("a.b") == {}, "the file's layout is kept beside the panels"
+        is_four = form.bits == 4 and form.scale_type != torch.float32
+        assert source.packed.codes.nbytes == 128 * 96 * (0.5 if is_four else 1)
+
+
+def test_sizes_that_end_within_a_word(tmp_path: Path) -> None:
+    weight = torch.randn(13, 36, generator=torch.Generator().manual_seed(2))
+    for name in ("w4a16", "w4a16-asymmetric", "w4a16-channel", "w8a16"):
+        source, expected = load_one(FORMATS[name], tmp_path, weight)
+        rows = torch.empty(13, 36)
+        source.write_rows(0, rows)
+        assert torch.equal(rows, expected), name
+
+
+def test_a_zero_point_of_fifteen_wraps_in_the_first_layout(tmp_path: Path) -> None:
+    form = Format("gptq", group=8, is_symmetric=False)
+    tensors, _ = encode(form, torch.randn(8, 8))
+    # Stored 15 stands for 16, of which four bits keep 0.
+    tensors["qzeros"].fill_(-1)
+    save_file({f"a.b.{k}": v for k, v in tensors.items()}, tmp_path / "model.safetensors")
+    described = read_quantization({"quantization_config": form.config()})
+    assert described is not None
+    weights = PackedWeights(read_stored_tensors(tmp_path), described)
+    made = weights.make_matrix("a.b", 8, 8, 1, torch.float32, torch.device("cpu"))
+    assert made is not None
+    assert made.row_source is not None
+    for name, slot in made.slots("a.b").items():
+        slot.copy_(tensors[name.removeprefix("a.b.")])
+    weights.finish_loading()
+    rows = torch.empty(8, 8)
+    made.row_source.write_rows(0, rows)
+    codes = torch.stack([(tensors["qweight"][0] >> 4 * k) & 15 for k in range(8)], 1)
+    assert torch.equal(rows, codes * tensors["scales"][0].float()[:, None])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *(("llama", name) for name in FORMATS),
+        ("qwen3", "w4a16"),
+        ("qwen3-moe", "awq"),
+        ("qwen3-moe", "gptq-order"),
+        ("gemma3", "w4a16-asymmetric"),
+        ("mistral", "gptq"),
+    ],
+)
+def test_a_model_is_its_decoded_twin(family: str, name: str, tmp_path: Path) -> None:
+    raw = {**PARITY_CONFIGS[family], **SIZES}
+    if family == "qwen3-moe":
+        raw["moe_intermediate_size"] = 32
+    state = build_hf_model(raw, seed=7).state_dict()
+    twin = write_quantised(FORMATS[name], raw, dict(state), tmp_path)
+    model, plain = load(tmp_path), build_model(raw, twin)
+    token_ids = random_tokens(70, 3)
+    expected = make_harness(plain).run(token_ids, [70])
+    torch.testing.assert_close(
+        make_harness(model).run(token_ids, [70]), expected, atol=1e-4, rtol=1e-4
+    )
+    native = make_harness(model, native=1).run(token_ids, [70])
+    torch.testing.assert_close(native, expected, atol=1e-3, rtol=1e-3)
+    assert torch.equal(native, make_harness(model, native=2).run(token_ids, [1, 30, 2, 37]))
+
+
+def test_other_groups_than_the_config_says_are_refused(tmp_path: Path) -> None:
+    form = FORMATS["gptq-order"]
+    tensors, _ = encode(form, torch.randn(16, 32), seed=1)
+    tensors["g_idx"][0] = 1 - tensors["g_idx"][0]
+    described = read_quantization({"quantization_config": form.config()})
+    assert described is not None
+    save_file({f"a.b.{k}": v for k, v in tensors.items()}, tmp_path / "model.safetensors")
+    weights = PackedWeights(read_stored_tensors(tmp_path), described)
+    made = weights.make_matrix("a.b", 32, 16, 1, torch.float32, torch.device("cpu"))
+    assert made is not None
+    for name, slot in made.slots("a.b").items():
+        slot.copy_(tensors[name.removeprefix("a.b.")])
+    with pytest.raises(CheckpointError, match="g_idx gives the groups of 32 inputs other sizes"):
+        weights.finish_loading()
+
+
+@pytest.mark.slow
+def test_what_is_typed_is_held_against_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    raw = {**PARITY_CONFIGS["llama"], **SIZES}
+    state = build_hf_model(raw, seed=7).state_dict()
+    write_quantised(FORMATS["awq"], raw, dict(state), tmp_path)
+    with pytest.raises(ConfigError, match="'gptq', but the checkpoint holds weights quantised by"):
+        LLM(model=str(tmp_path), quantization="gptq", skip_tokenizer_init=True)
+    with pytest.raises(ConfigError, match="is quantised already: leave it out"):
+        LLM(model=str(tmp_path), quantization="int8", skip_tokenizer_init=True)
+    with pytest.raises(ConfigError, match="'awq', but the checkpoint holds plain weights"):
+        LLM(model="deepseek-v4", quantization="awq", skip_tokenizer_init=True)
+    answers = LLM(model=str(tmp_path), quantization="awq_marlin", skip_tokenizer_init=True)
+    assert answers.generate([{"prompt_token_ids": [1, 2, 3]}])

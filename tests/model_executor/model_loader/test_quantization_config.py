@@ -1,0 +1,198 @@
+"""What configs say about quantised weights: read, or refused by name and reason."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm.exceptions import ConfigError, UnsupportedFeatureError
+from vllm.model_executor.model_loader.quantization_config import (
+    WeightScheme,
+    check_named_method,
+    read_quantization,
+)
+
+WEIGHTS: dict[str, Any] = {
+    "num_bits": 4,
+    "type": "int",
+    "symmetric": True,
+    "strategy": "group",
+    "group_size": 128,
+}
+
+
+def compressed(weights: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {**WEIGHTS, **(weights or {})}}
+    group |= {k: fields.pop(k) for k in ("input_activations", "output_activations") if k in fields}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        **fields,
+    }
+
+
+def find(declared: dict[str, Any], name: str = "model.layers.0.mlp.down_proj") -> Any:
+    config = read_quantization({"quantization_config": declared})
+    assert config is not None
+    return config.find_scheme(name)
+
+
+def test_compressed_groups_say_their_own_formats() -> None:
+    mixed = compressed(
+        format="mixed-precision", ignore=["lm_head", "re:.*self_attn\\.k_proj$", "model.layers.1.x"]
+    )
+    own = {"targets": ["Linear"], "weights": WEIGHTS, "format": "pack-quantized"}
+    eight = {"num_bits": 8, "strategy": "channel", "type": "int", "group_size": None}
+    mixed["config_groups"] = {
+        "group_0": own,
+        "group_1": {
+            "targets": ["re:.*down_proj$"],
+            "weights": eight,
+            "format": "int-quantized",
+            "input_activations": {"num_bits": 8, "dynamic": True},
+        },
+    }
+    assert find(mixed) == WeightScheme("int8", 8)
+    assert find(mixed, "model.layers.0.self_attn.q_proj") == WeightScheme("packed", 4, 128)
+    for name in ("lm_head", "model.layers.3.self_attn.k_proj", "model.layers.1.x"):
+        assert find(mixed, name) is None
+
+
+@pytest.mark.parametrize(
+    ("declared", "scheme"),
+    [
+        (compressed(), WeightScheme("packed", 4, 128)),
+        (compressed({"symmetric": False, "group_size": 32}), WeightScheme("packed", 4, 32, False)),
+        (compressed({"num_bits": 8, "strategy": "channel"}), WeightScheme("packed", 8)),
+        (
+            compressed(
+                {"num_bits": 8, "type": "float", "strategy": "tensor"}, format="float-quantized"
+            ),
+            WeightScheme("fp8", 8),
+        ),
+        (
+            compressed(
+                {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 64]},
+                format="float-quantized",
+            ),
+            WeightScheme("fp8", 8, block=(128, 64)),
+        ),
+        (
+            {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "GEMM"},
+            WeightScheme("awq", 4, 64),
+        ),
+        (
+            {"quant_method": "gptq", "bits": 8, "group_size": -1, "desc_act": True},
+            WeightScheme("gptq", 8, 0, False, adds_one=True),
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "gptq_v2"},
+            WeightScheme("gptq", 4, 128, False),
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128, 128]},
+            WeightScheme("fp8", 8, block=(128, 128)),
+        ),
+    ],
+)
+def test_schemes(declared: dict[str, Any], scheme: WeightScheme) -> None:
+    assert find(declared) == scheme
+
+
+def test_gptq_patterns_override_or_leave_out() -> None:
+    declared = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 128,
+        "dynamic": {"-:.*k_proj": {}, "+:.*v_proj": {"bits": 8, "group_size": 32}},
+    }
+    assert find(declared, "model.layers.0.self_attn.k_proj") is None
+    value = find(declared, "model.layers.0.self_attn.v_proj")
+    assert (value.bits, value.group) == (8, 32)
+    assert find(declared, "model.layers.0.self_attn.q_proj").bits == 4
+    assert find(declared, "lm_head") is None
+    assert find({**declared, "lm_head": True}, "lm_head").bits == 4
+
+
+def test_awq_leaves_modules_out_by_their_names() -> None:
+    declared = {"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["mlp.gate", "visual"]}
+    assert find(declared, "model.layers.2.mlp.gate") is None
+    assert find(declared, "model.visual.blocks.0.qkv") is None
+    assert find(declared, "model.layers.2.mlp.gate_proj") is None, "a part of a name, as AutoAWQ"
+    assert find(declared).format == "awq"
+
+
+def test_older_releases_put_it_beside_the_config(tmp_path: Path) -> None:
+    assert read_quantization({}, tmp_path) is None
+    old = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+    (tmp_path / "quantize_config.json").write_text(json.dumps(old))
+    found = read_quantization({}, tmp_path)
+    assert found is not None
+    assert found.method == "gptq"
+    (tmp_path / "quantize_config.json").unlink()
+    old = {"w_bit": 4, "q_group_size": 64, "version": "GEMM", "zero_point": True}
+    (tmp_path / "quant_config.json").write_text(json.dumps(old))
+    found = read_quantization({}, tmp_path)
+    assert found is not None
+    assert found.find_scheme("a.b") == WeightScheme("awq", 4, 64)
+    (tmp_path / "quant_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"quant_config\.json cannot be read"):
+        read_quantization({}, tmp_path)
+
+
+def test_other_descriptions_are_left_to_the_tensors() -> None:
+    assert read_quantization({"quantization_config": {"quant_method": "mxfp4"}}) is None
+
+
+@pytest.mark.parametrize(
+    ("declared", "reason"),
+    [
+        (compressed(format="marlin-24"), r"the format 'marlin-24' \(served: int-quantized"),
+        (compressed(format="nvfp4-pack-quantized"), "the format 'nvfp4-pack-quantized'"),
+        (compressed({"num_bits": 3}), r"3 bits \(served: 4 and 8\)"),
+        (compressed({"actorder": "group"}), "actorder 'group'"),
+        (compressed({"group_size": 12}), "groups of 12 inputs"),
+        (compressed({"strategy": "tensor_group"}), "scales by 'tensor_group'"),
+        (compressed(kv_cache_scheme={"num_bits": 8}), "a quantised KV cache"),
+        (compressed(quantization_status="frozen"), "weights of status 'frozen'"),
+        (compressed(sparsity_config={"format": "sparse-24"}), r"sparse weights \(sparse-24\)"),
+        (compressed(input_activations={"num_bits": 8, "dynamic": False}), "static activation"),
+        (compressed(output_activations={"num_bits": 8}), "rounded outputs"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "AWQ's layout 'gemv'"),
+        ({"quant_method": "awq", "bits": 3}, "AWQ of 3 bits"),
+        ({"quant_method": "gptq", "bits": 2}, "GPTQ of 2 bits"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "GPTQ's layout 'marlin'"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 100}, "groups of 100 inputs"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "static activation"),
+    ],
+)
+def test_what_is_not_served_is_named(declared: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=reason):
+        read_quantization({"quantization_config": declared})
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        7,
+        compressed(config_groups={}),
+        compressed(config_groups={"group_0": 3}),
+        compressed(ignore=["re:("]),
+        compressed(ignore=[4]),
+        {"quant_method": "gptq", "bits": "four"},
+        {"quant_method": "gptq", "bits": True},
+        {"quant_method": "fp8", "weight_block_size": [128]},
+    ],
+)
+def test_what_makes_no_sense_is_named(declared: Any) -> None:
+    with pytest.raises(ConfigError, match="quantization_config"):
+        read_quantization({"quantization_config": declared})
+
+
+def test_names_people_type() -> None:
+    check_named_method("awq_marlin", "awq")
+    with pytest.raises(ConfigError, match="the checkpoint holds weights quantised by gptq"):
+        check_named_method("awq", "gptq")

@@ -1,0 +1,204 @@
+"""Packed matrices: the bits of one order of sums over decoded values, for any number of rows."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.native.test_library import builds, make_context
+from vllm.model_executor.layers.quantization.panels import (
+    CodedRows,
+    CodeKind,
+    GroupValues,
+    PackedRows,
+    codes_per_word,
+)
+from vllm.model_executor.layers.quantization.products import read_rows
+from vllm.model_executor.layers.quantization.storages import PlainRows, StackedRows
+from vllm.native.tensors import TensorBinder
+from vllm.v1.attention.layout import CacheLayout
+
+BINDER = TensorBinder(CacheLayout((), {}), {})
+CHAIN = 256
+FUSED = [build for build in builds() if build != "portable"]
+
+
+def make_packed(
+    kind: CodeKind,
+    rows: int,
+    width: int,
+    group: int,
+    scale_type: str = "f16",
+    offset_type: str = "none",
+    *,
+    is_ordered: bool = False,
+    seed: int = 0,
+) -> PackedRows:
+    """Returns random codes under random scales."""
+    generator = torch.Generator().manual_seed(seed)
+    num_words = -(-width // codes_per_word(kind))
+    words = torch.randint(-(2**31), 2**31, (rows, num_words), generator=generator).int()
+    rest = num_words * codes_per_word(kind) - width
+    if rest:
+        # What pads a word is zero, as packing leaves it.
+        words[:, -1] &= (1 << (32 - rest * (8 if kind == "int8" else 4))) - 1
+    num_groups = -(-width // group)
+
+    def draw(kind: str) -> GroupValues:
+        values = torch.rand(rows, num_groups, generator=generator) + 0.5
+        if kind == "k":
+            small = torch.randint(-32, 32, (rows, num_groups), generator=generator).to(torch.int8)
+            return GroupValues(small, values[:, ::8].half().contiguous(), 8)
+        if kind == "e8m0":
+            powers = torch.randint(120, 130, (rows, num_groups), generator=generator)
+            return GroupValues(powers.to(torch.uint8))
+        if kind == "zeros":
+            zeros = torch.randint(-8, 8, (rows, num_groups), generator=generator)
+            return GroupValues(zeros.to(torch.int8))
+        types = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+        return GroupValues(values.to(types[kind]))
+
+    order = torch.randperm(width, generator=generator).int() if is_ordered else None
+    offsets = None if offset_type == "none" else draw(offset_type)
+    return PackedRows(CodedRows(kind, words, width, group, draw(scale_type), offsets, order), "w")
+
+
+def decode(source: PackedRows) -> torch.Tensor:
+    rows = torch.empty(source.num_rows, source.num_columns)
+    source.write_rows(0, rows)
+    return rows
+
+
+def multiply_in_order(x: torch.Tensor, source: PackedRows) -> torch.Tensor:
+    """The order of sums, spelled out: fused chains over 256 inputs, then a sum over the chains.
+
+    A product of two fp32 numbers is exact in fp64; the sum with a third is rounded there and then
+    to fp32, which differs from one rounding in some 1 of 2^29 cases only.
+    """
+    weight, inputs = decode(source), x
+    if source.order is not None:
+        inputs, weight = x[:, source.order.long()], weight[:, source.order.long()]
+    wide_x, wide_w = inputs.double().numpy(), weight.double().numpy()
+    total = np.zeros((len(x), len(weight)), np.float32)
+    for begin in range(0, source.num_columns, CHAIN):
+        chain = np.zeros_like(total)
+        for k in range(begin, min(begin + CHAIN, source.num_columns)):
+            chain = (chain + wide_x[:, k, None] * wide_w[None, :, k]).astype(np.float32)
+        total = chain if begin == 0 else total + chain
+    return torch.from_numpy(total)
+
+
+def multiply(build: str, x: torch.Tensor, source: PackedRows, threads: int = 1) -> torch.Tensor:
+    output = torch.empty(len(x), source.num_rows)
+    make_context(threads, build).matmul(BINDER.rows(source), x, output)
+    return output
+
+
+CASES: list[tuple[CodeKind, str, str]] = [
+    ("int4", "f16", "none"),
+    ("int4", "bf16", "zeros"),
+    ("int4", "f32", "f32"),
+    ("uint4", "k", "k"),
+    ("uint4", "f16", "f16"),
+    ("iq4", "k", "none"),
+    ("e2m1", "e8m0", "none"),
+    ("int8", "f32", "none"),
+    ("int8", "k", "none"),
+    ("int8", "f16", "f16"),
+    ("int8", "f16", "zeros"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", FUSED)
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_every_form_has_the_one_order_of_sums(build: str, case: tuple[CodeKind, str, str]) -> None:
+    kind, scales, offsets = case
+    for width, group, rows, is_ordered in ((600, 32, 70, False), (100, 104, 130, True)):
+        source = make_packed(
+            kind, rows, width, group, scales, offsets, is_ordered=is_ordered, seed=width
+        )
+        x = torch.randn(11, width, generator=torch.Generator().manual_seed(1))
+        expected = multiply_in_order(x, source)
+        for count in (1, 2, 3, 4, 11):
+            got = multiply(build, x[:count], source)
+            torch.testing.assert_close(got, expected[:count], atol=0, rtol=1e-7)
+            assert (got != expected[:count]).sum() <= 2, "double rounding alone explains few"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", builds())
+@settings(deadline=None, max_examples=25)
+@given(
+    num_inputs=st.sampled_from([1, 2, 3, 5, 6, 7, 9, 13, 97, 200]),
+    rows=st.integers(1, 300),
+    width=st.sampled_from([1, 8, 31, 256, 264, 515]),
+    group=st.sampled_from([16, 32, 128, 1024]),
+    case=st.sampled_from(CASES),
+    threads=st.integers(1, 3),
+)
+def test_a_row_has_the_same_bits_in_any_company(
+    build: str,
+    num_inputs: int,
+    rows: int,
+    width: int,
+    group: int,
+    case: tuple[CodeKind, str, str],
+    threads: int,
+) -> None:
+    source = make_packed(case[0], rows, width, group, *case[1:], seed=rows)
+    x = torch.randn(num_inputs, width, generator=torch.Generator().manual_seed(width))
+    together = multiply(build, x, source, threads)
+    for row in {0, num_inputs // 2, num_inputs - 1}:
+        assert torch.equal(multiply(build, x[row : row + 1], source)[0], together[row])
+    if build != "portable":
+        assert all(torch.equal(multiply(other, x, source), together) for other in FUSED)
+    weight = decode(source).double()
+    error = (together - x.double() @ weight.T).abs()
+    assert (error <= 1e-5 * (x.double().abs() @ weight.abs().T)).all()
+
+
+def test_values_are_those_of_their_formula() -> None:
+    source = make_packed("uint4", 3, 16, 8, "f16", "f16")
+    assert source.offsets is not None
+    one_hot = torch.eye(16)
+    for build in builds():
+        assert torch.equal(multiply(build, one_hot, source).T, decode(source))
+    words = source.codes[0, :, 1].tolist()
+    scales = source.scales.values[0, :, 1].double()
+    offsets = source.offsets.values[0, :, 1].double()
+    expected = [
+        (words[k // 8] >> k % 8 * 4 & 15) * scales[k // 8] + offsets[k // 8] for k in range(16)
+    ]
+    assert torch.equal(decode(source)[1], torch.stack(expected).float())
+
+
+def test_rows_are_read_by_number_and_in_parts() -> None:
+    for is_ordered in (False, True):
+        source = make_packed("int4", 150, 64, 32, "f16", "zeros", is_ordered=is_ordered)
+        whole = decode(source)
+        part = torch.empty(70, 64)
+        source.write_rows(60, part)
+        assert torch.equal(part, whole[60:130])
+        ids = torch.tensor([149, 0, 64, 63, 64])
+        assert torch.equal(read_rows(source, ids), whole[ids])
+
+
+def test_packed_and_plain_parts_are_one_matrix() -> None:
+    parts = (
+        make_packed("int4", 70, 64, 32),
+        PlainRows(torch.randn(13, 64)),
+        make_packed("int8", 200, 64, 64),
+    )
+    x = torch.randn(7, 64)
+    context, stack = make_context(2), StackedRows(*parts)
+    output = torch.empty(7, 283)
+    context.matmul(BINDER.rows(stack), x, output)
+    rows = torch.empty(283, 64)
+    stack.write_rows(0, rows)
+    torch.testing.assert_close(output, x @ rows.T, atol=1e-3, rtol=1e-5)
+    for i in range(7):
+        alone = torch.empty(1, 283)
+        context.matmul(BINDER.rows(stack), x[i : i + 1], alone)
+        assert torch.equal(alone[0], output[i])

@@ -1,0 +1,154 @@
+"""Tokenizers out of GGUF files: the ids and texts of those they were written from."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model_executor.model_loader.gguf_files import gguf, write_tokenizer
+from tests.tokenizers.family_tokenizers import byte_level
+from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError
+from vllm.tokenizers import Tokenizer
+
+TEXTS = [
+    "then <|im_end|> in time",
+    "Zw\u00f6lf  K\u00e4mpfer\n\n 12345",
+    "<think>im</think>",
+    "\u4e2d",
+]
+
+
+def write(path: Path, keys: dict[str, Any]) -> Path:
+    """Writes a file of keys and no tensor."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, value in keys.items():
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        else:
+            writer.add_string(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def sentence_piece(**changes: Any) -> dict[str, Any]:
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    types = [2, 3, 3] + [6] * 256
+    words = ["\u2581", "a", "b", "ab", "\u2581a", "ba", "abab", "\u2581ab", "[tool]"]
+    scores = [0.0] * len(pieces) + [-20.0, -21.0, -22.0, -1.0, -5.0, -9.0, -2.0, -7.0, 0.0]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [*pieces, *words],
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": types + [1] * 8 + [4],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        **{f"tokenizer.ggml.{name}": value for name, value in changes.items()},
+    }
+
+
+def byte_pairs(pre: str, **changes: Any) -> dict[str, Any]:
+    """A vocabulary of single bytes, and what else is given."""
+    single = [token for token in byte_level().backend.get_vocab() if len(token) == 1]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": single,
+        **{f"tokenizer.ggml.{name}": value for name, value in changes.items()},
+    }
+
+
+def split(pre: str, text: str, path: Path) -> list[str]:
+    """Returns the pieces that text is cut into before anything is merged."""
+    tokenizer = Tokenizer.from_folder(write(path, byte_pairs(pre)))
+    pieces = tokenizer.backend.pre_tokenizer.pre_tokenize_str(text)
+    return [text[start:stop] for _, (start, stop) in pieces]
+
+
+def test_byte_level_ids_are_those_of_the_source(tmp_path: Path) -> None:
+    source, path = byte_level(), tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "qwen3")
+    write_tokenizer(writer, source, 320)
+    writer.add_string("tokenizer.chat_template.tool_use", "{{ tools }}")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    read = Tokenizer.from_folder(path)
+    for text in TEXTS:
+        ids = source.encode(text)
+        assert read.encode(text) == ids
+        assert read.decode(ids) == text
+    assert read.eos_token == "<|im_end|>"
+    assert read.chat_template == source.chat_template
+    assert set(read.chat_templates) == {"default", "tool_use"}
+    assert "<|im_start|>" in read.special_texts
+    assert read.vocab_size == 320
+
+
+def test_sentence_piece_merges_the_highest_score_first(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(write(tmp_path / "model.gguf", sentence_piece()))
+    ids = tokenizer.encode("abab ba")
+    # "ab" (-1) is merged before "\u2581a" (-5), then "abab" (-2); "\u2581ab" (-7) never comes up.
+    spelled = tokenizer.convert_ids_to_tokens(ids)
+    assert spelled == ["<s>", "\u2581", "abab", "\u2581", "ba"]
+    assert tokenizer.decode(ids[1:]) == "abab ba"
+    emoji = tokenizer.encode("\u00e9", add_special_tokens=False)
+    assert tokenizer.convert_ids_to_tokens(emoji) == ["\u2581", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(emoji) == "\u00e9"
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a[tool]b")) == [
+        "<s>",
+        "\u2581a",
+        "[tool]",
+        "\u2581",
+        "b",
+    ]
+
+
+def test_spaces_and_beginnings_as_the_keys_say(tmp_path: Path) -> None:
+    keys = sentence_piece(add_space_prefix=False, add_bos_token=False, add_eos_token=True)
+    tokenizer = Tokenizer.from_folder(write(tmp_path / "model.gguf", keys))
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("ab a")) == ["ab", "\u2581a", "</s>"]
+    assert tokenizer.decode(tokenizer.encode(" ab")[:-1]) == " ab"
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("llama-bpe", ["It", "'s", " ", "123", "45", " GPUs", "\n\n", "ok"]),
+        ("qwen2", ["It", "'s", " ", "1", "2", "3", "4", "5", " GPUs", "\n\n", "ok"]),
+        ("gpt-4o", ["It's", " ", "123", "45", " GPUs", "\n\n", "ok"]),
+        ("tekken", ["It", "'s", " ", "1", "2", "3", "4", "5", " GPUs", "\n\n", "ok"]),
+        ("gpt-2", ["It", "'s", " 12345", " GPUs", "\n", "\n", "ok"]),
+        ("smollm", ["It", "'s", " ", "1", "2", "3", "4", "5", " GPUs", "\n", "\n", "ok"]),
+    ],
+)
+def test_text_is_split_as_the_name_says(pre: str, pieces: list[str], tmp_path: Path) -> None:
+    assert split(pre, "It's 12345 GPUs\n\nok", tmp_path / "model.gguf") == pieces
+
+
+def test_what_would_answer_wrongly_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    with pytest.raises(UnsupportedFeatureError, match="expression 'new-bpe', which is not known"):
+        Tokenizer.from_folder(write(path, byte_pairs("new-bpe", merges=["a b"])))
+    with pytest.raises(UnsupportedFeatureError, match="of the kind 'bert'"):
+        Tokenizer.from_folder(write(path, sentence_piece(model="bert")))
+    with pytest.raises(ConfigError, match="holds no tokenizer: give one by --tokenizer"):
+        Tokenizer.from_folder(write(path, {"general.name": "x"}))
+    with pytest.raises(CheckpointError, match="'ab' is no merge"):
+        Tokenizer.from_folder(write(path, byte_pairs("gpt-2", merges=["ab"])))
+    with pytest.raises(CheckpointError, match=r"token 'a' stands there twice"):
+        Tokenizer.from_folder(
+            write(path, sentence_piece(tokens=["a", "a"], token_type=[1, 1], scores=[0.0, 1.0]))
+        )
+    with pytest.raises(CheckpointError, match="eos_token_id is 999999 of"):
+        Tokenizer.from_folder(write(path, sentence_piece(eos_token_id=999999)))
+    with pytest.raises(CheckpointError, match="2 scores for"):
+        Tokenizer.from_folder(write(path, sentence_piece(scores=[0.0, 1.0])))

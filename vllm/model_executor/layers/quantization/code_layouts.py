@@ -1,0 +1,171 @@
+"""From the layouts that checkpoints store codes in to ``CodedRows``.
+
+    compressed-tensors   words along inputs, lowest first, codes + 2^(bits - 1); zero points
+                         likewise, along outputs
+    GPTQ                 words [inputs, out] along inputs, codes and zero points from 0 up
+    AWQ                  words [in, outputs] along outputs, in the order 0 2 4 6 1 3 5 7
+
+Codes become two's complement, so that a symmetric matrix has no zero points left.
+"""
+
+import torch
+
+from vllm.exceptions import CheckpointError
+from vllm.model_executor.layers.quantization.panels import (
+    SIGN_BITS_INT4,
+    SIGN_BITS_INT8,
+    CodedRows,
+    CodeKind,
+    GroupValues,
+    codes_per_word,
+    pack_bytes,
+    pack_nibbles,
+    unpack_nibbles,
+    view_as,
+)
+
+# Which output of eight each nibble of an AWQ word is.
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_KINDS: dict[int, CodeKind] = {4: "int4", 8: "int8"}
+_SIGN_BITS = {4: SIGN_BITS_INT4, 8: SIGN_BITS_INT8}
+
+
+def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the codes 0 to 2^bits - 1, uint8 [rows, n * 32 / bits], of words int32 [rows, n]."""
+    codes = view_as(words, torch.uint8)
+    return codes if bits == 8 else unpack_nibbles(codes)
+
+
+def read_compressed_words(
+    words: torch.Tensor,
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    bits: int,
+    group: int,
+    num_columns: int,
+) -> CodedRows:
+    """Read compressed-tensors' pack-quantized layout.
+
+    Args:
+        words: int32 [out, ceil(in * bits / 32)].
+        scales: [out, groups].
+        zero_points: int32 [ceil(out * bits / 32), groups], or None.
+        bits: Of a code.
+        group: Inputs under one scale; 0: all.
+        num_columns: in.
+    """
+    zeros = None
+    if zero_points is not None:
+        num_rows = words.shape[0]
+        zeros = unpack_words(zero_points.T, bits).T[:num_rows].int() - (1 << bits - 1)
+    return _join(words ^ _SIGN_BITS[bits], scales, zeros, bits, group, num_columns, None)
+
+
+def read_gptq_words(
+    words: torch.Tensor,
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    group_of_input: torch.Tensor | None,
+    bits: int,
+    group: int,
+    *,
+    adds_one: bool,
+) -> CodedRows:
+    """Read GPTQ's layout.
+
+    Args:
+        words: int32 [in * bits / 32, out].
+        scales: [groups, out].
+        zero_points: int32 [groups, out * bits / 32]; None: the middle.
+        group_of_input: int32 [in], or None: inputs lie in the groups' order.
+        bits: Of a code.
+        group: Inputs of a group; 0: all.
+        adds_one: Whether zero points are stored less one, as the first layout has them.
+
+    Raises:
+        CheckpointError: The groups of ``group_of_input`` are not of that size.
+    """
+    num_columns = words.shape[0] * 32 // bits
+    zeros = None
+    if zero_points is not None:
+        stored = unpack_words(zero_points, bits).int() + int(adds_one)
+        # A stored 15 stands for 16, which four bits hold as 0.
+        zeros = (stored & ((1 << bits) - 1)).T - (1 << bits - 1)
+    rows, order = words.T ^ _SIGN_BITS[bits], None
+    if group_of_input is not None:
+        order = _find_order(group_of_input, group or num_columns)
+    if order is not None:
+        codes = unpack_words(rows, bits)[:, order.long()]
+        rows = pack_bytes(codes) if bits == 8 else pack_nibbles(codes)
+    return _join(rows, scales.T, zeros, bits, group, num_columns, order)
+
+
+def read_awq_words(
+    words: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor, group: int
+) -> CodedRows:
+    """Read AWQ's gemm layout.
+
+    Args:
+        words: int32 [in, out / 8].
+        scales: [groups, out].
+        zero_points: int32 [groups, out / 8].
+        group: Inputs of a group; 0: all.
+    """
+    codes = _unpack_awq(words).T
+    zeros = _unpack_awq(zero_points).T.int() - 8
+    rows = pack_nibbles(codes) ^ SIGN_BITS_INT4
+    return _join(rows, scales.T, zeros, 4, group, words.shape[0], None)
+
+
+def read_int8_codes(codes: torch.Tensor, scales: torch.Tensor, group: int) -> CodedRows:
+    """Read signed bytes [out, in] under scales [out, groups]."""
+    return _join(pack_bytes(codes), scales, None, 8, group, codes.shape[1], None)
+
+
+def _unpack_awq(words: torch.Tensor) -> torch.Tensor:
+    nibbles = unpack_words(words, 4).view(len(words), -1, 8)
+    codes = torch.empty_like(nibbles)
+    codes[:, :, list(_AWQ_ORDER)] = nibbles
+    return codes.flatten(1)
+
+
+def _find_order(group_of_input: torch.Tensor, group: int) -> torch.Tensor | None:
+    """Returns the inputs sorted by group, int32; None: they are."""
+    num_inputs = len(group_of_input)
+    plain = torch.arange(num_inputs, device=group_of_input.device) // group
+    if torch.equal(group_of_input.long(), plain):
+        return None
+    order = torch.argsort(group_of_input, stable=True)
+    if not torch.equal(group_of_input[order].long(), plain):
+        raise CheckpointError(
+            f"g_idx gives the groups of {num_inputs} inputs other sizes than {group}: download the "
+            "checkpoint again."
+        )
+    return order.int()
+
+
+def _join(
+    words: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    bits: int,
+    group: int,
+    num_columns: int,
+    order: torch.Tensor | None,
+) -> CodedRows:
+    kind = _KINDS[bits]
+    if zeros is not None and not zeros.any():
+        zeros = None
+    if zeros is not None and bits == 4 and scales.dtype == torch.float32:
+        # -zero * scale would be rounded: the difference of code and zero point is exact as a byte.
+        codes = unpack_nibbles(view_as(words, torch.uint8))[:, :num_columns].to(torch.int8)
+        codes = ((codes ^ 8) - 8) - _spread_zeros(zeros, group or num_columns, num_columns)
+        kind, words, zeros = "int8", pack_bytes(codes), None
+    offsets = None if zeros is None else GroupValues(zeros.to(torch.int8))
+    per_word = codes_per_word(kind)
+    whole = -(-num_columns // per_word) * per_word
+    return CodedRows(kind, words, num_columns, group or whole, GroupValues(scales), offsets, order)
+
+
+def _spread_zeros(zeros: torch.Tensor, group: int, width: int) -> torch.Tensor:
+    return zeros.to(torch.int8).repeat_interleave(group, 1)[:, :width]

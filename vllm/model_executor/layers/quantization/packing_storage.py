@@ -1,0 +1,55 @@
+"""A storage that a checkpoint fills in its own layout and that keeps packed rows."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from vllm.exceptions import CheckpointError
+from vllm.model_executor.layers.quantization.panels import CodedRows, PackedRows
+
+Convert = Callable[[Mapping[str, torch.Tensor]], CodedRows]
+
+
+class PackingStorage:
+    """A ``Storage``: until ``check`` what the files hold, afterwards panels alone.
+
+    Args:
+        num_rows: Outputs.
+        num_columns: Inputs.
+        raw: What follows the matrix's name in its tensors' names -> uninitialised destination.
+        convert: Turns the filled tensors into rows of codes.
+
+    Owns: both forms, one after the other.
+    """
+
+    def __init__(
+        self, num_rows: int, num_columns: int, raw: dict[str, torch.Tensor], convert: Convert
+    ) -> None:
+        self.num_rows, self.num_columns = num_rows, num_columns
+        self._raw, self._convert = raw, convert
+        self._packed: PackedRows | None = None
+
+    @property
+    def packed(self) -> PackedRows:
+        """The packed matrix."""
+        assert self._packed is not None, "the checkpoint's loading has not finished"
+        return self._packed
+
+    def write_rows(self, start: int, out: torch.Tensor) -> None:
+        """See ``RowSource``."""
+        self.packed.write_rows(start, out)
+
+    def slots(self, name: str) -> dict[str, torch.Tensor]:
+        """See ``Storage``; once packed there are none."""
+        return {f"{name}{suffix}": tensor for suffix, tensor in self._raw.items()}
+
+    def check(self, name: str) -> None:
+        """See ``Storage``; packs the codes."""
+        raw, self._raw = self._raw, {}
+        bias = raw.pop(".bias", None)
+        if bias is not None and bias.any():
+            raise CheckpointError(
+                f"{name}.bias is not zero, but the model that config.json describes has no bias "
+                "there: the checkpoint is of another model."
+            )
+        self._packed = PackedRows(self._convert(raw), name)

@@ -1,0 +1,257 @@
+"""Matrices of small whole numbers, packed as the native kernels read them.
+
+    weight = code * scale + offset
+
+Outputs lie in lanes, 64 to a panel; the codes of eight inputs (four, of bytes) of one output are a
+word of 32 bits, the first input lowest. Scales and offsets are those of a group of inputs:
+
+    codes   int32 [panels, words, 64]
+    scales        [panels, groups, 64]
+
+What the codes of a format mean is one of ``CODE_KINDS``; scales stay in the type that their
+checkpoint has, so that nothing but the padding is added to its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from vllm.exceptions import CheckpointError, InvariantError
+from vllm.model_executor.layers.quantization.decode import decode_e8m0
+
+CodeKind = Literal["int8", "int4", "uint4", "iq4", "e2m1"]
+"""Two's complement in eight and four bits, 0 to 15, and numbers in two tables of 16 values."""
+
+_Change = Callable[[torch.Tensor], torch.Tensor]
+
+PANEL = 64
+"""Outputs of a panel."""
+
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_TABLES: dict[CodeKind, tuple[float, ...]] = {
+    "int4": (*range(8), *range(-8, 0)),
+    "uint4": tuple(range(16)),
+    "iq4": _IQ4,
+    "e2m1": _E2M1,
+}
+SIGN_BITS_INT4 = -0x77777778
+"""0x88888888: turns words of 0 to 15 into words of -8 to 7."""
+SIGN_BITS_INT8 = -0x7F7F7F80
+"""0x80808080: turns words of 0 to 255 into words of -128 to 127."""
+_E8M0_NAN = 255
+
+
+def codes_per_word(kind: CodeKind) -> int:
+    """Return how many codes a word of 32 bits holds."""
+    return 4 if kind == "int8" else 8
+
+
+@dataclass(frozen=True, slots=True)
+class GroupValues:
+    """One number per output and group of its inputs.
+
+    Attributes:
+        values: [rows, groups] of fp32, fp16, bf16, int8, or uint8 (e8m0: 2^(byte - 127)).
+        factors: fp16 [rows, ceil(groups / fan)], by which the values are multiplied; None: they
+            are the numbers.
+        fan: Groups of one factor.
+    """
+
+    values: torch.Tensor
+    factors: torch.Tensor | None = None
+    fan: int = 1
+
+    def widen(self) -> torch.Tensor:
+        """Return the numbers, fp32 [rows, groups], each the one product of both."""
+        if self.values.dtype == torch.uint8:
+            return decode_e8m0(self.values)
+        wide = self.values.float()
+        if self.factors is None:
+            return wide
+        return wide * _spread(self.factors.float(), self.fan, wide.shape[1])
+
+    def map(self, change: _Change) -> GroupValues:
+        """Return the same with both tensors changed."""
+        factors = None if self.factors is None else change(self.factors)
+        return GroupValues(change(self.values), factors, self.fan)
+
+
+@dataclass(frozen=True, slots=True)
+class CodedRows:
+    """A matrix of codes, row after row: what a format is turned into before it is packed.
+
+    Attributes:
+        kind: What the codes are.
+        words: int32 [rows, words].
+        num_columns: Inputs.
+        group: Inputs of a group; the last may be cut off.
+        scales: One per group.
+        offsets: One per group, or None. int8 without factors: zero points, and the offset is
+            -zero * scale.
+        order: int32 [num_columns], the input that the k-th code is of; None: the k-th.
+    """
+
+    kind: CodeKind
+    words: torch.Tensor
+    num_columns: int
+    group: int
+    scales: GroupValues
+    offsets: GroupValues | None = None
+    order: torch.Tensor | None = None
+
+    def take_rows(self, rows: torch.Tensor) -> CodedRows:
+        """Return the matrix of some rows, in their order."""
+
+        def take(values: torch.Tensor) -> torch.Tensor:
+            return values[rows]
+
+        offsets = None if self.offsets is None else self.offsets.map(take)
+        return CodedRows(
+            self.kind,
+            self.words[rows],
+            self.num_columns,
+            self.group,
+            self.scales.map(take),
+            offsets,
+            self.order,
+        )
+
+
+class PackedRows:
+    """A ``RowSource`` of packed codes.
+
+    Args:
+        rows: The matrix.
+        name: Its published name, for messages.
+
+    Raises:
+        CheckpointError: A scale or an offset is no number.
+    """
+
+    def __init__(self, rows: CodedRows, name: str) -> None:
+        per_word = codes_per_word(rows.kind)
+        self.kind = rows.kind
+        self.num_rows, self.num_columns = rows.words.shape[0], rows.num_columns
+        num_words = -(-rows.num_columns // per_word)
+        # One group of all inputs ends where the padding does.
+        self.group = min(rows.group, num_words * per_word)
+        if rows.words.shape[1] != num_words or self.group % per_word:
+            raise InvariantError(
+                f"{name}: {rows.words.shape[1]} words of {per_word} codes and groups of "
+                f"{rows.group} for {rows.num_columns} inputs"
+            )
+        for part, what in ((rows.scales, "scale"), (rows.offsets, "offset")):
+            if part is not None:
+                _check_numbers(name, what, part)
+        self.codes = pack_panels(rows.words)
+        self.scales = rows.scales.map(pack_panels)
+        self.offsets = None if rows.offsets is None else rows.offsets.map(pack_panels)
+        self.order = rows.order
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes it keeps."""
+        tensors = [self.codes, self.order]
+        for part in (self.scales, self.offsets):
+            if part is not None:
+                tensors += [part.values, part.factors]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def write_rows(self, start: int, out: torch.Tensor) -> None:
+        """See ``RowSource``; every value is rounded once."""
+        stop = start + out.shape[0]
+        first, last = start // PANEL, -(-stop // PANEL)
+
+        def take(values: torch.Tensor) -> torch.Tensor:
+            rows = values[first:last].transpose(1, 2).flatten(0, 1)
+            return rows[start - first * PANEL : stop - first * PANEL]
+
+        values = self._widen(take)
+        if self.order is None:
+            out.copy_(values)
+        else:
+            out[:, self.order.long()] = values
+
+    def _widen(self, take: _Change) -> torch.Tensor:
+        """Return the values of the rows that ``take`` takes of packed tensors."""
+        codes = widen_words(take(self.codes), self.kind)[:, : self.num_columns]
+        scales = self.scales.map(take)
+        factors = _spread(scales.widen(), self.group, self.num_columns)
+        if self.offsets is None:
+            return codes * factors
+        shift = self.offsets.map(take)
+        wide = shift.widen()
+        if shift.values.dtype == torch.int8 and shift.factors is None:
+            wide = -wide * scales.widen()
+        offsets = _spread(wide, self.group, self.num_columns)
+        # Exact in fp64, so rounded once, as by a fused product.
+        return (codes.double() * factors.double() + offsets.double()).float()
+
+
+def pack_panels(rows: torch.Tensor) -> torch.Tensor:
+    """Return [rows, n] as [panels, n, 64], the last panel filled up with zeros."""
+    num_rows, width = rows.shape
+    num_panels = -(-num_rows // PANEL)
+    packed = torch.empty((num_panels, width, PANEL), dtype=rows.dtype, device=rows.device)
+    whole = num_rows // PANEL
+    packed[:whole] = rows[: whole * PANEL].reshape(whole, PANEL, width).transpose(1, 2)
+    if whole < num_panels:
+        rest = rows[whole * PANEL :]
+        packed[whole].zero_()
+        packed[whole, :, : len(rest)] = rest.T
+    return packed
+
+
+def widen_words(words: torch.Tensor, kind: CodeKind) -> torch.Tensor:
+    """Return the fp32 values [rows, n * codes of a word] of words [rows, n]."""
+    if kind == "int8":
+        return view_as(words, torch.int8).float()
+    table = torch.tensor(_TABLES[kind], device=words.device)
+    return table[unpack_nibbles(view_as(words, torch.uint8)).int()]
+
+
+def unpack_nibbles(codes: torch.Tensor) -> torch.Tensor:
+    """Return uint8 [..., 2n] of bytes [..., n], the low nibble of each first."""
+    return torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+
+
+def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
+    """Return words int32 [rows, ceil(n / 8)] of codes 0 to 15, uint8 [rows, n]."""
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 8))
+    return view_as(padded[:, ::2] | (padded[:, 1::2] << 4), torch.int32)
+
+
+def pack_bytes(codes: torch.Tensor) -> torch.Tensor:
+    """Return words int32 [rows, ceil(n / 4)] of bytes [rows, n]."""
+    return view_as(torch.nn.functional.pad(codes, (0, -codes.shape[1] % 4)), torch.int32)
+
+
+def view_as(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the bytes of a tensor's rows as values of another type."""
+    if values.stride(-1) != 1:
+        # An axis of one value counts as contiguous whatever its stride.
+        values = values.clone(memory_format=torch.contiguous_format)
+    return values.contiguous().view(dtype)
+
+
+def _spread(values: torch.Tensor, fan: int, width: int) -> torch.Tensor:
+    """Return each column ``fan`` times, cut to ``width`` columns."""
+    return values.repeat_interleave(fan, 1)[:, :width]
+
+
+def _check_numbers(name: str, what: str, part: GroupValues) -> None:
+    for tensor in (part.values, part.factors):
+        if tensor is None:
+            continue
+        is_bad = tensor == _E8M0_NAN if tensor.dtype == torch.uint8 else ~tensor.isfinite()
+        if is_bad.any():
+            row, group = is_bad.nonzero()[0].tolist()
+            raise CheckpointError(
+                f"{name}: {int(is_bad.sum())} {what}s are no number, the first in row {row}, "
+                f"group {group}: download it again."
+            )

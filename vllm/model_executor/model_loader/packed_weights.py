@@ -1,0 +1,288 @@
+"""Checkpoints of compressed-tensors, AWQ and GPTQ: packed while they are loaded.
+
+    .weight_packed  .weight_scale  [.weight_zero_point]  .weight_shape   compressed-tensors
+    .weight (I8)    .weight_scale                                        the same, int-quantized
+    .weight (F8)    .weight_scale                                        the same, float-quantized
+    .qweight        .scales        .qzeros               [.g_idx]        AWQ, GPTQ
+
+Which modules are quantised, and how, is the config's; a module of which the files hold plain values
+only is plain whatever the config says.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from vllm.exceptions import CheckpointError, UnsupportedFeatureError
+from vllm.logger import init_logger
+from vllm.model_executor.layers.quantization.code_layouts import (
+    read_awq_words,
+    read_compressed_words,
+    read_gptq_words,
+    read_int8_codes,
+)
+from vllm.model_executor.layers.quantization.packing_storage import Convert, PackingStorage
+from vllm.model_executor.layers.quantization.panels import CodedRows
+from vllm.model_executor.layers.quantization.storages import Fp8Blocks, Storage
+from vllm.model_executor.layers.quantization.stored_matrix import StoredMatrix
+from vllm.model_executor.model_loader.quantization_config import (
+    QuantizationConfig,
+    WeightScheme,
+)
+from vllm.model_executor.model_loader.safetensors_header import StoredTensor
+from vllm.model_executor.model_loader.stored_weights import find_block_size
+
+logger = init_logger(__name__)
+
+_FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+# DeepSeek's name for a scale that is multiplied by as any other.
+_INVERSE = ".weight_scale_inv"
+_INTEGERS = {"I32": torch.int32, "I64": torch.int64}
+
+
+class PackedWeights:
+    """A ``WeightQuantization`` read from a config and the files' headers.
+
+    Args:
+        stored: What the files hold.
+        config: What the checkpoint says about it.
+        prefixes: Prefix of names in the files -> prefix of the names the model asks by.
+
+    Owns: the storages it made, until loading has finished.
+    """
+
+    def __init__(
+        self,
+        stored: Iterable[StoredTensor],
+        config: QuantizationConfig,
+        prefixes: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self._config, self._prefixes = config, tuple(prefixes)
+        # By the model's name: the tensor and its module's name in the file.
+        self._tensors = {self._translate(tensor.name): tensor for tensor in stored}
+        self._made: list[StoredMatrix] = []
+
+    def _translate(self, name: str) -> str:
+        for in_file, here in self._prefixes:
+            if name.startswith(in_file):
+                return here + name.removeprefix(in_file)
+        return name
+
+    def make_matrix(
+        self,
+        name: str,
+        in_size: int,
+        out_size: int,
+        num_groups: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> StoredMatrix | None:
+        """See ``WeightQuantization``."""
+        del dtype
+        anchor = self._find_anchor(name)
+        if anchor is None:
+            return None
+        stored_name = anchor.name.rpartition(".")[0]
+        scheme = self._config.find_scheme(stored_name)
+        if scheme is None:
+            if anchor.dtype in _FLOATS:
+                return None
+            raise CheckpointError(
+                f"Tensor {anchor.name} of {anchor.file.name} is of type {anchor.dtype}, but the "
+                f"checkpoint's config ({self._config.method}) leaves {stored_name} plain."
+            )
+        if anchor.dtype in _FLOATS:
+            logger.debug("%s is plain although the config quantises it", stored_name)
+            return None
+        storage = self._make_storage(name, scheme, out_size, in_size, device)
+        made = StoredMatrix(name, storage, num_groups)
+        self._made.append(made)
+        return made
+
+    def make_experts(
+        self,
+        prefix: str,
+        num_experts: int,
+        hidden_size: int,
+        inner_size: int,
+        limit: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """See ``WeightQuantization``: DeepSeek-V4's experts are stored in other formats.
+
+        Raises:
+            UnsupportedFeatureError: Always.
+        """
+        del num_experts, hidden_size, inner_size, limit, dtype, device
+        raise UnsupportedFeatureError(
+            f"the experts of {prefix.rstrip('.')} are quantised by {self._config.method}, which is "
+            "not served for this architecture: use its FP8 and FP4 release."
+        )
+
+    def has_part(self, prefix: str) -> bool:
+        """See ``WeightQuantization``."""
+        return any(name.startswith(prefix) for name in self._tensors)
+
+    def plain_dtype(self, names: Sequence[str]) -> torch.dtype | None:
+        """See ``WeightQuantization``: plain tensors beside packed ones stay as stored."""
+        dtypes = {self._tensors[name].dtype for name in names if name in self._tensors}
+        if len(dtypes) != 1:
+            return None
+        return torch.bfloat16 if dtypes == {"BF16"} else None
+
+    def finish_loading(self) -> None:
+        """See ``WeightQuantization``: packs matrix by matrix, and lets the files' layout go."""
+        for made in self._made:
+            made.check()
+        self._made.clear()
+
+    def _find_anchor(self, name: str) -> StoredTensor | None:
+        for suffix in (".weight_packed", ".qweight", ".weight"):
+            if (tensor := self._tensors.get(name + suffix)) is not None:
+                return tensor
+        return None
+
+    def _make_storage(
+        self, name: str, scheme: WeightScheme, rows: int, columns: int, device: torch.device
+    ) -> Storage:
+        if scheme.format == "fp8":
+            return self._make_fp8(name, scheme, rows, columns, device)
+        make = _RawTensors(name, self._tensors, device)
+        width, group = 32 // scheme.bits, scheme.group
+        num_groups = -(-columns // group) if group else 1
+        convert: Convert
+        if scheme.format == "int8":
+            make.take(".weight", torch.int8, (rows, columns))
+            make.take_floats(".weight_scale", (rows, num_groups))
+
+            def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
+                return read_int8_codes(raw[".weight"], raw[".weight_scale"], group)
+
+        elif scheme.format == "packed":
+            make.take(".weight_packed", torch.int32, (rows, -(-columns // width)))
+            make.take_floats(".weight_scale", (rows, num_groups))
+            make.take_shape((rows, columns))
+            if not scheme.is_symmetric:
+                shape = (-(-rows // width), num_groups)
+                make.take(".weight_zero_point", torch.int32, shape)
+
+            def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
+                _check_size(name, raw.get(".weight_shape"), (rows, columns))
+                zeros = raw.get(".weight_zero_point")
+                return read_compressed_words(
+                    raw[".weight_packed"], raw[".weight_scale"], zeros, scheme.bits, group, columns
+                )
+
+        elif scheme.format == "gptq":
+            _check_whole_words(name, columns, rows, width)
+            make.take(".qweight", torch.int32, (columns // width, rows))
+            make.take_floats(".scales", (num_groups, rows))
+            make.take_if_stored(".qzeros", torch.int32, (num_groups, rows // width))
+            make.take_if_stored(".g_idx", torch.int32, (columns,))
+            make.take_zero_bias(rows)
+
+            def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
+                return read_gptq_words(
+                    raw[".qweight"],
+                    raw[".scales"],
+                    raw.get(".qzeros"),
+                    raw.get(".g_idx"),
+                    scheme.bits,
+                    group,
+                    adds_one=scheme.adds_one,
+                )
+
+        else:
+            _check_whole_words(name, columns, rows, width)
+            make.take(".qweight", torch.int32, (columns, rows // width))
+            make.take_floats(".scales", (num_groups, rows))
+            make.take(".qzeros", torch.int32, (num_groups, rows // width))
+            make.take_zero_bias(rows)
+
+            def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
+                return read_awq_words(raw[".qweight"], raw[".scales"], raw[".qzeros"], group)
+
+        return PackingStorage(rows, columns, make.raw, convert)
+
+    def _make_fp8(
+        self, name: str, scheme: WeightScheme, rows: int, columns: int, device: torch.device
+    ) -> Storage:
+        weight = self._tensors[f"{name}.weight"]
+        suffix = ".weight_scale" if f"{name}.weight_scale" in self._tensors else _INVERSE
+        scale = self._tensors.get(name + suffix)
+        if weight.dtype != "F8_E4M3":
+            raise UnsupportedFeatureError(
+                f"Tensor {weight.name} of {weight.file.name} is of type {weight.dtype}: as "
+                "float-quantized F8_E4M3 is served."
+            )
+        if scale is None:
+            raise CheckpointError(
+                f"Tensor {weight.name} of {weight.file.name} is quantised, but the checkpoint has "
+                f"neither {name}.weight_scale nor {name}{_INVERSE}: download it again."
+            )
+        grid = (1, 1)
+        if len(scale.shape) == 2:
+            grid = (scale.shape[0], scale.shape[1])
+        elif scale.shape not in ((), (1,)):
+            grid = (0, 0)
+        declared = scheme.block if scheme.block != (0, 0) else (None, None)
+        block_rows = find_block_size(rows, grid[0], declared[0]) if grid[0] else None
+        block_columns = find_block_size(columns, grid[1], declared[1]) if grid[1] else None
+        if block_rows is None or block_columns is None:
+            raise CheckpointError(
+                f"Tensor {scale.name} is {list(scale.shape)}, which is no grid of scales of "
+                f"{weight.name} ({[rows, columns]})."
+            )
+        scales = torch.empty(grid, dtype=torch.float32, device=device)
+        slot = (suffix, scale.shape)
+        return Fp8Blocks(rows, columns, (block_rows, block_columns), scales, slot)
+
+
+class _RawTensors:
+    """Destinations of one matrix's tensors, in the types that the files have."""
+
+    def __init__(
+        self, name: str, tensors: Mapping[str, StoredTensor], device: torch.device
+    ) -> None:
+        self._name, self._tensors, self._device = name, tensors, device
+        self.raw: dict[str, torch.Tensor] = {}
+
+    def take(self, suffix: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        self.raw[suffix] = torch.empty(shape, dtype=dtype, device=self._device)
+
+    def take_if_stored(self, suffix: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        if self._name + suffix in self._tensors:
+            self.take(suffix, dtype, shape)
+
+    def take_floats(self, suffix: str, shape: tuple[int, int]) -> None:
+        """Scales keep their type: fp16 has no room for all of bf16's."""
+        stored = self._tensors.get(self._name + suffix)
+        self.take(suffix, _FLOATS.get(stored.dtype if stored else "", torch.float32), shape)
+
+    def take_shape(self, shape: tuple[int, int]) -> None:
+        """The true size of a matrix, which ends within a word perhaps; known already."""
+        stored = self._tensors.get(f"{self._name}.weight_shape")
+        if stored is not None:
+            self.take(".weight_shape", _INTEGERS.get(stored.dtype, torch.int64), (len(shape),))
+
+    def take_zero_bias(self, num_rows: int) -> None:
+        """Some writers store a bias of zeros where the model has none."""
+        if f"{self._name}.bias" in self._tensors:
+            self.raw[".bias"] = torch.zeros(num_rows, device=self._device)
+
+
+def _check_size(name: str, stored: torch.Tensor | None, wanted: tuple[int, int]) -> None:
+    if stored is not None and tuple(stored.tolist()) != wanted:
+        raise CheckpointError(
+            f"{name}.weight_shape is {stored.tolist()}, but the model that config.json describes "
+            f"needs {list(wanted)}."
+        )
+
+
+def _check_whole_words(name: str, columns: int, rows: int, width: int) -> None:
+    if columns % width or rows % width:
+        raise CheckpointError(
+            f"{name} has {rows} outputs and {columns} inputs, which are not whole words of {width} "
+            "codes: config.json describes another model than the weights."
+        )

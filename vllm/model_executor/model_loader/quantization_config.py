@@ -1,0 +1,349 @@
+"""What a checkpoint says about how its matrices are quantised, in any of its spellings. Torch-free.
+
+    compressed-tensors   config.json's quantization_config: groups of modules, each with a format
+    fp8                  the same: blocks of FP8 under one scale each
+    awq, gptq            the same, or a quantize_config.json, quant_config.json beside it
+
+``find_scheme`` answers for one module; what is not served is refused by name and reason before a
+byte of weights is read.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vllm.exceptions import ConfigError, UnsupportedFeatureError
+
+Method = Literal["compressed-tensors", "awq", "gptq", "fp8"]
+METHODS: tuple[Method, ...] = ("compressed-tensors", "awq", "gptq", "fp8")
+# What people type for them; the right side is what a config.json says.
+METHOD_NAMES: Mapping[str, Method] = {
+    "compressed-tensors": "compressed-tensors",
+    "awq": "awq",
+    "auto_awq": "awq",
+    "awq_marlin": "awq",
+    "gptq": "gptq",
+    "auto_gptq": "gptq",
+    "gptq_marlin": "gptq",
+    "fp8": "fp8",
+}
+_OLD_FILES = ("quantize_config.json", "quant_config.json")
+_FORMATS = ("int-quantized", "pack-quantized", "float-quantized")
+_NOT_SERVED = "which is not served: use a release in another format, or its BF16 one."
+
+
+@dataclass(frozen=True, slots=True)
+class WeightScheme:
+    """How one module's weight is stored.
+
+    Attributes:
+        format: "packed": words of codes of compressed-tensors; "int8", "fp8": a weight of that type
+            and its scales; "awq"; "gptq".
+        bits: Of a code.
+        group: Inputs under one scale; 0: all of a row, or of a whole block (fp8).
+        is_symmetric: Whether there are no zero points.
+        block: fp8: rows and columns under one scale; (0, 0): as the scale's shape says.
+        adds_one: GPTQ's first layout, whose zero points are stored less one.
+    """
+
+    format: Literal["packed", "int8", "fp8", "awq", "gptq"]
+    bits: int
+    group: int = 0
+    is_symmetric: bool = True
+    block: tuple[int, int] = (0, 0)
+    adds_one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A scheme and the modules that have it; ``scheme`` None: they are plain."""
+
+    targets: tuple[str, ...]
+    scheme: WeightScheme | None
+
+    def takes(self, name: str) -> bool:
+        return any(_matches(target, name) for target in self.targets)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationConfig:
+    """How a checkpoint's matrices are stored.
+
+    Attributes:
+        method: Its spelling.
+        rules: The first that takes a module's name decides; a name that none takes is plain.
+    """
+
+    method: Method
+    rules: tuple[_Rule, ...]
+
+    def find_scheme(self, name: str) -> WeightScheme | None:
+        """Return how a module's weight is stored; None: as plain values.
+
+        Args:
+            name: The module's name in the checkpoint, such as "model.layers.0.mlp.down_proj".
+        """
+        for rule in self.rules:
+            if rule.takes(name):
+                return rule.scheme
+        return None
+
+
+def read_quantization(
+    raw: Mapping[str, Any], folder: str | Path | None = None
+) -> QuantizationConfig | None:
+    """Read a config.json's description of quantised weights.
+
+    Args:
+        raw: The parsed config.json.
+        folder: Where files lie that older releases put beside it.
+
+    Returns:
+        None: The weights are plain, or described in another way (FP8 and FP4 of DeepSeek, MXFP4 of
+        gpt-oss), which follows from the tensors themselves.
+
+    Raises:
+        ConfigError: A field is missing or of the wrong type.
+        UnsupportedFeatureError: A format, layout or number of bits is not served.
+    """
+    declared = raw.get("quantization_config") or raw.get("compression_config")
+    source = "config.json: 'quantization_config'"
+    if declared is None and folder is not None:
+        for name in _OLD_FILES:
+            file = Path(folder) / name
+            if file.is_file():
+                declared, source = _read_file(file), str(file)
+                break
+    if declared is None:
+        return None
+    if not isinstance(declared, Mapping):
+        raise ConfigError(f"{source} is {declared!r}: it must be an object.")
+    method = declared.get("quant_method")
+    if method is None and source.endswith(_OLD_FILES):
+        # AutoAWQ names its layout, GPTQ its order.
+        method = "awq" if "version" in declared or "zero_point" in declared else "gptq"
+    fields = _Fields(declared, source)
+    if method == "compressed-tensors":
+        return _read_compressed(fields)
+    if method == "awq":
+        return _read_awq(fields)
+    if method == "gptq":
+        return _read_gptq(fields)
+    if method == "fp8":
+        return _read_fp8(fields)
+    return None
+
+
+def check_named_method(named: str, found: Method | None) -> None:
+    """Hold what ``--quantization`` names against what the checkpoint says.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    wanted = METHOD_NAMES[named]
+    if found == wanted:
+        return
+    what = "plain weights" if found is None else f"weights quantised by {found}"
+    raise ConfigError(
+        f"quantization={named!r}, but the checkpoint holds {what}: leave it out, and what the "
+        "checkpoint says is taken."
+    )
+
+
+class _Fields:
+    """Typed reading of one description."""
+
+    def __init__(self, raw: Mapping[str, Any], source: str) -> None:
+        self.raw, self.source = raw, source
+
+    def get(self, name: str, kind: type | tuple[type, ...], default: Any) -> Any:
+        value = self.raw.get(name)
+        if value is None:
+            return default
+        is_number_for_bool = isinstance(value, bool) and kind is int
+        if not isinstance(value, kind) or is_number_for_bool:
+            raise ConfigError(f"{self.source}: {name!r} is {value!r}, of the wrong type.")
+        return value
+
+    def refuse(self, what: str) -> UnsupportedFeatureError:
+        return UnsupportedFeatureError(f"{self.source} asks for {what}, {_NOT_SERVED}")
+
+
+def _read_file(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}.") from error
+
+
+def _matches(target: str, name: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), name) is not None
+    # Class names: every matrix that we keep so is a linear layer.
+    return target in ("Linear", name) or name.endswith(f".{target}")
+
+
+def _check_patterns(targets: Sequence[Any], fields: _Fields, name: str) -> tuple[str, ...]:
+    for target in targets:
+        if not isinstance(target, str):
+            raise ConfigError(f"{fields.source}: {name!r} holds {target!r}, not a name.")
+        if target.startswith("re:"):
+            try:
+                re.compile(target.removeprefix("re:"))
+            except re.error as error:
+                raise ConfigError(
+                    f"{fields.source}: {name!r} holds {target!r}, no regular expression: {error}."
+                ) from error
+    return tuple(targets)
+
+
+# ---- compressed-tensors ---------------------------------------------------------------------
+
+
+def _read_compressed(fields: _Fields) -> QuantizationConfig:
+    if fields.raw.get("kv_cache_scheme") is not None:
+        raise fields.refuse("a quantised KV cache ('kv_cache_scheme')")
+    if fields.raw.get("sparsity_config"):
+        sparsity = fields.get("sparsity_config", Mapping, {})
+        if sparsity.get("format") not in (None, "dense"):
+            raise fields.refuse(f"sparse weights ({sparsity.get('format')})")
+    status = fields.get("quantization_status", str, "compressed")
+    if status != "compressed":
+        raise fields.refuse(f"weights of status {status!r}, where 'compressed' ones are stored")
+    common = fields.get("format", str, "")
+    ignored = _check_patterns(fields.get("ignore", list, []), fields, "ignore")
+    rules = [_Rule(ignored, None)]
+    groups = fields.get("config_groups", Mapping, {})
+    if not groups:
+        raise ConfigError(f"{fields.source} has no 'config_groups': it names no weights.")
+    for name, group in groups.items():
+        if not isinstance(group, Mapping):
+            raise ConfigError(f"{fields.source}: config_groups.{name} is {group!r}, not an object.")
+        own = _Fields(group, f"{fields.source}: config_groups.{name}")
+        targets = _check_patterns(own.get("targets", list, ["Linear"]), own, "targets")
+        rules.append(_Rule(targets, _read_compressed_group(own, own.get("format", str, common))))
+    # Exact names and patterns stand before whole classes.
+    rules[1:] = sorted(rules[1:], key=lambda rule: "Linear" in rule.targets)
+    return QuantizationConfig("compressed-tensors", tuple(rules))
+
+
+def _read_compressed_group(fields: _Fields, spelled: str) -> WeightScheme | None:
+    if fields.raw.get("weights") is None:
+        return None
+    weights = _Fields(fields.get("weights", Mapping, {}), f"{fields.source}.weights")
+    kind, bits = weights.get("type", str, "int"), weights.get("num_bits", int, 8)
+    strategy = weights.get("strategy", str, "tensor")
+    group, is_symmetric = weights.get("group_size", int, 0), weights.get("symmetric", bool, True)
+    if spelled not in _FORMATS:
+        raise fields.refuse(f"the format {spelled!r} (served: {', '.join(_FORMATS)})")
+    if weights.raw.get("actorder") in ("group", "dynamic"):
+        raise weights.refuse(f"actorder {weights.raw['actorder']!r}")
+    _check_inputs(fields)
+    if spelled == "float-quantized":
+        if kind != "float" or bits != 8 or not is_symmetric:
+            raise weights.refuse(f"{bits} bits of {kind} as {spelled}")
+        block = weights.get("block_structure", list, None)
+        if strategy == "block" and block is not None:
+            sizes = tuple(size for size in block if type(size) is int and size > 0)
+            if len(sizes) != 2 or len(block) != 2:
+                raise ConfigError(f"{weights.source}: 'block_structure' is {block!r}.")
+            return WeightScheme("fp8", 8, block=(sizes[0], sizes[1]))
+        if strategy not in ("tensor", "channel", "block"):
+            raise weights.refuse(f"scales by {strategy!r} as {spelled}")
+        return WeightScheme("fp8", 8)
+    if kind != "int" or strategy not in ("tensor", "channel", "group"):
+        raise weights.refuse(f"{kind} weights with scales by {strategy!r} as {spelled}")
+    if strategy != "group":
+        group = 0
+    elif group <= 0 or group % 8:
+        raise weights.refuse(f"groups of {group} inputs")
+    if spelled == "int-quantized":
+        if bits != 8 or not is_symmetric:
+            raise weights.refuse(f"{'' if is_symmetric else 'asymmetric '}{bits} bits as {spelled}")
+        return WeightScheme("int8", 8, group)
+    if bits not in (4, 8):
+        raise weights.refuse(f"{bits} bits (served: 4 and 8)")
+    return WeightScheme("packed", bits, group, is_symmetric)
+
+
+def _check_inputs(fields: _Fields) -> None:
+    """Refuse inputs that would be rounded by numbers fixed beforehand, or in ways unknown here."""
+    inputs = fields.raw.get("input_activations")
+    if inputs is not None:
+        own = _Fields(fields.get("input_activations", Mapping, {}), f"{fields.source}.inputs")
+        if own.get("dynamic", (bool, str), False) is not True:
+            raise own.refuse("inputs rounded by fixed scales (static activation quantisation)")
+    if fields.raw.get("output_activations") is not None:
+        raise fields.refuse("rounded outputs ('output_activations')")
+
+
+# ---- AWQ, GPTQ ------------------------------------------------------------------------------
+
+
+def _read_awq(fields: _Fields) -> QuantizationConfig:
+    bits = fields.get("bits", int, fields.get("w_bit", int, 4))
+    version = fields.get("version", str, "gemm").lower()
+    if bits != 4:
+        raise fields.refuse(f"AWQ of {bits} bits (served: 4)")
+    if version != "gemm":
+        raise fields.refuse(f"AWQ's layout {version!r} (served: 'gemm')")
+    group = _read_group(fields, fields.get("group_size", int, fields.get("q_group_size", int, 128)))
+    plain = _check_patterns(fields.get("modules_to_not_convert", list, []), fields, "modules")
+    left_out = tuple(f"re:.*{re.escape(name)}" for name in plain)
+    every = _Rule(("Linear",), WeightScheme("awq", 4, group))
+    return QuantizationConfig("awq", (_Rule((*left_out, "lm_head"), None), every))
+
+
+def _read_gptq(fields: _Fields) -> QuantizationConfig:
+    layout = fields.get("checkpoint_format", str, "gptq")
+    if layout not in ("gptq", "gptq_v2"):
+        raise fields.refuse(f"GPTQ's layout {layout!r} (served: gptq, gptq_v2)")
+    rules = []
+    bits, group = fields.get("bits", int, 4), fields.get("group_size", int, 128)
+
+    def make_scheme(own_bits: int, own_group: int) -> WeightScheme:
+        if own_bits not in (4, 8):
+            raise fields.refuse(f"GPTQ of {own_bits} bits (served: 4 and 8)")
+        return WeightScheme(
+            "gptq",
+            own_bits,
+            _read_group(fields, own_group),
+            is_symmetric=False,
+            adds_one=layout == "gptq",
+        )
+
+    for pattern, values in fields.get("dynamic", Mapping, {}).items():
+        bare = pattern.removeprefix("+:").removeprefix("-:")
+        _check_patterns([f"re:{bare}"], fields, "dynamic")
+        scheme = None
+        if not pattern.startswith("-:"):
+            own = _Fields(values if isinstance(values, Mapping) else {}, fields.source)
+            scheme = make_scheme(own.get("bits", int, bits), own.get("group_size", int, group))
+        rules.append(_Rule((f"re:{bare}",), scheme))
+    if not fields.get("lm_head", bool, False):
+        rules.append(_Rule(("lm_head",), None))
+    rules.append(_Rule(("Linear",), make_scheme(bits, group)))
+    return QuantizationConfig("gptq", tuple(rules))
+
+
+def _read_fp8(fields: _Fields) -> QuantizationConfig:
+    if fields.get("activation_scheme", str, "dynamic") != "dynamic":
+        raise fields.refuse("inputs rounded by fixed scales (static activation quantisation)")
+    if fields.get("fmt", str, "e4m3") != "e4m3":
+        raise fields.refuse(f"FP8 of the kind {fields.raw.get('fmt')!r} (served: e4m3)")
+    block = fields.get("weight_block_size", list, [])
+    if block and (len(block) != 2 or not all(type(size) is int and size > 0 for size in block)):
+        raise ConfigError(f"{fields.source}: 'weight_block_size' is {block!r}.")
+    sizes = (block[0], block[1]) if block else (0, 0)
+    return QuantizationConfig("fp8", (_Rule(("Linear",), WeightScheme("fp8", 8, block=sizes)),))
+
+
+def _read_group(fields: _Fields, group: int) -> int:
+    if group == -1:
+        return 0
+    if group <= 0 or group % 8:
+        raise fields.refuse(f"groups of {group} inputs (served: multiples of 8, and -1 for all)")
+    return group

@@ -1,0 +1,226 @@
+"""The tokenizer that a GGUF file's keys describe.
+
+    gpt2    byte-level BPE: tokens, merges, and the name of the expression that splits text
+    llama   SentencePiece: tokens and scores; the merge of the highest score is done first
+
+An unknown name of a splitting expression is refused: a wrong one would answer wrongly and say
+nothing. The expressions are those of the models' own releases.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError
+from vllm.utils.gguf_file import read_gguf
+
+_SPACE_MARK = "\u2581"
+_WORDS_IN_CASE = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+END"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*END"
+)
+_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_PLAIN_WORDS = rf"{_SHORTENED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
+_MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+# Name -> expression; None: what byte-level BPE began with.
+_SPLITS: Mapping[str, str | None] = {
+    "gpt-2": None,
+    "smollm": None,
+    "llama-bpe": rf"{_PLAIN_WORDS}|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}",
+    "qwen2": rf"{_PLAIN_WORDS}|\p{{N}}|{_MARKS}|{_SPACES}",
+    "gpt-4o": _WORDS_IN_CASE.replace("END", f"{_SHORTENED}?")
+    + rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
+    "tekken": _WORDS_IN_CASE.replace("END", "")
+    + rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
+}
+# Their releases take a word that is a token whole, whatever its merges.
+_WHOLE_WORDS = ("llama-bpe", "tekken", "gpt-4o")
+_COMPOSED = ("qwen2",)
+_CONTROL, _USER_DEFINED = 3, 4
+_TEMPLATE = "tokenizer.chat_template"
+_NAMED = ("bos", "eos", "unknown", "padding")
+
+
+def read_gguf_tokenizer(path: str | Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """Return a file's tokenizer, and what its tokenizer_config.json would hold.
+
+    Raises:
+        CheckpointError: The file is broken, or its keys contradict one another.
+        ConfigError: It holds no tokenizer.
+        UnsupportedFeatureError: It holds one of a kind that is not served.
+    """
+    keys = _TokenKeys(path, read_gguf(path).keys)
+    kind = keys.get("model", str, "")
+    if kind == "gpt2":
+        backend = _make_byte_level(keys)
+    elif kind == "llama":
+        backend = _make_sentence_piece(keys)
+    elif not kind:
+        raise ConfigError(f"{path} holds no tokenizer: give one by --tokenizer.")
+    else:
+        raise UnsupportedFeatureError(
+            f"{path} holds a tokenizer of the kind {kind!r}, which is not served (gpt2 and llama "
+            "are): give one by --tokenizer."
+        )
+    _add_tokens(backend, keys)
+    return backend, _make_config(keys, adds_bos=kind == "llama")
+
+
+class _TokenKeys:
+    """Typed reading of the tokenizer's keys."""
+
+    def __init__(self, path: str | Path, keys: Mapping[str, Any]) -> None:
+        self.path, self._keys = path, keys
+        self.tokens: list[str] = self.get("tokens", list, [])
+        if not self.tokens or not all(isinstance(token, str) for token in self.tokens):
+            raise ConfigError(f"{path} holds no tokenizer: give one by --tokenizer.")
+        self.types: list[int] = self.get("token_type", list, [1] * len(self.tokens))
+        if len(self.types) != len(self.tokens):
+            raise self.broken(f"{len(self.types)} types for {len(self.tokens)} tokens")
+
+    def get(self, name: str, kind: type, default: Any) -> Any:
+        value = self._keys.get(f"tokenizer.ggml.{name}", default)
+        if not isinstance(value, kind):
+            raise self.broken(f"{name} is {value!r}")
+        return value
+
+    def chat_templates(self) -> list[dict[str, str]]:
+        """Return the templates by name, as tokenizer_config.json lists several."""
+        found = {"default": self._keys.get(_TEMPLATE)}
+        for key, value in self._keys.items():
+            if key.startswith(f"{_TEMPLATE}."):
+                found.setdefault(key.removeprefix(f"{_TEMPLATE}."), value)
+        return [
+            {"name": name, "template": text}
+            for name, text in found.items()
+            if isinstance(text, str)
+        ]
+
+    def token_of(self, name: str) -> str | None:
+        """Return the spelling of the token that a key numbers."""
+        number = self._keys.get(f"tokenizer.ggml.{name}_token_id")
+        if number is None:
+            return None
+        if type(number) is not int or not 0 <= number < len(self.tokens):
+            raise self.broken(f"{name}_token_id is {number!r} of {len(self.tokens)} tokens")
+        return self.tokens[number]
+
+    def make_vocabulary(self) -> dict[str, int]:
+        """Return spelling -> number."""
+        vocabulary = {token: number for number, token in enumerate(self.tokens)}
+        if len(vocabulary) != len(self.tokens):
+            doubled = next(t for i, t in enumerate(self.tokens) if vocabulary[t] != i)
+            raise self.broken(f"token {doubled!r} stands there twice")
+        return vocabulary
+
+    def broken(self, reason: str) -> CheckpointError:
+        """Return the error of keys that make no tokenizer."""
+        return CheckpointError(
+            f"{self.path}: its tokenizer cannot be read ({reason}): download it again, or give "
+            "another by --tokenizer."
+        )
+
+
+def _make_byte_level(keys: _TokenKeys) -> tokenizers.Tokenizer:
+    name = keys.get("pre", str, "")
+    if name not in _SPLITS:
+        raise UnsupportedFeatureError(
+            f"{keys.path} splits text by the expression {name!r}, which is not known here (known: "
+            f"{', '.join(_SPLITS)}): give the model's own tokenizer by --tokenizer."
+        )
+    merges = []
+    for merge in keys.get("merges", list, []):
+        first, space, second = str(merge).partition(" ")
+        if not space or not first or not second:
+            raise keys.broken(f"{merge!r} is no merge")
+        merges.append((first, second))
+    try:
+        model = models.BPE(
+            vocab=keys.make_vocabulary(), merges=merges, ignore_merges=name in _WHOLE_WORDS
+        )
+    except Exception as error:  # the library raises bare Exception
+        raise keys.broken(str(error)) from error
+    backend = tokenizers.Tokenizer(model)
+    expression = _SPLITS[name]
+    if name in _COMPOSED:
+        backend.normalizer = normalizers.NFC()
+    steps: list[Any] = []
+    if name == "smollm":
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if expression is not None:
+        steps.append(pre_tokenizers.Split(Regex(expression), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=expression is None))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _make_sentence_piece(keys: _TokenKeys) -> tokenizers.Tokenizer:
+    scores = keys.get("scores", list, [])
+    vocabulary = keys.make_vocabulary()
+    if len(scores) != len(vocabulary):
+        raise keys.broken(f"{len(scores)} scores for {len(vocabulary)} tokens")
+    merges = []
+    for token, number in vocabulary.items():
+        if keys.types[number] in (_CONTROL, _USER_DEFINED):
+            continue
+        splits = ((token[:i], token[i:]) for i in range(1, len(token)))
+        known = [pair for pair in splits if pair[0] in vocabulary and pair[1] in vocabulary]
+        merges += [(-scores[number], number, pair) for pair in known]
+    merges.sort(key=lambda entry: entry[:2])
+    unknown = keys.token_of("unknown") or next(
+        (token for token, kind in zip(keys.tokens, keys.types, strict=True) if kind == 2), None
+    )
+    has_bytes = "<0x00>" in vocabulary
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            vocab=vocabulary,
+            merges=[pair for _, _, pair in merges],
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=has_bytes,
+        )
+    )
+    has_prefix = keys.get("add_space_prefix", bool, True)
+    replaced = normalizers.Replace(" ", _SPACE_MARK)
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(_SPACE_MARK), replaced] if has_prefix else [replaced]
+    )
+    steps: list[Any] = [
+        decoders.Replace(_SPACE_MARK, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
+    if has_prefix:
+        steps.append(decoders.Strip(" ", 1, 0))
+    backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, keys: _TokenKeys) -> None:
+    """Tokens that text is never merged into: special ones, and those of the vocabulary's maker."""
+    special, plain = [], []
+    for token, kind in zip(keys.tokens, keys.types, strict=True):
+        if kind == _CONTROL:
+            special.append(AddedToken(token, normalized=False, special=True))
+        elif kind == _USER_DEFINED:
+            plain.append(AddedToken(token, normalized=False, special=False))
+    backend.add_special_tokens(special)
+    backend.add_tokens(plain)
+
+
+def _make_config(keys: _TokenKeys, *, adds_bos: bool) -> dict[str, Any]:
+    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    config: dict[str, Any] = {
+        names[name]: token for name in _NAMED if (token := keys.token_of(name)) is not None
+    }
+    config["add_bos_token"] = keys.get("add_bos_token", bool, adds_bos and "bos_token" in config)
+    config["add_eos_token"] = keys.get("add_eos_token", bool, False)
+    templates = keys.chat_templates()
+    if templates and templates[0]["name"] == "default":
+        config["chat_template"] = templates
+    return config

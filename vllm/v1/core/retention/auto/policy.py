@@ -1,0 +1,155 @@
+"""The policy that learns from the traffic what pays."""
+
+from collections.abc import Sequence
+
+from vllm.logger import init_logger
+from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
+from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.core.retention.auto.duel import Duel
+from vllm.v1.core.retention.auto.eviction import Rule, choose_victim
+from vllm.v1.core.retention.auto.interval import IntervalLearner
+from vllm.v1.core.retention.auto.spans import SpanSampler
+from vllm.v1.core.retention.auto.spare import spare_boundaries
+from vllm.v1.core.retention.auto.yields import Yields
+from vllm.v1.core.retention.boundaries import needed_window_blocks, replay_boundaries, with_lean
+from vllm.v1.core.retention.fixed import ENDS
+from vllm.v1.core.retention.policy import ASKED_FOR, PrefillStep, Spare
+from vllm.v1.core.retention.queues import Standing, StandingQueues
+from vllm.v1.core.retention.standing import CheckpointStanding
+from vllm.v1.core.retention.tiers import Tier
+from vllm.v1.metrics.stats import CachePolicyStats
+
+logger = init_logger(__name__)
+
+_TIERS = {
+    CheckpointStanding.FILLER: Tier.FILLER,
+    CheckpointStanding.SPARE: Tier.SPARE,
+    CheckpointStanding.WARM: Tier.WARM,
+    CheckpointStanding.SUPERSEDED: Tier.COLD,
+}
+
+
+class AutoPolicy:
+    """Learns from every admitted prompt, once, which eviction rule and which interval pay.
+
+    Beside what fixed intervals keep, it keeps the last multiple of ``COARSE_TOKENS`` in a prompt,
+    for clients that write a prompt's end differently; leaves spare checkpoints in memory that
+    nothing else needs; gives up where a conversation began the turn before last; puts off what
+    running requests made; and computes window rows again where that is less than going on from the
+    deepest checkpoint.
+
+    Owns: the duel of eviction rules, the learner of the interval, the yields of spare kinds.
+
+    Args:
+        geometry: The model's groups.
+        num_blocks: Blocks of the pool, the null block left out.
+    """
+
+    name = "auto"
+
+    def __init__(self, geometry: CacheGeometry, num_blocks: int) -> None:
+        blocks_per_token = sum(1 / group.block_size for group in geometry.dense)
+        self._capacity_tokens = int(num_blocks / blocks_per_token) if blocks_per_token else 0
+        self._weight = sum(geometry.lean_blocks) / (blocks_per_token or 1.0)
+        self._geometry = geometry
+        self.rebuild_tokens = geometry.rebuild_tokens
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was learnt."""
+        self._sampler = SpanSampler(self._geometry.unit, self._capacity_tokens)
+        self.duel = Duel(self._sampler.capacity)
+        step = max(self._geometry.unit, self._geometry.lean)
+        self._learner = IntervalLearner(self._sampler.capacity, self._weight, step)
+        self._yields = Yields()
+
+    @property
+    def rule(self) -> Rule:
+        """The eviction rule in force."""
+        return self.duel.rule
+
+    @property
+    def interval(self) -> int:
+        """Tokens between two checkpoints that new prompts leave; 0: none."""
+        return self._learner.interval
+
+    # ---- which boundaries a step leaves ------------------------------------------------------
+
+    def prompt_boundaries(self, num_prompt_tokens: int) -> tuple[int, ...]:
+        """Return the replay boundary, the prompt's end, their lean ones, and the coarse one."""
+        return replay_boundaries(self._geometry, num_prompt_tokens)
+
+    def junction_boundaries(self, position: int) -> tuple[int, ...]:
+        """Return the junction and its lean boundary."""
+        return with_lean(self._geometry, position)
+
+    def grid(self, start: int, end: int) -> Sequence[int]:
+        """Return the multiples of the interval in force."""
+        step = self.interval
+        return range((start // step + 1) * step, end + 1, step) if step else ()
+
+    def spares(self, step: PrefillStep) -> Sequence[Spare]:
+        """Return places near the prompt's end, and a grid, as far as memory is empty."""
+        return spare_boundaries(self._geometry, step)
+
+    def window_blocks(
+        self, group: GroupGeometry, start: int, end: int, alloc_end: int, boundaries: Sequence[int]
+    ) -> Sequence[int]:
+        """Return the blocks of the next step's rows and of the checkpoints."""
+        del start
+        return needed_window_blocks(group, end, alloc_end, boundaries)
+
+    # ---- which of them go first --------------------------------------------------------------
+
+    def tier(self, standing: CheckpointStanding, *, is_lean: bool, is_used: bool) -> Tier:
+        """Return the tier by standing; of what was asked for, what runs needs goes last."""
+        tier = _TIERS.get(standing)
+        if tier is not None:
+            return tier
+        if not is_lean and standing is not CheckpointStanding.JUNCTION:
+            return Tier.COLD
+        return Tier.LIVE if is_used else Tier.REGULAR
+
+    def choose_victim(
+        self, queues: StandingQueues, capacity: int, now: int
+    ) -> tuple[Standing, bool]:
+        """Return what the rule in force gives up next."""
+        return choose_victim(self.duel.rule, queues, capacity, now)
+
+    def stays_when_passed(self, position: int, num_prompt_tokens: int) -> bool:
+        """Return whether it is in the prompt: as good a place as others to fill memory."""
+        return position <= num_prompt_tokens
+
+    # ---- what is observed, and what is reported ----------------------------------------------
+
+    def observe(
+        self, block_hashes: Sequence[BlockHash], num_tokens: int, dense_share: float
+    ) -> None:
+        """Let all rules and intervals serve a prompt, and follow those that lead."""
+        spans = self._sampler.sample(block_hashes, num_tokens)
+        if not spans:
+            return
+        self.duel.resize(max(1, int(self._sampler.capacity * dense_share)))
+        if self.duel.serve([span.key for span in spans]):
+            logger.debug("Prefix cache: eviction rule is now %s.", self.rule.value)
+        if self._learner.serve(spans):
+            logger.debug("Prefix cache: interval of checkpoints is now %d tokens.", self.interval)
+
+    def note_made(self, kind: int) -> bool:
+        """Count a checkpoint by its kind."""
+        self._yields.note_made(kind)
+        return kind != ASKED_FOR and self._yields.is_promising(kind)
+
+    def note_hit(self, kind: int) -> bool:
+        """Count a hit by its checkpoint's kind."""
+        did_pay = kind == ASKED_FOR or self._yields.is_promising(kind)
+        self._yields.note_hit(kind)
+        return not did_pay and self._yields.is_promising(kind)
+
+    def stats(self, spare_share: float, proven_share: float) -> CachePolicyStats | None:
+        """Return rule and interval in force."""
+        return CachePolicyStats(self.rule.value, self.interval, spare_share, proven_share)
+
+    def describe(self) -> str:
+        """Return what is kept, in words."""
+        return ENDS
