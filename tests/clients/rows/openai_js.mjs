@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import OpenAI from 'openai';
 import { ASK, RESULT, SCHEMA, TOO_LONG, URL_, V1, checkAgent, run } from './client.mjs';
 
-const openai = new OpenAI({ baseURL: V1, apiKey: 'none', maxRetries: 0 });
+const openai = new OpenAI({ baseURL: V1, apiKey: 'none', maxRetries: 1 });
 const anthropic = new Anthropic({ baseURL: URL_, apiKey: 'none', maxRetries: 0 });
 
 async function chat(row) {
