@@ -39,8 +39,8 @@ class BlockPool:
     what is cached in a block and so where it belongs. With hits at whole blocks one queue stands
     for all tiers but the pinned one; its front is the scratch.
 
-    Block 0 is the null block, the placeholder for rows nobody needs: it is never cached, in no
-    tier, and its ref count is not kept.
+    Block 0 is the null block, the placeholder for rows nobody needs: it is never cached or counted,
+    and in no tier.
 
     Owns: every block's ref count, the tiers, the pins, the index, the KV events.
 
@@ -180,7 +180,9 @@ class BlockPool:
         Mutates: ``ref_cnt`` of the blocks, and the tiers.
         """
         for block in blocks:
-            if block.ref_cnt == 0 and not block.is_null:
+            if block.is_null:
+                continue
+            if block.ref_cnt == 0:
                 tier = self._tier_of[block.block_id]
                 self.tiers[tier].remove(block)
                 self._num_free -= 1
@@ -221,8 +223,10 @@ class BlockPool:
         unhashed: list[KVCacheBlock] = []
         hashed: list[KVCacheBlock] = []
         for block in ordered_blocks:
+            if block.is_null:
+                continue
             block.ref_cnt = ref_cnt = block.ref_cnt - 1
-            if ref_cnt == 0 and not block.is_null:
+            if ref_cnt == 0:
                 (unhashed if block._block_hash is None else hashed).append(block)
         if unhashed:
             self._join(unhashed, _SCRATCH)
@@ -413,12 +417,12 @@ class BlockPool:
 
 
 def _release(blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
-    """Count one holder less; returns the blocks nobody holds any more."""
+    """Count one holder less; returns the blocks nobody holds any more (I2)."""
     freed = []
     for block in blocks:
-        # No check that the count is positive: managers may be handed blocks of no pool, whose
-        # counts then fall below zero and which join no queue.
+        if block.is_null:
+            continue
         block.ref_cnt = ref_cnt = block.ref_cnt - 1
-        if ref_cnt == 0 and not block.is_null:
+        if ref_cnt == 0:
             freed.append(block)
     return freed

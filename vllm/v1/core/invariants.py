@@ -1,7 +1,8 @@
 """The numbered invariants of the KV cache, executable.
 
 I1  free + held + null = total.
-I2  A block's ref count is the number of tables, pending copies and transfers that hold it.
+I2  A block's ref count is the number of tables, pending copies and transfers that hold it: nothing
+    is given back more often than it was taken. The null block is not counted.
 I3  A block is in exactly one free tier iff its ref count is 0 and it is not the null block: the
     tier of the best it serves. No more blocks are pinned than the cap allows.
 I4  Keys, checkpoint records, pins and blocks agree both ways.
@@ -74,6 +75,8 @@ def check_pool(pool: BlockPool, held: Iterable[KVCacheBlock]) -> None:
 
 
 def _check_ref_counts(pool: BlockPool, holds: Counter[int]) -> None:
+    null = pool.null_block
+    _require(null.ref_cnt == 0, "I2", f"the null block counts {null.ref_cnt}")
     num_held_by_model = 0
     for block in pool.blocks[1:]:
         num_held = holds[block.block_id]
