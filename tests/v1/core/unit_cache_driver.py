@@ -423,7 +423,8 @@ class Driver:
                 self.announced.clear()
             elif isinstance(event, BlockStored):
                 self.announced.update((event.group_idx, h) for h in event.block_hashes)
-                assert len(event.token_ids) in (0, len(event.block_hashes) * event.block_size)
+                # A hash stands for as many tokens as its block holds; 0 are places to resume at.
+                assert len(event.token_ids) == len(event.block_hashes) * event.block_size
             else:
                 assert isinstance(event, BlockRemoved)
                 self.announced.subtract((event.group_idx, h) for h in event.block_hashes)
