@@ -7,7 +7,7 @@ the hit's blocks, take new ones, record copies). Keys and checkpoints become vis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -99,6 +99,18 @@ class CheckpointCoordinator(Coordinator):
         # Requests whose rows of this schedule() others may already have been given.
         self._promised: set[str] = set()
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
+
+    @classmethod
+    def arrange(cls, config: KVCacheConfig) -> KVCacheConfig:
+        """Return a config with what this class decides about its groups: the core's nothing.
+
+        A platform's class may say here how much checkpoints keep of a group (``extra_rows``). Asked
+        where the KV cache is planned, so that workers and scheduler have the same geometry.
+
+        Raises:
+            ConfigError: It cannot coordinate these groups.
+        """
+        return config
 
     # ---- lookup ------------------------------------------------------------------------------
 
@@ -565,7 +577,7 @@ def make_coordinator(settings: CacheSettings) -> Coordinator:
     """
     config = settings.kv_cache_config
     if config.hit_unit is not None:
-        return _find_class(config.coordinator_path)(settings)
+        return find_coordinator_class(config.coordinator_path)(settings)
     if not settings.enable_caching:
         return KVCacheCoordinatorNoPrefixCache(settings)
     if len(config.kv_cache_groups) == 1:
@@ -573,7 +585,7 @@ def make_coordinator(settings: CacheSettings) -> Coordinator:
     return HybridKVCacheCoordinator(settings)
 
 
-def _find_class(path: str | None) -> Callable[[CacheSettings], Coordinator]:
+def find_coordinator_class(path: str | None) -> type[CheckpointCoordinator]:
     """Return the class that a platform names; None: the core's.
 
     Raises:
@@ -583,7 +595,7 @@ def _find_class(path: str | None) -> Callable[[CacheSettings], Coordinator]:
         return CheckpointCoordinator
     module, _, name = path.rpartition(".")
     try:
-        return cast("Callable[[CacheSettings], Coordinator]", getattr(import_module(module), name))
+        return cast("type[CheckpointCoordinator]", getattr(import_module(module), name))
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"The platform's KV cache coordinator {path!r} cannot be imported: {error}. Name a "
