@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     VLLM_LOG_STATS_INTERVAL: float
     VLLM_PREFIX_CACHE_RETENTION_INTERVAL: int | str | None
     VLLM_PIN_SWA_TOKENS: bool
+    VLLM_PIN_PREFIX_BLOCKS: bool
     VLLM_PIN_MIN_DROP_SIZE: int
     VLLM_PIN_MAX_SHARE: float
     VLLM_CHECK_INVARIANTS: bool
@@ -131,7 +132,11 @@ _READERS: dict[str, Callable[[], Any]] = {
     "VLLM_LOG_STATS_INTERVAL": lambda: _number("VLLM_LOG_STATS_INTERVAL", 10.0, float, 0.1),
     "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": _retention_interval,
     # Whether the window a long prompt leaves behind goes to a tier that allocation reaches last.
-    "VLLM_PIN_SWA_TOKENS": lambda: _flag("VLLM_PIN_SWA_TOKENS", False),
+    "VLLM_PIN_SWA_TOKENS": lambda: _flag(
+        "VLLM_PIN_SWA_TOKENS", _flag("VLLM_PIN_PREFIX_BLOCKS", False)
+    ),
+    # An earlier spelling of the same switch.
+    "VLLM_PIN_PREFIX_BLOCKS": lambda: _flag("VLLM_PIN_PREFIX_BLOCKS", False),
     # Blocks a window must drop at once for that; decode steps drop one and pin nothing.
     "VLLM_PIN_MIN_DROP_SIZE": lambda: _number("VLLM_PIN_MIN_DROP_SIZE", 16, int, 0),
     # Share of the pool that may be pinned: without a cap pins flush everything else.

@@ -101,6 +101,35 @@ def test_null_and_foreign_blocks_join_no_queue() -> None:
     assert pool.get_num_free_blocks() == 2
 
 
+@pytest.mark.parametrize("hits_at_one_unit", [False, True])
+def test_whoever_passes_the_null_block_it_is_not_counted_queued_or_freed(
+    hits_at_one_unit: bool,
+) -> None:
+    pool = make_cache().pool if hits_at_one_unit else BlockPool(9, True, 4)
+    null = pool.null_block
+    pool.free_blocks([null])
+    pool.free_blocks([null, null], prepend=True)
+    pool.touch([null, null])
+    pool.free_unhashed_first([null])
+    pool.replace([null], even_if_unchanged=True)
+    pool.evict_blocks([0])
+    assert (null.ref_cnt, null.block_hash, pool.tier_of(null)) == (0, None, None)
+    assert pool.get_num_free_blocks() == 8
+    assert null not in pool.get_new_blocks(8)
+
+
+def test_what_no_hit_can_find_goes_back_in_front_and_the_hashed_behind() -> None:
+    pool = BlockPool(6, True, 4)
+    blocks = pool.get_new_blocks(4)
+    request = make_request("0", range(8), 4)
+    cache(pool, request, blocks, 0, 2)
+    pool.free_unhashed_first([blocks[3], blocks[1], blocks[2], pool.null_block, blocks[0]])
+    order = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+    assert order == [blocks[i].block_id for i in (3, 2)] + [5] + [
+        blocks[i].block_id for i in (1, 0)
+    ]
+
+
 def test_reserved_blocks_are_not_in_use() -> None:
     pool = BlockPool(5, True, 4)
     pool.reserve_blocks(2)

@@ -202,6 +202,8 @@ class CacheMachine(RuleBasedStateMachine):
         for event in self.manager.take_events():
             if isinstance(event, BlockStored):
                 assert len(event.extra_keys or ()) == len(event.block_hashes)
+                # Each hash stands for the tokens of its block, whatever a mask leaves out.
+                assert len(event.token_ids) == len(event.block_hashes) * event.block_size
                 self.replayed.update((h, event.group_idx) for h in event.block_hashes)
             elif isinstance(event, BlockRemoved):
                 self.replayed.subtract((h, event.group_idx) for h in event.block_hashes)

@@ -83,6 +83,35 @@ def test_hit_shares_full_blocks_and_copies_partial_ones() -> None:
     driver.run_all(budget=2048)
 
 
+def test_a_copy_is_hit_when_its_source_is_gone_and_told_of_with_its_own_tokens() -> None:
+    driver = Driver(v4_config(32, 500), 4096, seed=3)
+    prompt = tokens_of(3, 1000)
+    first = driver.add(prompt, max_tokens=200)
+    while first.num_computed_tokens < 1000:
+        driver.step(2048)
+    second = driver.add(prompt, max_tokens=2)
+    driver.step(2048)
+    tables = [driver.manager.get_block_ids(r.request_id) for r in (first, second)]
+    copied = [
+        (group.group_id, theirs, ours)
+        for group in driver.coordinator.geometry.dense
+        for theirs, ours in zip(*(table[group.group_id] for table in tables), strict=False)
+        if theirs != ours
+    ]
+    assert copied
+    pool, index = driver.manager.block_pool, driver.coordinator.index
+    for group_id, theirs, ours in copied:
+        # The source's keys up to the hit, in their order.
+        keys = [k for k in index.keys_of(pool.blocks[theirs]) if k in first.block_hashes[:31]]
+        assert keys
+        assert list(index.keys_of(pool.blocks[ours]))[: len(keys)] == keys, group_id
+    driver.run_all(budget=2048)
+    pool.evict_blocks(theirs for _, theirs, _ in copied)
+    third = driver.add(prompt, max_tokens=2)
+    driver.run_all(budget=2048)
+    assert driver.hits[third.request_id] == 992
+
+
 def test_nothing_is_cached_or_hit_with_caching_off() -> None:
     config = v4_config(32, 400)
     manager = make_manager(config, 2048, enable_caching=False)

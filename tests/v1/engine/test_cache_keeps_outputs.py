@@ -276,6 +276,38 @@ def test_preemption_really_happens_and_changes_nothing() -> None:
     assert compared >= MIN_SHARE * sum(session.prompts[request_id][1] for request_id in ids)
 
 
+def test_a_copied_block_serves_hits_when_its_source_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prompt that is answered twice side by side: the second answer's copy outlives the first."""
+    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+    # The last block of compressed entries, 480 to 500, is partly covered.
+    prompt = random_tokens(random.Random(5), 500)
+    core = make_core(32, num_blocks=1500, budget=1024)
+    session, manager = Session(core), core.scheduler.kv_cache_manager
+    first = session.add(prompt, 60)
+    session.step()
+    session.step()
+    second = session.add(prompt, 12)
+    session.step()
+    tables = [manager.get_block_ids(name) for name in (first, second)]
+    copied = [
+        theirs
+        for one, other in zip(*tables, strict=True)
+        for theirs, ours in zip(one, other, strict=False)
+        if theirs != ours
+    ]
+    assert copied
+    session.run()
+    manager.block_pool.evict_blocks(copied)
+    third = session.add(prompt, 12)
+    session.run()
+    stats = session.answers[third].stats
+    assert stats is not None
+    assert stats.num_cached_tokens == 480
+    assert count_compared(session.answers[third], session.answers[second]) >= 10
+
+
 @pytest.mark.parametrize("unit", [32, 128])
 def test_a_spare_checkpoint_holds_the_rows_that_were_computed(
     unit: int, monkeypatch: pytest.MonkeyPatch

@@ -39,8 +39,8 @@ class BlockPool:
     what is cached in a block and so where it belongs. With hits at whole blocks one queue stands
     for all tiers but the pinned one; its front is the scratch.
 
-    Block 0 is the null block, the placeholder for rows nobody needs: it is never cached, in no
-    tier, and its ref count is not kept.
+    Block 0 is the null block, the placeholder for rows nobody needs: whoever passes it, it is never
+    cached, counted, queued or freed; its ref count stays 0.
 
     Owns: every block's ref count, the tiers, the pins, the index, the KV events.
 
@@ -179,8 +179,11 @@ class BlockPool:
 
         Mutates: ``ref_cnt`` of the blocks, and the tiers.
         """
+        null_block = self.null_block
         for block in blocks:
-            if block.ref_cnt == 0 and not block.is_null:
+            if block is null_block:
+                continue
+            if block.ref_cnt == 0:
                 tier = self._tier_of[block.block_id]
                 self.tiers[tier].remove(block)
                 self._num_free -= 1
@@ -197,10 +200,10 @@ class BlockPool:
 
         Args:
             ordered_blocks: In the order in which they shall be reused.
-            prepend: Reuse them before anything else; where scratch stands apart, that holds for
-                blocks that cache nothing.
+            prepend: Reuse them before anything else. Where scratch stands apart, the index says
+                what can be hit, and only what cannot joins it, asked for or not.
         """
-        freed = _release(ordered_blocks)
+        freed = self._release(ordered_blocks)
         if not freed:
             return
         tier = _SCRATCH if prepend else _REGULAR
@@ -221,13 +224,24 @@ class BlockPool:
         unhashed: list[KVCacheBlock] = []
         hashed: list[KVCacheBlock] = []
         for block in ordered_blocks:
+            (unhashed if block._block_hash is None else hashed).append(block)
+        if unhashed:
+            self.free_blocks(unhashed, prepend=True)
+        if hashed:
+            self.free_blocks(hashed)
+
+    def _release(self, blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
+        """Count one holder less; returns the blocks nobody holds any more."""
+        freed, null_block = [], self.null_block
+        for block in blocks:
+            if block is null_block:
+                continue
+            # No check that the count is positive: managers may be handed blocks of no pool, whose
+            # counts then fall below zero and which join no queue.
             block.ref_cnt = ref_cnt = block.ref_cnt - 1
             if ref_cnt == 0 and not block.is_null:
-                (unhashed if block._block_hash is None else hashed).append(block)
-        if unhashed:
-            self._join(unhashed, _SCRATCH)
-        if hashed:
-            self._enqueue(hashed, [_REGULAR] * len(hashed))
+                freed.append(block)
+        return freed
 
     def _enqueue(self, freed: Sequence[KVCacheBlock], tiers: Sequence[Tier]) -> None:
         """Let blocks that stand in no tier join theirs, each tier's in one piece."""
@@ -387,17 +401,10 @@ class BlockPool:
         logger.info("The prefix cache was reset")
         return True
 
-    def enable_pinning(self, max_pinned: int, blocks_per_prefix: int = 0) -> None:
-        """Let up to so many blocks be pinned, and say how many prefixes that is good for."""
+    def enable_pinning(self, max_pinned: int) -> None:
+        """Let up to so many blocks be pinned."""
         assert self.pins is None
         self.pins = Pins(self, max_pinned)
-        logger.info(
-            "Pins cover up to %d of %d blocks: of windows alone, room for %d prefixes of %d blocks",
-            max_pinned,
-            self.num_gpu_blocks,
-            max_pinned // blocks_per_prefix if blocks_per_prefix else 0,
-            blocks_per_prefix,
-        )
 
     # ---- names of the interface --------------------------------------------------------------
 
@@ -410,15 +417,3 @@ class BlockPool:
     def take_events(self) -> list[AnyKVCacheEvent]:
         """Drain the events; none when they are off."""
         return self.index.events.take()
-
-
-def _release(blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
-    """Count one holder less; returns the blocks nobody holds any more."""
-    freed = []
-    for block in blocks:
-        # No check that the count is positive: managers may be handed blocks of no pool, whose
-        # counts then fall below zero and which join no queue.
-        block.ref_cnt = ref_cnt = block.ref_cnt - 1
-        if ref_cnt == 0 and not block.is_null:
-            freed.append(block)
-    return freed

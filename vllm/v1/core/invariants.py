@@ -74,6 +74,8 @@ def check_pool(pool: BlockPool, held: Iterable[KVCacheBlock]) -> None:
 
 
 def _check_ref_counts(pool: BlockPool, holds: Counter[int]) -> None:
+    num_null = pool.null_block.ref_cnt
+    _require(num_null == 0, "I2", f"the null block counts {num_null}, and is never counted")
     num_held_by_model = 0
     for block in pool.blocks[1:]:
         num_held = holds[block.block_id]

@@ -183,9 +183,34 @@ def test_start_up_says_how_many_prefixes_fit(
 ) -> None:
     pinning.setenv("VLLM_PIN_MAX_SHARE", share)
     pinning.setattr(logging.getLogger("vllm"), "propagate", True)
-    with caplog.at_level(logging.INFO, logger="vllm.v1.core.block_pool"):
+    with caplog.at_level(logging.INFO, logger="vllm.v1.core.retention.pinning"):
         coordinator_for(v4_config(32, 401))
-    assert [f"room for {expected} prefixes" in r.getMessage() for r in caplog.records] == [True]
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert f"room for {expected} prefixes" in message
+    assert (
+        f"VLLM_PIN_SWA_TOKENS=1, VLLM_PIN_MIN_DROP_SIZE=16, a share of {float(share):g} " in message
+    )
+    # Per token a 32nd of a C4 block and a 128th of a C128 block, and so on.
+    per_token = sum(
+        1 / group.block_size for group in coordinator_for(v4_config(32, 401)).geometry.dense
+    )
+    assert f"holds {int(400 / per_token):,} tokens" in message
+
+
+def test_the_earlier_spelling_is_taken_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("VLLM_PIN_SWA_TOKENS", raising=False)
+    monkeypatch.setenv("VLLM_PIN_PREFIX_BLOCKS", "1")
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    with caplog.at_level(logging.WARNING, logger="vllm.v1.core.retention.pinning"):
+        coordinator = coordinator_for(v4_config(32, 401))
+    assert coordinator.prefixes.pinning == PinSettings(0.25, 16)
+    assert [
+        "VLLM_PIN_PREFIX_BLOCKS is an earlier spelling" in r.message for r in caplog.records
+    ] == [True]
+    monkeypatch.setenv("VLLM_PIN_SWA_TOKENS", "0")
+    assert coordinator_for(v4_config(32, 401)).prefixes.pinning is None
 
 
 def test_a_least_drop_of_nothing_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,6 +190,6 @@ def test_start_up_says_how_many_prefixes_fit(
 ) -> None:
     pinning.setenv("VLLM_PIN_MAX_SHARE", share)
     pinning.setattr(logging.getLogger("vllm"), "propagate", True)
-    with caplog.at_level(logging.INFO, logger="vllm.v1.core.block_pool"):
+    with caplog.at_level(logging.INFO, logger="vllm.v1.core.retention.pinning"):
         hybrid(num_blocks=101)
     assert [expected in record.getMessage() for record in caplog.records] == [True]

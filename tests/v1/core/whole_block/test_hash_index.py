@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.v1.core.cache_helpers import make_request
@@ -169,30 +170,49 @@ def test_stored_event_with_a_null_parent() -> None:
     assert event.extra_keys == [None, None]
 
 
-def test_one_stored_event_of_a_masked_range() -> None:
+def test_a_masked_range_tells_of_each_unbroken_run_with_its_own_tokens_and_parent() -> None:
     pool = event_pool(12)
     lora = LoRARequest(lora_name="fr", lora_int_id=7, lora_path="/fr")
     request = make_request("0", range(24), 4, cache_salt="salt", lora_request=lora)
     mask = [True, False, True, True, False, False]
     cache(pool, request, pool.get_new_blocks(6), 0, 6, block_mask=mask, kv_cache_group_id=2)
     hashes = [maybe_convert_block_hash(h) for h in request.block_hashes]
-    # The blocks entered, and the tokens of the whole range.
-    assert pool.take_events() == [
-        BlockStored(
-            block_hashes=[hashes[0], *hashes[2:4]],
-            parent_block_hash=None,
-            token_ids=list(range(24)),
-            block_size=4,
-            lora_id=7,
-            medium="GPU",
-            lora_name="fr",
-            # The salt is a secret.
-            extra_keys=[("fr", salt_digest("salt")), ("fr",), ("fr",)],
-            group_idx=2,
-        ),
-    ]
+    first = BlockStored(
+        block_hashes=[hashes[0]],
+        parent_block_hash=None,
+        token_ids=list(range(4)),
+        block_size=4,
+        lora_id=7,
+        medium="GPU",
+        lora_name="fr",
+        # The salt is a secret.
+        extra_keys=[("fr", salt_digest("salt"))],
+        group_idx=2,
+    )
+    second = msgspec.structs.replace(
+        first,
+        block_hashes=hashes[2:4],
+        parent_block_hash=hashes[1],
+        token_ids=list(range(8, 16)),
+        extra_keys=[("fr",), ("fr",)],
+    )
+    assert pool.take_events() == [first, second]
     cache(pool, request, pool.get_new_blocks(3), 0, 3, block_mask=[False] * 3)
     assert pool.take_events() == []
+
+
+def test_the_proposals_own_mask_of_two_far_blocks() -> None:
+    pool = BlockPool(12, True, 8, enable_kv_cache_events=True)
+    request = make_request("0", range(64), 8)
+    mask = [i in (3, 7) for i in range(8)]
+    pool.cache_full_blocks(request, pool.get_new_blocks(8), 0, 8, 8, 0, mask)
+    events = [e for e in pool.take_events() if isinstance(e, BlockStored)]
+    assert [e.token_ids for e in events] == [list(range(24, 32)), list(range(56, 64))]
+    hashes = [maybe_convert_block_hash(h) for h in request.block_hashes]
+    assert [(e.parent_block_hash, e.block_hashes) for e in events] == [
+        (hashes[2], [hashes[3]]),
+        (hashes[6], [hashes[7]]),
+    ]
 
 
 def test_stored_event_of_a_range_that_begins_masked() -> None:
@@ -202,23 +222,27 @@ def test_stored_event_of_a_range_that_begins_masked() -> None:
     cache(pool, request, blocks, 1, 4, block_mask=[False, True, True])
     (event,) = pool.take_events()
     assert isinstance(event, BlockStored)
-    assert event.parent_block_hash == maybe_convert_block_hash(request.block_hashes[0])
+    assert event.parent_block_hash == maybe_convert_block_hash(request.block_hashes[1])
     assert event.block_hashes == [maybe_convert_block_hash(h) for h in request.block_hashes[2:]]
-    assert event.token_ids == list(range(4, 16))
+    assert event.token_ids == list(range(8, 16))
 
 
 @pytest.mark.parametrize("mask", [None, [True] * 4])
-def test_one_stored_event_for_a_range_without_a_mask(mask: list[bool] | None) -> None:
+def test_null_blocks_break_a_run_and_nothing_is_told_of_them(mask: list[bool] | None) -> None:
     pool = event_pool()
     request = make_request("0", range(16), 4)
     first, last = pool.get_new_blocks(2)
-    # Null blocks are left out of the hashes; the tokens are the whole range's all the same.
     cache(pool, request, [first, pool.null_block, pool.null_block, last], 0, 4, block_mask=mask)
-    (event,) = pool.take_events()
-    assert isinstance(event, BlockStored)
-    assert event.block_hashes == [maybe_convert_block_hash(request.block_hashes[i]) for i in (0, 3)]
-    assert event.token_ids == list(range(16))
-    assert event.extra_keys == [None, None]
+    hashes = [maybe_convert_block_hash(h) for h in request.block_hashes]
+    told = [
+        (e.parent_block_hash, e.block_hashes, e.token_ids, e.extra_keys)
+        for e in pool.take_events()
+        if isinstance(e, BlockStored)
+    ]
+    assert told == [
+        (None, [hashes[0]], list(range(4)), [None]),
+        (hashes[2], [hashes[3]], list(range(12, 16)), [None]),
+    ]
 
 
 def test_removed_before_stored() -> None:

@@ -12,7 +12,7 @@ from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.pins import Pins
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
-from vllm.v1.core.retention.pinning import PinSettings, pinned_share, resolve_pins
+from vllm.v1.core.retention.pinning import PinSettings, log_pins, pinned_share, resolve_pins
 from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.core.retention.registry import make_policy
 from vllm.v1.core.retention.sizes import check_room_for_one, max_checkpoint_blocks
@@ -71,6 +71,10 @@ class PrefixCache:
         self._pinned_share = self.pinning.share if self.pinning else pinned_share(config)
         if self.pinning is not None:
             self.require_pins()
+            per_token = sum(1 / group.block_size for group in self.geometry.dense)
+            num_tokens = int((config.num_blocks - 1) / per_token) if per_token else 0
+            window_blocks = max_checkpoint_blocks(self.geometry)
+            log_pins(self.pinning, config.num_blocks - 1, window_blocks, num_tokens)
         self.store = CheckpointStore(self.pool, self.index, self.policy)
 
     def require_pins(self) -> Pins:
@@ -78,7 +82,7 @@ class PrefixCache:
         pool = self.pool
         if pool.pins is None:
             max_pinned = int((pool.num_gpu_blocks - 1) * self._pinned_share)
-            pool.enable_pinning(max_pinned, max_checkpoint_blocks(self.geometry))
+            pool.enable_pinning(max_pinned)
         assert pool.pins is not None
         return pool.pins
 

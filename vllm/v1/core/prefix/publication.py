@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm.v1.core.kv_cache_utils import event_extra_keys
+from vllm.v1.core.kv_cache_utils import BlockHash, event_extra_keys
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
@@ -97,17 +97,25 @@ class Publisher:
             if emptied:
                 self._prefixes.pool.replace(emptied)
             if self._index.events.is_on:
-                extra_keys = event_extra_keys(request, range(first, ends[-1], step), step)
-                self._index.events.stored(
-                    keys,
-                    block_hashes[first // unit - 1] if first else None,
-                    request.all_token_ids[first : ends[-1]],
-                    step,
-                    group_id,
-                    lora=request.lora_request,
-                    extra_keys=extra_keys if any(extra_keys) else None,
-                )
+                self._announce(cache, group_id, keys, range(first, ends[-1], step))
         published.num_units = max(first_unit, num_units)
+
+    def _announce(
+        self, cache: RequestCache, group_id: int, keys: Sequence[BlockHash], starts: range
+    ) -> None:
+        """Tell of keys whose tokens begin at ``starts``; the step is how many each stands for."""
+        request, step = cache.request, starts.step
+        first = starts.start
+        extra_keys = event_extra_keys(request, starts, step)
+        self._index.events.stored(
+            keys,
+            request.block_hashes[first // self._geometry.unit - 1] if first else None,
+            request.all_token_ids[first : first + len(keys) * step],
+            step,
+            group_id,
+            lora=request.lora_request,
+            extra_keys=extra_keys if any(extra_keys) else None,
+        )
 
     def _publish_checkpoint(self, cache: RequestCache, position: int) -> None:
         published, request = cache.published, cache.request
@@ -177,17 +185,19 @@ class Publisher:
 
     def publish_copies(self, cache: RequestCache) -> None:
         """Let copies carry their source's keys below the boundary."""
-        index = self._index
+        index, unit = self._index, self._geometry.unit
         for copy in cache.copies:
+            # Tokens between two keys of the group.
+            step = max(unit, self._geometry.groups[copy.group_id].ratio)
             for prefix_hash in copy.keys:
                 parent = index.lineage.parent_of(prefix_hash)
                 keys, parents = (prefix_hash,), (parent,)
                 emptied = index.add_keys((copy.destination,), copy.group_id, keys, parents)
                 if emptied:
                     self._prefixes.pool.replace(emptied)
-                # Its tokens were told when the source was stored.
-                unit = self._geometry.unit
-                index.events.stored((prefix_hash,), parent, (), unit, copy.group_id)
+                if index.events.is_on:
+                    end = (cache.request.block_hashes.index(prefix_hash) + 1) * unit
+                    self._announce(cache, copy.group_id, keys, range(end - step, end, step))
 
     def follow(self, cache: RequestCache) -> None:
         """Tell a checkpoint which token followed, now that it may be known."""
@@ -198,6 +208,13 @@ class Publisher:
         if record.position < len(token_ids):
             self._store.follow(record, token_ids[record.position])
             cache.published.unfollowed = None
+
+    def note_loaded(self, cache: RequestCache, position: int, next_token: int) -> None:
+        """Tell a checkpoint that was loaded which token followed where it was made."""
+        for record in (*cache.published.trailing, *cache.published.kept):
+            if record.position == position:
+                self._store.follow(record, next_token)
+                cache.published.unfollowed = None
 
     def pin_window(self, cache: RequestCache, start: int, end: int) -> None:
         """Pin the checkpoint at which a long step ends; a short step, as in decode, pins nothing.

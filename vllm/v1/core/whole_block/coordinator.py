@@ -17,9 +17,9 @@ from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, Step
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.prefix.exports import Exports, PrefixBlocks
+from vllm.v1.core.prefix.exports import Exports, PlacedCheckpoint, PrefixBlocks
 from vllm.v1.core.retention.masks import num_window_tail_blocks, resolve_retention_interval
-from vllm.v1.core.retention.pinning import pinned_share
+from vllm.v1.core.retention.pinning import PinSettings, log_pins, resolve_pins
 from vllm.v1.core.single_type_kv_cache_manager import (
     SlidingWindowManager,
     get_manager_for_kv_cache_spec,
@@ -102,23 +102,28 @@ class KVCacheCoordinator(Coordinator):
                 f"group {group_id}'s block size {manager.block_size}."
             )
         self._no_hits: tuple[Sequence[KVCacheBlock], ...] = ((),) * len(groups)
-        if settings.enable_caching and envs.VLLM_PIN_SWA_TOKENS:
-            self._enable_pinning()
+        pinning = resolve_pins(self.kv_cache_config) if settings.enable_caching else None
+        if pinning is not None:
+            self._enable_pinning(pinning)
 
-    def _enable_pinning(self) -> None:
+    def _enable_pinning(self, pinning: PinSettings) -> None:
         """Let window groups pin."""
         window_managers = [
             manager
             for manager in self.single_type_managers
             if isinstance(manager, SlidingWindowManager)
         ]
-        max_pinned = int((self.block_pool.num_gpu_blocks - 1) * pinned_share(self.kv_cache_config))
         if not window_managers:
             return
+        num_blocks = self.block_pool.num_gpu_blocks - 1
+        self.block_pool.enable_pinning(int(num_blocks * pinning.share))
         shapes = [(m.sliding_window, m.block_size, m.use_eagle) for m in window_managers]
-        self.block_pool.enable_pinning(max_pinned, sum(num_window_tail_blocks(*s) for s in shapes))
+        kept = [m.block_size for m in self.single_type_managers if m.is_downward_closed]
+        num_tokens = int(num_blocks / sum(1 / size for size in kept)) if kept else 0
+        window_blocks = sum(num_window_tail_blocks(*shape) for shape in shapes)
+        log_pins(pinning, num_blocks, window_blocks, num_tokens)
         for manager in window_managers:
-            manager.pin_min_drop_blocks = envs.VLLM_PIN_MIN_DROP_SIZE
+            manager.pin_min_drop_blocks = pinning.min_drop_blocks
 
     # ---- what managers do, for all groups --------------------------------------------------------
 
@@ -284,12 +289,34 @@ class KVCacheCoordinator(Coordinator):
         return PrefixBlocks(found.num_tokens, 0, (0,) * len(ids), ids)
 
     def find_import(
-        self, request: Request, num_tokens: int, num_external_tokens: int
+        self,
+        request: Request,
+        num_tokens: int,
+        num_external_tokens: int,
+        next_token: int | None = None,
     ) -> PrefixBlocks:
         """Return where a connector shall write the rows of an allocated request's prefix."""
         tables = self.get_blocks(request.request_id)
         ids = tuple(tuple(block.block_id for block in table) for table in tables)
         return PrefixBlocks(num_tokens, num_tokens - num_external_tokens, (0,) * len(ids), ids)
+
+    def list_checkpoints(
+        self, block_hashes: Sequence[BlockHash], end: int
+    ) -> Sequence[PlacedCheckpoint]:
+        """Return nothing: there are none."""
+        return ()
+
+    def locate_rows(
+        self, block_hashes: Sequence[BlockHash], first: int, end: int
+    ) -> PrefixBlocks | None:
+        """Return None: what hits at whole blocks is not kept elsewhere."""
+        return None
+
+    def locate_checkpoint(
+        self, block_hashes: Sequence[BlockHash], position: int, dense_from: int
+    ) -> PrefixBlocks | None:
+        """Return None: there are no checkpoints."""
+        return None
 
     # ---- one step of one request -------------------------------------------------------------
 

@@ -174,7 +174,7 @@ class HashIndex:
             insert(key, block)
         if not self.events.is_on:
             return
-        self._record_stored(request, block_hashes, stored, run, group_id)
+        self._record_stored(request, block_hashes, stored, group_id)
 
     def hashes_at(self, block_hashes: list[BlockHash], block_size: int) -> BlockHashList:
         """Return a request's hashes, one for each block of ``block_size`` tokens.
@@ -197,20 +197,33 @@ class HashIndex:
         request: Request,
         block_hashes: BlockHashList,
         stored: Sequence[int],
-        run: range,
         group_id: int,
     ) -> None:
-        """Write the event of a run of blocks of which ``stored`` were entered."""
+        """Write the events of the blocks that were entered: one for each unbroken run of them.
+
+        What a mask or a null block leaves out is not announced, neither its hash nor its tokens, so
+        a hash stands for as many tokens as its block holds.
+        """
         block_size = self.hash_block_size
         if isinstance(block_hashes, BlockHashListWithBlockSize):
             block_size *= block_hashes.scale_factor
-        self.events.stored(
-            [block_hashes[index] for index in stored],
-            # The parent is logical: the physical block before may be the null block by now.
-            block_hashes[run.start - 1] if run.start > 0 else None,
-            request.all_token_ids[run.start * block_size : run.stop * block_size],
-            block_size,
-            group_id,
-            lora=request.lora_request,
-            extra_keys=event_extra_keys(request, [i * block_size for i in stored], block_size),
-        )
+        for run in _unbroken_runs(stored):
+            self.events.stored(
+                [block_hashes[index] for index in run],
+                # The parent is logical: the physical block before may be the null block by now.
+                block_hashes[run.start - 1] if run.start > 0 else None,
+                request.all_token_ids[run.start * block_size : run.stop * block_size],
+                block_size,
+                group_id,
+                lora=request.lora_request,
+                extra_keys=event_extra_keys(request, [i * block_size for i in run], block_size),
+            )
+
+
+def _unbroken_runs(indices: Sequence[int]) -> Iterator[range]:
+    """Cut ascending indices into ranges without gaps."""
+    start = 0
+    for i in range(1, len(indices) + 1):
+        if i == len(indices) or indices[i] != indices[i - 1] + 1:
+            yield range(indices[start], indices[i - 1] + 1)
+            start = i

@@ -273,12 +273,6 @@ class SingleTypeKVCacheManager(ABC):
             block_mask=mask,
         )
         self.num_cached_block[request.request_id] = num_full
-        if self.block_pool.pins is not None:
-            self._cache_tail(request, num_tokens, num_full - num_done)
-
-    def _cache_tail(self, request: Request, num_tokens: int, num_new_blocks: int) -> None:
-        """With pinning: cache what a pin would keep; only windows have a tail to pin."""
-        return
 
     @classmethod
     def reachable_block_mask(

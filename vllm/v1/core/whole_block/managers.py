@@ -105,6 +105,16 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         )
         self.num_cached_block.pop(request_id, None)
 
+    def cache_blocks(
+        self, request: Request, num_tokens: int, retention_interval: int | None = None
+    ) -> None:
+        """Cache what a hit can reach; with pinning, also what a pin would keep."""
+        num_done = self.num_cached_block.get(request.request_id, 0)
+        super().cache_blocks(request, num_tokens, retention_interval)
+        num_new = num_tokens // self.block_size - num_done
+        if num_new > 0 and self.block_pool.pins is not None:
+            self._cache_tail(request, num_tokens, num_new)
+
     def _cache_tail(self, request: Request, num_tokens: int, num_new_blocks: int) -> None:
         """Cache the tail to resume at the last boundary, whatever the interval masks.
 

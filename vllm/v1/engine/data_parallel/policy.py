@@ -1,6 +1,6 @@
 """Which engine core gets a request: pure functions of numbers.
 
-The core with the longest cached prefix, unless it is overloaded or that is the dearer way:
+The core with the longest cached prefix, unless it is overloaded or another one costs less:
 
     cost = 2 * (tokens to compute there + tokens it must evict for them)
            + prompt tokens that it has yet to compute for others
