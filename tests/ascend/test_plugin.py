@@ -140,3 +140,26 @@ def test_torch_loads_beside_a_half_installed_torch_npu(is_reference: bool, tmp_p
     if not is_reference:
         # The hook is real: without the plug-in torch cannot be imported.
         assert run_beside(body, COMPUTE, tmp_path)[2] == 1
+
+
+def test_a_torch_npu_that_failed_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not by this process, nor by those it starts, which inherit its environment."""
+    tries = tmp_path / "tries"
+    body = f"with open({str(tries)!r}, 'a') as f: f.write('x')\nraise OSError('libascendcl.so')"
+    fake_torch_npu(tmp_path, body, monkeypatch)
+    monkeypatch.setenv(plugin._UNUSABLE, "")
+    with caplog.at_level("WARNING"):
+        assert plugin.find_platform() is None
+        assert plugin.find_platform() is None
+    assert tries.read_text() == "x"
+    assert os.environ[plugin._UNUSABLE]
+    code = "from vllm_ascend.plugin import find_platform; assert find_platform() is None"
+    search = os.pathsep.join([str(tmp_path), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": search}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=environment, timeout=60)
+    assert tries.read_text() == "x"
+    monkeypatch.setenv(plugin._UNUSABLE, "")
+    assert plugin.find_platform() is None
+    assert tries.read_text() == "xx", "the variable alone says that it was tried"

@@ -12,6 +12,7 @@ from vllm.exceptions import ConfigError
 
 _EXAMPLE = "vllm.distributed.kv_transfer.kv_connector.v1.example_connector"
 _HANDOVER = "vllm.distributed.kv_transfer.handover."
+_OFFLOADING = "vllm.distributed.kv_transfer.offloading."
 
 
 class KVConnectorRegistry:
@@ -21,6 +22,7 @@ class KVConnectorRegistry:
         "ExampleConnector": (_EXAMPLE, "ExampleConnector"),
         "TcpConnector": (_HANDOVER + "connector", "TcpConnector"),
         "MooncakeConnector": (_HANDOVER + "mooncake", "MooncakeConnector"),
+        "OffloadingConnector": (_OFFLOADING + "connector", "OffloadingConnector"),
     }
 
     @classmethod

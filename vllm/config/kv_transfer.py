@@ -9,6 +9,7 @@ from vllm.exceptions import ConfigError
 
 _FLAG = "kv-transfer-config"
 KV_ROLES = ("kv_producer", "kv_consumer", "kv_both")
+OFFLOADING_CONNECTOR = "OffloadingConnector"
 LOAD_FAILURE_POLICIES = ("recompute", "fail")
 # Of an engine's name; replicas add a suffix to it.
 _MAX_NAME_CHARS = 200
@@ -102,6 +103,11 @@ class KVTransferConfig:
     def is_kv_consumer(self) -> bool:
         """Whether this engine takes what others prefilled."""
         return self.kv_role in ("kv_consumer", "kv_both")
+
+    @property
+    def source(self) -> str:
+        """Where lies what the connector loads, as metrics call it."""
+        return "disk" if self.kv_connector == OFFLOADING_CONNECTOR else "external_unspecified"
 
     def get_from_extra_config(self, key: str, default: Any) -> Any:
         """Return an extra setting of the connector."""

@@ -72,6 +72,12 @@ class VllmConfig:
             )
 
     @property
+    def external_source(self) -> str:
+        """Where lies what a KV connector loads, as metrics call it."""
+        transfer = self.kv_transfer_config
+        return "external_unspecified" if transfer is None else transfer.source
+
+    @property
     def num_speculative_tokens(self) -> int:
         """Draft tokens a step; 0 without a drafter."""
         config = self.speculative_config

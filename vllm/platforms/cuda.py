@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from vllm.config import VllmConfig
+    from vllm.gpu.decode_graphs import GraphDevice
     from vllm.v1.attention.metadata import CacheLayout
     from vllm.v1.attention.step_model import StepModel
 
@@ -38,6 +39,7 @@ class CudaPlatform(Platform):
     ray_device_key = "GPU"
     device_control_env_var = "CUDA_VISIBLE_DEVICES"
     dist_backend = "nccl"
+    worker_class_path = "vllm.v1.worker.gpu_worker.GPUWorker"
 
     def get_op(self, name: str) -> Callable[..., Any]:
         """Return the op called ``name``: Triton's, or plain torch where Triton cannot run.
@@ -121,6 +123,32 @@ class CudaPlatform(Platform):
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return int(torch.cuda.mem_get_info()[0]) + unused
 
+    def make_step_model(
+        self,
+        model: Any,
+        layout: CacheLayout,
+        kv_caches: Mapping[str, torch.Tensor],
+        device: torch.device,
+    ) -> StepModel:
+        """Return the model on kernels that read pages, where they have some for it."""
+        if self.find_kernel_obstacle():
+            return super().make_step_model(model, layout, kv_caches, device)
+        from vllm.gpu.step_model import make_gpu_step_model  # noqa: PLC0415  (loads triton)
+
+        return make_gpu_step_model(model, layout, kv_caches, device)
+
+    def device_memory(self) -> Any:
+        """Return ``torch.cuda``, which tells about the current GPU's memory."""
+        import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
+
+        return torch.cuda
+
+    def make_graph_device(self) -> GraphDevice | None:
+        """Return what captures decode steps."""
+        from vllm.gpu.decode_graphs import CudaGraphDevice  # noqa: PLC0415  (loads triton)
+
+        return CudaGraphDevice()
+
     def copy_blocks(self, pools: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]) -> None:
         """As the base class, by kernels that move eight bytes a thread.
 
@@ -155,6 +183,14 @@ class CudaReferencePlatform(CudaPlatform, CpuPlatform):
 
     def _look_for_obstacle(self) -> str:
         return ""
+
+    def device_memory(self) -> Any:
+        """Return None: the host's memory is not looked into."""
+        return None
+
+    def make_graph_device(self) -> GraphDevice | None:
+        """Return None: nothing captures on a CPU."""
+        return None
 
     def default_dtype(self, config: VllmConfig) -> str:
         """Return float32, as on a CPU: what is compared is compared in it."""

@@ -8,6 +8,7 @@ from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.core.layout.packing import group_hybrid_mla_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.worker.device_memory import MemorySnapshot, available_kv_bytes, read_peak_bytes
 from vllm.v1.worker.worker import Worker
 from vllm_ascend import envs
 from vllm_ascend.core.specs import (
@@ -19,7 +20,6 @@ from vllm_ascend.ops.pages import make_a5_pages
 from vllm_ascend.ops.row_formats import E4M3
 from vllm_ascend.platform import AscendPlatform
 from vllm_ascend.worker.decode_graphs import DecodeGraphs
-from vllm_ascend.worker.memory import MemorySnapshot, available_kv_bytes, read_peak_bytes
 from vllm_ascend.worker.page_dtypes import choose_page_dtypes
 from vllm_ascend.worker.profile import run_largest_step
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vllm.exceptions import ConfigError
-from vllm_ascend.worker.memory import MemorySnapshot, available_kv_bytes, read_peak_bytes
+from vllm.v1.worker.device_memory import MemorySnapshot, available_kv_bytes, read_peak_bytes
 
 
 class FakeMemory:

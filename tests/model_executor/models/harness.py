@@ -17,7 +17,7 @@ from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.native.models import make_native_model
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.metadata import BlockTableView, RequestSlice
-from vllm.v1.attention.ops.registry import get_reference_op
+from vllm.v1.attention.ops.registry import OpResolver, get_reference_op
 from vllm.v1.attention.step_model import make_torch_step_model
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
@@ -28,9 +28,10 @@ def build_model(
     config: DeepseekV4Config,
     tensors: dict[str, torch.Tensor],
     dtype: torch.dtype = torch.float32,
+    ops: OpResolver = get_reference_op,
 ) -> DeepseekV4ForCausalLM:
     """Builds our model and fills every slot; the names must match exactly."""
-    model = DeepseekV4ForCausalLM(config, ops=get_reference_op, dtype=dtype, device="cpu")
+    model = DeepseekV4ForCausalLM(config, ops=ops, dtype=dtype, device="cpu")
     slots = model.weight_slots()
     assert set(slots) == set(tensors), set(slots) ^ set(tensors)
     with torch.no_grad():

@@ -238,6 +238,7 @@ class HttpServer:
                 ready.kv_cache.max_model_len,
                 self._config.observability_config,
                 index,
+                self._config.external_source,
             )
             stats.set_cache_config(cache_labels(self._config, kv_cache))
             sinks.append([stats, *others])

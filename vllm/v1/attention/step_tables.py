@@ -14,6 +14,7 @@ Keys of a query, in column order:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -299,6 +300,21 @@ class KeyMetadata:
     chunks: tuple[ChunkKeys, ...]
 
 
+class AttendsPages(Protocol):
+    """Kernels that write and read pages by themselves, over the tables of one step."""
+
+    def attend(
+        self,
+        cache_name: str,
+        queries: torch.Tensor,
+        rows: torch.Tensor,
+        sinks: torch.Tensor | None,
+        scale: float,
+        soft_cap: float,
+    ) -> torch.Tensor:
+        """Store a layer's rows [T, 2 * K * d] and attend its queries [T, H, d]: [T, H, d]."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
     """Everything index-like about one step.
@@ -311,6 +327,9 @@ class StepMetadata:
         windows, states, entries, keys: By group id.
         group_of: Cache name -> group id.
     """
+
+    pages: ClassVar[AttendsPages | None] = None
+    """Where kernels read pages by themselves, what layers attend with; here they gather."""
 
     num_tokens: int
     decodes: tuple[DecodeBatch, ...]

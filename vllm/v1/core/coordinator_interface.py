@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.cache_step import Lookup, StepPlan, StepRequest, StepWork
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.prefix.exports import Exports, PrefixBlocks
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.prefix.exports import Exports, PlacedCheckpoint, PrefixBlocks
 
 if TYPE_CHECKING:
     from vllm.v1.messages import HeldPrefix, PrefillStats
@@ -85,7 +85,11 @@ class Coordinator(Protocol):
         ...
 
     def find_import(
-        self, request: Request, num_tokens: int, num_external_tokens: int
+        self,
+        request: Request,
+        num_tokens: int,
+        num_external_tokens: int,
+        next_token: int | None = None,
     ) -> PrefixBlocks:
         """Return where a connector shall write the rows of an allocated request's prefix.
 
@@ -93,6 +97,29 @@ class Coordinator(Protocol):
             request: The request, which is about to load.
             num_tokens: Tokens of the prefix.
             num_external_tokens: Of those, tokens that its local hit does not have.
+            next_token: The token that followed where the rows were made, if it is not the
+                request's own; a drafter's last row is of it.
+        """
+        ...
+
+    def list_checkpoints(
+        self, block_hashes: Sequence[BlockHash], end: int
+    ) -> Sequence[PlacedCheckpoint]:
+        """Return the checkpoints in the first ``end`` tokens of a prompt, the first one first."""
+        ...
+
+    def locate_rows(
+        self, block_hashes: Sequence[BlockHash], first: int, end: int
+    ) -> PrefixBlocks | None:
+        """Return where the dense rows of tokens ``[first, end)`` lie; None: not all are cached."""
+        ...
+
+    def locate_checkpoint(
+        self, block_hashes: Sequence[BlockHash], position: int, dense_from: int
+    ) -> PrefixBlocks | None:
+        """Return where lies what resuming at a boundary takes, dense rows from a token on.
+
+        None: not all of it is cached.
         """
         ...
 

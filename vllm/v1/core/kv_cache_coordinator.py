@@ -7,7 +7,7 @@ the hit's blocks, take new ones, record copies). Keys and checkpoints become vis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -27,11 +27,12 @@ from vllm.v1.core.cache_step import (
 )
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
-from vllm.v1.core.prefix.exports import Exports, PrefixBlocks
+from vllm.v1.core.prefix.exports import Exports, PlacedCheckpoint, PrefixBlocks
 from vllm.v1.core.prefix.held import HeldPrefixes
+from vllm.v1.core.prefix.located import list_checkpoints, locate_rows
 from vllm.v1.core.prefix.lookup import find_prefix, hit_tables
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.prefix.publication import Publisher
@@ -99,6 +100,18 @@ class CheckpointCoordinator(Coordinator):
         # Requests whose rows of this schedule() others may already have been given.
         self._promised: set[str] = set()
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
+
+    @classmethod
+    def arrange(cls, config: KVCacheConfig) -> KVCacheConfig:
+        """Return a config with what this class decides about its groups: the core's nothing.
+
+        A platform's class may say here how much checkpoints keep of a group (``extra_rows``). Asked
+        where the KV cache is planned, so that workers and scheduler have the same geometry.
+
+        Raises:
+            ConfigError: It cannot coordinate these groups.
+        """
+        return config
 
     # ---- lookup ------------------------------------------------------------------------------
 
@@ -381,12 +394,40 @@ class CheckpointCoordinator(Coordinator):
         next_token = None if hit.checkpoint is None else hit.checkpoint.next_token
         return PrefixBlocks(hit.position, 0, bases, ids, next_token)
 
+    def list_checkpoints(
+        self, block_hashes: Sequence[BlockHash], end: int
+    ) -> Sequence[PlacedCheckpoint]:
+        """Return the checkpoints in the first ``end`` tokens of a prompt."""
+        return list_checkpoints(self.index, self.geometry, block_hashes, end)
+
+    def locate_rows(
+        self, block_hashes: Sequence[BlockHash], first: int, end: int
+    ) -> PrefixBlocks | None:
+        """Return where the dense rows of tokens ``[first, end)`` lie."""
+        return locate_rows(self.index, self.geometry, block_hashes, first, end)
+
+    def locate_checkpoint(
+        self, block_hashes: Sequence[BlockHash], position: int, dense_from: int
+    ) -> PrefixBlocks | None:
+        """Return where lies what resuming at a boundary takes, dense rows from a token on."""
+        if not self.geometry.windows:
+            return self.locate_rows(block_hashes, dense_from, position)
+        record = self.index.checkpoints.get(block_hashes[position // self.geometry.unit - 1])
+        if record is None:
+            return None
+        return locate_rows(self.index, self.geometry, block_hashes, dense_from, position, record)
+
     def find_import(
-        self, request: Request, num_tokens: int, num_external_tokens: int
+        self,
+        request: Request,
+        num_tokens: int,
+        num_external_tokens: int,
+        next_token: int | None = None,
     ) -> PrefixBlocks:
         """Return where a connector shall write the rows of an allocated request's prefix."""
         cache = self.requests[request.request_id]
         assert cache.dense_from is not None, "the request does not load"
+        cache.loaded_next_token = next_token
         bases = [0] * len(self.geometry.groups)
         ids: list[tuple[int, ...]] = [()] * len(self.geometry.groups)
         for table in cache.dense:
@@ -403,6 +444,8 @@ class CheckpointCoordinator(Coordinator):
             cache.dense_from = None
             boundaries = (num_computed_tokens,) if self.geometry.windows else ()
             self._publisher.publish(cache, num_computed_tokens, boundaries)
+            if cache.loaded_next_token is not None:
+                self._publisher.note_loaded(cache, num_computed_tokens, cache.loaded_next_token)
 
     # ---- the rest of a coordinator's face ----------------------------------------------------
 
@@ -537,7 +580,7 @@ def get_kv_cache_coordinator(
         pinning=pinning,
     )
     if kv_cache_config.hit_unit is not None:
-        return _find_class(kv_cache_config.coordinator_path)(settings)
+        return find_coordinator_class(kv_cache_config.coordinator_path)(settings)
     if not enable_caching:
         return KVCacheCoordinatorNoPrefixCache(settings)
     if len(kv_cache_config.kv_cache_groups) == 1:
@@ -545,7 +588,7 @@ def get_kv_cache_coordinator(
     return HybridKVCacheCoordinator(settings)
 
 
-def _find_class(path: str | None) -> Callable[[CacheSettings], Coordinator]:
+def find_coordinator_class(path: str | None) -> type[CheckpointCoordinator]:
     """Return the class that a platform names; None: the core's.
 
     Raises:
@@ -555,7 +598,7 @@ def _find_class(path: str | None) -> Callable[[CacheSettings], Coordinator]:
         return CheckpointCoordinator
     module, _, name = path.rpartition(".")
     try:
-        return cast("Callable[[CacheSettings], Coordinator]", getattr(import_module(module), name))
+        return cast("type[CheckpointCoordinator]", getattr(import_module(module), name))
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"The platform's KV cache coordinator {path!r} cannot be imported: {error}. Name a "

@@ -362,7 +362,11 @@ class KVCacheManager:
         return self.coordinator.exports.release(name)
 
     def find_import(
-        self, request: Request, num_tokens: int, num_external_tokens: int
+        self,
+        request: Request,
+        num_tokens: int,
+        num_external_tokens: int,
+        next_token: int | None = None,
     ) -> PrefixBlocks:
         """Return where a connector shall write the prefix of a request that is about to load.
 
@@ -370,8 +374,10 @@ class KVCacheManager:
             request: The request; its blocks are allocated.
             num_tokens: Tokens of the prefix.
             num_external_tokens: Of those, tokens that its local hit does not have.
+            next_token: The token that followed where the rows were made, if it is not the
+                request's own.
         """
-        return self.coordinator.find_import(request, num_tokens, num_external_tokens)
+        return self.coordinator.find_import(request, num_tokens, num_external_tokens, next_token)
 
     # ---- queries and statistics --------------------------------------------------------------
 

@@ -73,6 +73,7 @@ class RequestCache:
         rebuild: Tokens of its hit whose window rows it computes again.
         rebuilt_block_id: Block of the checkpoint whose last row its drafter makes anew.
         dense_from: While a connector writes its rows: below this token dense rows were there.
+        loaded_next_token: The token that followed where what is loaded was made, if it was told.
         is_unannounced: Whether the worker has not heard of the request, which loads.
     """
 
@@ -91,6 +92,7 @@ class RequestCache:
     rebuild: Rebuild | None = None
     rebuilt_block_id: int | None = None
     dense_from: int | None = None
+    loaded_next_token: int | None = None
     is_unannounced: bool = False
 
     @property

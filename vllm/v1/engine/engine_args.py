@@ -131,6 +131,20 @@ class EngineArgs:
         more="Unset: as `VLLM_PREFIX_CACHE_RETENTION_INTERVAL` says.",
     )
     prefix_cache_pinned_share: float | None = option_of(CacheConfig, "prefix_cache_pinned_share")
+    prefix_cache_dir: str | None = option(
+        None,
+        "Folder of your own in which cached prefixes outlive the server "
+        "(docs/durable_cache.md). Default: none.",
+        group="KV cache",
+        metavar="DIR",
+    )
+    prefix_cache_disk_size: str | None = option(
+        None,
+        "What the files of --prefix-cache-dir may take, such as 8GiB. Default: a quarter of what "
+        "is free, at most 16GiB.",
+        group="KV cache",
+        metavar="SIZE",
+    )
     kv_events_config: dict[str, Any] | None = option(
         None,
         "Publish what enters and leaves the prefix cache: "
@@ -339,14 +353,36 @@ class EngineArgs:
         return config
 
     def _make_kv_transfer_config(self) -> KVTransferConfig | None:
-        if self.kv_transfer_config is None:
+        asked = self.kv_transfer_config
+        flag = "--kv-transfer-config"
+        if self.prefix_cache_dir is not None:
+            flag = "--prefix-cache-dir"
+            if asked is not None:
+                raise ConfigError(
+                    "--prefix-cache-dir and --kv-transfer-config each name a KV connector, and "
+                    "there is one: leave one of them out."
+                )
+            tier = {"type": "fs", "root_dir": self.prefix_cache_dir}
+            if self.prefix_cache_disk_size is not None:
+                tier["max_size"] = str(self.prefix_cache_disk_size)
+            asked = {
+                "kv_connector": "OffloadingConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"secondary_tiers": [tier]},
+            }
+        elif self.prefix_cache_disk_size is not None:
+            raise ConfigError(
+                f"prefix_cache_disk_size={self.prefix_cache_disk_size!r} bounds a folder, but "
+                "there is none: set --prefix-cache-dir."
+            )
+        if asked is None:
             return None
         if self.cache_trace is not None:
             raise ConfigError(
-                "--cache-trace does not record what --kv-transfer-config loads from other servers: "
-                "leave one of them out."
+                f"--cache-trace does not record what {flag} loads from elsewhere: leave one of "
+                "them out."
             )
-        config = KVTransferConfig.from_dict(self.kv_transfer_config)
+        config = KVTransferConfig.from_dict(asked)
         KVConnectorRegistry.load_class(config)
         return config
 

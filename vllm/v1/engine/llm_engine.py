@@ -51,6 +51,7 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
             model.served_model_name,
             model.max_model_len,
             vllm_config.observability_config,
+            external_source=vllm_config.external_source,
         )
         self._stat_loggers = ((*self._stat_loggers[0], totals, *others),)
         self._pending: list[RequestOutput] = []

@@ -18,10 +18,23 @@ class SourceMetrics(PrometheusSink):
     """A StatLogger of prompt tokens by source, lookups through a KV connector, and rejections.
 
     Owns: its metrics in ``registry``.
+
+    Args:
+        registry: Where the metrics are registered.
+        model_name: Of the label ``model_name``.
+        engine_index: Of the label ``engine``.
+        external_source: Where tokens lay that a KV connector loaded.
     """
 
-    def __init__(self, registry: CollectorRegistry, model_name: str, engine_index: int = 0) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        model_name: str,
+        engine_index: int = 0,
+        external_source: str = "external_unspecified",
+    ) -> None:
         super().__init__(registry, model_name, engine_index)
+        self._external_source = external_source
         self._by_source = self._series(
             "prompt_tokens_by_source", "Prompt tokens by source.", "source", _PROMPT_SOURCES
         )
@@ -90,4 +103,4 @@ class SourceMetrics(PrometheusSink):
         ):
             self._by_source.labels(*self._labels, source).inc(num_tokens)
         self._cached_by_source.labels(*self._labels, "device").inc(num_local)
-        self._cached_by_source.labels(*self._labels, "external_unspecified").inc(num_external)
+        self._cached_by_source.labels(*self._labels, self._external_source).inc(num_external)

@@ -18,6 +18,7 @@ def make_sinks(
     max_model_len: int,
     observability: ObservabilityConfig,
     engine_index: int = 0,
+    external_source: str = "external_unspecified",
 ) -> tuple[PrometheusStatLogger, list[StatLogger]]:
     """Return the sink of Prometheus' default metrics, and the others.
 
@@ -27,9 +28,10 @@ def make_sinks(
         max_model_len: In tokens; the largest bucket of token histograms.
         observability: What is measured beside the default.
         engine_index: Of several engine cores, that of the label ``engine``.
+        external_source: Where tokens lay that a KV connector loaded.
     """
     engine = (registry, model_name, engine_index)
-    others: list[StatLogger] = [SourceMetrics(*engine), CoreMetrics(*engine)]
+    others: list[StatLogger] = [SourceMetrics(*engine, external_source), CoreMetrics(*engine)]
     if observability.kv_cache_metrics:
         others.append(BlockMetrics(*engine))
     if observability.show_hidden_metrics:

@@ -1,7 +1,7 @@
 """One device: loads the model, owns the KV cache, runs steps. The same for every platform."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from vllm.utils.gguf_file import is_gguf
 from vllm.utils.liveness import LONG_STEP_TIMEOUTS
 from vllm.v1.attention.metadata import CacheLayout
 from vllm.v1.attention.ops.registry import OpResolver
+from vllm.v1.attention.step_model import StepModel
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -281,7 +282,7 @@ class Worker:
             kv_cache_config, self.get_kv_cache_specs(), self._platform, self._device
         )
         layout = CacheLayout.from_kv_cache_config(kv_cache_config)
-        steps = self._platform.make_step_model(self._model, layout, pool.layers, self._device)
+        steps = self._make_step_model(layout, pool.layers, self._device)
         self._runner = ModelRunner(
             steps.model,
             pool,
@@ -299,6 +300,12 @@ class Worker:
             ),
             steps.draw_tokens,
         )
+
+    def _make_step_model(
+        self, layout: CacheLayout, kv_caches: Mapping[str, torch.Tensor], device: torch.device
+    ) -> StepModel:
+        """Return what runs the model's steps."""
+        return self._platform.make_step_model(self._model, layout, kv_caches, device)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step.

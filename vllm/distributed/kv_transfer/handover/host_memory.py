@@ -99,6 +99,17 @@ class HostMemory:
             spans.append((pages.memory, low, high))
         return [memory[low:high] for memory, low, high in spans]
 
+    def layer_rows(self, region: Region, block_id: int) -> list[memoryview]:
+        """Return a region's bytes where they lie, layer by layer and without padding."""
+        group = self._geometry[region.group_id]
+        found = []
+        for pages in self._layers[region.group_id]:
+            first, end = row_range(group, pages.num_rows, region)
+            page = pages.offset + block_id * pages.stride
+            low, high = page + first * pages.row_bytes, page + end * pages.row_bytes
+            found.append(pages.memory[low:high])
+        return found
+
     def commit(self, region: Region, block_id: int, received: list[memoryview]) -> None:
         """Do nothing: the bytes were received where they belong."""
 

@@ -77,9 +77,13 @@ class DecoderAttention(nn.Module):
             heads = self._rotate(heads, *step.turns[self._rope])
         keys = heads[:, shape.num_heads :].flatten(1)
         values = qkv[:, num_turned * shape.head_dim :]
+        queries, rows = heads[:, : shape.num_heads], torch.cat([keys, values], 1)
+        pages = step.meta.pages
         # Every write of the layer comes before any read from its pages.
-        rows = self._store(torch.cat([keys, values], 1), step)
-        attended = self._attend_all(heads[:, : shape.num_heads], rows, step)
+        if pages is None:
+            attended = self._attend_all(queries, self._store(rows, step), step)
+        else:
+            attended = pages.attend(self._cache_name, queries, rows, self.sinks, *self._score_args)
         output: torch.Tensor = self.output(attended.flatten(1))
         if self.output_bias is not None:
             output += self.output_bias

@@ -8,6 +8,7 @@ from itertools import chain
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.retention.standing import CheckpointStanding
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,21 @@ class PrefixBlocks:
     bases: tuple[int, ...]
     block_ids: tuple[tuple[int, ...], ...]
     next_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedCheckpoint:
+    """A checkpoint, as those see it who keep prefixes elsewhere.
+
+    Attributes:
+        position: The boundary, in tokens.
+        standing: What it is to the cache.
+        next_token: The token that followed, if it is known.
+    """
+
+    position: int
+    standing: CheckpointStanding
+    next_token: int | None
 
 
 class Exports:

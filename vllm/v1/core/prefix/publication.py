@@ -209,6 +209,13 @@ class Publisher:
             self._store.follow(record, token_ids[record.position])
             cache.published.unfollowed = None
 
+    def note_loaded(self, cache: RequestCache, position: int, next_token: int) -> None:
+        """Tell a checkpoint that was loaded which token followed where it was made."""
+        for record in (*cache.published.trailing, *cache.published.kept):
+            if record.position == position:
+                self._store.follow(record, next_token)
+                cache.published.unfollowed = None
+
     def pin_window(self, cache: RequestCache, start: int, end: int) -> None:
         """Pin the checkpoint at which a long step ends; a short step, as in decode, pins nothing.
 

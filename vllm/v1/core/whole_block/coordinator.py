@@ -17,7 +17,7 @@ from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, Step
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.prefix.exports import Exports, PrefixBlocks
+from vllm.v1.core.prefix.exports import Exports, PlacedCheckpoint, PrefixBlocks
 from vllm.v1.core.retention.masks import num_window_tail_blocks, resolve_retention_interval
 from vllm.v1.core.retention.pinning import PinSettings, log_pins, resolve_pins
 from vllm.v1.core.single_type_kv_cache_manager import (
@@ -289,12 +289,34 @@ class KVCacheCoordinator(Coordinator):
         return PrefixBlocks(found.num_tokens, 0, (0,) * len(ids), ids)
 
     def find_import(
-        self, request: Request, num_tokens: int, num_external_tokens: int
+        self,
+        request: Request,
+        num_tokens: int,
+        num_external_tokens: int,
+        next_token: int | None = None,
     ) -> PrefixBlocks:
         """Return where a connector shall write the rows of an allocated request's prefix."""
         tables = self.get_blocks(request.request_id)
         ids = tuple(tuple(block.block_id for block in table) for table in tables)
         return PrefixBlocks(num_tokens, num_tokens - num_external_tokens, (0,) * len(ids), ids)
+
+    def list_checkpoints(
+        self, block_hashes: Sequence[BlockHash], end: int
+    ) -> Sequence[PlacedCheckpoint]:
+        """Return nothing: there are none."""
+        return ()
+
+    def locate_rows(
+        self, block_hashes: Sequence[BlockHash], first: int, end: int
+    ) -> PrefixBlocks | None:
+        """Return None: what hits at whole blocks is not kept elsewhere."""
+        return None
+
+    def locate_checkpoint(
+        self, block_hashes: Sequence[BlockHash], position: int, dense_from: int
+    ) -> PrefixBlocks | None:
+        """Return None: there are no checkpoints."""
+        return None
 
     # ---- one step of one request -------------------------------------------------------------
 

@@ -55,6 +55,8 @@ def _choose_kernel(
     for index in range(CHOSEN):
         # Of equal ones the first.
         best = tl.argmax(ranks, axis=1, tie_break_left=True)
+        # Scores that are no numbers must not choose what does not exist.
+        best = tl.minimum(best, EXPERTS - 1)
         is_best = expert[None, :] == best[:, None]
         value = tl.sum(tl.where(is_best, values, 0.0), axis=1)
         kept = tl.where((place == index)[None, :], value[:, None], kept)

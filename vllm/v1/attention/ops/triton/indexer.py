@@ -15,6 +15,7 @@ from vllm.v1.attention.ops.triton.launch import (
 
 _KEYS = 256 if IS_INTERPRETED else 64
 _BLOCK = 4096 if IS_INTERPRETED else 1024
+_SELECT_ROWS = 64 if IS_INTERPRETED else 1
 
 
 @triton.jit
@@ -161,37 +162,46 @@ def order_of(values):
 
 
 @triton.jit
-def _select_kernel(scores, out, num_values, num_selected, BLOCK: tl.constexpr):
+def _load_order(scores, row, first, num_rows, num_values, BLOCK: tl.constexpr):
+    """Returns a block of each row's values as int64 in their order, and which of them exist."""
+    at = first + tl.arange(0, BLOCK)
+    inside = (row < num_rows)[:, None] & (at < num_values)[None, :]
+    source = row.to(tl.int64)[:, None] * num_values + at[None, :]
+    values = tl.load(scores + source, mask=inside, other=0.0)
+    return order_of(values).to(tl.int64), inside, source
+
+
+@triton.jit
+def _select_kernel(
+    scores, out, num_rows, num_values, num_selected, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
     """The threshold is found bit by bit, from the sign down: 32 passes over a row in the cache."""
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     # The highest threshold that at least num_selected values reach; in the order of int32.
-    threshold = tl.full((), -2147483648, tl.int64)
-    for step in range(32):
-        candidate = threshold + (tl.full((), 1, tl.int64) << (31 - step))
-        reached = tl.zeros((), tl.int32)
+    threshold = tl.full((ROWS,), -2147483648, tl.int64)
+    bit = tl.full((ROWS,), 2147483648, tl.int64)
+    for _step in range(32):
+        candidate = threshold + bit
+        reached = tl.zeros((ROWS,), tl.int32)
         for first in range(0, num_values, BLOCK):
-            at = first + tl.arange(0, BLOCK)
-            values = tl.load(scores + row * num_values + at, mask=at < num_values, other=0.0)
-            is_reached = (order_of(values).to(tl.int64) >= candidate) & (at < num_values)
-            reached += tl.sum(is_reached.to(tl.int32))
+            order, inside, _source = _load_order(scores, row, first, num_rows, num_values, BLOCK)
+            is_reached = (order >= candidate[:, None]) & inside
+            reached += tl.sum(is_reached.to(tl.int32), axis=1)
         threshold = tl.where(reached >= num_selected, candidate, threshold)
-    above = tl.zeros((), tl.int32)
+        bit = bit // 2
+    above = tl.zeros((ROWS,), tl.int32)
     for first in range(0, num_values, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        values = tl.load(scores + row * num_values + at, mask=at < num_values, other=0.0)
-        is_above = (order_of(values).to(tl.int64) > threshold) & (at < num_values)
-        above += tl.sum(is_above.to(tl.int32))
+        order, inside, _source = _load_order(scores, row, first, num_rows, num_values, BLOCK)
+        above += tl.sum(((order > threshold[:, None]) & inside).to(tl.int32), axis=1)
     # Of the values on the threshold, the earliest ones fill up.
     missing = num_selected - above
     for first in range(0, num_values, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        inside = at < num_values
-        values = tl.load(scores + row * num_values + at, mask=inside, other=0.0)
-        order = order_of(values).to(tl.int64)
-        is_equal = ((order == threshold) & inside).to(tl.int32)
-        is_chosen = (order > threshold) | ((is_equal == 1) & (tl.cumsum(is_equal, 0) <= missing))
-        tl.store(out + row * num_values + at, is_chosen.to(tl.int8), mask=inside)
-        missing -= tl.sum(is_equal)
+        order, inside, source = _load_order(scores, row, first, num_rows, num_values, BLOCK)
+        is_equal = ((order == threshold[:, None]) & inside).to(tl.int32)
+        is_early = (is_equal == 1) & (tl.cumsum(is_equal, 1) <= missing[:, None])
+        is_chosen = (order > threshold[:, None]) | is_early
+        tl.store(out + source, is_chosen.to(tl.int8), mask=inside)
+        missing -= tl.sum(is_equal, axis=1)
 
 
 def select_entries(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
@@ -199,13 +209,16 @@ def select_entries(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     num_values = scores.shape[-1]
     flat = scores.contiguous()
     out = torch.empty(scores.shape, dtype=torch.int8, device=scores.device)
+    num_rows = flat.numel() // max(1, num_values)
     launch(
         _select_kernel,
-        (flat.numel() // max(1, num_values),),
+        (divide_up(num_rows, _SELECT_ROWS),),
         flat,
         out,
+        num_rows,
         num_values,
         num_selected,
         BLOCK=min(_BLOCK, power_of_two(num_values)),
+        ROWS=_SELECT_ROWS,
     )
     return out.view(torch.bool)

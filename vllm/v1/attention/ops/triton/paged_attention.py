@@ -24,7 +24,6 @@ from vllm.v1.attention.ops.triton.launch import IS_INTERPRETED, launch, multiply
 
 # Rows of a tile: tl.dot takes at least 16.
 _MIN_ROWS = 16
-PREFILL_ROWS = 128 if IS_INTERPRETED else 64
 _KEYS = 128 if IS_INTERPRETED else 64
 
 
@@ -99,7 +98,7 @@ def _attend_pages_kernel(
     own_stride,
     block_stride,
     row_stride,
-    num_rows,
+    num_tiles,
     scale,
     soft_cap,
     window,
@@ -201,7 +200,10 @@ def _attend_pages_kernel(
                 total = total * fade + tl.exp(sink - highest)
                 mixed = mixed * fade[:, None]
         mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
-        target = (split * num_rows + row) * HEADS + head
+        place = row
+        if SPLITS > 1:
+            place = (split * num_tiles + tile).to(tl.int64) * QUERIES + index // GROUP
+        target = place * HEADS + head
         tl.store(
             out + target[:, None] * WIDTH + column[None, :],
             mixed.to(out.dtype.element_ty),
@@ -217,44 +219,61 @@ def _join_splits_kernel(
     sinks,
     out,
     log_sums,
-    num_rows,
+    tile_requests,
+    tile_queries,
+    counts,
+    row_starts,
+    num_tiles,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
+    QUERIES: tl.constexpr,
     SPLITS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, BLOCK_HEADS)
-    column = tl.arange(0, BLOCK_WIDTH)
-    is_head = head < HEADS
-    mask = is_head[:, None] & (column < WIDTH)[None, :]
-    peak = tl.full((BLOCK_HEADS,), float("-inf"), tl.float32)
-    for split in range(SPLITS):
-        sums = tl.load(part_sums + (split * num_rows + row) * HEADS + head, mask=is_head, other=0.0)
-        peak = tl.maximum(peak, sums)
-    anchor = tl.where(peak == float("-inf"), 0.0, peak)
-    total = tl.zeros((BLOCK_HEADS,), tl.float32)
-    mixed = tl.zeros((BLOCK_HEADS, BLOCK_WIDTH), tl.float32)
-    for split in range(SPLITS):
-        source = (split * num_rows + row) * HEADS + head
-        weight = tl.exp(tl.load(part_sums + source, mask=is_head, other=0.0) - anchor)
-        part = tl.load(parts + source[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
-        mixed += weight[:, None] * part
-        total += weight
-    log_sum = tl.where(total > 0.0, anchor + tl.log(tl.where(total > 0.0, total, 1.0)), peak)
-    if HAS_SINKS:
-        sink = tl.load(sinks + head, mask=is_head, other=0.0)
-        total += tl.exp(sink - anchor)
-    mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
-    target = row * HEADS + head
-    tl.store(
-        out + target[:, None] * WIDTH + column[None, :],
-        mixed.to(out.dtype.element_ty),
-        mask=mask,
-    )
-    tl.store(log_sums + target, log_sum, mask=is_head)
+    place = tl.program_id(0)
+    tile = place // QUERIES
+    request = tl.load(tile_requests + tile)
+    query = tl.load(tile_queries + tile) + place % QUERIES
+    # A request's last tile may lack queries.
+    count = tl.load(counts + tl.maximum(request, 0))
+    if (request >= 0) & (query < count):
+        row = (tl.load(row_starts + request) + query).to(tl.int64)
+        head = tl.arange(0, BLOCK_HEADS)
+        column = tl.arange(0, BLOCK_WIDTH)
+        is_head = head < HEADS
+        mask = is_head[:, None] & (column < WIDTH)[None, :]
+        peak = tl.full((BLOCK_HEADS,), float("-inf"), tl.float32)
+        for split in range(SPLITS):
+            source = (split * num_tiles + tile).to(tl.int64) * QUERIES + place % QUERIES
+            source = source * HEADS + head
+            peak = tl.maximum(peak, tl.load(part_sums + source, mask=is_head, other=0.0))
+        anchor = tl.where(peak == float("-inf"), 0.0, peak)
+        total = tl.zeros((BLOCK_HEADS,), tl.float32)
+        mixed = tl.zeros((BLOCK_HEADS, BLOCK_WIDTH), tl.float32)
+        for split in range(SPLITS):
+            source = (split * num_tiles + tile).to(tl.int64) * QUERIES + place % QUERIES
+            source = source * HEADS + head
+            weight = tl.exp(tl.load(part_sums + source, mask=is_head, other=0.0) - anchor)
+            part = tl.load(parts + source[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
+            mixed += weight[:, None] * part
+            total += weight
+        log_sum = tl.where(total > 0.0, anchor + tl.log(tl.where(total > 0.0, total, 1.0)), peak)
+        if HAS_SINKS:
+            sink = tl.load(sinks + head, mask=is_head, other=0.0)
+            highest = tl.maximum(peak, sink)
+            fade = tl.exp(anchor - highest)
+            total = total * fade + tl.exp(sink - highest)
+            mixed = mixed * fade[:, None]
+        mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+        target = row * HEADS + head
+        tl.store(
+            out + target[:, None] * WIDTH + column[None, :],
+            mixed.to(out.dtype.element_ty),
+            mask=mask,
+        )
+        tl.store(log_sums + target, log_sum, mask=is_head)
 
 
 def attend_pages(
@@ -264,6 +283,7 @@ def attend_pages(
     requests: PagedRequests,
     plan: ScorePlan,
     sinks: torch.Tensor | None,
+    into: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attends the rows of a step to pages and to each other.
 
@@ -275,6 +295,7 @@ def attend_pages(
         requests: Which rows belong together, and their block tables.
         plan: Scale, caps, window, tiles.
         sinks: fp32 [H]: scores without a value, or None.
+        into: Where the results go; None: new tensors.
 
     Returns:
         [T, H, d], and the log-sum-exp of each query's scores without sinks, fp32 [T, H]. Rows of no
@@ -284,17 +305,23 @@ def attend_pages(
     kv_heads = cache.shape[2] // (2 * width)
     group = heads // kv_heads
     splits = plan.num_splits
-    out = torch.empty((num_rows, heads, width), dtype=queries.dtype, device=queries.device)
-    log_sums = torch.empty((num_rows, heads), dtype=torch.float32, device=queries.device)
-    parts, part_sums = out, log_sums
+    if into is None:
+        into = (
+            torch.empty((num_rows, heads, width), dtype=queries.dtype, device=queries.device),
+            torch.empty((num_rows, heads), dtype=torch.float32, device=queries.device),
+        )
+    out, log_sums = into
+    parts, part_sums = into
+    num_tiles = len(requests.tile_requests)
+    num_places = num_tiles * plan.queries_per_tile
     if splits > 1:
-        parts = out.new_empty((splits, num_rows, heads, width), dtype=torch.float32)
-        part_sums = log_sums.new_empty((splits, num_rows, heads))
+        parts = out.new_empty((splits, num_places, heads, width), dtype=torch.float32)
+        part_sums = log_sums.new_empty((splits, num_places, heads))
     assert queries.stride(2) == 1, "a head's values stand side by side"
     assert own.stride(1) == 1, "a row's values stand side by side"
     launch(
         _attend_pages_kernel,
-        (len(requests.tile_requests), kv_heads, splits),
+        (num_tiles, kv_heads, splits),
         queries,
         own,
         cache,
@@ -316,7 +343,7 @@ def attend_pages(
         own.stride(0),
         cache.stride(0),
         cache.stride(1),
-        num_rows,
+        num_tiles,
         plan.scale,
         plan.soft_cap or 1.0,
         plan.window,
@@ -335,28 +362,23 @@ def attend_pages(
     if splits > 1:
         launch(
             _join_splits_kernel,
-            (num_rows,),
+            (num_places,),
             parts,
             part_sums,
             log_sums if sinks is None else sinks,
             out,
             log_sums,
-            num_rows,
+            requests.tile_requests,
+            requests.tile_queries,
+            requests.counts,
+            requests.row_starts,
+            num_tiles,
             HEADS=heads,
             WIDTH=width,
             BLOCK_WIDTH=power_of_two(width),
             BLOCK_HEADS=power_of_two(heads),
+            QUERIES=plan.queries_per_tile,
             SPLITS=splits,
             HAS_SINKS=sinks is not None,
         )
     return out, log_sums
-
-
-def find_queries_per_tile(num_queries: int, group: int) -> int:
-    """Return how many queries share a tile where requests have at most ``num_queries``.
-
-    Args:
-        num_queries: The most of any request in the step.
-        group: Query heads of one key head.
-    """
-    return max(1, min(power_of_two(num_queries), PREFILL_ROWS // group))

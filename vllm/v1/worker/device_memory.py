@@ -9,7 +9,7 @@ _PEAK = "allocated_bytes.all.peak"
 
 
 class DeviceMemory(Protocol):
-    """The part of ``torch.npu`` that tells about memory."""
+    """The part of ``torch.cuda`` or ``torch.npu`` that tells about memory."""
 
     def mem_get_info(self) -> tuple[int, int]:
         """Return (free, total) bytes as the driver sees them."""
@@ -72,7 +72,7 @@ def available_kv_bytes(
     if wanted > first.free + first.reserved:
         raise ConfigError(
             f"--gpu-memory-utilization {utilization} asks for {wanted} bytes, but {first.free} of "
-            f"{first.total} were free at start: lower it, or end what else uses the NPU."
+            f"{first.total} were free at start: lower it, or end what else uses the device."
         )
     outside = max(first.others, now.others)
     return max(0, wanted - peak_bytes - outside)

@@ -1,0 +1,71 @@
+"""Whole engines on interpreted kernels: greedy tokens and hits are the CPU's."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import tiny_checkpoint
+from tests.model_executor.models.decoder.checkpoints import FAMILIES, VOCAB_SIZE, write_checkpoint
+from tests.model_executor.models.hf_reference import random_tokens
+from vllm import LLM, SamplingParams
+from vllm.platforms.resolve import get_current_platform
+
+pytestmark = pytest.mark.slow
+
+NUM_ANSWER = 2
+Answers = list[tuple[list[int], int | None]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Answers]]:
+    """Asks an engine on a platform for answers, and for how much of each prompt it hit."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+
+    def answer(folder: Path, platform: str, block_size: int) -> Answers:
+        monkeypatch.setenv("VLLM_CUDA_REFERENCE", "1" if platform == "cuda-reference" else "0")
+        get_current_platform.cache_clear()
+        assert get_current_platform().device_name == platform
+        prompts = [random_tokens(length, length, VOCAB_SIZE - 60) for length in (5, 35)]
+        params = SamplingParams(
+            temperature=0.0, max_tokens=NUM_ANSWER, ignore_eos=True, detokenize=False
+        )
+        with LLM(
+            model=str(folder),
+            block_size=block_size,
+            max_model_len=256,
+            max_num_batched_tokens=32,
+            num_gpu_blocks_override=300,
+            skip_tokenizer_init=True,
+        ) as llm:
+            outputs = llm.generate(
+                [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+            )
+            # The second prompt again, and on: a hit.
+            again = [*prompts[1], *random_tokens(9, 1, VOCAB_SIZE - 60)]
+            outputs += llm.generate([{"prompt_token_ids": again}], params, use_tqdm=False)
+        return [(list(out.outputs[0].token_ids), out.num_cached_tokens) for out in outputs]
+
+    yield answer
+    get_current_platform.cache_clear()
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_a_decoder_answers_as_on_a_cpu(
+    family: str, run: Callable[..., Answers], tmp_path: Path
+) -> None:
+    write_checkpoint(family, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    answers = run(tmp_path, "cuda-reference", 16)
+    assert answers == run(tmp_path, "cpu", 16)
+    assert answers[-1][1] == 32, config["model_type"]
+
+
+def test_deepseek_v4_answers_as_on_a_cpu(run: Callable[..., Answers], tmp_path: Path) -> None:
+    config = tiny_checkpoint.tiny_config()
+    tiny_checkpoint.write_checkpoint(tmp_path, config, tiny_checkpoint.make_tensors(config))
+    answers = run(tmp_path, "cuda-reference", 32)
+    assert answers == run(tmp_path, "cpu", 32)
+    assert answers[-1][1] == 32

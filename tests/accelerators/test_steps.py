@@ -1,0 +1,160 @@
+"""Every family's steps on kernels that read pages, and decode steps as recorded graphs."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.accelerators.comparing import assert_near
+from tests.accelerators.graph_recorder import GraphRecorder, HostReadError, NoHostReads
+from tests.model_executor.models.decoder.building import build_model, make_harness
+from tests.model_executor.models.decoder.reference import (
+    PARITY_CONFIGS,
+    build_hf_model,
+    config_as_saved,
+    gpt_oss,
+    qwen3,
+)
+from tests.model_executor.models.harness import PagedHarness
+from tests.model_executor.models.harness import build_model as build_v4_model
+from tests.model_executor.models.hf_reference import PARITY_CONFIGS as V4_CONFIGS
+from tests.model_executor.models.hf_reference import build_hf_model as build_v4
+from tests.model_executor.models.hf_reference import published_tensors, random_tokens
+from vllm.gpu.decode_graphs import DecodeGraphs, choose_sizes
+from vllm.gpu.step_model import make_gpu_step_model, make_graphed_step_model
+from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
+from vllm.v1.attention.ops.triton.registry import get_triton_op
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+VOCAB = 96
+
+
+def make_pair(raw: dict[str, Any], **kwargs: Any) -> tuple[PagedHarness, PagedHarness]:
+    """Returns the torch reference and the kernels over the same weights, on pages of their own."""
+    reference = build_hf_model(raw, seed=3)
+    saved, tensors = config_as_saved(reference), reference.state_dict()
+    if saved.get("tie_word_embeddings"):
+        tensors.pop("lm_head.weight", None)
+    torch_harness = make_harness(build_model(saved, tensors), **kwargs)
+    harness = make_harness(build_model(saved, tensors, ops=get_triton_op), **kwargs)
+    harness.steps = make_gpu_step_model(harness.model, harness.layout, harness.kv_caches, CPU)
+    return torch_harness, harness
+
+
+SCRIPT = [
+    # (request, tokens, wrong drafts of them): a prompt in chunks beside decodes and drafts.
+    [(0, 40, 0), (1, 9, 0)],
+    [(0, 20, 0), (1, 4, 2)],
+    [(0, 1, 0), (1, 1, 0)],
+]
+
+
+def run_script(harness: PagedHarness) -> list[torch.Tensor]:
+    requests = [harness.add(random_tokens(90, seed, VOCAB)) for seed in range(3)]
+    logits: list[torch.Tensor] = []
+    for work in SCRIPT:
+        pairs = [(requests[index], count) for index, count, _ in work]
+        logits += harness.step(pairs, [wrong for _, _, wrong in work])
+    return logits
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3-small-window", "gpt-oss"])
+def test_a_family_gives_the_references_logits(name: str) -> None:
+    raw = {**PARITY_CONFIGS[name], "num_hidden_layers": 3 if name.startswith("gemma") else 2}
+    expected, harness = make_pair(raw, packed=name == "qwen3")
+    for found, wanted in zip(run_script(harness), run_script(expected), strict=True):
+        assert_near(found, wanted, 1e-4)
+
+
+def test_a_row_has_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    _, harness = make_pair(qwen3(num_hidden_layers=2))
+    prompts = [random_tokens(length, length, VOCAB) for length in (12, 30)]
+
+    def decode(chosen: list[int]) -> dict[int, torch.Tensor]:
+        requests = {index: harness.add(prompts[index]) for index in chosen}
+        for index, request in requests.items():
+            harness.step([(request, len(prompts[index]) - 1)])
+        logits = harness.step([(request, 1) for request in requests.values()])
+        for request in requests.values():
+            harness.release(request)
+        return dict(zip(chosen, logits, strict=True))
+
+    together = decode([0, 1])
+    for index in (0, 1):
+        assert torch.equal(decode([index])[index], together[index])
+
+
+def make_graphs(harness: PagedHarness) -> tuple[DecodeGraphs, GraphRecorder]:
+    recorder = GraphRecorder(harness.model, harness.kv_caches)
+    harness.steps = make_graphed_step_model(
+        harness.model,
+        harness.layout,
+        harness.kv_caches,
+        CPU,
+        recorder,
+        max_requests=4,
+        max_tokens=160,
+    )
+    return harness.steps.model, recorder
+
+
+@pytest.mark.parametrize("raw", [qwen3(), gpt_oss()], ids=["qwen3", "gpt-oss"])
+def test_decode_graphs_replay_what_the_model_computes(raw: dict[str, Any]) -> None:
+    pair = make_pair({**raw, "num_hidden_layers": 2})
+    graphs, recorder = make_graphs(pair[1])
+    assert graphs.sizes == (1, 2, 4)
+    assert recorder.num_captured == 3
+    requests = []
+    for harness in pair:
+        own = [harness.add(random_tokens(90, seed, VOCAB)) for seed in range(3)]
+        harness.step(list(zip(own, (33, 50, 17), strict=True)))
+        requests.append(own)
+    # Three requests are filled up to four; nobody's row must not harm anybody.
+    for batch in ([0, 1, 2], [1]):
+        wanted, found = (
+            harness.step([(own[index], 1) for index in batch])
+            for harness, own in zip(pair, requests, strict=True)
+        )
+        for row, expected in zip(found, wanted, strict=True):
+            assert_near(row, expected, 1e-4)
+
+
+def test_the_recorder_refuses_what_a_graph_would_get_wrong() -> None:
+    weight = torch.ones(3)
+    recorder = GraphRecorder(weight)
+    passing = torch.ones(3)
+    with pytest.raises(AssertionError, match=r"aten\.mul\.Tensor reads"):
+        recorder.capture(lambda: weight * passing, ())
+    with pytest.raises(HostReadError, match="nonzero"):
+        recorder.capture(lambda: weight.nonzero(), ())
+    with pytest.raises(HostReadError, match="tolist"), NoHostReads():
+        weight.tolist()
+    # A value that Python kept is the recorded one for ever; one in a buffer is not.
+    buffer, kept = torch.zeros(3), [2.0]
+    graph, result = recorder.capture(lambda: weight * buffer + kept[0], (buffer,))
+    buffer.fill_(5)
+    kept[0] = 7.0
+    graph.replay()
+    assert result.tolist() == [7.0, 7.0, 7.0]
+
+
+def test_sizes_of_graphs() -> None:
+    assert choose_sizes(1) == (1,)
+    assert choose_sizes(20) == (20, 16, 8, 4, 2, 1)
+    assert choose_sizes(64) == (64, 56, 48, 40, 32, 24, 16, 8, 4, 2, 1)
+
+
+def test_deepseek_v4_gives_the_references_logits() -> None:
+    raw = V4_CONFIGS["hc4-yarn-4-128"]
+    config = DeepseekV4Config.from_dict(raw)
+    tensors = published_tensors(build_v4(raw, seed=7).state_dict())
+    # A sequence whose routers and indexers have no near-ties.
+    token_ids = random_tokens(300, 1)[:70]
+    chunks = [64, 4, 1]
+    expected = PagedHarness(build_v4_model(config, tensors)).run(token_ids, chunks)
+    model = build_v4_model(config, tensors, ops=get_triton_op)
+    found = PagedHarness(model).run(token_ids, chunks)
+    assert_near(found, expected, 1e-4)

@@ -1,0 +1,85 @@
+"""A server with a prefix cache on disk, killed under load and started again."""
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.e2e.server_process import ServerProcess
+
+
+def ask(server: ServerProcess, prompt: list[int], max_tokens: int = 8) -> tuple[str, int]:
+    """Return a greedy answer, and how much of its prompt was cached."""
+    body: dict[str, Any] = {"model": "deepseek-v4", "prompt": prompt, "max_tokens": max_tokens}
+    body |= {"temperature": 0, "ignore_eos": True}
+    answer = server.post("/v1/completions", body).json()
+    return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def serve(tmp_path: Path, log: str, *flags: str) -> ServerProcess:
+    folder = str(tmp_path / "cache")
+    limits = ("--prefix-cache-dir", folder, "--prefix-cache-disk-size", "64MiB")
+    return ServerProcess(tmp_path / log, *limits, "--enable-prompt-tokens-details", *flags)
+
+
+def kill(server: ServerProcess) -> None:
+    os.killpg(server.process.pid, signal.SIGKILL)
+    server.process.wait()
+
+
+def load(server: ServerProcess, prompts: list[list[int]], answers: dict[int, str]) -> None:
+    """Ask until the server dies; what was answered is remembered."""
+    for index, prompt in enumerate(prompts):
+        try:
+            text, _ = ask(server, prompt)
+        except (httpx.HTTPError, KeyError, ValueError):
+            return
+        assert answers.setdefault(index, text) == text
+
+
+def test_answers_and_hits_after_kills_under_load(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    prompts = [[rng.randrange(10, 1000) for _ in range(rng.randrange(150, 900))] for _ in range(12)]
+    answers: dict[int, str] = {}
+    for start in range(2):
+        with serve(tmp_path, f"log{start}.txt") as server:
+            client = threading.Thread(target=load, args=(server, prompts, answers))
+            client.start()
+            known = len(answers)
+            deadline = time.monotonic() + 60
+            while client.is_alive() and len(answers) < min(known + 4, len(prompts)):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            kill(server)
+            client.join()
+    with serve(tmp_path, "last.txt") as server:
+        hits = {}
+        for index, prompt in enumerate(prompts):
+            text, hits[index] = ask(server, prompt)
+            assert answers.get(index, text) == text
+        # What was answered a while before a kill is there: begun at once, on the disk in a moment.
+        assert sum(hits[index] >= len(prompts[index]) // 128 * 128 - 128 for index in hits) >= 3
+        sources = server.metric("vllm:external_prefix_cache_hits_total")
+        assert sources == sum(hits.values())
+        name = "vllm:prompt_tokens_cached_by_source_total"
+        assert server.metric(name, source="disk") == sources
+        assert "Prefix cache on disk" in server.log
+        assert "row groups are there" in server.log
+    assert "Traceback" not in server.log
+
+
+def test_a_second_server_goes_without(tmp_path: Path) -> None:
+    prompt = list(range(10, 400))
+    with serve(tmp_path, "first.txt") as first, serve(tmp_path, "second.txt") as second:
+        assert ask(first, prompt)[0] == ask(second, prompt)[0]
+        assert "is in use by process" in second.log
+        os.killpg(first.process.pid, signal.SIGSTOP)
+        try:
+            assert ask(second, prompt)[1] >= 384
+        finally:
+            os.killpg(first.process.pid, signal.SIGCONT)

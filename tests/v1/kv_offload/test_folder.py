@@ -1,0 +1,333 @@
+"""The root folder: whose it is, who holds it, what is left untouched, and how large it gets."""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from vllm.entrypoints.cli.main import main
+from vllm.exceptions import ConfigError
+from vllm.v1.kv_offload.cells import ObjectKind
+from vllm.v1.kv_offload.file_calls import DiskFiles
+from vllm.v1.kv_offload.folder import (
+    CacheFolder,
+    FolderBusyError,
+    FolderError,
+    Identity,
+    choose_slot_bytes,
+    disk_bytes,
+    parse_size,
+    read_marker,
+    rows_path,
+)
+from vllm.v1.kv_offload.inspect import run_clear
+from vllm.v1.kv_offload.records import ObjectKey, ObjectSpec
+from vllm.v1.kv_offload.rows_file import CorruptObjectError, RowsFile
+from vllm.v1.kv_offload.store import ObjectStore
+
+LIMIT = 8 << 20
+OBJECT = 140_000
+
+
+def identity_of(name: str, size: int = OBJECT) -> Identity:
+    return Identity({"weights": name}, 1, [size])
+
+
+class Engine:
+    """A folder, a store and the rows of one worker."""
+
+    def __init__(self, root: Path, name: str = "a", limit: int = LIMIT) -> None:
+        self.folder = CacheFolder(root, limit)
+        self.store: ObjectStore = self.folder.open_store(identity_of(name))
+        self.store.load()
+        self.store.make_room()
+        path = rows_path(root / identity_of(name).name, 0)
+        self.handle = DiskFiles().open(path)
+        self.rows = RowsFile(DiskFiles(), self.handle, self.store.shape.slot_bytes)
+
+    def close(self) -> None:
+        os.close(self.handle)
+        self.folder.close()
+
+    def write(self, number: int) -> bool:
+        spec = ObjectSpec(key_of(number), number, OBJECT)
+        (reservation,) = self.store.reserve([spec])
+        if reservation is None:
+            self.store.make_room()
+            (reservation,) = self.store.reserve([spec])
+        if reservation is None:
+            return False
+        self.rows.write(reservation.extent, [content_of(number)])
+        self.rows.sync()
+        return bool(self.store.commit([reservation]))
+
+    def count_right(self) -> int:
+        """Read all there is; nothing may be wrong and pass."""
+        right = 0
+        for entry in self.store.list_objects():
+            try:
+                data = self.rows.read(entry.extent)
+            except CorruptObjectError:
+                continue
+            assert data == content_of(entry.position)
+            right += 1
+        return right
+
+
+def key_of(number: int) -> ObjectKey:
+    return ObjectKey.of(ObjectKind.ROWS, sha256(str(number).encode()).digest())
+
+
+def content_of(number: int) -> bytes:
+    return random.Random(number).randbytes(OBJECT)
+
+
+@contextmanager
+def opened(root: Path, name: str = "a", limit: int = LIMIT) -> Iterator[Engine]:
+    engine = Engine(root, name, limit)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def test_what_was_written_is_there_again(tmp_path):
+    root = tmp_path / "cache"
+    with opened(root) as engine:
+        assert all(engine.write(number) for number in range(5))
+        hash_root = engine.folder.hash_root
+    with opened(root) as engine:
+        assert engine.count_right() == 5
+        assert engine.folder.hash_root == hash_root == read_marker(root)
+    for path in [root, *root.rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_the_limit_holds_with_several_models_in_turn(tmp_path):
+    root = tmp_path / "cache"
+    for name in ("a", "b", "a", "c"):
+        with opened(root, name) as engine:
+            for number in range(120):
+                engine.write(number)
+                assert disk_bytes(root) <= LIMIT
+            assert engine.store.counts.evicted > 0
+            assert engine.count_right() > 30
+            assert engine.store.find_faults() == []
+
+
+def test_a_smaller_and_a_larger_limit_keep_what_fits(tmp_path):
+    root = tmp_path / "cache"
+    with opened(root, limit=4 * LIMIT) as engine:
+        for number in range(60):
+            engine.write(number)
+        before = engine.count_right()
+    with opened(root, limit=LIMIT) as engine:
+        assert 20 < engine.count_right() < before
+        assert disk_bytes(root) <= LIMIT
+        assert engine.store.find_faults() == []
+    with opened(root, limit=4 * LIMIT) as engine:
+        assert engine.count_right() > 20
+        assert engine.write(200)
+
+
+def test_one_writer_at_a_time(tmp_path):
+    root = tmp_path / "cache"
+    with opened(root) as engine:
+        with pytest.raises(FolderBusyError, match=f"process {os.getpid()}"):
+            CacheFolder(root, LIMIT)
+        engine.write(1)
+        reader = CacheFolder(root, LIMIT, read_only=True)
+        store = reader.open_store(identity_of("a"))
+        store.load()
+        assert len(store.list_objects()) == 1
+        assert store.reserve([ObjectSpec(key_of(2), 2, OBJECT)]) == [None]
+        reader.close()
+    CacheFolder(root, LIMIT).close()
+
+
+@pytest.mark.parametrize("trouble", ["others", "foreign", "link", "file", "newer"])
+def test_a_folder_that_is_not_ours_alone_is_left_as_it_is(tmp_path, trouble):
+    root = tmp_path / "cache"
+    if trouble == "file":
+        root.write_text("x")
+    elif trouble == "link":
+        (tmp_path / "there").mkdir(mode=0o700)
+        root.symlink_to(tmp_path / "there")
+    else:
+        root.mkdir(mode=0o755 if trouble == "others" else 0o700)
+    if trouble == "foreign":
+        (root / "thesis.txt").write_text("x")
+    if trouble == "newer":
+        CacheFolder(root, LIMIT).close()
+        body = (
+            (root / "MARKER").read_bytes().split(b" ", 1)[1].replace(b'"format": 1', b'"format": 2')
+        )
+        import xxhash
+
+        digest = xxhash.xxh3_64_hexdigest(body.rstrip(b"\n")).encode()
+        (root / "MARKER").write_bytes(digest + b" " + body)
+    before = sorted((p.name, p.lstat().st_size) for p in tmp_path.rglob("*"))
+    with pytest.raises(FolderError):
+        CacheFolder(root, LIMIT)
+    assert sorted((p.name, p.lstat().st_size) for p in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+def test_something_else_in_a_files_place(tmp_path, kind):
+    root = tmp_path / "cache"
+    with opened(root) as engine:
+        engine.write(1)
+    path = rows_path(root / identity_of("a").name, 0)
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(root / "MARKER")
+    marker = (root / "MARKER").read_bytes()
+    with pytest.raises(FolderError):
+        Engine(root)
+    assert (root / "MARKER").read_bytes() == marker
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_random_bytes_in_any_file_cost_entries_and_nothing_else(tmp_path, seed):
+    rng = random.Random(seed)
+    root = tmp_path / "cache"
+    for _ in range(25):
+        try:
+            engine = Engine(root)
+        except FolderError:
+            raise
+        assert engine.count_right() <= len(engine.store.list_objects())
+        assert engine.store.find_faults() == []
+        for number in rng.sample(range(40), 4):
+            engine.write(number)
+        assert disk_bytes(root) <= LIMIT
+        engine.close()
+        files = sorted(p for p in root.rglob("*") if p.is_file())
+        victim = rng.choice(files)
+        data = bytearray(victim.read_bytes())
+        choice = rng.randrange(4)
+        if choice == 0:
+            data = bytearray(rng.randbytes(len(data)))
+        elif choice == 1:
+            del data[rng.randrange(len(data) + 1) :]
+        elif choice == 2 and data:
+            for _ in range(10):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+        else:
+            victim.unlink()
+            continue
+        victim.write_bytes(data)
+
+
+def test_a_limit_too_small_is_told(tmp_path):
+    folder = CacheFolder(tmp_path / "cache", 1 << 20)
+    with pytest.raises(FolderError, match="at least"):
+        folder.open_store(identity_of("a"))
+    folder.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8GiB", 8 << 30),
+        ("500MB", 500_000_000),
+        ("2g", 2 << 30),
+        ("1048576", 1 << 20),
+        ("1.5k", 1536),
+    ],
+)
+def test_sizes(text, expected):
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1G", "8 furlongs", "0", "nan", "inf", "1e400"])
+def test_what_is_no_size(text):
+    with pytest.raises(ConfigError):
+        parse_size(text)
+
+
+def test_slots_pad_little():
+    for size in (OBJECT, 880_640, 7_500_000, 196_000, 12_000):
+        slot = choose_slot_bytes([size])
+        assert slot == 4096 or -(-(size + 16) // slot) * slot <= (size + 16) * 1.02
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from tests.v1.kv_offload.test_folder import Engine
+engine = Engine(Path(sys.argv[1]))
+number = int(sys.argv[2])
+print("ready", flush=True)
+while True:
+    number += 1
+    if engine.write(number):
+        alive = ",".join(str(o.position) for o in engine.store.list_objects())
+        print(number, alive, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_writer_that_is_killed(tmp_path):
+    """SIGKILL at random moments while it writes and evicts: what it said is there is there."""
+    root, rng, number = tmp_path / "cache", random.Random(1), 0
+    for _ in range(4):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(root), str(number)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        lines = [process.stdout.readline() for _ in range(rng.randrange(3, 60))]
+        process.send_signal(signal.SIGKILL)
+        lines += process.stdout.readlines()
+        process.stdout.close()
+        process.wait()
+        whole = [line.split(" ") for line in lines if line.endswith("\n")]
+        number = int(whole[-1][0])
+        # What it evicted after its last word is not known: the oldest may be gone.
+        said = {int(n) for n in whole[-1][1].split(",")}
+        with opened(root) as engine:
+            there = {entry.position for entry in engine.store.list_objects()}
+            assert number in there
+            gone = said - there
+            assert len(gone) <= engine.store.shape.max_slots // 64 + 4
+            assert all(g <= min(said & there) for g in gone)
+            assert engine.count_right() == len(there)
+            assert engine.store.counts.damaged_cells == 0
+
+
+def test_looking_at_a_folder_from_outside(tmp_path, capsys):
+    root = tmp_path / "cache"
+    with opened(root) as engine:
+        for number in range(4):
+            engine.write(number)
+        assert main(["cache", "ls", str(root)]) == 0
+        assert "4 row groups" in capsys.readouterr().out
+        assert main(["cache", "verify", str(root)]) == 0
+        slot = engine.store.list_objects()[2].extent.slots[0][0]
+        os.pwrite(engine.handle, b"x", slot * engine.store.shape.slot_bytes + 7)
+        with pytest.raises(FolderBusyError):
+            run_clear(argparse.Namespace(folder=root))
+    capsys.readouterr()
+    assert main(["cache", "verify", str(root)]) == 1
+    assert "3 objects are whole, 1 are damaged" in capsys.readouterr().out
+    assert main(["cache", "clear", str(root)]) == 0
+    assert main(["cache", "ls", str(root)]) == 1
+    assert [path.name for path in root.iterdir()] == ["LOCK"]
+    with opened(root) as engine:
+        assert engine.store.list_objects() == []

@@ -1,0 +1,150 @@
+"""The store's one thread: opens it beside the start, commits what workers wrote, makes room."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+
+from vllm.exceptions import VllmError
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.folder import CacheFolder, Identity, rows_path
+from vllm.v1.kv_offload.records import Reservation
+from vllm.v1.kv_offload.store import ObjectStore
+
+logger = init_logger(__name__)
+
+_PROGRESS_S = 5.0
+_STOP_S = 5.0
+# A reset waits for the disk as long.
+_CLEAR_S = 30.0
+
+IdentityFinder = Callable[[Callable[[int, int], None], threading.Event], Identity | None]
+
+
+class StoreKeeper:
+    """Opens a store and does all its file calls, in one thread.
+
+    Owns: the folder, the store, the thread. A tier that cannot be opened is off for this run: one
+    warning says why, and everything is as without it.
+
+    Args:
+        root: The folder.
+        find_max_bytes: Returns what all files may take.
+        read_only: Whether nothing is written.
+        find_identity: Works the identity out; may read for minutes.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        find_max_bytes: Callable[[], int],
+        read_only: bool,
+        find_identity: IdentityFinder,
+    ) -> None:
+        self._root = root
+        self._find_max_bytes = find_max_bytes
+        self._read_only = read_only
+        self._find_identity = find_identity
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._folder: CacheFolder | None = None
+        self.store: ObjectStore | None = None
+        self.path: Path | None = None
+        self.num_uncommitted = 0
+        self.is_opening = True
+        # Whether opening takes long: all weights are being read.
+        self.is_digesting = False
+        self._lock = threading.Lock()
+        self._last_progress = monotonic()
+        self._thread = threading.Thread(target=self._run, name="prefix-cache-disk", daemon=True)
+        self._thread.start()
+
+    # ---- called by the scheduler's thread ----------------------------------------------------
+
+    def commit(self, reservations: Sequence[Reservation]) -> None:
+        """Acknowledge objects that all workers have synced."""
+        with self._lock:
+            self.num_uncommitted += len(reservations)
+        self._work.put(lambda: self._commit(reservations))
+
+    def make_room(self) -> None:
+        """Have slots freed, or the file grown."""
+        self._work.put(self._make_room)
+
+    def clear(self) -> bool:
+        """Forget everything; False: the disk did not take it."""
+        done: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._work.put(lambda: done.put(self.store is not None and self.store.clear()))
+        try:
+            return done.get(timeout=_CLEAR_S)
+        except queue.Empty:
+            return False
+
+    def close(self) -> None:
+        """End the thread and let go of the folder; idempotent."""
+        self._stopping.set()
+        self._work.put(None)
+        self._thread.join(_STOP_S)
+
+    # ---- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._open()
+        except (VllmError, OSError) as error:
+            logger.warning("The prefix cache on disk is off: %s", error)
+        self.is_opening = False
+        while (work := self._work.get()) is not None:
+            work()
+        if self._folder is not None:
+            self._folder.close()
+
+    def _open(self) -> None:
+        folder = CacheFolder(self._root, self._find_max_bytes(), read_only=self._read_only)
+        self._folder = folder
+        identity = self._find_identity(self._note_progress, self._stopping)
+        if identity is None:
+            return
+        store = folder.open_store(identity)
+        store.load()
+        for note in folder.notes:
+            logger.warning("Prefix cache on disk: %s.", note)
+        self.path = rows_path(folder.root / identity.name, 0).parent
+        self.store = store
+        self._make_room()
+        counts = store.num_objects()
+        logger.info(
+            "Prefix cache on disk: %s, at most %.2f GiB; %.2f GiB of %d checkpoints and %d row "
+            "groups are there.",
+            folder.root,
+            folder.max_bytes / 2**30,
+            store.live_bytes / 2**30,
+            counts["state"],
+            counts["rows"],
+        )
+
+    def _note_progress(self, done: int, total: int) -> None:
+        self.is_digesting = True
+        if monotonic() - self._last_progress >= _PROGRESS_S:
+            self._last_progress = monotonic()
+            logger.info(
+                "Prefix cache on disk: reading the weights once for their digest, %.1f of %.1f GB.",
+                done / 1e9,
+                total / 1e9,
+            )
+
+    def _commit(self, reservations: Sequence[Reservation]) -> None:
+        assert self.store is not None
+        try:
+            self.store.commit(reservations)
+        finally:
+            with self._lock:
+                self.num_uncommitted -= len(reservations)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if self.store is not None:
+            self.store.make_room()

@@ -1,0 +1,127 @@
+"""The connector's own settings, from ``--kv-transfer-config`` or the plain flags."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import ConfigError
+from vllm.v1.kv_offload.folder import disk_bytes, parse_size
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_NAME = "OffloadingConnector"
+_FS = "fs"
+# When no size is given: this share of what is free, at most so many bytes.
+_FREE_SHARE = 4
+_MOST_BYTES = 16 << 30
+_KNOWN = ("spec_name", "secondary_tiers", "read_only", "always_restore")
+_KNOWN_OF_TIER = ("type", "root_dir", "disk_path", "max_size", "disk_capacity_bytes", "read_only")
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadSettings:
+    """What an operator may say.
+
+    Attributes:
+        root: The folder.
+        max_bytes: What all its files may take; None: by what is free when it is opened.
+        num_cores: Engine cores that share what is free.
+        read_only: Read what is there, write nothing, take no lock.
+        always_restore: Restore even where computing is quicker; for tests and measurements.
+    """
+
+    root: Path
+    max_bytes: int | None
+    num_cores: int
+    read_only: bool
+    always_restore: bool
+
+    def find_max_bytes(self) -> int:
+        """Return what the files may take."""
+        if self.max_bytes is not None:
+            return self.max_bytes
+        folder = self.root
+        while not folder.exists():
+            folder = folder.parent
+        # What the folder holds already is as good as free.
+        free = shutil.disk_usage(folder).free + disk_bytes(self.root)
+        return min(_MOST_BYTES, free // _FREE_SHARE) // self.num_cores
+
+
+def read_settings(config: VllmConfig) -> OffloadSettings:
+    """Read and check the settings; touches no file.
+
+    Raises:
+        ConfigError: One is unknown, missing or out of range, or the engine cannot keep prefixes.
+    """
+    transfer, cache = config.kv_transfer_config, config.cache_config
+    assert transfer is not None
+    if not cache.enable_prefix_caching:
+        raise ConfigError(f"{_NAME} keeps cached prefixes, but prefix caching is off: turn it on.")
+    if cache.prefix_caching_hash_algo not in ("sha256", "sha256_cbor"):
+        raise ConfigError(
+            f"prefix_caching_hash_algo={cache.prefix_caching_hash_algo!r} can be forged, and "
+            "what is kept on a disk is found by its hash: use sha256 or sha256_cbor."
+        )
+    if transfer.kv_role != "kv_both":
+        raise ConfigError(f"{_NAME} kv_role={transfer.kv_role!r}: use kv_both.")
+    extra = transfer.kv_connector_extra_config
+    _refuse_unknown(extra, _KNOWN, "kv_connector_extra_config")
+    spec = extra.get("spec_name", "TieringOffloadingSpec")
+    if spec != "TieringOffloadingSpec":
+        raise ConfigError(
+            f"{_NAME} spec_name={spec!r}: use TieringOffloadingSpec, or leave it out."
+        )
+    tier = _find_tier(extra)
+    root = tier.get("root_dir", tier.get("disk_path"))
+    if not isinstance(root, str) or not root:
+        raise ConfigError(f"{_NAME} needs a root_dir in its secondary tier: name a folder.")
+    size = tier.get("max_size", tier.get("disk_capacity_bytes"))
+    folder = Path(os.path.abspath(os.path.expanduser(root)))
+    parallel = config.parallel_config
+    num_cores = parallel.data_parallel_size
+    if num_cores > 1:
+        # Each core keeps what it computed, and takes its share of the limit.
+        folder /= f"core-{parallel.data_parallel_index}"
+    return OffloadSettings(
+        folder,
+        None if size is None else parse_size(str(size)) // num_cores,
+        num_cores,
+        _flag({**extra, **tier}, "read_only"),
+        _flag(extra, "always_restore"),
+    )
+
+
+def _find_tier(extra: dict[str, Any]) -> dict[str, Any]:
+    tiers = extra.get("secondary_tiers")
+    if not (isinstance(tiers, list) and len(tiers) == 1 and isinstance(tiers[0], dict)):
+        raise ConfigError(
+            f"{_NAME} needs one secondary tier: "
+            '"secondary_tiers": [{"type": "fs", "root_dir": "DIR", "max_size": "8GiB"}].'
+        )
+    tier: dict[str, Any] = tiers[0]
+    _refuse_unknown(tier, _KNOWN_OF_TIER, "secondary_tiers")
+    if tier.get("type", _FS) != _FS:
+        raise ConfigError(f"{_NAME} secondary tier type={tier['type']!r}: use {_FS!r}.")
+    return tier
+
+
+def _refuse_unknown(given: dict[str, Any], known: tuple[str, ...], what: str) -> None:
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"{_NAME} {what} has unknown keys {', '.join(map(repr, unknown))}: use "
+            f"{', '.join(known)}."
+        )
+
+
+def _flag(given: dict[str, Any], name: str) -> bool:
+    value = given.get(name, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{_NAME} {name}={value!r} must be true or false.")
+    return value

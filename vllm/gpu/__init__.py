@@ -1,0 +1,1 @@
+"""A model's steps on a GPU: kernels that read pages, decode steps as graphs, memory."""

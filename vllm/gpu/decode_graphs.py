@@ -1,0 +1,198 @@
+"""Decode steps replayed as CUDA graphs, one for each of a few batch sizes.
+
+A graph replays kernels on fixed addresses. What changes from step to step lies in buffers at such
+addresses: tokens, positions, and the tables of ``PagedTablesBuilder``. A step of n requests is
+filled up to the next size with rows of no request, which read and write no pages:
+
+    n requests -> size s >= n -> tables of s rows, uploaded -> replay graph s -> first n rows
+
+Attention's grid does not depend on the length of contexts (their splits are fixed in number), so
+one graph serves all of them. All sizes are captured at start, largest first, in one memory pool.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from vllm.logger import init_logger
+from vllm.v1.attention.layout import CacheLayout
+from vllm.v1.attention.paged_tables import PagedTables, PagedTablesBuilder
+from vllm.v1.attention.step_tables import BlockTableView, RequestSlice
+
+logger = init_logger(__name__)
+
+# A graph's kernels must be compiled and their workspaces be there before it is captured.
+_WARM_UPS = 2
+
+
+class Graph(Protocol):
+    """A captured step."""
+
+    def replay(self) -> None:
+        """Run its kernels again, on the same addresses."""
+
+
+class GraphDevice(Protocol):
+    """What captures; tests put a recorder in its place."""
+
+    def capture(
+        self, run: Callable[[], torch.Tensor], buffers: Sequence[torch.Tensor]
+    ) -> tuple[Graph, torch.Tensor]:
+        """Run a step that is recorded instead of computed; return it and where its result is.
+
+        Args:
+            run: The step.
+            buffers: What the caller writes between replays.
+        """
+
+    def allocated_bytes(self) -> int:
+        """Return the memory that tensors and graphs hold."""
+
+
+class CudaGraphDevice:
+    """``torch.cuda.CUDAGraph``; graphs share one memory pool. Has never been run on a device."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(
+        self, run: Callable[[], torch.Tensor], buffers: Sequence[torch.Tensor]
+    ) -> tuple[Graph, torch.Tensor]:
+        """See ``GraphDevice``."""
+        del buffers
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = run()
+        return graph, result
+
+    def allocated_bytes(self) -> int:
+        """See ``GraphDevice``."""
+        return int(torch.cuda.memory_reserved())
+
+
+@dataclass(frozen=True, slots=True)
+class _CapturedStep:
+    graph: Graph
+    streams: torch.Tensor
+
+
+def choose_sizes(max_requests: int) -> tuple[int, ...]:
+    """Return the batch sizes to capture, largest first: 1, 2, 4, then multiples of 8."""
+    sizes = {size for size in (1, 2, 4) if size <= max_requests}
+    return tuple(sorted(sizes | {*range(8, max_requests + 1, 8), max_requests}, reverse=True))
+
+
+class DecodeGraphs:
+    """A paged model whose decode steps are replayed; other steps run as they are.
+
+    Args:
+        model: The model.
+        make_builder: Makes what builds its tables, on buffers of its own.
+        layout: Its KV groups.
+        kv_caches: Cache name -> pages.
+        sizes: Batch sizes to capture.
+        max_blocks: Blocks of the longest request, of all groups together.
+        device: Where it runs.
+
+    Owns: the graphs, and the buffers they read: tokens, positions, tables of decode steps.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        make_builder: Callable[[], PagedTablesBuilder],
+        layout: CacheLayout,
+        kv_caches: Mapping[str, torch.Tensor],
+        sizes: Sequence[int],
+        max_blocks: int,
+        device: torch.device,
+    ) -> None:
+        self._model, self._layout = model, layout
+        # Buffers of other steps may grow, and so move.
+        self._builder, self._other_builder = make_builder(), make_builder()
+        self._kv_caches = kv_caches
+        self._sizes = tuple(sorted(sizes))
+        most = self._sizes[-1]
+        self._token_ids = torch.zeros(most, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(most, dtype=torch.int64, device=device)
+        self._captured: dict[int, _CapturedStep] = {}
+        # Tables of any later step must fit: their address is in the graphs.
+        num_groups = len(layout.groups)
+        self._builder.reserve(most * (5 + 5 * num_groups + max_blocks) + 1)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Captured sizes, in order."""
+        return tuple(sorted(self._captured))
+
+    @torch.inference_mode()
+    def capture(self, graphs: GraphDevice, *, shows_progress: bool) -> None:
+        """Capture every size; the log says what they took."""
+        before = graphs.allocated_bytes()
+        sizes = tqdm(self._sizes[::-1], desc="Capturing decode graphs", disable=not shows_progress)
+        for size in sizes:
+            meta = self._builder([_nobody(len(self._layout.groups))], self._layout, size)
+            tokens, positions = self._token_ids[:size], self._positions[:size]
+
+            def run(
+                meta: PagedTables = meta,
+                tokens: torch.Tensor = tokens,
+                positions: torch.Tensor = positions,
+            ) -> torch.Tensor:
+                streams: torch.Tensor = self._model(tokens, positions, meta, self._kv_caches)
+                return streams
+
+            self._captured[size] = _CapturedStep(*graphs.capture(run, self._buffers()))
+        taken = graphs.allocated_bytes() - before
+        logger.info("decode graphs: %d sizes, %.1f MiB", len(self._captured), taken / 2**20)
+
+    def _buffers(self) -> tuple[torch.Tensor, ...]:
+        return self._token_ids, self._positions, self._builder.buffer
+
+    def build_metadata(self, slices: Sequence[RequestSlice], layout: CacheLayout) -> PagedTables:
+        """Return a step's tables; a decode step's are filled up to a captured size."""
+        kept = [item for item in slices if item.num_tokens]
+        size = 0
+        if kept and all(item.num_tokens == 1 for item in kept):
+            size = next((size for size in self.sizes if size >= len(kept)), 0)
+        return (self._builder if size else self._other_builder)(kept, layout, size)
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: PagedTables,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """As the model."""
+        captured = self._captured.get(meta.num_tokens) if meta.is_decode else None
+        if captured is None:
+            streams: torch.Tensor = self._model(token_ids, positions, meta, kv_caches)
+            return streams
+        num_rows = len(token_ids)
+        self._token_ids[:num_rows].copy_(token_ids, non_blocking=True)
+        self._positions[:num_rows].copy_(positions, non_blocking=True)
+        captured.graph.replay()
+        # The next replay writes here again; by then the logits of these rows are computed.
+        return captured.streams[:num_rows]
+
+    def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
+        """As the model; the rows are the sampler's."""
+        logits: torch.Tensor = self._model.compute_logits(streams)
+        return logits
+
+
+def _nobody(num_groups: int) -> RequestSlice:
+    """Returns a first token whose rows are stored nowhere."""
+    empty = BlockTableView(0, np.zeros(0, dtype=np.int64))
+    return RequestSlice(0, 1, (empty,) * num_groups)

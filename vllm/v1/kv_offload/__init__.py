@@ -1,0 +1,13 @@
+"""A store of KV cache rows on disk that outlives its process, and cannot lie. No torch, no engine.
+
+file_calls      the few file calls that all of it goes through
+cells           one object's entry in the index: 128 bytes that check themselves
+free_slots      which slots of the rows' file are free
+records         what an object is: its key, its place; a batch on its way to the disk
+cell_table      the index in memory: lookups, and which cell a new entry takes
+rows_file       objects' bytes in slots, sealed by a digest
+store           index and slots together: reserve, commit, evict
+folder          the root folder: who owns it, its hash root, one sub-folder for each identity
+weights_digest  a digest of all bytes of a checkpoint, remembered between starts
+rates           whether restoring is quicker than computing
+"""

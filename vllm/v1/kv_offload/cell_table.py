@@ -1,0 +1,284 @@
+"""The index in memory: what it holds, where a new entry goes, which entries go first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm.v1.kv_offload.cells import (
+    CELL,
+    CELL_BYTES,
+    PAGE_CELLS,
+    USES_OFFSET,
+    Cells,
+    ObjectKind,
+    extents_of,
+    find_damaged,
+    seal,
+    set_extents,
+)
+from vllm.v1.kv_offload.records import Extent, ObjectKey, Reservation, StoredObject
+from vllm.v1.kv_offload.rows_file import SEAL_BYTES
+
+_NO_TOKEN = -1
+# What a superseded entry's last use is put back by: it goes before all others.
+_SUPERSEDED = 1 << 62
+# Uses that may have been counted since the last write.
+_MAX_USES = 1 << 40
+# Victims that are chosen at a time: one pass over the whole table finds them.
+_NUM_VICTIMS = 512
+# Cells that are checked in one go, between which other threads get their turn.
+_CHECKED_AT_ONCE = 4096
+
+
+class CellTable:
+    """All cells, as an array. An entry may stand in either of two pages that its key names.
+
+    Owns: the cells in memory. Not thread-safe.
+
+    Args:
+        num_pages: Pages of 32 cells.
+        seed: Of the cells' checksums: those of another folder do not pass.
+    """
+
+    def __init__(self, num_pages: int, seed: int) -> None:
+        self.num_pages = num_pages
+        self._seed = seed
+        self.cells: Cells = np.zeros(num_pages * PAGE_CELLS, CELL)
+        self._raw = memoryview(self.cells.view(np.uint8).data)
+        self._victims: list[tuple[int, int, int]] = []
+
+    @property
+    def raw(self) -> memoryview:
+        """All bytes of all cells."""
+        return self._raw
+
+    # ---- taking over what a file holds -------------------------------------------------------
+
+    def drop_damaged(self, num_slots: int, slot_bytes: int) -> list[int]:
+        """Empty the cells that are not whole, that lie beyond the file, or that share slots.
+
+        Returns:
+            Their indices.
+        """
+        dropped: list[int] = []
+        for low in range(0, len(self.cells), _CHECKED_AT_ONCE):
+            part = self.cells[low : low + _CHECKED_AT_ONCE]
+            dropped += [low + index for index in find_damaged(part, self._seed)]
+        self._clear(dropped)
+        impossible = self._find_impossible(num_slots, slot_bytes)
+        self._clear(impossible)
+        shared = self._find_shared()
+        self._clear(shared)
+        return dropped + impossible + shared
+
+    def _clear(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            self.cells[index] = np.zeros((), CELL)
+
+    def _find_impossible(self, num_slots: int, slot_bytes: int) -> list[int]:
+        """Return whole cells that no writer of this file wrote."""
+        used = np.flatnonzero(self.cells["checksum"])
+        cells = self.cells[used]
+        extents = cells["extents"]
+        count = cells["num_extents"].astype(np.int64)
+        ends = extents["slot"].astype(np.int64) + extents["count"]
+        in_use = np.arange(extents.shape[1]) < count[:, None]
+        total = np.where(in_use, extents["count"], 0).sum(axis=1).astype(np.int64)
+        wrong = (count > extents.shape[1]) | (count == 0)
+        wrong |= ((ends > num_slots) & in_use).any(axis=1)
+        wrong |= ((extents["count"] == 0) & in_use).any(axis=1)
+        wrong |= total * slot_bytes < cells["length"].astype(np.float64)
+        wrong |= cells["length"] <= SEAL_BYTES
+        wrong |= ~np.isin(cells["kind"], [int(kind) for kind in ObjectKind])
+        return [int(index) for index in used[wrong]]
+
+    def _find_shared(self) -> list[int]:
+        """Return cells that share a slot with a younger one."""
+        owners, starts, ends = self._intervals()
+        order = np.argsort(starts, kind="stable")
+        starts, ends, owners = starts[order], ends[order], owners[order]
+        if not (starts[1:] < ends[:-1]).any():
+            return []
+        taken: set[int] = set()
+        shared = []
+        by_age = np.argsort(self.cells["sequence"][np.unique(owners)])[::-1]
+        for index in np.unique(owners)[by_age].tolist():
+            slots = {
+                slot
+                for start, count in extents_of(self.cells[index])
+                for slot in range(start, start + count)
+            }
+            if slots & taken:
+                shared.append(int(index))
+            else:
+                taken |= slots
+        return shared
+
+    def _intervals(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return, per run of slots in use, its cell, its first slot and the one behind it."""
+        used = np.flatnonzero(self.cells["checksum"])
+        extents = self.cells["extents"][used]
+        in_use = np.arange(extents.shape[1]) < self.cells["num_extents"][used][:, None]
+        owners = np.repeat(used, in_use.sum(axis=1))
+        starts = extents["slot"][in_use].astype(np.int64)
+        return owners, starts, starts + extents["count"][in_use]
+
+    def find_free_runs(self, num_slots: int) -> list[tuple[int, int]]:
+        """Return the runs of slots in no cell."""
+        _, starts, ends = self._intervals()
+        starts, ends = np.sort(starts), np.sort(ends)
+        gaps_from = np.concatenate(([0], ends))
+        gaps_to = np.concatenate((starts, [num_slots]))
+        found = gaps_to > gaps_from
+        counts = gaps_to[found] - gaps_from[found]
+        return list(zip(gaps_from[found].tolist(), counts.tolist(), strict=True))
+
+    def mend_uses(self) -> int:
+        """Put uses right that cannot be; return the highest sequence or use in any cell."""
+        sequence, last_use = self.cells["sequence"], self.cells["last_use"]
+        highest = int(sequence.max())
+        # No checksum covers them: a torn one must not end the count.
+        wrong = (last_use < sequence) | (last_use > np.uint64(highest + _MAX_USES))
+        last_use[wrong] = sequence[wrong]
+        return max(highest, int(last_use.max()))
+
+    # ---- lookups -----------------------------------------------------------------------------
+
+    def find(self, keys: Sequence[ObjectKey]) -> list[int]:
+        """Return each key's cell; -1: there is none."""
+        if not keys:
+            return []
+        wanted = np.frombuffer(b"".join(key.digest for key in keys), "<u8").reshape(-1, 2)
+        kinds = np.fromiter((int(key.kind) for key in keys), np.uint8, len(keys))
+        found = np.full(len(keys), -1, np.int64)
+        by_page = self.cells.reshape(self.num_pages, PAGE_CELLS)
+        for half in (0, 1):
+            pages = (wanted[:, half] % np.uint64(self.num_pages)).astype(np.int64)
+            there = by_page["key"][pages]
+            same = (there[:, :, 0] == wanted[:, :1]) & (there[:, :, 1] == wanted[:, 1:])
+            same &= by_page["kind"][pages] == kinds[:, None]
+            same &= by_page["checksum"][pages] != 0
+            hit = same.any(axis=1)
+            at = same.argmax(axis=1) + pages * PAGE_CELLS
+            found = np.where(hit & (found < 0), at, found)
+        return [int(index) for index in found]
+
+    def describe(self, index: int) -> StoredObject:
+        """Return what a cell says."""
+        cell = self.cells[index]
+        digest = cell["key"].tobytes()
+        extent = Extent(
+            ObjectKey(ObjectKind(int(cell["kind"])), digest),
+            int(cell["sequence"]),
+            int(cell["length"]) - SEAL_BYTES,
+            extents_of(cell),
+        )
+        token = int(cell["next_token"])
+        return StoredObject(
+            index, extent, int(cell["position"]), None if token == _NO_TOKEN else token
+        )
+
+    def used(self) -> NDArray[np.int64]:
+        """Return the indices of all entries."""
+        return np.flatnonzero(self.cells["checksum"])
+
+    # ---- changes -----------------------------------------------------------------------------
+
+    def choose_cell(self, key: ObjectKey, taken: Collection[int]) -> int | None:
+        """Return an empty cell for a key, in the emptier of its pages; ``taken`` are not empty."""
+        best: tuple[int, int] | None = None
+        for page in self._pages_of(key):
+            low = page * PAGE_CELLS
+            empty = [
+                low + int(i)
+                for i in np.flatnonzero(self.cells["checksum"][low : low + PAGE_CELLS] == 0)
+                if low + int(i) not in taken
+            ]
+            if empty and (best is None or len(empty) > best[0]):
+                best = (len(empty), empty[0])
+        return None if best is None else best[1]
+
+    def cells_near(self, key: ObjectKey) -> list[int]:
+        """Return the entries that keep a key from its pages, the least recently used first."""
+        near = [page * PAGE_CELLS + i for page in self._pages_of(key) for i in range(PAGE_CELLS)]
+        return sorted(near, key=lambda index: int(self.cells["last_use"][index]))
+
+    def _pages_of(self, key: ObjectKey) -> list[int]:
+        halves = (int.from_bytes(key.digest[i : i + 8], "little") for i in (0, 8))
+        return list(dict.fromkeys(half % self.num_pages for half in halves))
+
+    def make_cell(self, reservation: Reservation) -> Cells:
+        """Return the cell of an object, as it goes to disk: an array of one."""
+        spec, extent = reservation.spec, reservation.extent
+        cell = np.zeros(1, CELL)
+        cell["key"] = np.frombuffer(spec.key.digest, "<u8")
+        cell["kind"] = int(spec.key.kind)
+        cell["position"] = spec.position
+        cell["length"] = spec.num_bytes + SEAL_BYTES
+        cell["sequence"] = cell["last_use"] = extent.sequence
+        cell["next_token"] = _NO_TOKEN if spec.next_token is None else spec.next_token
+        set_extents(cell, extent.slots)
+        seal(cell, self._seed)
+        return cell
+
+    def put(self, index: int, cell: Cells) -> None:
+        """Enter a cell."""
+        self.cells[index] = cell[0]
+
+    def remove(self, index: int) -> tuple[tuple[int, int], ...]:
+        """Empty a cell; returns its slots."""
+        extents = extents_of(self.cells[index])
+        self.cells[index] = np.zeros((), CELL)
+        return extents
+
+    def touch(self, index: int, count: int) -> None:
+        """Note a use, in memory."""
+        cell = self.cells[index : index + 1]
+        cell["last_use"], cell["superseded"] = count, 0
+        cell["hits"] = np.minimum(cell["hits"], np.uint32(0xFFFF_FFFE)) + 1
+
+    def supersede(self, index: int) -> None:
+        """Let an entry go before others, in memory."""
+        self.cells["superseded"][index] = 1
+
+    def uses_of(self, index: int) -> bytes:
+        """Return the bytes of a cell that tell of its uses."""
+        return bytes(self._raw[index * CELL_BYTES + USES_OFFSET : (index + 1) * CELL_BYTES])
+
+    # ---- giving up ---------------------------------------------------------------------------
+
+    def next_victim(self, pinned: Collection[int]) -> int | None:
+        """Return the entry to give up next; None: all are pinned, or there is none.
+
+        Superseded ones go first, then the least recently used, of a chain the deepest.
+        """
+        for _ in range(2):
+            while self._victims:
+                negated, position, index = self._victims.pop()
+                cell = self.cells[index]
+                is_same = self._score(index) == -negated and int(cell["position"]) == position
+                if cell["checksum"] and is_same and index not in pinned:
+                    return index
+            self._find_victims(pinned)
+        return None
+
+    def _score(self, index: int) -> int:
+        cell = self.cells[index]
+        return int(cell["last_use"]) - (_SUPERSEDED if cell["superseded"] else 0)
+
+    def _find_victims(self, pinned: Collection[int]) -> None:
+        used = self.used()
+        if pinned:
+            used = used[~np.isin(used, list(pinned))]
+        scores = self.cells["last_use"][used].astype(np.int64)
+        scores -= self.cells["superseded"][used].astype(np.int64) * _SUPERSEDED
+        if len(used) > _NUM_VICTIMS:
+            first = np.argpartition(scores, _NUM_VICTIMS)[:_NUM_VICTIMS]
+            used, scores = used[first], scores[first]
+        positions = self.cells["position"][used].astype(np.int64)
+        # Popped from the end: the lowest score last, of equal ones the deepest last.
+        entries = zip((-scores).tolist(), positions.tolist(), used.tolist(), strict=True)
+        self._victims = sorted(entries)

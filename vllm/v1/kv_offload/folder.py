@@ -1,0 +1,502 @@
+"""The root folder: whose it is, its hash root, one sub-folder for each identity.
+
+    root/                 0700, of this user
+      MARKER              that it is ours, the format's version, the hash root
+      LOCK                held by the process that writes; says which
+      weights.json        digests of weights, by file
+      <identity>/         16 hex digits: of all that rows depend on
+        meta              what the identity is, in words; sizes
+        index             cells
+        rows.<worker>     slots
+
+All files together stay below a limit. Rows of another identity, or of another version of the
+format, are never read; they go when their room is needed, the longest unused first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import xxhash
+
+from vllm.exceptions import ConfigError, VllmError
+from vllm.utils.math_utils import cdiv
+from vllm.v1.kv_offload.cell_table import CellTable
+from vllm.v1.kv_offload.cells import PAGE_BYTES, PAGE_CELLS
+from vllm.v1.kv_offload.file_calls import DiskFiles, FileCalls
+from vllm.v1.kv_offload.rows_file import SEAL_BYTES
+from vllm.v1.kv_offload.store import ObjectStore, StoreShape
+
+FORMAT = 1
+_MAGIC = "vllm prefix cache"
+_MARKER, _LOCK, _META, _INDEX = "MARKER", "LOCK", "meta", "index"
+WEIGHTS_FILE = "weights.json"
+_OURS = frozenset({_MARKER, _LOCK, WEIGHTS_FILE})
+_ROOT_BYTES = 32
+_NAME_CHARS = 16
+_META_BYTES = 4096
+# What the small files of a root may take together.
+_SMALL_BYTES = 1 << 20
+_SLOT_SIZES = (65536, 32768, 16384, 8192, 4096)
+_MAX_PADDING = 0.02
+# At most half full, and objects may be smaller than the ones whose size is known.
+_CELLS_PER_OBJECT = 3
+
+
+class FolderBusyError(VllmError):
+    """Another process writes to the folder."""
+
+
+class FolderError(VllmError):
+    """The folder cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What rows depend on: those of another identity mean something else.
+
+    Attributes:
+        parts: By name, in words.
+        num_workers: Rows files.
+        object_bytes: Sizes of usual objects at a worker, the commonest first.
+    """
+
+    parts: Mapping[str, str]
+    num_workers: int
+    object_bytes: Sequence[int]
+
+    @property
+    def digest(self) -> bytes:
+        """A digest of all parts."""
+        return sha256(json.dumps(dict(self.parts), sort_keys=True).encode()).digest()
+
+    @property
+    def name(self) -> str:
+        """The sub-folder's name."""
+        return self.digest.hex()[:_NAME_CHARS]
+
+    @property
+    def seed(self) -> int:
+        """The seed of checksums."""
+        return int.from_bytes(self.digest[:8], "little")
+
+
+@dataclass
+class FolderMeta:
+    """What a sub-folder says of itself.
+
+    Attributes:
+        identity: The identity, in words.
+        slot_bytes: Bytes of a slot.
+        opened: A count that tells which sub-folder was opened last; no time, which may go back.
+        format: Version of the format.
+    """
+
+    identity: dict[str, str] = field(default_factory=dict)
+    slot_bytes: int = 0
+    opened: int = 0
+    format: int = FORMAT
+
+
+def choose_slot_bytes(object_bytes: Sequence[int]) -> int:
+    """Return the largest slot that pads no usual object by more than 2%."""
+    for size in _SLOT_SIZES:
+        sealed = [length + SEAL_BYTES for length in object_bytes]
+        if all(cdiv(n, size) * size <= n * (1 + _MAX_PADDING) for n in sealed):
+            return size
+    return _SLOT_SIZES[-1]
+
+
+def shape_store(identity: Identity, max_bytes: int, slot_bytes: int) -> StoreShape:
+    """Return sizes whose files take at most ``max_bytes``."""
+    usual = cdiv(min(identity.object_bytes) + SEAL_BYTES, slot_bytes)
+    cell_bytes = _CELLS_PER_OBJECT * PAGE_BYTES / PAGE_CELLS
+    per_slot = slot_bytes * identity.num_workers + cell_bytes / usual
+    num_slots = int(max(0, max_bytes - _META_BYTES - PAGE_BYTES) / per_slot)
+    num_pages = cdiv(_CELLS_PER_OBJECT * cdiv(num_slots, usual), PAGE_CELLS) or 1
+    return StoreShape(slot_bytes, num_pages, num_slots, identity.seed)
+
+
+class CacheFolder:
+    """A root folder that this process may use.
+
+    Owns: the lock, until ``close``.
+
+    Args:
+        root: The folder; made if it is not there.
+        max_bytes: What all its files may take.
+        read_only: Read what is there, take no lock.
+        files: File calls of everything that must be ordered.
+
+    Raises:
+        FolderBusyError: Another process writes to it.
+        FolderError: It is not ours, others may read it, or it cannot be made.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        max_bytes: int,
+        *,
+        read_only: bool = False,
+        files: FileCalls | None = None,
+    ) -> None:
+        self.root = root
+        self.max_bytes = max_bytes
+        self.read_only = read_only
+        self._files = files or DiskFiles()
+        self._lock: int | None = None
+        self._current: Path | None = None
+        self._handles: list[int] = []
+        self.notes: list[str] = []
+        try:
+            self._enter()
+        except OSError as error:
+            raise FolderError(
+                f"{root} cannot hold a prefix cache ({error}): use a folder that this user may "
+                "write, on a local file system."
+            ) from error
+
+    def _enter(self) -> None:
+        if not self.read_only:
+            if _is_core(self.root.name):
+                self.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                check_private(self.root.parent)
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_private(self.root)
+        known = read_marker(self.root)
+        names = {entry.name for entry in self.root.iterdir()}
+        foreign = sorted(name for name in names if not _is_ours(name))
+        if foreign and not (self.root / _MARKER).exists():
+            raise FolderError(
+                f"{self.root} holds {foreign[0]!r}, which is no part of a prefix cache: use an "
+                "empty folder."
+            )
+        if self.read_only:
+            if known is None:
+                raise FolderError(f"{self.root} holds no prefix cache that could be read.")
+            self.hash_root = known
+            return
+        self._take_lock()
+        # Read again: its last owner may have written it meanwhile.
+        known = read_marker(self.root)
+        if known is None:
+            if (self.root / _MARKER).exists():
+                self._set_aside(self.root / _MARKER)
+            known = os.urandom(_ROOT_BYTES)
+            self._write_marker(known)
+        self.hash_root = known
+
+    def _take_lock(self) -> None:
+        handle = self._files_open(self.root / _LOCK)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(handle)
+            raise FolderBusyError(f"{self.root} is in use by {owner}") from error
+        self._lock = handle
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    @staticmethod
+    def _files_open(path: Path) -> int:
+        return DiskFiles().open(path)
+
+    def _write_marker(self, hash_root: bytes) -> None:
+        text = {"magic": _MAGIC, "format": FORMAT, "root": hash_root.hex()}
+        self._files.replace(self.root / _MARKER, _with_checksum(text))
+
+    def _set_aside(self, path: Path) -> None:
+        """Move what cannot be used out of the way; it goes when its room is needed."""
+        number = 0
+        while (target := path.with_name(f"damaged-{number}-{path.name}")).exists():
+            number += 1
+        path.rename(target)
+        self.notes.append(f"{path.name} was damaged and is set aside as {target.name}")
+
+    # ---- an identity's store -----------------------------------------------------------------
+
+    def open_store(self, identity: Identity, clock: Callable[[], float] = monotonic) -> ObjectStore:
+        """Open, or make, the store of an identity; ``load`` it before use.
+
+        Raises:
+            FolderError: It cannot be made, or the limit is too small.
+        """
+        path = self.root / identity.name
+        meta = read_meta(path)
+        if path.exists() and meta is None and not self.read_only:
+            self._set_aside(path)
+        slot_bytes = choose_slot_bytes(identity.object_bytes)
+        if meta is not None and meta.slot_bytes in _SLOT_SIZES:
+            slot_bytes = meta.slot_bytes
+        shape = shape_store(identity, self.max_bytes - _SMALL_BYTES, slot_bytes)
+        if shape.max_slots * slot_bytes < 4 * max(identity.object_bytes):
+            raise FolderError(
+                f"A prefix cache of {self.max_bytes} bytes is too small: one entry takes up to "
+                f"{max(identity.object_bytes)}. Give it at least "
+                f"{8 * identity.num_workers * max(identity.object_bytes) + 2 * _SMALL_BYTES}."
+            )
+        try:
+            store = self._open_files(path, identity, shape, clock)
+        except OSError as error:
+            raise FolderError(f"The prefix cache at {path} cannot be opened ({error}).") from error
+        self._current = path
+        return store
+
+    def _open_files(
+        self, path: Path, identity: Identity, shape: StoreShape, clock: Callable[[], float]
+    ) -> ObjectStore:
+        writable = not self.read_only
+        if writable:
+            path.mkdir(mode=0o700, exist_ok=True)
+            check_private(path)
+            self._current = path
+            self._make_index(path, shape)
+            opened = 1 + max((meta.opened for _, meta in self.list_identities()), default=0)
+            meta = FolderMeta(dict(identity.parts), shape.slot_bytes, opened)
+            self._files.replace(path / _META, _with_checksum(asdict(meta)))
+        index = self._open(path / _INDEX, writable)
+        rows = [
+            self._open(rows_path(path, worker), writable) for worker in range(identity.num_workers)
+        ]
+        if writable:
+            for handle in rows:
+                if self._files.size(handle) > shape.max_slots * shape.slot_bytes:
+                    self._files.truncate(handle, shape.max_slots * shape.slot_bytes)
+            self._files.sync_folder(path)
+            self._files.sync_folder(self.root)
+        num_pages = self._files.size(index) // PAGE_BYTES
+        shape = StoreShape(shape.slot_bytes, num_pages or 1, shape.max_slots, shape.seed)
+        store = ObjectStore(self._files, index, rows, shape, self._allow, clock)
+        store.is_writable = writable
+        return store
+
+    def _open(self, path: Path, writable: bool) -> int:
+        handle = self._files.open(path, writable=writable)
+        self._handles.append(handle)
+        return handle
+
+    def _make_index(self, path: Path, shape: StoreShape) -> None:
+        """Give the index its size; entries of one of another size move to a new one."""
+        old = self._files.open(path / _INDEX)
+        try:
+            size = self._files.size(old)
+            if size == shape.index_bytes:
+                return
+            if size == 0:
+                self._files.allocate(old, shape.index_bytes)
+                self._files.sync(old)
+                return
+            self._files.replace(path / _INDEX, self._move_cells(old, size, shape))
+        finally:
+            self._files.close(old)
+
+    def _move_cells(self, old: int, size: int, shape: StoreShape) -> bytes:
+        before = CellTable(max(1, size // PAGE_BYTES), shape.seed)
+        self._files.read(old, before.raw, 0)
+        before.drop_damaged(shape.max_slots, shape.slot_bytes)
+        after = CellTable(shape.num_pages, shape.seed)
+        for index in before.used():
+            target = after.choose_cell(before.describe(int(index)).extent.key, ())
+            if target is not None:
+                after.put(target, before.cells[index : index + 1])
+        return bytes(after.raw)
+
+    def _allow(self, wanted: int) -> int:
+        """Return how large rows may be that want so much; others' files go for it."""
+        assert self._current is not None
+        rows = {entry.name for entry in self._current.iterdir() if entry.name.startswith("rows.")}
+        for name in (*self._list_removable(), None):
+            fixed = disk_bytes(self.root)
+            fixed -= sum(disk_bytes(self._current / row) for row in rows)
+            allowed = self.max_bytes - fixed
+            if allowed >= wanted or name is None:
+                return max(0, allowed)
+            shutil.rmtree(self.root / name, ignore_errors=True)
+            (self.root / name).unlink(missing_ok=True)
+        return 0
+
+    def _list_removable(self) -> list[str]:
+        """Return what may go: damaged things, then other identities, the longest unused first."""
+        names = [entry.name for entry in self.root.iterdir()]
+        others = [name for name in names if name.startswith("damaged-") or _is_core(name)]
+        identities = sorted(self.list_identities(), key=lambda entry: entry[1].opened)
+        for name, _ in identities:
+            if self._current is None or name != self._current.name:
+                others.append(name)
+        return others
+
+    def list_identities(self) -> list[tuple[str, FolderMeta]]:
+        """Return what sub-folders say of themselves; of damaged ones nothing."""
+        found = []
+        for entry in sorted(self.root.iterdir()):
+            if _is_identity(entry.name) and entry.is_dir():
+                found.append((entry.name, read_meta(entry) or FolderMeta()))
+        return found
+
+    def remove_all(self) -> None:
+        """Remove everything but the lock: nothing that was written can be found any more."""
+        for entry in self.root.iterdir():
+            if entry.name == _LOCK or _is_core(entry.name):
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        self._files.sync_folder(self.root)
+
+    def close(self) -> None:
+        """Close all files and let go of the folder; idempotent."""
+        for handle in self._handles:
+            self._files.close(handle)
+        self._handles = []
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def rows_path(path: Path, worker: int) -> Path:
+    """Return the rows file of a worker."""
+    return path / f"rows.{worker}"
+
+
+def core_folders(root: Path) -> list[Path]:
+    """Return the folders of several engine cores in a folder."""
+    return (
+        sorted(entry for entry in root.iterdir() if _is_core(entry.name)) if (root.is_dir()) else []
+    )
+
+
+def check_private(path: Path) -> None:
+    """Refuse a folder that is not this user's alone.
+
+    Raises:
+        FolderError: It is another user's, no folder, or open to others.
+    """
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise FolderError(f"{path} is no folder: name one, not a link or a file.")
+    if found.st_uid != os.geteuid():
+        raise FolderError(f"{path} belongs to another user: use a folder of your own.")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise FolderError(
+            f"{path} is open to other users ({stat.S_IMODE(found.st_mode):o}), and cached rows "
+            f"tell what was prompted: run chmod 700 {path}."
+        )
+
+
+def disk_bytes(path: Path) -> int:
+    """Return the bytes of all files at and under a path, as they count against the limit."""
+    try:
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            return max(found.st_size, found.st_blocks * 512)
+        return sum(disk_bytes(entry) for entry in path.iterdir())
+    except FileNotFoundError:
+        return 0
+
+
+def read_marker(root: Path) -> bytes | None:
+    """Return a root's hash root; None: there is no whole marker of this format."""
+    text = _read_checked(root / _MARKER)
+    if text is None or text.get("magic") != _MAGIC:
+        return None
+    if text.get("format") != FORMAT:
+        raise FolderError(
+            f"{root} was written in format {text.get('format')} of the prefix cache, this version "
+            f"writes {FORMAT}: use another folder, or remove this one."
+        )
+    try:
+        known = bytes.fromhex(str(text.get("root")))
+    except ValueError:
+        return None
+    return known if len(known) == _ROOT_BYTES else None
+
+
+def read_meta(path: Path) -> FolderMeta | None:
+    """Return what a sub-folder says of itself; None: nothing that is whole."""
+    text = _read_checked(path / _META)
+    if text is None:
+        return None
+    try:
+        meta = FolderMeta(**text)
+    except TypeError:
+        return None
+    types = {"identity": dict, "slot_bytes": int, "opened": int, "format": int}
+    right = all(type(getattr(meta, name)) is kind for name, kind in types.items())
+    return meta if right and meta.format == FORMAT else None
+
+
+def _with_checksum(text: dict[str, Any]) -> bytes:
+    body = json.dumps(text, sort_keys=True)
+    return f"{xxhash.xxh3_64_hexdigest(body.encode())} {body}\n".encode()
+
+
+def _read_checked(path: Path) -> dict[str, Any] | None:
+    try:
+        handle = DiskFiles().open(path, writable=False)
+    except OSError:
+        return None
+    try:
+        raw = os.pread(handle, _SMALL_BYTES, 0)
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    digest, _, body = raw.rstrip(b"\n").partition(b" ")
+    if xxhash.xxh3_64_hexdigest(body).encode() != digest:
+        return None
+    try:
+        text = json.loads(body)
+    except ValueError:
+        return None
+    return text if isinstance(text, dict) else None
+
+
+def _is_identity(name: str) -> bool:
+    return len(name) == _NAME_CHARS and all(c in "0123456789abcdef" for c in name)
+
+
+def _is_core(name: str) -> bool:
+    """Whether a folder's name is that of one of several engine cores."""
+    return name.startswith("core-") and name.removeprefix("core-").isdecimal()
+
+
+def _is_ours(name: str) -> bool:
+    plain = name.removesuffix(".new")
+    is_folder = _is_identity(name) or _is_core(name)
+    return plain in _OURS or is_folder or name.startswith("damaged-")
+
+
+def parse_size(text: str) -> int:
+    """Return bytes of a text such as ``8GiB``, ``500MB``, ``8G`` or ``1073741824``.
+
+    Raises:
+        ConfigError: It is no size.
+    """
+    units = {"": 1, "B": 1}
+    for power, letter in enumerate("KMGT", 1):
+        units[letter] = units[letter + "IB"] = 1024**power
+        units[letter + "B"] = 1000**power
+    stripped = text.strip().upper()
+    digits = stripped.rstrip("KMGTIB ")
+    unit = stripped[len(digits) :].strip()
+    try:
+        number = float(digits)
+    except ValueError:
+        number = -1.0
+    if unit not in units or not 0 < number < float("inf"):
+        raise ConfigError(f"{text!r} is no size: write bytes, or a number such as 8GiB or 500MB.")
+    return int(number * units[unit])

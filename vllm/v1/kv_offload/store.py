@@ -1,0 +1,476 @@
+"""Index and slots together: what is on the disk, and how it gets there without ever lying.
+
+    reserve   slots and a sequence for objects that are to be written     memory only
+              ... their bytes are written to the slots, and synced ...    rows_file, at the workers
+    commit    their cells are written and synced: acknowledged            one thread
+    evict     cells are emptied and synced; only then slots are free      the same thread
+
+A lookup finds acknowledged objects only. After a failed sync nobody knows what the disk holds of
+what was written since the last one: that is forgotten, and its slots stay unused until a restart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from vllm.utils.math_utils import cdiv
+from vllm.v1.kv_offload.cell_table import CellTable
+from vllm.v1.kv_offload.cells import CELL_BYTES, EMPTY_HEAD, PAGE_BYTES, USES_OFFSET, Cells
+from vllm.v1.kv_offload.file_calls import FileCalls
+from vllm.v1.kv_offload.free_slots import Extents, FreeSlots
+from vllm.v1.kv_offload.records import (
+    Extent,
+    ObjectKey,
+    ObjectSpec,
+    Reservation,
+    StoredObject,
+)
+from vllm.v1.kv_offload.rows_file import SEAL_BYTES
+
+_READ_BYTES = 1 << 20
+# No object takes more of the slots: one would empty the store.
+_MAX_SHARE = 4
+# Kept free ahead of the next batch, so that it need not wait for a sync of its evictions.
+_AHEAD_SHARE = 64
+# The rows file grows by this share of its largest size.
+_GROWTH_SHARE = 16
+# Uses that are written with one batch; they are no promise.
+_MAX_USES = 256
+_FAILURES_TO_STOP = 2
+_FAILURE_WINDOW_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreShape:
+    """The sizes of a store's files.
+
+    Attributes:
+        slot_bytes: Bytes of a slot.
+        num_pages: Pages of the index.
+        max_slots: Slots of the rows file at its largest.
+        seed: Of checksums.
+    """
+
+    slot_bytes: int
+    num_pages: int
+    max_slots: int
+    seed: int
+
+    @property
+    def index_bytes(self) -> int:
+        """The size of the index."""
+        return self.num_pages * PAGE_BYTES
+
+
+@dataclass(slots=True)
+class StoreCounts:
+    """What a store did since it was opened, in objects unless said otherwise."""
+
+    committed: int = 0
+    committed_bytes: int = 0
+    failed: int = 0
+    no_room: int = 0
+    evicted: int = 0
+    corrupt: int = 0
+    damaged_cells: int = 0
+
+
+class ObjectStore:
+    """The objects of one identity.
+
+    ``find``, ``reserve``, ``pin`` and their like may be called by any thread and touch memory
+    alone; ``load``, ``commit``, ``make_room`` and ``clear`` touch files and belong to one thread.
+
+    Owns: the index in memory and its file's content, which slots are free.
+
+    Args:
+        files: File calls.
+        index: Handle of the index.
+        rows: Handles of the rows files, one for each worker; all have the same slots.
+        shape: Sizes.
+        allow: Given the size in bytes that all rows files want, returns how large they may be.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        files: FileCalls,
+        index: int,
+        rows: Sequence[int],
+        shape: StoreShape,
+        allow: Callable[[int], int],
+        clock: Callable[[], float],
+    ) -> None:
+        self.shape = shape
+        self.counts = StoreCounts()
+        self._files = files
+        self._index = index
+        self._rows = tuple(rows)
+        self._allow = allow
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._table = CellTable(shape.num_pages, shape.seed)
+        self._free = FreeSlots()
+        self._num_slots = 0
+        self._count = 0
+        self._pins: dict[int, int] = {}
+        self._reserved: set[ObjectKey] = set()
+        # Cells whose emptying is not on the disk yet, with their slots.
+        self._dying: dict[int, Extents] = {}
+        self._uses: dict[int, None] = {}
+        self._failures: deque[float] = deque(maxlen=_FAILURES_TO_STOP)
+        self._live_bytes = 0
+        self.is_ready = False
+        self.is_writable = True
+        self._wants_room = 0
+        self._may_grow = True
+        # Reservations up to this sequence were made before the store was cleared.
+        self._cleared_at = -1
+
+    # ---- opening -----------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Take over what the files hold.
+
+        Raises:
+            OSError: The index cannot be read.
+        """
+        sizes = [self._files.size(handle) for handle in self._rows]
+        num_slots = min(self.shape.max_slots, min(sizes) // self.shape.slot_bytes)
+        table, free = CellTable(self.shape.num_pages, self.shape.seed), FreeSlots()
+        for offset in range(0, self.shape.index_bytes, _READ_BYTES):
+            self._files.read(self._index, table.raw[offset : offset + _READ_BYTES], offset)
+        damaged = table.drop_damaged(num_slots, self.shape.slot_bytes)
+        free.add_all(table.find_free_runs(num_slots))
+        with self._lock:
+            self._table, self._free, self._num_slots = table, free, num_slots
+            self._count = table.mend_uses()
+            self._live_bytes = int(table.cells["length"][table.used()].sum())
+            # Emptied on the disk before anything else: their slots may be in use.
+            self._dying = dict.fromkeys(damaged, ())
+            self.counts.damaged_cells = len(damaged)
+            self.is_ready = True
+
+    # ---- lookups -----------------------------------------------------------------------------
+
+    def find(self, keys: Sequence[ObjectKey]) -> list[StoredObject | None]:
+        """Return the acknowledged objects of some names."""
+        with self._lock:
+            if not self.is_ready:
+                return [None] * len(keys)
+            cells = self._table.find(keys)
+            return [self._table.describe(cell) if cell >= 0 else None for cell in cells]
+
+    def contains(self, keys: Sequence[ObjectKey]) -> list[bool]:
+        """Say which names are acknowledged, or on their way."""
+        with self._lock:
+            cells = self._table.find(keys) if self.is_ready else [-1] * len(keys)
+            return [
+                cell >= 0 or key in self._reserved for cell, key in zip(cells, keys, strict=True)
+            ]
+
+    def pin(self, objects: Sequence[StoredObject]) -> bool:
+        """Keep objects from being evicted, and note their use; False: one is gone."""
+        with self._lock:
+            if not all(self._is_current(found) for found in objects):
+                return False
+            self._count += 1
+            for found in objects:
+                self._pins[found.cell] = self._pins.get(found.cell, 0) + 1
+                self._table.touch(found.cell, self._count)
+                self._uses[found.cell] = None
+            return True
+
+    def unpin(self, objects: Sequence[StoredObject]) -> None:
+        """Let pinned objects be evicted again."""
+        with self._lock:
+            for found in objects:
+                self._pins[found.cell] -= 1
+                if not self._pins[found.cell]:
+                    del self._pins[found.cell]
+
+    def _is_current(self, found: StoredObject) -> bool:
+        cell = self._table.cells[found.cell]
+        return bool(cell["checksum"]) and int(cell["sequence"]) == found.extent.sequence
+
+    def supersede(self, keys: Sequence[ObjectKey]) -> None:
+        """Let objects be given up before others."""
+        with self._lock:
+            for cell in self._table.find(keys) if self.is_ready else ():
+                if cell >= 0:
+                    self._table.supersede(cell)
+                    self._uses[cell] = None
+
+    def report_corrupt(self, found: StoredObject) -> None:
+        """Forget an object whose bytes are wrong; its slots stay unused until it is emptied."""
+        with self._lock:
+            if self._is_current(found):
+                self.counts.corrupt += 1
+                self._bury(found.cell)
+
+    # ---- writing -----------------------------------------------------------------------------
+
+    def reserve(self, specs: Sequence[ObjectSpec]) -> list[Reservation | None]:
+        """Take slots for objects; None for those that are there, on their way, or find no room."""
+        with self._lock:
+            if not (self.is_ready and self.is_writable):
+                return [None] * len(specs)
+            known = self._table.find([spec.key for spec in specs])
+            return [
+                self._reserve(spec) if cell < 0 and spec.key not in self._reserved else None
+                for spec, cell in zip(specs, known, strict=True)
+            ]
+
+    def _reserve(self, spec: ObjectSpec) -> Reservation | None:
+        num_slots = cdiv(spec.num_bytes + SEAL_BYTES, self.shape.slot_bytes)
+        if num_slots * _MAX_SHARE > self.shape.max_slots:
+            self.counts.no_room += 1
+            return None
+        slots = self._free.take(num_slots)
+        if slots is None:
+            self._wants_room = max(self._wants_room, num_slots)
+            self.counts.no_room += 1
+            return None
+        self._count += 1
+        self._reserved.add(spec.key)
+        return Reservation(spec, Extent(spec.key, self._count, spec.num_bytes, slots))
+
+    def abandon(self, reservations: Sequence[Reservation], *, retire: bool = False) -> None:
+        """Give up objects that are not on the disk.
+
+        Args:
+            reservations: The objects.
+            retire: Leave their slots unused: a failed sync may have left anything there.
+        """
+        with self._lock:
+            for reservation in reservations:
+                self._reserved.discard(reservation.spec.key)
+                self.counts.failed += 1
+                if not retire:
+                    self._free.add_all(reservation.extent.slots)
+            if retire:
+                self._note_failure()
+
+    def commit(self, reservations: Sequence[Reservation]) -> list[Reservation]:
+        """Acknowledge objects whose bytes are synced at every worker.
+
+        Returns:
+            Those that will be found from now on, whatever becomes of this process.
+        """
+        with self._lock:
+            reservations = self._drop_cleared(reservations)
+            self._evict_ahead()
+            placed = self._place(reservations)
+            buried = dict(self._dying)
+            uses = list(self._uses)[:_MAX_USES]
+            changes = [(index * CELL_BYTES, cell.tobytes()) for _, index, cell in placed]
+            changes += [(index * CELL_BYTES, EMPTY_HEAD) for index in buried]
+            changes += [
+                (index * CELL_BYTES + USES_OFFSET, self._table.uses_of(index))
+                for index in uses
+                if index not in buried and self._table.cells["checksum"][index]
+            ]
+            for index in uses:
+                self._uses.pop(index)
+        if not changes:
+            return []
+        if not self._write_cells(changes):
+            with self._lock:
+                for reservation, _, _ in placed:
+                    self._reserved.discard(reservation.spec.key)
+                    self.counts.failed += 1
+                # On the disk these cells may stand or not: nothing else may take their slots.
+                self._forget_buried(buried, retire=True)
+                self._note_failure()
+            return []
+        with self._lock:
+            self._forget_buried(buried, retire=False)
+            for reservation, index, cell in placed:
+                self._table.put(index, cell)
+                self._reserved.discard(reservation.spec.key)
+                size = reservation.spec.num_bytes
+                self._live_bytes += size + SEAL_BYTES
+                self.counts.committed += 1
+                self.counts.committed_bytes += size
+        return [reservation for reservation, _, _ in placed]
+
+    def _drop_cleared(self, reservations: Sequence[Reservation]) -> list[Reservation]:
+        """Give up what was reserved before the store was cleared."""
+        kept = []
+        for reservation in reservations:
+            if reservation.extent.sequence > self._cleared_at:
+                kept.append(reservation)
+                continue
+            self._reserved.discard(reservation.spec.key)
+            self._free.add_all(reservation.extent.slots)
+            self.counts.failed += 1
+        return kept
+
+    def _place(self, reservations: Sequence[Reservation]) -> list[tuple[Reservation, int, Cells]]:
+        placed: list[tuple[Reservation, int, Cells]] = []
+        taken = set(self._dying)
+        for reservation in reservations:
+            index = self._table.choose_cell(reservation.spec.key, taken)
+            if index is None:
+                self._reserved.discard(reservation.spec.key)
+                self._free.add_all(reservation.extent.slots)
+                self.counts.no_room += 1
+                for near in self._table.cells_near(reservation.spec.key):
+                    if near not in self._pins and near not in self._dying:
+                        self._evict(near)
+                        break
+                continue
+            taken.add(index)
+            placed.append((reservation, index, self._table.make_cell(reservation)))
+        return placed
+
+    def _write_cells(self, changes: Sequence[tuple[int, bytes]]) -> bool:
+        """Write parts of cells, at their offsets; False: nobody knows what the disk holds."""
+        try:
+            for offset, data in changes:
+                self._files.write(self._index, [data], offset)
+            self._files.sync(self._index)
+        except OSError:
+            return False
+        return True
+
+    def _note_failure(self) -> None:
+        now = self._clock()
+        self._failures.append(now)
+        if len(self._failures) == _FAILURES_TO_STOP:
+            self.is_writable = now - self._failures[0] > _FAILURE_WINDOW_S
+
+    # ---- giving up ---------------------------------------------------------------------------
+
+    def make_room(self) -> None:
+        """Grow, or evict, until what was last refused fits and some is free ahead."""
+        with self._lock:
+            if not (self.is_ready and self.is_writable):
+                return
+            wanted = self._num_ahead() - self._free.num_free
+            if wanted <= 0 and not self._dying:
+                return
+            num_slots = self._num_slots
+        if wanted > 0 and self._may_grow and num_slots < self.shape.max_slots:
+            self._grow(wanted)
+            self._wants_room = 0
+        self.commit(())
+
+    def _num_ahead(self) -> int:
+        return max(self._wants_room, self.shape.max_slots // _AHEAD_SHARE)
+
+    def _grow(self, num_wanted: int) -> None:
+        """Make the rows files longer, as far as the folder's limit and the disk allow."""
+        slot_bytes, num_workers = self.shape.slot_bytes, len(self._rows)
+        step = max(num_wanted, self.shape.max_slots // _GROWTH_SHARE)
+        target = min(self.shape.max_slots, self._num_slots + step)
+        allowed = self._allow(target * slot_bytes * num_workers)
+        target = min(target, allowed // (slot_bytes * num_workers))
+        if target <= self._num_slots:
+            self._may_grow = False
+            return
+        try:
+            for handle in self._rows:
+                self._files.allocate(handle, target * slot_bytes)
+                self._files.sync(handle)
+        except OSError:
+            # The disk is full, or the user's quota: what is there already is what there is.
+            self._may_grow = False
+            return
+        with self._lock:
+            self._free.add(self._num_slots, target - self._num_slots)
+            self._num_slots = target
+
+    def _evict_ahead(self) -> None:
+        """Give objects up until enough will be free after the next sync; holds the lock."""
+        freed = sum(count for slots in self._dying.values() for _, count in slots)
+        wanted = self._num_ahead() - self._free.num_free
+        if self._may_grow and self._num_slots < self.shape.max_slots:
+            return
+        self._wants_room = 0
+        while freed < wanted:
+            pinned = {*self._pins, *self._dying}
+            index = self._table.next_victim(pinned)
+            if index is None:
+                return
+            freed += self._evict(index)
+
+    def _evict(self, index: int) -> int:
+        """Give an object up; returns its slots."""
+        self.counts.evicted += 1
+        return self._bury(index)
+
+    def _bury(self, index: int) -> int:
+        """Empty a cell; its slots are free once that is on the disk."""
+        self._live_bytes -= int(self._table.cells["length"][index])
+        slots = self._table.remove(index)
+        self._dying[index] = slots
+        self._uses.pop(index, None)
+        return sum(count for _, count in slots)
+
+    def _forget_buried(self, buried: dict[int, Extents], *, retire: bool) -> None:
+        for index, slots in buried.items():
+            self._dying.pop(index, None)
+            if not retire:
+                self._free.add_all(slots)
+
+    def clear(self) -> bool:
+        """Forget all objects, on the disk too, and those on their way; False: that failed."""
+        with self._lock:
+            if not (self.is_ready and self.is_writable):
+                return False
+            self._cleared_at = self._count
+            for index in self._table.used().tolist():
+                self._bury(index)
+        self.commit(())
+        with self._lock:
+            return not self._dying
+
+    # ---- numbers -----------------------------------------------------------------------------
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of slots at one worker, as of now."""
+        return self._num_slots * self.shape.slot_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of slots that are not free."""
+        return self.capacity_bytes - self._free.num_free * self.shape.slot_bytes
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of objects that can be found."""
+        return self._live_bytes
+
+    def num_objects(self) -> dict[str, int]:
+        """Return how many objects of each kind can be found."""
+        with self._lock:
+            kinds = self._table.cells["kind"][self._table.used()].tolist()
+        return {"rows": kinds.count(1), "state": kinds.count(2)}
+
+    def list_objects(self) -> list[StoredObject]:
+        """Return all objects; O(objects)."""
+        with self._lock:
+            return [self._table.describe(int(index)) for index in self._table.used()]
+
+    def find_faults(self) -> list[str]:
+        """Say which slots are in two places (D3)."""
+        with self._lock:
+            owners: dict[int, str] = {}
+            faults = []
+            places = [
+                (f"cell {i}", self._table.describe(int(i)).extent.slots) for i in self._table.used()
+            ]
+            places += [(f"dying cell {i}", slots) for i, slots in self._dying.items()]
+            places += [("the free list", tuple(self._free.runs()))]
+            for name, slots in places:
+                for start, count in slots:
+                    for slot in range(start, start + count):
+                        if slot in owners:
+                            faults.append(f"slot {slot} is in {owners[slot]} and in {name}")
+                        owners[slot] = name
+            return faults

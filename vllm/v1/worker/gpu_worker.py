@@ -1,0 +1,151 @@
+"""The worker on a GPU: memory by a profile run, decode steps as graphs."""
+
+from collections.abc import Mapping
+
+import torch
+
+from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import ALONE, WorkerPlace
+from vllm.exceptions import ConfigError
+from vllm.gpu.decode_graphs import choose_sizes
+from vllm.gpu.step_model import make_graphed_step_model, reads_pages
+from vllm.logger import init_logger
+from vllm.platforms.cuda import CudaPlatform
+from vllm.v1.attention.layout import CacheLayout
+from vllm.v1.attention.step_model import StepModel
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.device_memory import MemorySnapshot, available_kv_bytes, read_peak_bytes
+from vllm.v1.worker.gpu_profile import run_largest_step
+from vllm.v1.worker.worker import Worker
+
+logger = init_logger(__name__)
+
+# What a captured size may take beside the tensors that all share: a guess, said again in the log
+# with what was taken.
+_BYTES_PER_GRAPH = 8 << 20
+
+
+class GPUWorker(Worker):
+    """One GPU; in reference mode the CPU.
+
+    Args:
+        vllm_config: The configuration, the platform's defaults filled in.
+        platform: The CUDA platform.
+        place: Where it stands among the workers that share the model.
+
+    Owns: as ``Worker``.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, platform: CudaPlatform, place: WorkerPlace = ALONE
+    ) -> None:
+        super().__init__(vllm_config, platform, place)
+        self._gpu = platform
+        self._first_snapshot: MemorySnapshot | None = None
+
+    def init_device(self) -> None:
+        """Select the GPU and note its memory before anything is loaded."""
+        super().init_device()
+        memory = self._gpu.device_memory()
+        if memory is not None:
+            self._first_snapshot = MemorySnapshot.take(memory)
+
+    def load_model(self) -> None:
+        """As ``Worker``.
+
+        Raises:
+            CheckpointError: The files do not fit the model.
+            ConfigError: The weights do not fit in the GPU's memory.
+        """
+        try:
+            super().load_model()
+        except torch.OutOfMemoryError as error:
+            raise self._explain_shortage("load the weights", error) from error
+
+    def determine_available_memory(self) -> int:
+        """Return the bytes the KV pool may take, after a profile run of the largest step.
+
+        Raises:
+            ConfigError: The step does not fit, or other processes hold too much.
+        """
+        memory = self._gpu.device_memory()
+        exact = self._config.cache_config.kv_cache_memory_bytes
+        if exact is not None or memory is None or self._first_snapshot is None:
+            return super().determine_available_memory()
+        assert self._device is not None, "init_device comes first"
+        scheduler = self._config.scheduler_config
+        memory.reset_peak_memory_stats()
+        try:
+            run_largest_step(
+                self._model,
+                self.get_kv_cache_specs(),
+                self._platform,
+                self._device,
+                num_tokens=scheduler.max_num_batched_tokens,
+                num_logit_rows=scheduler.max_num_seqs,
+            )
+        except torch.OutOfMemoryError as error:
+            raise self._explain_shortage("run the largest step", error) from error
+        memory.synchronize()
+        peak = read_peak_bytes(memory)
+        memory.empty_cache()
+        graphs = 0
+        if self._wants_graphs():
+            graphs = _BYTES_PER_GRAPH * len(choose_sizes(scheduler.max_num_seqs))
+        now = MemorySnapshot.take(memory)
+        utilization = self._config.cache_config.gpu_memory_utilization
+        available = available_kv_bytes(self._first_snapshot, now, peak, utilization) - graphs
+        logger.info(
+            "GPU memory: %.2f GiB, weights and the largest step %.2f GiB, set aside for decode "
+            "graphs %.2f GiB, KV cache %.2f GiB",
+            now.total / 2**30,
+            peak / 2**30,
+            graphs / 2**30,
+            max(0, available) / 2**30,
+        )
+        return max(0, available)
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """As ``Worker``; captures the decode graphs.
+
+        Raises:
+            ConfigError: The config's layers are not the model's, or the graphs do not fit.
+        """
+        try:
+            super().initialize_from_config(kv_cache_config)
+        except torch.OutOfMemoryError as error:
+            raise self._explain_shortage("capture decode graphs", error) from error
+
+    def _make_step_model(
+        self, layout: CacheLayout, kv_caches: Mapping[str, torch.Tensor], device: torch.device
+    ) -> StepModel:
+        graphs = self._gpu.make_graph_device() if self._wants_graphs() else None
+        if graphs is None or self._gpu.find_kernel_obstacle() or not self._can_replay(layout):
+            return super()._make_step_model(layout, kv_caches, device)
+        return make_graphed_step_model(
+            self._model,
+            layout,
+            kv_caches,
+            device,
+            graphs,
+            max_requests=self._config.scheduler_config.max_num_seqs,
+            max_tokens=self._config.model_config.max_model_len,
+            shows_progress=self._place.rank == 0 and self._config.load_config.use_tqdm,
+        )
+
+    def _can_replay(self, layout: CacheLayout) -> bool:
+        # Sums over ranks would have to be captured too, which nobody has tried.
+        return reads_pages(self._model, layout) and self._place.size == 1
+
+    def _wants_graphs(self) -> bool:
+        return not self._config.model_config.enforce_eager
+
+    def _explain_shortage(self, what: str, error: Exception) -> ConfigError:
+        scheduler = self._config.scheduler_config
+        return ConfigError(
+            f"The memory of {self._device} is too small to {what}: lower --max-num-batched-tokens "
+            f"({scheduler.max_num_batched_tokens}), --max-num-seqs ({scheduler.max_num_seqs}) or "
+            "--gpu-memory-utilization "
+            f"({self._config.cache_config.gpu_memory_utilization}), serve a smaller or quantised "
+            f"checkpoint, or give --enforce-eager. {error}"
+        )
