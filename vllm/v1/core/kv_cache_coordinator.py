@@ -55,8 +55,6 @@ from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
-    from vllm.v1.core.retention.pinning import PinSettings
-    from vllm.v1.core.retention.policy import RetentionPolicy
     from vllm.v1.request import Request
 
 __all__ = [
@@ -66,6 +64,7 @@ __all__ = [
     "KVCacheCoordinatorNoPrefixCache",
     "UnitaryKVCacheCoordinator",
     "get_kv_cache_coordinator",
+    "make_coordinator",
 ]
 
 
@@ -130,7 +129,7 @@ class CheckpointCoordinator(Coordinator):
         blocks: list[Sequence[KVCacheBlock]] = [() for _ in self.geometry.groups]
         for group, full in zip(self.geometry.dense, hit.full_blocks, strict=True):
             blocks[group.group_id] = full
-        return Lookup(KVCacheBlocks(tuple(blocks)), hit.start, hit)
+        return Lookup(KVCacheBlocks(tuple(blocks), hit), hit.start, hit)
 
     def make_record(self, request: Request, found: Lookup, num_cached_tokens: int) -> PrefillStats:
         """Say where an admitted request's tokens come from, and learn from it."""
@@ -550,18 +549,8 @@ def get_kv_cache_coordinator(
     scheduler_block_size: int,
     hash_block_size: int,
     metrics_collector: KVCacheMetricsCollector | None = None,
-    num_lookahead_tokens: int = 0,
-    stale_row: StaleRow = StaleRow.REBUILD,
-    policy: RetentionPolicy | None = None,
-    pinning: PinSettings | None = None,
 ) -> Coordinator:
-    """Build the coordinator for a configuration: ``hit_unit``, caching and groups choose, once.
-
-    The arguments are the fields of ``CacheSettings``. A platform may have a class of its own.
-
-    Raises:
-        ConfigError: (a ValueError) Blocks, pool or retention interval do not fit the model.
-    """
+    """Build a coordinator from the interface's arguments; see ``make_coordinator``."""
     settings = CacheSettings(
         kv_cache_config=kv_cache_config,
         max_model_len=max_model_len,
@@ -574,16 +563,24 @@ def get_kv_cache_coordinator(
         scheduler_block_size=scheduler_block_size,
         hash_block_size=hash_block_size,
         metrics_collector=metrics_collector,
-        num_lookahead_tokens=num_lookahead_tokens,
-        stale_row=stale_row,
-        policy=policy,
-        pinning=pinning,
     )
-    if kv_cache_config.hit_unit is not None:
-        return find_coordinator_class(kv_cache_config.coordinator_path)(settings)
-    if not enable_caching:
+    return make_coordinator(settings)
+
+
+def make_coordinator(settings: CacheSettings) -> Coordinator:
+    """Build the coordinator for a configuration: ``hit_unit``, caching and groups choose, once.
+
+    A platform may have a class of its own.
+
+    Raises:
+        ConfigError: (a ValueError) Blocks, pool or retention interval do not fit the model.
+    """
+    config = settings.kv_cache_config
+    if config.hit_unit is not None:
+        return find_coordinator_class(config.coordinator_path)(settings)
+    if not settings.enable_caching:
         return KVCacheCoordinatorNoPrefixCache(settings)
-    if len(kv_cache_config.kv_cache_groups) == 1:
+    if len(config.kv_cache_groups) == 1:
         return UnitaryKVCacheCoordinator(settings)
     return HybridKVCacheCoordinator(settings)
 
