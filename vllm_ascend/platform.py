@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _A5_NAMES = ("Ascend950", "Ascend910_95")
 _MODEL_TYPE = "deepseek_v4"
+_V4_COORDINATOR = "vllm_ascend.core.kv_cache_coordinator.AscendHybridKVCacheCoordinator"
 
 
 class AscendPlatform(Platform):
@@ -100,6 +101,12 @@ class AscendPlatform(Platform):
         # A format is how the device lays memory out: host tensors have none.
         use_nz = self.device_type == "npu" and envs.wants_nz_weights()
         return modelslim.find_quantization(checkpoint, find_shard, use_nz=use_nz)
+
+    def kv_cache_coordinator_path(self, vllm_config: VllmConfig) -> str | None:
+        """Return Ascend's own class for DeepSeek-V4; other models have the core's."""
+        if _is_deepseek_v4(vllm_config.model_config.hf_config):
+            return _V4_COORDINATOR
+        return None
 
     def register_custom_kv_cache_specs(self, vllm_config: VllmConfig | None) -> None:
         """Give Ascend's compressed caches their manager."""

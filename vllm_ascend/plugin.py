@@ -17,6 +17,7 @@ REFERENCE_PATH = "vllm_ascend.platform.ReferencePlatform"
 _DEVICE_PACKAGE = "torch_npu"
 # For the processes that this one starts: what they would find is known.
 _UNUSABLE = "_VLLM_ASCEND_TORCH_NPU_UNUSABLE"
+_TOLD = "_VLLM_ASCEND_IDLE_VARIABLES_TOLD"
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
@@ -35,6 +36,7 @@ def find_platform() -> str | None:
     if envs.is_reference_mode():
         return REFERENCE_PATH
     if not is_installed:
+        _tell_idle_variables()
         return None
     if os.environ.get(_UNUSABLE):
         return None  # tried, and said, by this process or the one that started it
@@ -49,5 +51,18 @@ def find_platform() -> str | None:
             reason,
         )
         os.environ[_UNUSABLE] = "1"
+        _tell_idle_variables()
         return None
     return NPU_PATH
+
+
+def _tell_idle_variables() -> None:
+    """Warn of what was set for an NPU and has no effect without one, once for all processes."""
+    names = [name for name in envs.DEVICE_VARIABLES if os.environ.get(name)]
+    if names and not os.environ.get(_TOLD):
+        os.environ[_TOLD] = "1"
+        logger.warning(
+            "No NPU is used, so %s has no effect (%s=1 runs the Ascend tree on the CPU).",
+            ", ".join(f"{name}={os.environ[name]}" for name in names),
+            envs.REFERENCE_VARIABLE,
+        )

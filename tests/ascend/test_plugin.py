@@ -1,5 +1,6 @@
 """Which platform the entry point names."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from vllm.exceptions import ConfigError
 from vllm.platforms.resolve import PLUGIN_GROUP, choose_platform_path, load_platform
 from vllm_ascend import plugin
-from vllm_ascend.envs import REFERENCE_VARIABLE
+from vllm_ascend.envs import COMPRESSED_BLOCK_VARIABLE, REFERENCE_VARIABLE
 from vllm_ascend.platform import NPUPlatform, ReferencePlatform
 
 ROOT = Path(__file__).parents[2]
@@ -140,3 +141,44 @@ def test_torch_loads_beside_a_half_installed_torch_npu(is_reference: bool, tmp_p
     if not is_reference:
         # The hook is real: without the plug-in torch cannot be imported.
         assert run_beside(body, COMPUTE, tmp_path)[2] == 1
+
+
+def test_a_torch_npu_that_failed_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not by this process, nor by those it starts, which inherit its environment."""
+    tries = tmp_path / "tries"
+    body = f"with open({str(tries)!r}, 'a') as f: f.write('x')\nraise OSError('libascendcl.so')"
+    fake_torch_npu(tmp_path, body, monkeypatch)
+    monkeypatch.setenv(plugin._UNUSABLE, "")
+    with caplog.at_level("WARNING"):
+        assert plugin.find_platform() is None
+        assert plugin.find_platform() is None
+    assert tries.read_text() == "x"
+    assert os.environ[plugin._UNUSABLE]
+    code = "from vllm_ascend.plugin import find_platform; assert find_platform() is None"
+    search = os.pathsep.join([str(tmp_path), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": search}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=environment, timeout=60)
+    assert tries.read_text() == "x"
+    monkeypatch.setenv(plugin._UNUSABLE, "")
+    assert plugin.find_platform() is None
+    assert tries.read_text() == "xx", "the variable alone says that it was tried"
+
+
+def test_variables_without_effect_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(COMPRESSED_BLOCK_VARIABLE, "64")
+    monkeypatch.setenv(plugin._TOLD, "")
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    with caplog.at_level("WARNING"):
+        assert plugin.find_platform() is None
+        assert plugin.find_platform() is None
+    (record,) = caplog.records
+    assert f"{COMPRESSED_BLOCK_VARIABLE}=64 has no effect" in record.getMessage()
+    caplog.clear()
+    monkeypatch.setenv(plugin._TOLD, "")
+    monkeypatch.setenv(REFERENCE_VARIABLE, "1")
+    assert plugin.find_platform() == plugin.REFERENCE_PATH
+    assert not caplog.records

@@ -17,13 +17,16 @@ from tests.v1.engine.test_cache_keeps_outputs import (
     random_tokens,
 )
 from tests.v1.engine.test_cache_keeps_outputs import make_core as make_embedded_core
+from vllm import platforms
 from vllm.config import SpeculativeConfig
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import Platform
+from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.worker.worker import Worker
 from vllm_ascend.core.geometry import Generation
+from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.specs import CompressAttentionSpec
 from vllm_ascend.platform import ReferencePlatform
 
@@ -31,7 +34,12 @@ NUM_BLOCKS = 400
 
 
 def make_core(platform: Platform, unit: int = 32, **kwargs: Any) -> EngineCore:
-    return make_embedded_core(unit, num_blocks=NUM_BLOCKS, budget=256, platform=platform, **kwargs)
+    """Build an engine whose process runs on a platform: the worker, and what is asked of it."""
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(platforms, "current_platform", platform, raising=False)
+        return make_embedded_core(
+            unit, num_blocks=NUM_BLOCKS, budget=256, platform=platform, **kwargs
+        )
 
 
 def run_alone(core: EngineCore, prompt: list[int], num_tokens: int) -> tuple[list[int], int]:
@@ -80,6 +88,11 @@ def test_fp32_pages_say_what_the_cpu_says(unit: int, monkeypatch: pytest.MonkeyP
     expected, actual = drive_all({CpuPlatform(): "auto", ReferencePlatform(): "auto"}, unit)
     groups = actual.core.scheduler.kv_cache_config.kv_cache_groups
     assert any(isinstance(group.kv_cache_spec, CompressAttentionSpec) for group in groups)
+    for session, own in (
+        (expected, CheckpointCoordinator),
+        (actual, AscendHybridKVCacheCoordinator),
+    ):
+        assert type(session.core.scheduler.kv_cache_manager.coordinator) is own
     assert share_compared(expected, actual) > 0.9
 
 

@@ -90,6 +90,10 @@ def test_what_only_passes_through_is_handed_on() -> None:
         (Given(count=10), "count=10 is out of range: use 1 to 9."),
         (Engine(kind="c"), "engine_kind='c' is unknown"),
         (Inner(share=1.5), "share=1.5 is much."),
+        (Given(size="32"), "size='32' must be a whole number."),  # type: ignore[arg-type]
+        (Given(count=True), "count=True must be a whole number."),
+        (Given(count=None), "count=None must be a whole number."),  # type: ignore[arg-type]
+        (Inner(share="a"), "share='a' must be a number."),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_values_are_told(wrong: Any, text: str) -> None:
@@ -107,3 +111,4 @@ def test_values_that_are_no_texts_are_their_owners_business() -> None:
     """A dtype may be a torch.dtype; None stands where it is the default."""
     check_options(Engine(kind=object()))
     check_options(Engine())
+    check_options(Inner(share=1))

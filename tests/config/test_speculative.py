@@ -36,6 +36,11 @@ def test_refused(raw: dict[str, Any], message: str) -> None:
         SpeculativeConfig.from_dict(raw)
 
 
+def test_the_drafter_under_its_familys_name() -> None:
+    raw = {"method": "deepseek_mtp", "num_speculative_tokens": 2}
+    assert SpeculativeConfig.from_dict(raw) == SpeculativeConfig.from_dict({**raw, "method": "mtp"})
+
+
 def test_lookup_bounds_follow_one_another() -> None:
     config = SpeculativeConfig.from_dict({"model": "[ngram]", "prompt_lookup_max": 1})
     assert (config.method, config.prompt_lookup_min, config.prompt_lookup_max) == ("ngram", 1, 1)

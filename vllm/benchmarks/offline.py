@@ -31,11 +31,11 @@ def _make_llm(args: argparse.Namespace) -> LLM:
     # Late: the engine is wanted here only, and --help must not wait for it.
     from vllm.entrypoints.llm import LLM  # noqa: PLC0415
 
-    engine_args = EngineArgs.from_cli_args(args)
+    defaults = vars(EngineArgs())
     settings = {
         name: value
-        for name, value in vars(engine_args).items()
-        if name != "model" and value != getattr(EngineArgs, name)
+        for name, value in vars(EngineArgs.from_cli_args(args)).items()
+        if name != "model" and value != defaults[name]
     }
     return LLM(args.model, **settings)
 

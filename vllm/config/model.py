@@ -23,6 +23,7 @@ QUANTIZATIONS = (
     "gptq_marlin",
     "fp8",
     "gguf",
+    "ascend",
 )
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 _GROUP = "model"

@@ -13,11 +13,15 @@ a server is told, in ``ServerArgs``.
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from typing import Any
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from vllm.exceptions import ConfigError
 
 _KEY = "option"
+# Programs write values without a flag to read them: LLM(block_size="32").
+_NUMBERS = {int: (Integral, "a whole number"), float: (Real, "a number")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,14 @@ def options_of(owner: type) -> list[NamedOption]:
     return options
 
 
+def plain_type(kind: Any) -> Any:
+    """Return a type without "or None"; other unions stay."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    rest = [part for part in get_args(kind) if part is not NoneType]
+    return rest[0] if len(rest) == 1 else kind
+
+
 def check_options(owner: Any, *, by_flag: bool = False) -> None:
     """Check each option's value by itself.
 
@@ -155,6 +167,9 @@ def check_options(owner: Any, *, by_flag: bool = False) -> None:
         if about.choices and isinstance(value, str) and value not in about.choices:
             leave = ", or leave it out" if option.default is None else ""
             raise ConfigError(f"{named} is unknown: use one of {', '.join(about.choices)}{leave}.")
+        kind, words = _NUMBERS.get(plain_type(option.type), (object, ""))
+        if not isinstance(value, kind) or (words and isinstance(value, bool)):
+            raise ConfigError(f"{named} must be {words}.")
         if about.limit is not None and not about.limit.holds(value):
             raise ConfigError(f"{named} {about.limit.text}")
 

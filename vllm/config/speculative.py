@@ -67,6 +67,9 @@ class SpeculativeConfig:
         method = values.get("method") or values.get("model")
         if method == "[ngram]":
             method = "ngram"
+        elif method == "deepseek_mtp":
+            # The same drafter, under its model family's name.
+            method = "mtp"
         if method not in METHODS:
             raise ConfigError(
                 f"speculative-config method {method!r} is not supported: use "

@@ -25,7 +25,7 @@ asked stands in ``KVCacheSpec``: nothing else tests a spec's type.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm.v1.kv_cache_specs.base import (
     AttentionSpec,
@@ -41,6 +41,7 @@ from vllm.v1.kv_cache_specs.full import (
     SinkFullAttentionSpec,
     TQFullAttentionSpec,
 )
+from vllm.v1.kv_cache_specs.geometry import GroupGeometry
 from vllm.v1.kv_cache_specs.kinds import (
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
@@ -109,11 +110,23 @@ class KVCacheGroupSpec:
         layer_names: Their names.
         kv_cache_spec: The spec of the group.
         is_eagle_group: Whether a drafter's layers are in it.
+        extra_rows: Rows that checkpoints keep of it below those that going on reads: what a
+            platform's coordinator chose.
     """
 
     layer_names: list[str]
     kv_cache_spec: KVCacheSpec
     is_eagle_group: bool = False
+    extra_rows: int = 0
+
+    def geometry(self, group_id: int, unit: int) -> GroupGeometry:
+        """Describe the group for hits at one unit.
+
+        Raises:
+            ConfigError: Its blocks do not fit the unit, or it cannot be cached at one unit.
+        """
+        own = self.kv_cache_spec.geometry(group_id, unit)
+        return replace(own, has_drafter_rows=self.is_eagle_group, extra=self.extra_rows)
 
     def layer_specs(self) -> dict[str, KVCacheSpec]:
         """Return each layer's own spec."""

@@ -5,10 +5,10 @@ module changes what Ascend does otherwise: the type of index keys, the C128 stat
 the padding of state pages. Names of the geometry are re-exported.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
@@ -113,7 +113,7 @@ def ascend_kv_cache_specs(
     geometry = model_geometry(config, block_size, generation)
     check_kernel_rows(geometry.unit)
     specs = deepseek_v4_kv_cache_specs(config, geometry.unit, dtypes.rows, dtypes.state)
-    return {name: _to_ascend(spec, geometry, dtypes) for name, spec in specs.items()}
+    return {name: _CHANGES[type(spec)](spec, geometry, dtypes) for name, spec in specs.items()}
 
 
 def model_geometry(
@@ -133,37 +133,60 @@ def model_geometry(
     )
 
 
-def _to_ascend(spec: KVCacheSpec, geometry: V4Geometry, dtypes: PageDtypes) -> KVCacheSpec:
-    if isinstance(spec, CompressorStateSpec):
-        return _state_page(spec, geometry, is_padded=dtypes.index is not None)
-    assert isinstance(spec, MLAAttentionSpec | SlidingWindowMLASpec), type(spec).__name__
-    width, dtype = spec.head_size, spec.dtype
-    if dtypes.index is not None:
-        is_indexer = spec.is_indexer
-        dtype = dtypes.index if is_indexer else dtypes.rows
-        page = geometry.indexer_page if is_indexer else geometry.row_page
-        width = page // (geometry.unit * dtype.itemsize)
-    if isinstance(spec, MLAAttentionSpec):
-        return CompressAttentionSpec(
-            block_size=spec.block_size,
-            num_kv_heads=1,
-            head_size=width,
-            dtype=dtype,
-            compress_ratio=spec.compress_ratio,
-            is_indexer=spec.is_indexer,
-        )
-    return replace(spec, head_size=width, head_size_v=None)
+def _row_shape(
+    spec: MLAAttentionSpec | SlidingWindowMLASpec, geometry: V4Geometry, dtypes: PageDtypes
+) -> "tuple[int, torch.dtype]":
+    """Return width and type of a row in the device's pages, or in float ones."""
+    if dtypes.index is None:
+        return spec.head_size, spec.dtype
+    page, dtype = geometry.row_page, dtypes.rows
+    if spec.is_indexer:
+        page, dtype = geometry.indexer_page, dtypes.index
+    return page // (geometry.unit * dtype.itemsize), dtype
+
+
+def _entries(
+    spec: MLAAttentionSpec, geometry: V4Geometry, dtypes: PageDtypes
+) -> CompressAttentionSpec:
+    width, dtype = _row_shape(spec, geometry, dtypes)
+    return CompressAttentionSpec(
+        block_size=spec.block_size,
+        num_kv_heads=1,
+        head_size=width,
+        dtype=dtype,
+        compress_ratio=spec.compress_ratio,
+        is_indexer=spec.is_indexer,
+    )
+
+
+def _window_rows(
+    spec: SlidingWindowMLASpec, geometry: V4Geometry, dtypes: PageDtypes
+) -> SlidingWindowMLASpec:
+    width, dtype = _row_shape(spec, geometry, dtypes)
+    return replace(spec, head_size=width, head_size_v=None, dtype=dtype)
 
 
 def _state_page(
-    spec: CompressorStateSpec, geometry: V4Geometry, *, is_padded: bool
+    spec: CompressorStateSpec, geometry: V4Geometry, dtypes: PageDtypes
 ) -> CompressorStateSpec:
     if not spec.state_overlap:
         spec = replace(spec, block_size=min(spec.block_size, geometry.c128_state_block))
-    if not is_padded:
+    if dtypes.index is None:
         return spec
     padded = geometry.indexer_page if spec.is_indexer else geometry.row_page
     return replace(spec, page_size_padded=max(padded, spec.real_page_size_bytes))
+
+
+# What Ascend does otherwise than the core, by kind of cache.
+_CHANGES: Mapping[type[KVCacheSpec], Callable[[Any, V4Geometry, PageDtypes], KVCacheSpec]] = (
+    MappingProxyType(
+        {
+            MLAAttentionSpec: _entries,
+            SlidingWindowMLASpec: _window_rows,
+            CompressorStateSpec: _state_page,
+        }
+    )
+)
 
 
 # ----------------------------------------------------------------------------- groups and bytes

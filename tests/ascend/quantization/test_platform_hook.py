@@ -10,8 +10,10 @@ import pytest
 from tests.ascend.quantization.modelslim_files import quantise_checkpoint
 from tests.v1.engine.test_cache_keeps_outputs import Session, random_tokens
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
-from vllm.exceptions import CheckpointError
+from vllm.exceptions import CheckpointError, ConfigError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.interface import Platform
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm_ascend.platform import ReferencePlatform
@@ -29,25 +31,49 @@ def test_a_described_folder_is_quantised(tmp_path: Path) -> None:
         platform.find_quantization(str(tmp_path))
 
 
-@pytest.mark.slow
-def test_an_engine_serves_int8_weights_and_hits(tmp_path: Path) -> None:
-    source = Path(resolve_checkpoint("deepseek-v4").path)
-    quantise_checkpoint(source, tmp_path)
-    for file in source.glob("*.json"):
-        shutil.copy(file, tmp_path)
-    (tmp_path / "model.safetensors.index.json").unlink(missing_ok=True)
+def make_core(folder: Path, platform: Platform) -> EngineCore:
+    """Build an engine that was told ``--quantization ascend``."""
     model = ModelConfig(
-        str(tmp_path),
-        path=str(tmp_path),
-        hf_config=read_hf_config(tmp_path),
+        str(folder),
+        path=str(folder),
+        hf_config=read_hf_config(folder),
         max_model_len=512,
+        quantization="ascend",
     )
     config = VllmConfig(
         model_config=model,
         cache_config=CacheConfig(block_size=32, num_gpu_blocks_override=200),
         scheduler_config=SchedulerConfig(max_model_len=512, max_num_batched_tokens=256),
     )
-    core = EngineCore(config, partial(UniProcExecutor, platform=ReferencePlatform()))
+    return EngineCore(config, partial(UniProcExecutor, platform=platform))
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded checkpoint, its matrices quantised by ModelSlim's scheme."""
+    folder = tmp_path_factory.mktemp("described")
+    source = Path(resolve_checkpoint("deepseek-v4").path)
+    quantise_checkpoint(source, folder)
+    for file in source.glob("*.json"):
+        shutil.copy(file, folder)
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "platform", [ReferencePlatform(), CpuPlatform()], ids=["not described", "not Ascend"]
+)
+def test_the_flag_is_held_against_the_checkpoint(platform: Platform, described: Path) -> None:
+    plain = Path(resolve_checkpoint("deepseek-v4").path)
+    folder = described if platform.device_name == "cpu" else plain
+    with pytest.raises(ConfigError, match=r"quantization='ascend' means matrices that quant_model"):
+        make_core(folder, platform)
+
+
+@pytest.mark.slow
+def test_an_engine_serves_int8_weights_and_hits(described: Path) -> None:
+    core = make_core(described, ReferencePlatform())
     prompt = random_tokens(random.Random(0), 100)
     answers = []
     for _ in range(2):

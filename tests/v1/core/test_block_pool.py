@@ -272,6 +272,21 @@ def test_an_evicted_block_serves_nothing_wherever_it_is() -> None:
     check_pool(pool, [held])
 
 
+@pytest.mark.parametrize("at_unit", [False, True])
+def test_the_null_block_is_never_counted(at_unit: bool) -> None:
+    pool = make_cache(5, windows=(2,)).pool if at_unit else BlockPool(5, True, 16)
+    null = pool.null_block
+    for free in (pool.free_blocks, pool.free_unhashed_first):
+        (block,) = pool.get_new_blocks(1)
+        pool.touch([null, block])
+        free([null, block, null, block])
+        assert (null.ref_cnt, block.ref_cnt) == (0, 0)
+    pool.free_blocks([null], prepend=True)
+    assert pool.get_num_free_blocks() == 4
+    assert all(null not in queue.get_all_free_blocks() for queue in pool.tiers)
+    check_pool(pool, [])
+
+
 def test_keys_of_whole_blocks_are_refused() -> None:
     pool = make_cache().pool
     with pytest.raises(AssertionError, match="keys of units"):

@@ -15,7 +15,7 @@ from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStor
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.cache_step import Lookup
-from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import (
@@ -29,7 +29,7 @@ from vllm.v1.core.retention.pinning import PinSettings
 from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.core.retention.registry import make_policy
 from vllm.v1.core.sched.output import RowBounds, WindowTable
-from vllm.v1.kv_cache_interface import CompressorStateSpec, KVCacheConfig, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.messages import PrefillStats
 from vllm.v1.request import Request
 
@@ -137,6 +137,20 @@ class RowMemory:
             return 0
         return table.block_ids[index - table.base]
 
+    def _read_state(self, rid: str, group: GroupGeometry, position: int, tag: Tag) -> None:
+        """Go on with the state after ``position`` tokens: all its pieces are of that prefix."""
+        for index in group.rows_below(position):
+            block = self._window_block(rid, group.group_id, index)
+            what = f"{rid} resuming at {position}, state of group {group.group_id}"
+            self._read(group.group_id, block, 0, tag, what)
+
+    def write_state(self, rid: str, group: GroupGeometry, position: int, tag: Tag) -> None:
+        """Store the state after ``position`` tokens in the blocks that it was given, if any."""
+        blocks = [self._window_block(rid, group.group_id, i) for i in group.rows_below(position)]
+        assert all(blocks) or not any(blocks), f"{rid}: a part of a state at {position}"
+        for block in filter(None, blocks):
+            self._write(group.group_id, block, 0, tag, position)
+
     def run(
         self,
         request: Request,
@@ -154,12 +168,21 @@ class RowMemory:
         rid = request.request_id
         exact_from = bounds.read_from + self._spread if bounds.write_from else 0
         window_tags = [tag if row >= exact_from else _INEXACT for row, tag in enumerate(tags)]
-        for group in self._geometry.windows:
+        states = [group for group in self._geometry.windows if group.is_recurrent]
+        rows = [group for group in self._geometry.windows if not group.is_recurrent]
+        for group in states:
+            if start:
+                self._read_state(rid, group, start, tags[start - 1])
+        for group in states:
+            for position in range(start + 1, end + 1):
+                if position % group.align == 0 or position == end:
+                    self.write_state(rid, group, position, tags[position - 1])
+        for group in rows:
             for row in range(max(group.first_needed(start), bounds.read_from), start):
                 block = self._window_block(rid, group.group_id, row // group.block_size)
                 what = f"{rid} window group {group.group_id} resuming at {start}, row {row}"
                 self._read(group.group_id, block, row % group.block_size, window_tags[row], what)
-        for group in self._geometry.windows:
+        for group in rows:
             for row in range(start, end):
                 block = self._window_block(rid, group.group_id, row // group.block_size)
                 if block:
@@ -188,8 +211,8 @@ def _find_spread(config: KVCacheConfig) -> int:
     exact_from = [0]
     for group in config.kv_cache_groups:
         for spec in group.layer_specs().values():
-            if isinstance(spec, SlidingWindowSpec) and not isinstance(spec, CompressorStateSpec):
-                exact_from.append(exact_from[-1] + spec.sliding_window - 1)
+            if spec.rebuild_window is not None:
+                exact_from.append(exact_from[-1] + spec.rebuild_window - 1)
     return exact_from[-2] if len(exact_from) > 1 else 0
 
 

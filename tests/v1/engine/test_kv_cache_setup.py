@@ -9,6 +9,7 @@ from vllm.config import KVTransferConfig, SpeculativeConfig
 from vllm.exceptions import ConfigError
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.retention.sizes import check_room_for_one, max_request_blocks
 from vllm.v1.engine.kv_cache_setup import (
@@ -127,10 +128,20 @@ def test_a_hybrid_model_hits_at_one_unit(config):
     assert "window state" in info.retention
 
 
+class TwoRowsMore(CheckpointCoordinator):
+    """A platform's own."""
+
+    @classmethod
+    def arrange(cls, config):
+        full_group, window = config.kv_cache_groups
+        return replace(config, kv_cache_groups=[full_group, replace(window, extra_rows=2)])
+
+
 def test_the_platform_chooses_the_coordinator(config, monkeypatch):
     class Own(CpuPlatform):
         def kv_cache_coordinator_path(self, vllm_config):
-            return f"own.for.{vllm_config.cache_config.block_size}"
+            assert vllm_config.cache_config.block_size == 32
+            return f"{__name__}.TwoRowsMore"
 
     vllm_config = config(num_blocks=600)
     vllm_config.cache_config.block_size = 32
@@ -138,7 +149,10 @@ def test_the_platform_chooses_the_coordinator(config, monkeypatch):
     assert plan.scheduler_config.coordinator_path is None
     monkeypatch.setattr(platforms, "current_platform", Own(), raising=False)
     plan = plan_kv_cache(vllm_config, [hybrid_specs()], [MEMORY])
-    assert plan.scheduler_config.coordinator_path == "own.for.32"
+    assert plan.scheduler_config.coordinator_path == f"{__name__}.TwoRowsMore"
+    # What it decides about groups, workers and scheduler hear alike.
+    for made in (plan.scheduler_config, *plan.worker_configs):
+        assert [group.extra_rows for group in made.kv_cache_groups] == [0, 2]
 
 
 def test_what_a_checkpoint_weighs(config):

@@ -56,7 +56,6 @@ IGNORED_SERVE_FLAGS = (
     _value("the model says it", "--config-format"),
     _value("only the files that a model needs are fetched", "--ignore-patterns"),
     _switch("sums are exact either way", "--disable-cascade-attn"),
-    _value("no plug-in reads it", "--additional-config"),
     # Devices, kernels and compilation.
     _value(_NO_COMPILER, "--compilation-config", "-cc"),
     _value(_NO_COMPILER, "--optimization-level", "-O"),

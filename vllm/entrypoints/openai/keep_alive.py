@@ -44,7 +44,7 @@ class _KeptAlive:
         self._send = send
         self._interval_s = interval_s
         self._lock = asyncio.Lock()
-        self._sent = asyncio.Event()
+        self._sent_at = 0.0
         self._watcher: asyncio.Task[None] | None = None
 
     async def send(self, message: Message) -> None:
@@ -54,24 +54,25 @@ class _KeptAlive:
             await self.close()
         async with self._lock:
             await self._send(message)
-        self._sent.set()
+        self._sent_at = asyncio.get_running_loop().time()
         if is_start and Headers(raw=message["headers"]).get("content-type", "").startswith(
             "text/event-stream"
         ):
             self._watcher = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
+        # Asleep for as long as silence would take from the last message on: a message wakes nobody.
+        loop = asyncio.get_running_loop()
         while True:
-            self._sent.clear()
-            try:
-                # Not wait_for: in Python 3.11 it swallows a cancellation that comes with the event.
-                async with asyncio.timeout(self._interval_s):
-                    await self._sent.wait()
-            except TimeoutError:
-                async with self._lock:
-                    await self._send(
-                        {"type": "http.response.body", "body": _COMMENT, "more_body": True}
-                    )
+            left_s = self._sent_at + self._interval_s - loop.time()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+                continue
+            async with self._lock:
+                await self._send(
+                    {"type": "http.response.body", "body": _COMMENT, "more_body": True}
+                )
+            self._sent_at = loop.time()
 
     async def close(self) -> None:
         """End the watch; nothing follows the response's last message."""

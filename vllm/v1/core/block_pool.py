@@ -231,13 +231,11 @@ class BlockPool:
             self.free_blocks(hashed)
 
     def _release(self, blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
-        """Count one holder less; returns the blocks nobody holds any more."""
+        """Count one holder less (I2); returns the blocks nobody holds any more."""
         freed, null_block = [], self.null_block
         for block in blocks:
             if block is null_block:
                 continue
-            # No check that the count is positive: managers may be handed blocks of no pool, whose
-            # counts then fall below zero and which join no queue.
             block.ref_cnt = ref_cnt = block.ref_cnt - 1
             if ref_cnt == 0 and not block.is_null:
                 freed.append(block)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from vllm import envs
 from vllm.v1.core.prefix.drafter_rows import StaleRow
 from vllm.v1.core.retention.pinning import PinSettings
 from vllm.v1.core.retention.policy import RetentionPolicy
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """Groups, sizes and switches of a KV cache.
+    """Groups, sizes and switches of a KV cache: built once, and handed on.
 
     Attributes:
         kv_cache_config: Groups and number of blocks.
@@ -34,6 +35,8 @@ class CacheSettings:
         stale_row: What becomes of a drafter's row that another next token made.
         policy: Which checkpoints are kept; None: as the config or the environment says.
         pinning: What long steps pin; None: with a policy nothing, else as the environment says.
+        retention: What the config says about window state, else what the variable says when the
+            settings are built; None: neither says anything.
     """
 
     kv_cache_config: KVCacheConfig
@@ -51,6 +54,11 @@ class CacheSettings:
     stale_row: StaleRow = StaleRow.REBUILD
     policy: RetentionPolicy | None = None
     pinning: PinSettings | None = None
+    retention: int | str | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        given = self.kv_cache_config.prefix_cache_retention_interval
+        object.__setattr__(self, "retention", envs.retention_or_default(given))
 
     @property
     def num_context_ranks(self) -> int:

@@ -6,7 +6,7 @@ its spec's answer, ``KVCacheSpec.geometry``; the words are explained there
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
 
@@ -84,13 +84,7 @@ class CacheGeometry:
         """
         unit = config.hit_unit
         assert unit is not None
-        groups = tuple(
-            replace(
-                group.kv_cache_spec.geometry(i, unit),
-                has_drafter_rows=group.is_eagle_group,
-            )
-            for i, group in enumerate(config.kv_cache_groups)
-        )
+        groups = tuple(group.geometry(i, unit) for i, group in enumerate(config.kv_cache_groups))
         lean = unit
         for group in groups:
             lean = max(lean, group.ratio, group.align)

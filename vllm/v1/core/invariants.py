@@ -1,7 +1,8 @@
 """The numbered invariants of the KV cache, executable.
 
 I1  free + held + null = total.
-I2  A block's ref count is the number of tables, pending copies and transfers that hold it.
+I2  A block's ref count is the number of tables, pending copies and transfers that hold it: nothing
+    is given back more often than it was taken. The null block is not counted.
 I3  A block is in exactly one free tier iff its ref count is 0 and it is not the null block: the
     tier of the best it serves. No more blocks are pinned than the cap allows.
 I4  Keys, checkpoint records, pins and blocks agree both ways.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, overload
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, overload
 
 from vllm.v1.core.free_block_queue import KVCacheBlock
+
+if TYPE_CHECKING:
+    from vllm.v1.core.prefix.lookup import PrefixHit
 
 
 @dataclass
@@ -15,9 +18,11 @@ class KVCacheBlocks:
 
     Attributes:
         blocks: ``blocks[g][i]`` is group g's i-th block. Groups may differ in length.
+        hit: Where they are a lookup's: all that the hit needs, and what the lookup learnt.
     """
 
     blocks: tuple[Sequence[KVCacheBlock], ...]
+    hit: PrefixHit | None = field(default=None, repr=False, compare=False)
 
     def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
         """Return both, one after the other, group by group."""

@@ -7,7 +7,7 @@ the hit's blocks, take new ones, record copies). Keys and checkpoints become vis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -55,8 +55,6 @@ from vllm.v1.metrics.stats import CachePolicyStats
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
-    from vllm.v1.core.retention.pinning import PinSettings
-    from vllm.v1.core.retention.policy import RetentionPolicy
     from vllm.v1.request import Request
 
 __all__ = [
@@ -66,6 +64,7 @@ __all__ = [
     "KVCacheCoordinatorNoPrefixCache",
     "UnitaryKVCacheCoordinator",
     "get_kv_cache_coordinator",
+    "make_coordinator",
 ]
 
 
@@ -101,6 +100,18 @@ class CheckpointCoordinator(Coordinator):
         self._promised: set[str] = set()
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
 
+    @classmethod
+    def arrange(cls, config: KVCacheConfig) -> KVCacheConfig:
+        """Return a config with what this class decides about its groups: the core's nothing.
+
+        A platform's class may say here how much checkpoints keep of a group (``extra_rows``). Asked
+        where the KV cache is planned, so that workers and scheduler have the same geometry.
+
+        Raises:
+            ConfigError: It cannot coordinate these groups.
+        """
+        return config
+
     # ---- lookup ------------------------------------------------------------------------------
 
     def look_up(self, request: Request, max_tokens: int) -> Lookup:
@@ -118,7 +129,7 @@ class CheckpointCoordinator(Coordinator):
         blocks: list[Sequence[KVCacheBlock]] = [() for _ in self.geometry.groups]
         for group, full in zip(self.geometry.dense, hit.full_blocks, strict=True):
             blocks[group.group_id] = full
-        return Lookup(KVCacheBlocks(tuple(blocks)), hit.start, hit)
+        return Lookup(KVCacheBlocks(tuple(blocks), hit), hit.start, hit)
 
     def make_record(self, request: Request, found: Lookup, num_cached_tokens: int) -> PrefillStats:
         """Say where an admitted request's tokens come from, and learn from it."""
@@ -538,18 +549,8 @@ def get_kv_cache_coordinator(
     scheduler_block_size: int,
     hash_block_size: int,
     metrics_collector: KVCacheMetricsCollector | None = None,
-    num_lookahead_tokens: int = 0,
-    stale_row: StaleRow = StaleRow.REBUILD,
-    policy: RetentionPolicy | None = None,
-    pinning: PinSettings | None = None,
 ) -> Coordinator:
-    """Build the coordinator for a configuration: ``hit_unit``, caching and groups choose, once.
-
-    The arguments are the fields of ``CacheSettings``. A platform may have a class of its own.
-
-    Raises:
-        ConfigError: (a ValueError) Blocks, pool or retention interval do not fit the model.
-    """
+    """Build a coordinator from the interface's arguments; see ``make_coordinator``."""
     settings = CacheSettings(
         kv_cache_config=kv_cache_config,
         max_model_len=max_model_len,
@@ -562,21 +563,29 @@ def get_kv_cache_coordinator(
         scheduler_block_size=scheduler_block_size,
         hash_block_size=hash_block_size,
         metrics_collector=metrics_collector,
-        num_lookahead_tokens=num_lookahead_tokens,
-        stale_row=stale_row,
-        policy=policy,
-        pinning=pinning,
     )
-    if kv_cache_config.hit_unit is not None:
-        return _find_class(kv_cache_config.coordinator_path)(settings)
-    if not enable_caching:
+    return make_coordinator(settings)
+
+
+def make_coordinator(settings: CacheSettings) -> Coordinator:
+    """Build the coordinator for a configuration: ``hit_unit``, caching and groups choose, once.
+
+    A platform may have a class of its own.
+
+    Raises:
+        ConfigError: (a ValueError) Blocks, pool or retention interval do not fit the model.
+    """
+    config = settings.kv_cache_config
+    if config.hit_unit is not None:
+        return find_coordinator_class(config.coordinator_path)(settings)
+    if not settings.enable_caching:
         return KVCacheCoordinatorNoPrefixCache(settings)
-    if len(kv_cache_config.kv_cache_groups) == 1:
+    if len(config.kv_cache_groups) == 1:
         return UnitaryKVCacheCoordinator(settings)
     return HybridKVCacheCoordinator(settings)
 
 
-def _find_class(path: str | None) -> Callable[[CacheSettings], Coordinator]:
+def find_coordinator_class(path: str | None) -> type[CheckpointCoordinator]:
     """Return the class that a platform names; None: the core's.
 
     Raises:
@@ -586,7 +595,7 @@ def _find_class(path: str | None) -> Callable[[CacheSettings], Coordinator]:
         return CheckpointCoordinator
     module, _, name = path.rpartition(".")
     try:
-        return cast("Callable[[CacheSettings], Coordinator]", getattr(import_module(module), name))
+        return cast("type[CheckpointCoordinator]", getattr(import_module(module), name))
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"The platform's KV cache coordinator {path!r} cannot be imported: {error}. Name a "

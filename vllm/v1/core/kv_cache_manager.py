@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import AnyKVCacheEvent, BlockStored
 from vllm.logger import init_logger
+from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.cache_step import Lookup, StepRequest, StepWork
 from vllm.v1.core.invariants import check_cache
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
-from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
+from vllm.v1.core.kv_cache_coordinator import make_coordinator
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.prefix.drafter_rows import StaleRow
 from vllm.v1.core.prefix.exports import PrefixBlocks
@@ -83,9 +84,7 @@ class KVCacheManager:
         policy: RetentionPolicy | None = None,
         pinning: PinSettings | None = None,
     ) -> None:
-        self.enable_caching = enable_caching
-        self.kv_cache_config = kv_cache_config
-        coordinator = get_kv_cache_coordinator(
+        settings = CacheSettings(
             kv_cache_config=kv_cache_config,
             max_model_len=max_model_len,
             max_num_batched_tokens=max_num_batched_tokens or max_model_len,
@@ -102,16 +101,27 @@ class KVCacheManager:
             policy=policy,
             pinning=pinning,
         )
-        groups = kv_cache_config.kv_cache_groups
-        self.coordinator = coordinator
-        self.block_pool = coordinator.block_pool
+        self._build(settings, log_stats=log_stats)
+
+    @classmethod
+    def from_settings(cls, settings: CacheSettings) -> KVCacheManager:
+        """Build the manager of an engine; its scheduler counts admissions, not lookups."""
+        manager = cls.__new__(cls)
+        manager._build(settings, log_stats=False)
+        return manager
+
+    def _build(self, settings: CacheSettings, *, log_stats: bool) -> None:
+        self.enable_caching = settings.enable_caching
+        self.kv_cache_config = settings.kv_cache_config
+        self.max_model_len = settings.max_model_len
+        self.coordinator = make_coordinator(settings)
+        self.block_pool = self.coordinator.block_pool
+        groups = self.kv_cache_config.kv_cache_groups
         self.num_kv_cache_groups = len(groups)
-        self.max_model_len = max_model_len
         # Shared by all callers, who pass it on and never change it.
         self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in groups))
-        self.empty_lookup = Lookup(self.empty_kv_cache_blocks)
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
-        self._zeroes_blocks = kv_cache_config.needs_kv_cache_zeroing
+        self._zeroes_blocks = self.kv_cache_config.needs_kv_cache_zeroing
         # By group, for events: (kind, window).
         self._group_descriptions = [
             (
@@ -129,21 +139,14 @@ class KVCacheManager:
         Returns:
             The hit, to be handed to ``allocate_slots``. Takes no block.
         """
-        if self.kv_cache_config.hit_unit is not None:
-            return self._find_prefix(request)
         # By the interface's name: code written against it wraps or replaces that.
-        return Lookup(*self.get_computed_blocks(request))
+        blocks, num_tokens = self.get_computed_blocks(request)
+        return Lookup(blocks, num_tokens, blocks.hit)
 
     def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]:
-        """Return the blocks and the tokens of ``look_up``'s hit."""
-        found = self._find_prefix(request)
-        blocks = found.blocks if found.num_tokens else self.empty_kv_cache_blocks
-        return blocks, found.num_tokens
-
-    def _find_prefix(self, request: Request) -> Lookup:
-        """Ask the coordinator, unless nothing may be reused; count the query."""
+        """Return the blocks and the tokens of the hit; counts the query."""
         if not self.enable_caching or request.skip_reading_prefix_cache:
-            return self.empty_lookup
+            return self.empty_kv_cache_blocks, 0
         # The last token is computed whatever the cache holds: its logits are needed.
         found = self.coordinator.look_up(request, request.num_tokens - 1)
         if self.prefix_cache_stats is not None:
@@ -152,7 +155,7 @@ class KVCacheManager:
                 num_hits=found.num_tokens,
                 preempted=request.num_preemptions > 0,
             )
-        return found
+        return found.blocks, found.num_tokens
 
     def should_wait(self, request: Request, found: Lookup) -> bool:
         """Whether a running prefill is about to publish more of a waiting request's prefix."""
@@ -218,7 +221,7 @@ class KVCacheManager:
         if num_new_tokens <= 0 and num_external_computed_tokens == 0:
             raise ValueError("num_new_tokens must be greater than 0 without external tokens")
         if lookup is None and new_computed_blocks is not None:
-            lookup = self._as_lookup(request, new_computed_blocks, num_new_computed_tokens)
+            lookup = Lookup(new_computed_blocks, num_new_computed_tokens, new_computed_blocks.hit)
         start = request.num_computed_tokens + num_external_computed_tokens
         start += lookup.num_tokens if lookup is not None else num_new_computed_tokens
         start = min(start, self.max_model_len)
@@ -255,16 +258,6 @@ class KVCacheManager:
         if plan.num_blocks > num_available:
             return None
         return self.create_kv_cache_blocks(coordinator.commit(plan))
-
-    def _as_lookup(self, request: Request, blocks: KVCacheBlocks, num_tokens: int) -> Lookup:
-        """Return the hit that ``get_computed_blocks`` gave out as blocks."""
-        is_bypassed = not self.enable_caching or request.skip_reading_prefix_cache
-        if self.kv_cache_config.hit_unit is None or is_bypassed:
-            return Lookup(blocks, num_tokens)
-        # Blocks alone do not say which checkpoint they go with: it is found once more.
-        found = self.coordinator.look_up(request, request.num_tokens - 1)
-        assert found.num_tokens == num_tokens, "a hit is taken whole or not at all"
-        return found
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Cache the request's full blocks, if caching is on; after a delayed allocation."""

@@ -1,20 +1,18 @@
 """An engine core that another process keeps, as one of its several front ends sees it."""
 
 import threading
-from collections.abc import Callable, Sequence
 
 import msgspec
 
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.v1.engine.channel import Channel, Endpoints
-from vllm.v1.engine.client import Mailbox, expect_ready
+from vllm.v1.engine.client import MailboxHandle, expect_ready
 from vllm.v1.engine.wire import (
     AddRequest,
     Codec,
     CoreLost,
     Dead,
-    FromCore,
     Heartbeat,
     Ready,
     ToCore,
@@ -26,7 +24,7 @@ _POLL_S = 0.5
 _CONNECT_S = 5.0
 
 
-class AttachedCore:
+class AttachedCore(MailboxHandle):
     """A core process that somebody else started, watches and stops.
 
     Owns: this front end's end of the channel, and the thread that reads from it.
@@ -39,18 +37,12 @@ class AttachedCore:
     def __init__(self, endpoints: Endpoints, client: int) -> None:
         self._client = client
         self._codec = Codec()
-        self._mailbox = Mailbox()
+        super().__init__()
         self._ready: Ready | None = None
-        self._dead_error: EngineDeadError | None = None
         self._closing = threading.Event()
         self._channel = Channel.bind_at(endpoints)
         self._reader = threading.Thread(target=self._read, name="engine-core-reader", daemon=True)
         self._reader.start()
-
-    @property
-    def dead_error(self) -> EngineDeadError | None:
-        """Why the core is dead."""
-        return self._dead_error
 
     def wait_ready(self) -> Ready:
         """Block until the core serves."""
@@ -68,18 +60,6 @@ class AttachedCore:
             )
         if not self._channel.send(self._codec.encode(message)):
             logger.debug("%s goes nowhere: the engine core is gone.", type(message).__name__)
-
-    def living(self) -> Sequence[int]:
-        """Return the one core's rank, unless it is dead."""
-        return (0,) if self._dead_error is None else ()
-
-    def next_message(self) -> FromCore:
-        """Block for the core's next message."""
-        return self._mailbox.get()
-
-    def subscribe(self, callback: Callable[[FromCore], None]) -> None:
-        """Have messages given to ``callback``."""
-        self._mailbox.subscribe(callback)
 
     def shutdown(self, timeout: float = 5.0) -> None:
         """Let go of the core, which lives on."""

@@ -179,7 +179,35 @@ class InlineCore:
             self._core.shutdown()
 
 
-class ThreadCore:
+class MailboxHandle:
+    """What handles share whose messages wait in a mailbox.
+
+    Owns: the mailbox, and why nobody serves any more.
+    """
+
+    def __init__(self) -> None:
+        self._mailbox = Mailbox()
+        self._dead_error: EngineDeadError | None = None
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why nobody serves any more."""
+        return self._dead_error
+
+    def living(self) -> Sequence[int]:
+        """Return the one core's rank, unless it is dead."""
+        return (0,) if self._dead_error is None else ()
+
+    def next_message(self) -> FromCore:
+        """Block for the next message."""
+        return self._mailbox.get()
+
+    def subscribe(self, callback: Callable[[FromCore], None]) -> None:
+        """Have messages given to ``callback``, one at a time."""
+        self._mailbox.subscribe(callback)
+
+
+class ThreadCore(MailboxHandle):
     """Runs the core in a thread of this process. A hung step cannot be told or ended here.
 
     Owns: the thread.
@@ -189,8 +217,7 @@ class ThreadCore:
     """
 
     def __init__(self, build: CoreBuilder) -> None:
-        self._mailbox = Mailbox()
-        self._dead_error: EngineDeadError | None = None
+        super().__init__()
         self._ready: Ready | None = None
         self._start_error: VllmError | None = None
         self._loop: CoreLoop | None = None
@@ -198,11 +225,6 @@ class ThreadCore:
             target=self._run, args=(build,), name="engine-core", daemon=True
         )
         self._thread.start()
-
-    @property
-    def dead_error(self) -> EngineDeadError | None:
-        """Why the core is dead."""
-        return self._dead_error
 
     def wait_ready(self) -> Ready:
         """Block until the core serves."""
@@ -220,18 +242,6 @@ class ThreadCore:
         """Queue a message for the core's thread."""
         if self._loop is not None and self._dead_error is None:
             self._loop.submit(message)
-
-    def living(self) -> Sequence[int]:
-        """Return the one core's rank, unless it is dead."""
-        return (0,) if self._dead_error is None else ()
-
-    def next_message(self) -> FromCore:
-        """Block for the core's next message."""
-        return self._mailbox.get()
-
-    def subscribe(self, callback: Callable[[FromCore], None]) -> None:
-        """Have messages given to ``callback``."""
-        self._mailbox.subscribe(callback)
 
     def shutdown(self, timeout: float = 5.0) -> None:
         """Stop the thread after its current step."""

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from vllm import envs
+from vllm.config.additional import explain_additional_config
 from vllm.config.cache import CacheConfig
 from vllm.config.kv_connectors import KVConnectorRegistry
 from vllm.config.kv_events import KVEventsConfig
@@ -103,6 +104,12 @@ class EngineArgs:
     override_generation_config: dict[str, Any] = option(
         {},
         "Sampling defaults over the checkpoint's: '{\"temperature\": 0.5}'.",
+        group="model",
+        metavar="JSON",
+    )
+    additional_config: dict[str, Any] = option(
+        {},
+        "Settings of a platform: known keys have no effect, and a warning says why of each.",
         group="model",
         metavar="JSON",
     )
@@ -266,6 +273,8 @@ class EngineArgs:
             raise ConfigError(
                 f"pipeline_parallel_size={self.pipeline_parallel_size} is not supported yet: use 1."
             )
+        for line in explain_additional_config(self.additional_config):
+            logger.warning(line)
         if self.trust_remote_code:
             logger.warning("trust_remote_code has no effect: no code of a model is ever run.")
 

@@ -10,6 +10,7 @@ from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError, VllmError
 from vllm.utils.mem_constants import GiB_bytes
 from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.kv_cache_coordinator import find_coordinator_class
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
     get_kv_cache_configs,
@@ -99,6 +100,8 @@ def plan_kv_cache(
         )
         for config, own in zip(configs, specs, strict=True)
     ]
+    coordinator = find_coordinator_class(coordinator_path)
+    configs = [coordinator.arrange(config) for config in configs]
     scheduler_config = generate_scheduler_kv_cache_config(configs)
     if vllm_config.model_config.original_max_model_len == -1:
         _fit_model_len(vllm_config, scheduler_config)

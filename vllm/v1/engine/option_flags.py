@@ -2,11 +2,10 @@
 
 import argparse
 import dataclasses
-import types
 from collections.abc import Mapping
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_origin
 
-from vllm.config.options import NamedOption, find_option, options_of
+from vllm.config.options import NamedOption, find_option, options_of, plain_type
 from vllm.utils.argparse_utils import human_int, json_object
 
 
@@ -37,12 +36,12 @@ def _add_flag(group: argparse._ArgumentGroup, option: NamedOption) -> None:
 
 def is_switch(option: NamedOption) -> bool:
     """Whether an option's flag takes no value, and has a ``--no-`` form."""
-    return _plain_type(option.type) is bool
+    return plain_type(option.type) is bool
 
 
 def _find_parser(kind: Any) -> Any:
     """Return what reads a flag's text into a field of that type."""
-    plain = _plain_type(kind)
+    plain = plain_type(kind)
     if plain is int:
         return human_int
     if plain is float:
@@ -50,14 +49,6 @@ def _find_parser(kind: Any) -> Any:
     if get_origin(plain) in (dict, Mapping):
         return json_object
     return None
-
-
-def _plain_type(kind: Any) -> Any:
-    """Return a type without "or None"; other unions stay."""
-    if get_origin(kind) not in (Union, types.UnionType):
-        return kind
-    rest = [part for part in get_args(kind) if part is not type(None)]
-    return rest[0] if len(rest) == 1 else kind
 
 
 def take_options(owner: type, args: argparse.Namespace) -> dict[str, Any]:

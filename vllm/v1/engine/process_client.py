@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import IO, Protocol
 
 import zmq
@@ -20,7 +20,7 @@ from vllm.logger import init_logger
 from vllm.platforms.host_cpus import count_usable_cores
 from vllm.utils.liveness import beat_interval_s
 from vllm.v1.engine.channel import Channel, Endpoints
-from vllm.v1.engine.client import Mailbox, expect_ready
+from vllm.v1.engine.client import MailboxHandle, expect_ready
 from vllm.v1.engine.core_proc import LaunchOrder
 from vllm.v1.engine.heartbeat import HeartbeatMonitor
 from vllm.v1.engine.wire import (
@@ -65,7 +65,7 @@ class CoreProcess(Protocol):
         """End it by force."""
 
 
-class ProcessCore:
+class ProcessCore(MailboxHandle):
     """An engine core process: started at once, waited for later.
 
     Owns: the process, the channel, and the thread that reads from it.
@@ -92,10 +92,9 @@ class ProcessCore:
         self._is_remote = spawn is not None
         self._timeout_s = envs.VLLM_ENGINE_HEARTBEAT_TIMEOUT
         self._codec = Codec()
-        self._mailbox = Mailbox()
+        super().__init__()
         self._ready: Ready | None = None
         self._start_error: BaseException | None = None
-        self._dead_error: EngineDeadError | None = None
         self._closing = False
         self._channel, endpoints = Channel.bind(use_tcp=use_tcp, host=tcp_host)
         order = LaunchOrder(
@@ -121,11 +120,6 @@ class ProcessCore:
         """The core's process id."""
         return self._process.pid
 
-    @property
-    def dead_error(self) -> EngineDeadError | None:
-        """Why the core is dead."""
-        return self._dead_error
-
     def wait_ready(self) -> Ready:
         """Block until the core serves."""
         if self._start_error is not None:
@@ -146,18 +140,6 @@ class ProcessCore:
         """Send a message; the core must be ready."""
         if not self._channel.send(self._codec.encode(message)) and self._dead_error is None:
             logger.debug("%s goes nowhere: the engine core is gone.", type(message).__name__)
-
-    def living(self) -> Sequence[int]:
-        """Return the one core's rank, unless it is dead."""
-        return (0,) if self._dead_error is None else ()
-
-    def next_message(self) -> FromCore:
-        """Block for the core's next message."""
-        return self._mailbox.get()
-
-    def subscribe(self, callback: Callable[[FromCore], None]) -> None:
-        """Have messages given to ``callback``."""
-        self._mailbox.subscribe(callback)
 
     def shutdown(self, timeout: float = 5.0) -> None:
         """Stop the process, by force after ``timeout`` seconds."""

@@ -30,6 +30,7 @@ class GroupGeometry:
         ratio: Dense groups: tokens per stored row. Window groups: 1.
         align: Window groups: the needed tail begins at a multiple of this, less ``keep``.
         keep: Window groups: rows needed below the aligned position.
+        extra: Window groups: rows that are kept below those: what a coordinator chose to keep.
         has_drafter_rows: Whether rows of a drafter are in it, made with the token after theirs.
         is_recurrent: Window groups: whether the blocks of ``align`` tokens hold no rows but one
             state, which stands for all tokens before the last one computed in them. A step reads
@@ -46,9 +47,10 @@ class GroupGeometry:
     keep: int = 0
     has_drafter_rows: bool = False
     is_recurrent: bool = False
+    extra: int = 0
 
-    def first_needed(self, position: int) -> int:
-        """Return the first row a request needs to go on at ``position``.
+    def first_read(self, position: int) -> int:
+        """Return the first row that computing the token at ``position`` reads.
 
         Window groups: ``floor(position / align) * align - keep``, at least 0; equal to
         ``position`` when nothing is needed. A recurrent group needs the whole span that the token
@@ -57,6 +59,10 @@ class GroupGeometry:
         if not self.is_window:
             return 0
         return max(0, (position - self.is_recurrent) // self.align * self.align - self.keep)
+
+    def first_needed(self, position: int) -> int:
+        """Return the first row that is held for a request that goes on at ``position``."""
+        return max(0, self.first_read(position) - self.extra)
 
     def num_dense_blocks(self, num_tokens: int) -> int:
         """Return the blocks that hold the rows of ``num_tokens`` tokens in a dense group.
@@ -73,6 +79,7 @@ class GroupGeometry:
         if end_row <= first_row:
             return range(0)
         if self.is_recurrent:
+            first_row = first_row // self.align * self.align
             end_row = cdiv(end_row, self.align) * self.align
         return range(first_row // self.block_size, cdiv(end_row, self.block_size))
 

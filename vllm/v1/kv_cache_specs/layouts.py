@@ -47,3 +47,8 @@ class PageLayout:
     rows: int
     width: int
     dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the rows fill; the page may be larger."""
+        return self.rows * self.width * self.dtype.itemsize

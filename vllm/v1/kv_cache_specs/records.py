@@ -4,12 +4,9 @@ They lie below the specs, which ask whether they may share a group. ``KVCacheSpe
 way to read and fill them.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
-
-from vllm.exceptions import ConfigError
 
 # Its register_all_kvcache_specs fills an empty table; by name, because it lies far above.
 _BUILT_INS = "vllm.v1.core.whole_block.registration"
@@ -43,20 +40,3 @@ def find_record(spec_class: type[Any]) -> KVCacheSpecRecord | None:
         if record is not None:
             return record
     return None
-
-
-def check_registered(kv_cache_specs: Mapping[str, object]) -> None:
-    """Refuse specs that nothing manages.
-
-    Args:
-        kv_cache_specs: Spec by layer name.
-
-    Raises:
-        ConfigError: (a ValueError) Names the first such layer and its spec type.
-    """
-    for layer_name, spec in kv_cache_specs.items():
-        if find_record(type(spec)) is None:
-            raise ConfigError(
-                f"Unsupported KV cache spec type for layer {layer_name}: "
-                f"{type(spec).__name__}. Register it with register_kv_cache_spec."
-            )

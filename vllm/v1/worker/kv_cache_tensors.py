@@ -131,7 +131,7 @@ def view_layer(pool: torch.Tensor, name: str, spec: KVCacheSpec, offset_bytes: i
         raise ConfigError(f"layer {name}: {error}") from error
     num_blocks, stride = pool.shape
     rows, width, itemsize = page.rows, page.width, page.dtype.itemsize
-    end = offset_bytes + rows * width * itemsize
+    end = offset_bytes + page.num_bytes
     if end > stride:
         raise ConfigError(f"layer {name}'s page ends at byte {end} of a row of {stride} bytes")
     if offset_bytes % itemsize or stride % itemsize:

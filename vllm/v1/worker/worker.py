@@ -200,6 +200,7 @@ class Worker:
         if named in METHOD_NAMES:
             check_named_method(str(named), None if described is None else described.method)
         if stored and described is not None:
+            self._check_ascend(named, checkpoint, is_described=False)
             if self._place.size > 1:
                 raise ConfigError(
                     f"{checkpoint} is quantised by {described.method}, and packed weights are "
@@ -209,6 +210,7 @@ class Worker:
             found = PackedWeights(stored, described, prefixes)
         elif stored:
             found = self._platform.find_quantization(checkpoint, self._find_shard)
+            self._check_ascend(named, checkpoint, is_described=found is not None)
             declared = model_config.hf_config.get("quantization_config") or {}
             weights = StoredWeights(stored, declared, self._find_shard)
             if found is None and weights.is_quantised:
@@ -229,6 +231,15 @@ class Worker:
                 f"{checkpoint} {reason}: leave it out."
             )
         return Int8Weights([tensor.name for tensor in stored] if stored else None)
+
+    def _check_ascend(self, named: str | None, checkpoint: str, *, is_described: bool) -> None:
+        """Refuse ``--quantization ascend`` where the platform reads no such weights."""
+        if named == "ascend" and not is_described:
+            raise ConfigError(
+                "quantization='ascend' means matrices that quant_model_description.json describes, "
+                f"read on an Ascend platform: {checkpoint} has none, or this is "
+                f"{self._platform.device_name}; leave it out."
+            )
 
     def _find_gguf_weights(self, checkpoint: str) -> WeightQuantization:
         named = self._config.model_config.quantization

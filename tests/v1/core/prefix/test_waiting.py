@@ -5,6 +5,7 @@ import random
 from benchmarks.policies import VariantPolicy
 from tests.v1.core.unit_cache_driver import coordinator_of, make_manager, make_request
 from tests.v1.core.v4_geometry import v4_config
+from vllm.v1.core.cache_step import Lookup
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.retention.donors import max_wait_steps
@@ -123,4 +124,4 @@ def test_a_finished_or_gone_prefill_is_not_waited_for() -> None:
 def test_nobody_waits_without_a_lookup() -> None:
     donor, follower = prompts(shared=500)
     manager = scheduled(donor, 256)
-    assert not manager.should_wait(follower, manager.empty_lookup)
+    assert not manager.should_wait(follower, Lookup(manager.empty_kv_cache_blocks))

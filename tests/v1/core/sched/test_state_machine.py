@@ -40,7 +40,9 @@ def sample(request_id: str, index: int) -> int:
 class Traffic(RuleBasedStateMachine):
     """Adds, steps, aborts and resets in any order."""
 
-    kinds = ("full", "hybrid")
+    unit = 16
+    make_config = staticmethod(v4_config)
+    kinds: tuple[str, ...] = ("full", "hybrid")
     depths = (1,)
     drafts = (None,)
 
@@ -49,11 +51,10 @@ class Traffic(RuleBasedStateMachine):
         kind = data.draw(st.sampled_from(self.kinds))
         self.depth = data.draw(st.sampled_from(self.depths))
         self.num_drafts = data.draw(st.sampled_from(self.drafts))
-        self.unit = 32 if kind == "v4" else 16
-        if kind == "v4":
-            geometry = CacheGeometry.from_config(v4_config(32, 10))
+        if kind == "unit":
+            geometry = CacheGeometry.from_config(self.make_config(self.unit, 10))
             needed = max_request_blocks(geometry, MAX_MODEL_LEN, 0)
-            config = v4_config(32, needed + 1 + data.draw(st.integers(0, 40)))
+            config = self.make_config(self.unit, needed + 1 + data.draw(st.integers(0, 40)))
         else:
             make = {"full": full_config, "hybrid": hybrid_config}[kind]
             config = make(data.draw(st.integers(6, 40)))
@@ -207,20 +208,19 @@ class AsyncTraffic(Traffic):
 class UnitTraffic(Traffic):
     """With hits at one unit and block copies."""
 
-    kinds = ("v4",)
+    unit = 32
+    kinds = ("unit",)
 
 
-class UnitAsyncTraffic(Traffic):
+class UnitAsyncTraffic(UnitTraffic):
     """Both."""
 
-    kinds = ("v4",)
     depths = (2,)
 
 
-class UnitSpeculativeTraffic(Traffic):
+class UnitSpeculativeTraffic(UnitTraffic):
     """Drafts over the unit manager: nothing is published beyond accepted tokens."""
 
-    kinds = ("v4",)
     drafts = (1, 3)
 
 
@@ -237,6 +237,11 @@ class UnitSpeculativeTraffic(Traffic):
     ],
 )
 def test_traffic(machine: type[Traffic], examples: int) -> None:
+    run_traffic(machine, examples)
+
+
+def run_traffic(machine: type[Traffic], examples: int) -> None:
+    """Run a machine on random traffic, the same in every run."""
     case = machine.TestCase()
     case.settings = settings(
         max_examples=examples,

@@ -41,7 +41,7 @@ def read_groups(config: KVCacheConfig) -> tuple[GroupGeometry, ...]:
         ConfigError: A group is of a kind that cannot be handed over.
     """
     return tuple(
-        group.kv_cache_spec.geometry(i, config.hit_unit or group.kv_cache_spec.block_size)
+        group.geometry(i, config.hit_unit or group.kv_cache_spec.block_size)
         for i, group in enumerate(config.kv_cache_groups)
     )
 

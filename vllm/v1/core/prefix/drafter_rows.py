@@ -62,7 +62,7 @@ def can_rebuild(group: GroupGeometry, position: int) -> bool:
     if not group.has_drafter_rows:
         return False
     size = group.block_size
-    return group.first_needed(position - 1) // size == group.first_needed(position) // size
+    return group.first_needed(position) // size <= group.first_read(position - 1) // size
 
 
 def stale_groups(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm import envs
 from vllm.exceptions import ConfigError
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.geometry import CacheGeometry
@@ -117,8 +116,7 @@ def _choose(
     if settings.policy is not None:
         return settings.policy, settings.pinning
     config = settings.kv_cache_config
-    interval = envs.retention_or_default(config.prefix_cache_retention_interval)
-    policy = make_policy(interval, geometry, config.num_blocks - 1)
+    policy = make_policy(settings.retention, geometry, config.num_blocks - 1)
     pinning = settings.pinning
     if pinning is None and settings.enable_caching and geometry.windows:
         pinning = resolve_pins(config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import partial
 
 from vllm.v1.core.cache_step import Lookup
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
@@ -234,12 +233,7 @@ class AdmissionPass:
             0 if decision is None else self.held.encoder.num_encoder_tokens(request, decision)
         )
         found = lookup.local
-        allocate: Callable[..., KVCacheBlocks | None] = self.manager.allocate_slots
-        if found is not None and found.hit is not None:
-            # Blocks alone do not say which checkpoint they go with. For the rest the interface's
-            # parameters will do, and whoever replaces the method by them.
-            allocate = partial(allocate, lookup=found)
-        return allocate(
+        return self.manager.allocate_slots(
             request,
             num_new_tokens,
             num_new_computed_tokens=lookup.num_local_tokens,

@@ -15,27 +15,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm import envs
 from vllm.distributed.kv_events import EventPublisher, EventPublisherFactory, KVEventBatch
-from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.admission import AdmissionPass
 from vllm.v1.core.sched.admission_stats import AdmissionStats
-from vllm.v1.core.sched.delegation import PartOf
-from vllm.v1.core.sched.encoder_inputs import EncoderPlanner
 from vllm.v1.core.sched.holdings import Holdings
 from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.kv_transfer_updates import KVTransferUpdates, finish_loading
 from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.requests import Requests
 from vllm.v1.core.sched.running_pass import RunningPass
 from vllm.v1.core.sched.step_builder import StepBuilder
 from vllm.v1.core.sched.update_pass import UpdatePass, make_output
 from vllm.v1.core.sched.wiring import make_connector, make_encoder_planner, make_manager
+from vllm.v1.core.whole_block.scheduler_names import SchedulerNames
 from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, HeldPrefix
 from vllm.v1.metrics.stats import SchedulerStats, SpecDecodingStats
 from vllm.v1.request import Request, RequestStatus
@@ -50,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Scheduler", "SchedulerOutput"]
 
 
-class Scheduler(SchedulerInterface):
+class Scheduler(SchedulerNames, SchedulerInterface):
     """Synchronous scheduler.
 
     Owns: the requests with all their fields, the KV manager, the encoder's side, the statistics
@@ -69,26 +65,8 @@ class Scheduler(SchedulerInterface):
             made from the configuration.
     """
 
-    # Names of the interface; the parts own what is behind them.
-    requests = PartOf[dict[str, Request]]("_requests", "by_id")
-    waiting = PartOf[RequestQueue]("_requests", "waiting")
-    skipped_waiting = PartOf[RequestQueue]("_requests", "skipped_waiting")
-    running = PartOf[list[Request]]("_requests", "running")
-    finished_req_ids = PartOf[set[str]]("_requests", "finished_ids")
-    finished_req_ids_dict = PartOf[dict[int, set[str]] | None](
-        "_requests", "finished_ids_by_client"
-    )
-    finished_recving_kv_req_ids = PartOf[set[str]]("_requests", "loaded_ids")
-    _inflight_prefills = PartOf[set[Request]]("_requests", "prefilling")
-    encoder_cache_manager = PartOf[Any]("_encoder", "cache")
-    ec_connector = PartOf[Any]("_encoder", "ec_connector")
-    is_encoder_decoder = PartOf[bool]("_encoder", "is_encoder_decoder")
-    max_num_encoder_input_tokens = PartOf[int]("_encoder", "compute_budget")
-
     # Takes the tokens of a step; a scheduler that runs ahead has another.
     update_pass: ClassVar[type[UpdatePass]] = UpdatePass
-    # Read in steps of schedulers that outsiders build without __init__.
-    log_stats: bool = False
 
     def __init__(
         self,
@@ -131,16 +109,6 @@ class Scheduler(SchedulerInterface):
         self.kv_event_publisher = kv_event_publisher or EventPublisherFactory.create(
             vllm_config.kv_events_config, vllm_config.parallel_config.data_parallel_index
         )
-
-    # Parts of a scheduler that was built without __init__.
-
-    @cached_property
-    def _requests(self) -> Requests:
-        return Requests()
-
-    @cached_property
-    def _encoder(self) -> EncoderPlanner:
-        return EncoderPlanner(EncoderCacheManager(0))
 
     def _get_holdings(self) -> Holdings:
         return Holdings(self._requests, self.kv_cache_manager, self._encoder, self.connector)
@@ -209,7 +177,7 @@ class Scheduler(SchedulerInterface):
         manager = self.kv_cache_manager
         manager.new_step_starts()
         held = self._get_holdings()
-        step = StepBuilder(self.limits.max_num_tokens, self.max_num_encoder_input_tokens)
+        step = StepBuilder(self.limits.max_num_tokens, self._encoder.compute_budget)
         RunningPass(held, self.limits, step).run()
         if not step.holds_admission:
             admission = AdmissionPass(
@@ -217,7 +185,7 @@ class Scheduler(SchedulerInterface):
             )
             admission.run()
         assert step.token_budget >= 0
-        assert len(self.running) <= self.limits.max_num_seqs
+        assert len(self._requests.running) <= self.limits.max_num_seqs
         # All is allocated: from here on later steps may hit what this one computes.
         manager.commit_step()
         output = self._make_scheduler_output(step)
@@ -225,7 +193,10 @@ class Scheduler(SchedulerInterface):
         self.publish_kv_events()
         if self._checks_invariants:
             manager.check_invariants(
-                {request.request_id: request.num_computed_tokens for request in self.running}
+                {
+                    request.request_id: request.num_computed_tokens
+                    for request in self._requests.running
+                }
             )
         return output
 
@@ -245,7 +216,7 @@ class Scheduler(SchedulerInterface):
             scheduled_encoder_inputs=step.encoder_inputs,
             num_common_prefix_blocks=self._count_common_prefix_blocks(step),
             finished_req_ids=self._requests.take_finished_ids(),
-            free_encoder_mm_hashes=self.encoder_cache_manager.get_freed_mm_hashes(),
+            free_encoder_mm_hashes=self._encoder.cache.get_freed_mm_hashes(),
             preempted_req_ids=self._requests.take_preempted_ids(),
             new_block_ids_to_zero=work.new_block_ids,
             kv_cache_block_copies=work.copies,
@@ -255,8 +226,8 @@ class Scheduler(SchedulerInterface):
         )
         if self.connector is not None:
             output.kv_connector_metadata = self.connector.build_connector_meta(output)
-        if self.ec_connector is not None:
-            output.ec_connector_metadata = self.ec_connector.build_connector_meta(output)
+        if self._encoder.ec_connector is not None:
+            output.ec_connector_metadata = self._encoder.ec_connector.build_connector_meta(output)
         return output
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarMasks | None:
@@ -355,7 +326,7 @@ class Scheduler(SchedulerInterface):
         """Take draft tokens for the next step; ended requests and prefill chunks get none."""
         pairs = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
         for request_id, drafts in pairs:
-            request = self.requests.get(request_id)
+            request = self._requests.by_id.get(request_id)
             if request is None or request.is_finished():
                 continue
             if request.is_prefill_chunk:
@@ -382,8 +353,8 @@ class Scheduler(SchedulerInterface):
         if reset_running_requests:
             held, timestamp = self._get_holdings(), time.monotonic()
             # From the end, each to the front: they wait in the order in which they ran.
-            while self.running:
-                request = self.running.pop()
+            while self._requests.running:
+                request = self._requests.running.pop()
                 held.preempt(request, timestamp)
                 request.discard_tokens_in_flight()
             self._previous_step = set()
@@ -416,9 +387,9 @@ class Scheduler(SchedulerInterface):
         local, external = self._stats.take()
         collector = self.kv_cache_manager.block_pool.metrics_collector
         return SchedulerStats(
-            num_running_reqs=len(self.running),
-            num_waiting_reqs=len(self.waiting),
-            num_skipped_waiting_reqs=len(self.skipped_waiting),
+            num_running_reqs=len(self._requests.running),
+            num_waiting_reqs=len(self._requests.waiting),
+            num_skipped_waiting_reqs=len(self._requests.skipped_waiting),
             kv_cache_usage=self.kv_cache_manager.usage,
             prefix_cache_stats=local,
             connector_prefix_cache_stats=external,

@@ -1,8 +1,4 @@
-"""``update_from_output()``: what the tokens of a step change.
-
-Tests of outsiders build schedulers without ``__init__`` and update plain decode steps with them; on
-that path only requests, manager and grammars may be read.
-"""
+"""``update_from_output()``: what the tokens of a step change."""
 
 from __future__ import annotations
 

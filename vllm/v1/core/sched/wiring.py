@@ -8,6 +8,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.encoder_cache_manager import (
     EncoderCacheManager,
     EncoderDecoderCacheManager,
@@ -37,7 +38,7 @@ def make_manager(
     collector = None
     if observability.kv_cache_metrics:
         collector = KVCacheMetricsCollector(observability.kv_cache_metrics_sample)
-    return KVCacheManager(
+    settings = CacheSettings(
         kv_cache_config=kv_cache_config,
         max_model_len=limits.max_model_len,
         scheduler_block_size=block_size,
@@ -45,9 +46,6 @@ def make_manager(
         max_num_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         enable_caching=vllm_config.cache_config.enable_prefix_caching,
         use_eagle=limits.use_eagle,
-        # A manager counts lookups, and a request that finds no room is looked up again every
-        # step. AdmissionStats counts admissions.
-        log_stats=False,
         enable_kv_cache_events=events_config is not None and events_config.enable_kv_cache_events,
         dcp_world_size=vllm_config.parallel_config.decode_context_parallel_size,
         pcp_world_size=vllm_config.parallel_config.prefill_context_parallel_size,
@@ -55,6 +53,9 @@ def make_manager(
         num_lookahead_tokens=limits.num_lookahead_tokens,
         stale_row=StaleRow(limits.stale_row),
     )
+    # It counts no lookups: a request that finds no room is looked up again every step.
+    # AdmissionStats counts admissions.
+    return KVCacheManager.from_settings(settings)
 
 
 def make_encoder_planner(

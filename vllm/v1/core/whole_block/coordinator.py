@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from vllm import envs
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, StepWork
@@ -54,7 +53,7 @@ class KVCacheCoordinator(Coordinator):
         self.hash_block_size = settings.hash_block_size
         groups = self.kv_cache_config.kv_cache_groups
         retention_interval = resolve_retention_interval(
-            envs.retention_or_default(self.kv_cache_config.prefix_cache_retention_interval),
+            settings.retention,
             has_window_groups=any(g.kv_cache_spec.window_tokens is not None for g in groups),
             scheduler_block_size=settings.scheduler_block_size,
         )

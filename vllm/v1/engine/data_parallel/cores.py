@@ -9,7 +9,7 @@ import msgspec
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineCoreLostError, EngineDeadError, VllmError
 from vllm.logger import init_logger
-from vllm.v1.engine.client import AsyncEngineCoreHandle, Mailbox
+from vllm.v1.engine.client import AsyncEngineCoreHandle, MailboxHandle
 from vllm.v1.engine.data_parallel.gather import Gathering, Question
 from vllm.v1.engine.data_parallel.router import (
     PromptHasher,
@@ -42,7 +42,7 @@ logger = init_logger(__name__)
 CoreLauncher = Callable[[int], AsyncEngineCoreHandle]
 
 
-class DataParallelCores:
+class DataParallelCores(MailboxHandle):
     """A handle of several cores: requests go to the one that suits, questions to all.
 
     Without fault tolerance the first core that dies ends everything, as a single one would. With it
@@ -56,18 +56,17 @@ class DataParallelCores:
     """
 
     def __init__(self, config: VllmConfig, launch: CoreLauncher) -> None:
+        super().__init__()
         parallel = config.parallel_config
         self._config = config
         self._launch = launch
         self._is_tolerant = parallel.data_parallel_fault_tolerance
         self._num_restarts_left = [parallel.data_parallel_restarts] * parallel.data_parallel_size
-        self._mailbox = Mailbox()
         self._lock = threading.RLock()
         self._gatherings: dict[int, Gathering] = {}
         self._ready: Ready | None = None
         self._router: Router | None = None
         self._hash_prompt: PromptHasher | None = None
-        self._dead_error: EngineDeadError | None = None
         self._closing = False
         self._handles: list[AsyncEngineCoreHandle] = []
         try:
@@ -78,11 +77,6 @@ class DataParallelCores:
             raise
 
     # ---- the handle --------------------------------------------------------------------------
-
-    @property
-    def dead_error(self) -> EngineDeadError | None:
-        """Why there is nobody left to serve."""
-        return self._dead_error
 
     def wait_ready(self) -> Ready:
         """Block until every core serves.
@@ -130,14 +124,6 @@ class DataParallelCores:
     def living(self) -> Sequence[int]:
         """Return the ranks of the cores that serve."""
         return () if self._router is None else self._router.living()
-
-    def next_message(self) -> FromCore:
-        """Block for the next message of any core."""
-        return self._mailbox.get()
-
-    def subscribe(self, callback: Callable[[FromCore], None]) -> None:
-        """Have messages given to ``callback``, in the cores' own threads, one at a time."""
-        self._mailbox.subscribe(callback)
 
     def shutdown(self, timeout: float = 5.0) -> None:
         """Stop every core, by force after ``timeout`` seconds."""

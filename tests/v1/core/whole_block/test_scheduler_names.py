@@ -4,10 +4,10 @@ import pytest
 
 from tests.v1.core.sched.builders import make_request, make_scheduler
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
-from vllm.v1.core.sched.delegation import PartOf
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.whole_block.scheduler_names import PartOf, SchedulerNames
 
-NAMES = [name for name, value in vars(Scheduler).items() if isinstance(value, PartOf)]
+NAMES = [name for name, value in vars(SchedulerNames).items() if isinstance(value, PartOf)]
 
 
 @pytest.mark.parametrize("name", NAMES)
