@@ -10,13 +10,20 @@ WORKERS ?= 2
 NPU_VENV ?= .venv-npu
 DOCS_VENV ?= .venv-docs
 
-.PHONY: serve test fast check format figures docs native sanitize wheel clean ascend-conformance gpu-check
+CLIENT_ENVS ?= .venv-clients
+
+.PHONY: serve test clients fast check format figures docs native sanitize wheel clean ascend-conformance gpu-check
 
 serve: $(VENV)/.serve
 	$(BIN)/vllm serve $(MODEL) $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+# Real clients from PyPI and npm against a server, each group in an environment of its own; writes
+# docs/clients.md. CLIENTS="--only litellm" runs some.
+clients: $(VENV)/.dev
+	$(BIN)/python -m tests.clients.run --envs $(CLIENT_ENVS) --write $(CLIENTS)
 
 # The tests that take no server and at most a quarter of a second each.
 fast: $(VENV)/.dev
@@ -97,4 +104,4 @@ $(VENV)/.dev: $(VENV)/.serve requirements/dev.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(NPU_VENV) $(DOCS_VENV) build dist *.egg-info
+	rm -rf $(VENV) $(NPU_VENV) $(CLIENT_ENVS) $(DOCS_VENV) build dist *.egg-info

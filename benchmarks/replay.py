@@ -21,12 +21,12 @@ vLLM 0.32 (``--blocks vllm``, the default, so that a page is a block); ``--block
 same bytes on our own bf16 blocks at ``--unit``, whose dense tokens weigh 1.7 times as much.
 
 Policies: ``none``, ``0``, N, ``auto`` as operators write them; ``pinned`` is ``none`` with pins on
-a quarter of the pool, and so are ``0+pinned`` and ``auto+pinned``. ``today`` is vLLM's own policy
-(interval 0 and junctions) with vLLM's whole-block hits at 256, transient window blocks taken from
-the pool and compressor windows demanded everywhere; ``vllm-none``, ``vllm-pinned``, ``vllm-0`` and
-``vllm-N`` are its other policies on the same terms, without junctions. ``today+lean``,
-``today+superseded``, ``today+private`` (with lean) and ``today+all`` add one idea at a time. Prints
-a markdown table and one JSON line.
+a quarter of the pool, and so are others with ``+pinned`` behind their names. ``today`` is vLLM's
+own policy (interval 0 and junctions) with vLLM's whole-block hits at 256, transient window blocks
+taken from the pool and compressor windows demanded everywhere; ``vllm-none``, ``vllm-pinned``,
+``vllm-0`` and ``vllm-N`` are its other policies on the same terms, without junctions.
+``today+lean``, ``today+superseded``, ``today+private`` (with lean) and ``today+all`` add one idea
+at a time. Prints a markdown table and one JSON line.
 """
 
 import argparse
@@ -81,7 +81,7 @@ DEFAULT_PAGES = (8192, 16384, 32768, 65536, 131072)
 DEFAULT_POLICIES = ("none", "0", "4096", "16384", "pinned", "auto", "today")
 PINNED_SHARE = 0.25
 
-_PINNED = {"pinned": "none", "0+pinned": "0", "auto+pinned": "auto"}
+_PINNED_SUFFIX = "+pinned"
 _VLLM_PREFIX = "vllm-"
 _TODAY = {
     "keeps_lean": False,
@@ -172,16 +172,20 @@ def make_policy(name: str, config: KVCacheConfig) -> RetentionPolicy:
         return VariantPolicy(geometry, name, **(_TODAY | _VARIANTS[name]))
     if name.startswith(_VLLM_PREFIX):
         written = name.removeprefix(_VLLM_PREFIX)
-        wanted = make(_PINNED.get(written, written), geometry, config.num_blocks - 1)
+        wanted = make(_without_pins(written), geometry, config.num_blocks - 1)
         assert isinstance(wanted, FixedPolicy)
         interval = wanted.interval
         return VariantPolicy(geometry, name, interval=interval, keeps_junctions=False, **_TODAY)
-    return make(_PINNED.get(name, name), geometry, config.num_blocks - 1)
+    return make(_without_pins(name), geometry, config.num_blocks - 1)
+
+
+def _without_pins(name: str) -> str:
+    return "none" if name == "pinned" else name.removesuffix(_PINNED_SUFFIX)
 
 
 def make_pinning(name: str, share: float = PINNED_SHARE) -> PinSettings | None:
     """Return what a policy of that name pins; None: nothing."""
-    return PinSettings(share) if name.removeprefix(_VLLM_PREFIX) in _PINNED else None
+    return PinSettings(share) if _without_pins(name) != name or name == "vllm-pinned" else None
 
 
 def make_config(name: str, blocks: str, unit: int, num_pages: int) -> KVCacheConfig:

@@ -24,7 +24,9 @@ import httpx
 from benchmarks.live_server import LiveServer
 from benchmarks.result import print_result
 
+MODEL_NAME = "measured"
 COMMON = ("--block-size", "32", "--max-model-len", "1024", "--kv-cache-memory-bytes", "256M")
+COMMON += ("--served-model-name", MODEL_NAME)
 ALONE = ("--max-num-seqs", "1", "--no-enable-prefix-caching")
 # Name -> (flags, requests in flight, threads).
 SETTINGS: dict[str, tuple[tuple[str, ...], int, int]] = {
@@ -77,7 +79,7 @@ async def ask_all(
 
     async def ask(client: httpx.AsyncClient, index: int) -> None:
         body = {
-            "model": "deepseek-v4",
+            "model": MODEL_NAME,
             "prompt": prompts[index],
             "max_tokens": num_tokens,
             "temperature": 0.8 * (index % 2),
@@ -103,6 +105,7 @@ async def ask_all(
 
 def answer_with(
     folder: Path,
+    model: str,
     flags: Sequence[str],
     prompts: Sequence[list[int]],
     num_tokens: int,
@@ -111,13 +114,16 @@ def answer_with(
 ) -> list[Any]:
     """Return the answers of a server of its own."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    with LiveServer(folder / "server.log", "deepseek-v4", *COMMON, *flags) as server:
+    with LiveServer(folder / "server.log", model, *COMMON, *flags) as server:
         return asyncio.run(ask_all(server.url, prompts, num_tokens, in_flight))
 
 
 def main() -> int:
     """Compare all settings with requests one by one; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--model", default="deepseek-v4", help="A folder or GGUF file; of 1,000 tokens at least."
+    )
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--settings", default=",".join(SETTINGS))
@@ -126,12 +132,15 @@ def main() -> int:
     equal: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        alone = answer_with(folder, ALONE, prompts, args.tokens, 1, 1)
+        alone = answer_with(folder, args.model, ALONE, prompts, args.tokens, 1, 1)
         for setting in args.settings.split(","):
             flags, in_flight, threads = SETTINGS[setting]
-            answers = answer_with(folder, flags, prompts, args.tokens, in_flight, threads)
+            answers = answer_with(
+                folder, args.model, flags, prompts, args.tokens, in_flight, threads
+            )
             equal[setting] = sum(a == b for a, b in zip(answers, alone, strict=True))
-    print_result("same_bits", {"requests": args.requests, "tokens": args.tokens}, equal)
+    options = {"model": args.model, "requests": args.requests, "tokens": args.tokens}
+    print_result("same_bits", options, equal)
     return int(any(count < args.requests for count in equal.values()))
 
 

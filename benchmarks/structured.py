@@ -2,11 +2,11 @@
 
     python -m benchmarks.structured [--batch 32] [--steps 60] [--threads 1]
 
-The embedded checkpoint, two engine cores with equal requests: one decodes freely, the other fills
-an array of objects that a JSON schema describes. Their steps take turns, so that noise falls on
-both. One JSON line: milliseconds per step, of CPU time of all threads together and of wall time
-(masks are filled beside the model, where a core is free), the share that the schema adds, and that
-of penalties and a bias on all rows.
+The embedded checkpoint, engine cores with equal requests: one decodes freely, one fills an array of
+objects that a JSON schema describes, one does so or calls a tool with such an array. Their steps
+take turns, so that noise falls on all. One JSON line: milliseconds per step, of CPU time of all
+threads together and of wall time (masks are filled beside the model, where a core is free), the
+shares that the schema adds, and that of penalties and a bias on all rows.
 """
 
 import argparse
@@ -16,7 +16,10 @@ from typing import Any
 import torch
 
 from benchmarks.result import percentiles, print_result
+from vllm.parser.forced_calls import AnswerGrammar, answer_tag
+from vllm.parser.grammar_formats import json_of
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.tokenizers.chat_tools import parse_tools
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_factory import build_engine_core
 from vllm.v1.engine.engine_args import EngineArgs
@@ -41,9 +44,19 @@ SCHEMA = {
         "additionalProperties": False,
     },
 }
+# An answer in this form, or calls with equal arguments: what tools with a response format are.
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "store",
+        "parameters": {"type": "object", "properties": {"of": SCHEMA}, "required": ["of"]},
+    },
+}
+CALL_OR_JSON = answer_tag("deepseek_v4", AnswerGrammar(parse_tools([_TOOL]), json_of(SCHEMA)))
 ASKS: dict[str, dict[str, Any]] = {
     "free": {},
     "schema": {"structured_outputs": StructuredOutputsParams(json=SCHEMA)},
+    "call_or_json": {"structured_outputs": StructuredOutputsParams(structural_tag=CALL_OR_JSON)},
     "penalties": {
         "presence_penalty": 0.5,
         "repetition_penalty": 1.1,
@@ -102,7 +115,7 @@ def main() -> None:
     values: dict[str, Any] = {f"{k}_ms": percentiles(v) for k, v in samples.items()}
     for kind, level in zip(_KINDS, ("p50", "p10"), strict=True):
         base = values[f"free{kind}_ms"][level]
-        for name in ("schema", "penalties"):
+        for name in ("schema", "call_or_json", "penalties"):
             share = values[f"{name}{kind}_ms"][level] / base - 1
             values[f"{name}{kind}_share"] = round(share, 3)
     print_result("structured", vars(args), values)

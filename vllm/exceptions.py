@@ -65,7 +65,7 @@ class ContextLengthError(UserInputError):
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, you requested "
             f"{num_tokens + num_asked} tokens ({num_tokens} in the {what}, {num_asked} in the "
-            f"completion). Please reduce the length of the {what}.",
+            f"completion). Please reduce the length of the {what} ({self.code}).",
             "input_tokens",
         )
         self.num_tokens = num_tokens

@@ -150,8 +150,8 @@ def test_background(agent: openai.OpenAI) -> None:
 
 def test_refusals(agent: openai.OpenAI) -> None:
     create: Any = agent.responses.create
-    with pytest.raises(openai.BadRequestError, match="web_search"):
-        create(**QUIET, input="x", tools=[{"type": "web_search"}])
+    with pytest.raises(openai.BadRequestError, match="custom"):
+        create(**QUIET, input="x", tools=[{"type": "custom", "name": "patch"}])
     image = {"type": "input_image", "image_url": "data:,", "detail": "auto"}
     with pytest.raises(openai.BadRequestError, match="input_image"):
         create(**QUIET, input=[{"role": "user", "content": [image]}])

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from vllm.exceptions import ConfigError
 from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.kv_cache_specs.records import (
     _REGISTRY_KVCACHESPEC_LIST,
     KVCacheSpecRecord,
+    check_managed,
     find_record,
 )
 
@@ -80,23 +80,8 @@ class KVCacheSpecRegistry:
 
     @classmethod
     def check_kv_cache_spec_registry(cls, kv_cache_specs: Mapping[str, KVCacheSpec]) -> None:
-        """Refuse specs that nothing manages.
-
-        Hits at one unit need no manager: there a kind's own ``geometry`` is enough.
-
-        Args:
-            kv_cache_specs: Spec by layer name.
-
-        Raises:
-            ConfigError: (a ValueError) Names the first such layer and its spec type.
-        """
-        for layer_name, spec in kv_cache_specs.items():
-            is_managed = spec.keeps_every_token or spec.has_checkpoints
-            if not is_managed and find_record(type(spec)) is None:
-                raise ConfigError(
-                    f"Unsupported KV cache spec type for layer {layer_name}: "
-                    f"{type(spec).__name__}. Register it with register_kv_cache_spec."
-                )
+        """Refuse specs that nothing manages; see ``check_managed``."""
+        check_managed(kv_cache_specs)
 
 
 def register_kv_cache_spec(

@@ -122,6 +122,22 @@ def test_a_chat_goes_on_where_it_was(tmp_path):
         prompt = prompt + random_tokens(rng, 20)
 
 
+def test_what_a_chat_has_left_behind_goes_first(tmp_path):
+    rng = random.Random(6)
+    session = start(tmp_path / "cache")
+    prompt = random_tokens(rng, 150)
+    for _ in range(4):
+        (tokens,) = answer(session, [prompt], 4)
+        prompt = prompt + tokens + random_tokens(rng, 130)
+    store = store_of(session)
+    cells = store._table.cells
+    superseded = [e.position for e in store.list_objects() if cells["superseded"][e.cell]]
+    states = [e.position for e in store.list_objects() if e.extent.key.kind == 2]
+    assert superseded
+    assert max(superseded) < max(states)
+    stop(session)
+
+
 def test_other_continuations_share_a_beginning(tmp_path):
     rng = random.Random(8)
     head = random_tokens(rng, 800)

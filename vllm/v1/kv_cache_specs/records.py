@@ -4,9 +4,12 @@ They lie below the specs, which ask whether they may share a group. ``KVCacheSpe
 way to read and fill them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+
+from vllm.exceptions import ConfigError
 
 # Its register_all_kvcache_specs fills an empty table; by name, because it lies far above.
 _BUILT_INS = "vllm.v1.core.whole_block.registration"
@@ -40,3 +43,23 @@ def find_record(spec_class: type[Any]) -> KVCacheSpecRecord | None:
         if record is not None:
             return record
     return None
+
+
+def check_managed(kv_cache_specs: Mapping[str, Any]) -> None:
+    """Refuse specs that nothing manages.
+
+    Hits at one unit need no manager: there a kind's own ``geometry`` is enough.
+
+    Args:
+        kv_cache_specs: Spec by layer name.
+
+    Raises:
+        ConfigError: (a ValueError) Names the first such layer and its spec type.
+    """
+    for layer_name, spec in kv_cache_specs.items():
+        is_managed = spec.keeps_every_token or spec.has_checkpoints
+        if not is_managed and find_record(type(spec)) is None:
+            raise ConfigError(
+                f"Unsupported KV cache spec type for layer {layer_name}: "
+                f"{type(spec).__name__}. Register it with register_kv_cache_spec."
+            )

@@ -243,6 +243,8 @@ class CellTable:
     def supersede(self, index: int) -> None:
         """Let an entry go before others, in memory."""
         self.cells["superseded"][index] = 1
+        # The next to go, wherever it stood.
+        self._victims.append((-self._score(index), int(self.cells["position"][index]), index))
 
     def uses_of(self, index: int) -> bytes:
         """Return the bytes of a cell that tell of its uses."""

@@ -380,9 +380,10 @@ class _Tier:
         self._note_step(output)
         orders, self._orders = self._orders, OffloadOrders()
         self.tracker.look(list(output.num_scheduled_tokens))
-        store = self.store
+        superseded, store = self.tracker.take_superseded(), self.store
         if store is None:
             return orders
+        store.supersede(superseded)
         assert self.keeper.path is not None
         orders.folder, orders.slot_bytes = str(self.keeper.path), store.shape.slot_bytes
         if not store.is_writable:

@@ -98,7 +98,12 @@ class StoreKeeper:
             logger.warning("The prefix cache on disk is off: %s", error)
         self.is_opening = False
         while (work := self._work.get()) is not None:
-            work()
+            try:
+                work()
+            except OSError as error:
+                logger.warning("The prefix cache on disk is written no more: %s", error)
+                if self.store is not None:
+                    self.store.is_writable = False
         if self._folder is not None:
             self._folder.close()
 

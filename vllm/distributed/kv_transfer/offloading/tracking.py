@@ -83,6 +83,7 @@ class Tracker:
         self._tracks: dict[str, _Track] = {}
         self._ended: list[_Track] = []
         self.waiting: deque[Candidate] = deque()
+        self.superseded: list[ObjectKey] = []
         self.num_dropped = 0
 
     def add(self, request: Request) -> None:
@@ -116,9 +117,24 @@ class Tracker:
             num_tokens = len(track.request.block_hashes) * self._layout.unit
             self._queue_rows(track, num_tokens)
             self._queue_states(track, num_tokens)
+            self._note_superseded(track, num_tokens)
         while len(self.waiting) > _MAX_WAITING:
             self.waiting.popleft()
             self.num_dropped += 1
+
+    def _note_superseded(self, track: _Track, end: int) -> None:
+        """Remember what the request's conversation has left behind, as the pool sees it."""
+        hashes, unit = track.request.block_hashes, self._layout.unit
+        self.superseded += [
+            ObjectKey.of(ObjectKind.STATE, hashes[place.position // unit - 1])
+            for place in self._coordinator.list_checkpoints(hashes, end)
+            if place.standing is CheckpointStanding.SUPERSEDED
+        ]
+
+    def take_superseded(self) -> list[ObjectKey]:
+        """Drain the names of states that conversations have left behind."""
+        superseded, self.superseded = self.superseded, []
+        return superseded
 
     def _queue_rows(self, track: _Track, computed: int) -> None:
         size, unit = self._layout.group_tokens, self._layout.unit

@@ -94,6 +94,7 @@ class OffloadWorker:
         self._files = files or DiskFiles()
         self._pool = make_pool_rows(layout, kv_caches, groups)
         self._rows: RowsFile | None = None
+        self._has_complained = False
         self._handle: int | None = None
         self._restores: dict[str, _Restore] = {}
         self._failed: set[str] = set()
@@ -118,21 +119,37 @@ class OffloadWorker:
     def begin(self, orders: OffloadOrders) -> None:
         """Begin what a step orders to be read."""
         if orders.folder is not None and self._rows is None:
-            path = rows_path(Path(orders.folder), self._rank)
-            self._handle = self._files.open(path, writable=os.access(path, os.W_OK))
-            self._rows = RowsFile(self._files, self._handle, orders.slot_bytes)
+            self._open(rows_path(Path(orders.folder), self._rank), orders.slot_bytes)
         for order in orders.restores:
             restore = _Restore(order, time.monotonic() + order.timeout_s)
             self._restores[order.request_id] = restore
             if not order.objects:
-                restore.end("it was given up meanwhile")
+                restore.end("its prefix was given up meanwhile")
+            elif self._rows is None:
+                restore.end("its prefix cannot be read from disk")
             self._reads.put(restore)
         for request_id in orders.cancelled:
             if request_id in self._restores:
                 self._restores[request_id].end("the request ended")
 
+    def _open(self, path: Path, slot_bytes: int) -> None:
+        try:
+            self._handle = self._files.open(path, writable=os.access(path, os.W_OK))
+        except OSError as error:
+            # Tried again at the next step: it may be a matter of too many open files.
+            if not self._has_complained:
+                logger.warning("The prefix cache on disk cannot be opened: %s.", error)
+            self._has_complained = True
+        else:
+            self._rows = RowsFile(self._files, self._handle, slot_bytes)
+
     def take_rows(self, orders: OffloadOrders) -> None:
         """Copy what a step orders to be written, now that it has run."""
+        if self._rows is None and orders.writes:
+            refused = {order.target.extent.sequence: 1 for order in orders.writes}
+            with self._lock:
+                self._report = self._report.aggregate(OffloadReport(unwritten=refused))
+            return
         for order in orders.writes:
             self._writes.put((order.target.extent, self._gather(order)))
 

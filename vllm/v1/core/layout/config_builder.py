@@ -28,7 +28,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     member_spec,
 )
-from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+from vllm.v1.kv_cache_specs.records import check_managed
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -160,7 +160,7 @@ def get_kv_cache_configs(
         NotImplementedError: Page sizes that cannot be made equal.
     """
     merged = _merge_worker_specs(kv_cache_specs)
-    KVCacheSpecRegistry.check_kv_cache_spec_registry(merged)
+    check_managed(merged)
     groups = get_kv_cache_groups(vllm_config, merged)
     if not groups:
         return [KVCacheConfig(1, [], []) for _ in kv_cache_specs]

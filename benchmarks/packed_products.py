@@ -1,0 +1,116 @@
+"""Packed matrices against the products of plain ones: ``python -m benchmarks.packed_products``.
+
+One process multiplies by each form in turn, round after round, so that what else the machine does
+meets all of them; a figure is the best of a form's speeds and, beside it, the median of the rounds'
+ratios to the first form. Each pass goes over several matrices, more than the caches hold.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from vllm.model_executor.layers.quantization.gguf_blocks import read_blocks
+from vllm.model_executor.layers.quantization.panels import CodedRows, GroupValues, PackedRows
+from vllm.model_executor.layers.quantization.storages import Int8Rows, PlainRows, RowSource
+from vllm.native.library import NativeContext
+from vllm.native.loader import load_library
+from vllm.native.structs import Matrix
+from vllm.native.tensors import TensorBinder
+from vllm.v1.attention.layout import CacheLayout
+
+_BLOCK_BYTES = {"Q4_K": (256, 144), "Q6_K": (256, 210), "Q8_0": (32, 34)}
+
+
+def make_bf16(rows: int, columns: int) -> RowSource:
+    return PlainRows(torch.randn(rows, columns).bfloat16())
+
+
+def make_int8(rows: int, columns: int) -> RowSource:
+    made = Int8Rows(rows, columns, torch.float32, torch.device("cpu"))
+    made.slots("w")["w.weight"].copy_(torch.randn(rows, columns))
+    made.check("w")
+    return made
+
+
+def make_int4(group: int) -> Callable[[int, int], RowSource]:
+    def make(rows: int, columns: int) -> RowSource:
+        words = torch.randint(-(2**31), 2**31, (rows, columns // 8)).int()
+        scales = GroupValues(torch.rand(rows, columns // group).half())
+        return PackedRows(CodedRows("int4", words, columns, group, scales), "w")
+
+    return make
+
+
+def make_blocks(name: str) -> Callable[[int, int], RowSource]:
+    size, num_bytes = _BLOCK_BYTES[name]
+
+    def make(rows: int, columns: int) -> RowSource:
+        blocks = torch.randint(0, 256, (rows, columns // size, num_bytes), dtype=torch.uint8)
+        one = torch.tensor([1.0], dtype=torch.float16).view(torch.uint8)
+        for at in (208,) if name == "Q6_K" else (0, 2) if name == "Q4_K" else (0,):
+            blocks[..., at : at + 2] = one
+        return PackedRows(read_blocks(name, blocks.flatten(1)), "w")
+
+    return make
+
+
+FORMS: dict[str, Callable[[int, int], RowSource]] = {
+    "bf16": make_bf16,
+    "int8": make_int8,
+    "int4 g32": make_int4(32),
+    "int4 g128": make_int4(128),
+    "Q4_K": make_blocks("Q4_K"),
+    "Q6_K": make_blocks("Q6_K"),
+    "Q8_0": make_blocks("Q8_0"),
+}
+
+
+def find_ratio(first: list[float], own: list[float]) -> float:
+    """Returns how many times as fast as the first form another was, in the median round."""
+    return statistics.median(a / b for a, b in zip(first, own, strict=True))
+
+
+def main() -> None:
+    """Prints a table: billions of operations a second at best, and the median ratio."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64, 256])
+    parser.add_argument("--outputs", type=int, default=6144)
+    parser.add_argument("--inputs", type=int, default=1024)
+    parser.add_argument("--matrices", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS))
+    args = parser.parse_args()
+    library = load_library()
+    if library is None:
+        raise SystemExit("the native kernels are not built: make native")
+    context = NativeContext(library, args.threads)
+    binder = TensorBinder(CacheLayout((), {}), {})
+    kept: list[RowSource] = []
+    bound: dict[str, list[Matrix]] = {}
+    for name in args.forms:
+        sources = [FORMS[name](args.outputs, args.inputs) for _ in range(args.matrices)]
+        kept += sources
+        bound[name] = [binder.rows(source) for source in sources]
+    print("| rows of input | " + " | ".join(args.forms) + " |")
+    print("| --- |" + " --: |" * len(args.forms))
+    for rows in args.rows:
+        x, output = torch.randn(rows, args.inputs), torch.empty(rows, args.outputs)
+        times: dict[str, list[float]] = {name: [] for name in args.forms}
+        for _ in range(args.rounds):
+            for name in args.forms:
+                start = time.perf_counter()
+                for matrix in bound[name]:
+                    context.matmul(matrix, x, output)
+                times[name].append(time.perf_counter() - start)
+        first = times[args.forms[0]]
+        work = 2e-9 * rows * args.outputs * args.inputs * args.matrices
+        cells = [f"{work / min(own):.1f} ({find_ratio(first, own):.2f}x)" for own in times.values()]
+        print(f"| {rows} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Real packages against a real server: ``make clients``."""

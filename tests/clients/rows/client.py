@@ -1,0 +1,95 @@
+"""What the rows of one environment share; runs where only that client is installed.
+
+A row is a function that is handed a ``Row`` and fills in what the client saw. The model of the
+server says the same in every turn: it calls ``look_up`` with ``ARGUMENTS``.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+URL = os.environ.get("CLIENTS_URL", "http://127.0.0.1:8000")
+V1 = URL + "/v1"
+MODEL = "agent"
+ARGUMENTS = {"key": "Bérgen 🏔", "days": 3}
+TURNS = 10
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"key": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["key", "days"],
+}
+ASK = "Find the record. " * 8
+RESULT = "The record holds nothing of note. "
+# Longer than the context of the server.
+TOO_LONG = "word " * 20_000
+
+
+@dataclass
+class Row:
+    """What one client did.
+
+    Attributes:
+        calls: Arguments of every call that the client handed to its tool.
+        cached: Cached tokens of each turn, where the client tells them.
+        tokens: Tokens of answers, where the client tells them.
+        shown: What else shows that it worked.
+    """
+
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    cached: list[int] = field(default_factory=list)
+    tokens: int = 0
+    shown: str = ""
+
+    def look_up(self, key: str, days: int) -> str:
+        """Look a record up."""
+        self.calls.append({"key": key, "days": days})
+        return RESULT
+
+    def check_agent(self, turns: int = TURNS) -> None:
+        """Ten calls, each with the model's own arguments; every turn reads more from the cache."""
+        assert self.calls == [ARGUMENTS] * turns, self.calls
+        if self.cached:
+            rising = self.cached[1:]
+            assert len(self.cached) == turns, self.cached
+            assert rising == sorted(rising), self.cached
+            assert rising[0] > 0, self.cached
+            assert rising[-1] > rising[0], self.cached
+
+
+def run(rows: dict[str, Callable[[Row], None]], package: str) -> None:
+    """Run rows, or those that the command line names; print one JSON line each."""
+    from importlib.metadata import version
+
+    wanted = sys.argv[1:] or list(rows)
+    print(json.dumps({"package": package, "version": version(package)}), flush=True)
+    for name in wanted:
+        row = Row()
+        print(json.dumps({"begin": name}), flush=True)
+        _wait()
+        error = ""
+        try:
+            rows[name](row)
+        except BaseException as failure:  # a row's failure is its result
+            error = f"{type(failure).__name__}: {failure}"[:600]
+            traceback.print_exc()
+        told = {
+            "row": name,
+            "ok": not error,
+            "error": error,
+            "calls": len(row.calls),
+            "cached": sum(row.cached),
+            "tokens": row.tokens,
+            "shown": row.shown,
+        }
+        print(json.dumps(told), flush=True)
+        _wait()
+
+
+def _wait() -> None:
+    """Let the runner read the server's counters before the next requests."""
+    if "CLIENTS_HOME" in os.environ:
+        sys.stdin.readline()

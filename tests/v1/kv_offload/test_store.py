@@ -1,0 +1,124 @@
+"""The store over a disk that fails: what is acknowledged stays, all else is as if never written."""
+
+import pytest
+
+from tests.v1.kv_offload.store_driver import INDEX, ROWS, StoreDriver
+from vllm.v1.kv_offload.cells import MAX_EXTENTS
+from vllm.v1.kv_offload.free_slots import FreeSlots
+from vllm.v1.kv_offload.rates import Rates
+
+
+def _fill(driver):
+    """Write until the file is as large as it gets, and full."""
+    while not driver.store.counts.evicted:
+        driver.write_batch(2)
+        driver.store.make_room()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("call", "path"), [("write", ROWS), ("sync", ROWS), ("sync", INDEX), ("write", INDEX)]
+)
+def test_a_failed_call_costs_its_batch_alone(seed, call, path):
+    driver = StoreDriver(seed)
+    for _ in range(20):
+        driver.step()
+    before = {entry.extent for entry in driver.store.list_objects()}
+    driver.disk.fail = {(call, path): 0}
+    driver.write_batch(3)
+    driver.disk.fail = {}
+    evicted = driver.store.counts.evicted
+    after = {entry.extent for entry in driver.store.list_objects()}
+    assert after <= before
+    assert driver.store.is_writable
+    driver.time += 1000
+    for _ in range(20):
+        driver.step()
+    driver.check_all()
+    assert driver.num_acknowledged > 0
+    assert evicted >= len(before - after)
+    # A retired slot is nobody's until the next start, when all is well again.
+    driver.cut(num_steps=2)
+
+
+def test_two_failed_syncs_in_a_minute_end_writing():
+    driver = StoreDriver(1)
+    _fill(driver)
+    driver.disk.fail = {("sync", ROWS): 0}
+    while driver.store.is_writable:
+        assert driver.write_batch(2) == []
+        driver.store.make_room()
+    driver.disk.fail = {}
+    assert driver.write_batch(2) == []
+    driver.check_all()
+    assert len(driver.store.list_objects()) > 0
+
+
+def test_slots_come_from_one_run_or_from_eight():
+    free = FreeSlots()
+    free.add(0, 100)
+    taken = [free.take(5) for _ in range(20)]
+    assert [extents[0] for extents in taken] == [(5 * i, 5) for i in range(20)]
+    for extents in taken[::2]:
+        free.add_all(extents)
+    assert free.num_free == 50
+    found = free.take(38)
+    assert found is not None
+    assert len(found) == MAX_EXTENTS
+    assert free.take(13) is None
+    free.add_all(found)
+    for extents in taken[1::2]:
+        free.add_all(extents)
+    assert free.runs() == [(0, 100)]
+
+
+def test_superseded_entries_go_first_then_the_longest_unused_then_the_deepest():
+    driver = StoreDriver(2)
+    _fill(driver)
+    objects = driver.store.list_objects()
+    driver.store.pin(objects[:3])
+    driver.store.unpin(objects[:3])
+    driver.store.supersede([objects[5].extent.key])
+    table = driver.store._table
+    order = []
+    while (index := table.next_victim(set(order))) is not None:
+        order.append(index)
+    assert order[0] == objects[5].cell
+    assert len(order) == len(objects)
+    last = [table.describe(index) for index in order[-3:]]
+    assert {entry.extent for entry in last} == {entry.extent for entry in objects[:3]}
+    assert [e.position for e in last] == sorted((e.position for e in last), reverse=True)
+
+
+def test_a_pinned_object_is_not_given_up():
+    driver = StoreDriver(3)
+    _fill(driver)
+    kept = driver.store.list_objects()[:3]
+    assert driver.store.pin(kept)
+    before = driver.store.counts.evicted
+    for _ in range(40):
+        driver.write_batch(2)
+        driver.store.make_room()
+    assert driver.store.counts.evicted > before + 10
+    assert {entry.extent for entry in kept} <= {e.extent for e in driver.store.list_objects()}
+    driver.store.unpin(kept)
+    assert driver.store.clear()
+    assert driver.store.list_objects() == []
+    assert not driver.store.pin(kept)
+    assert driver.store.find_faults() == []
+
+
+def test_restoring_pays_where_computing_is_slow():
+    rates = Rates()
+    assert rates.pays(1 << 30, 0, 1000)
+    rates.note_prefill(0, 512, 0.05)
+    assert rates.compute_s(0, 512) == pytest.approx(0.05)
+    rates.note_prefill(4000, 512, 0.1)
+    assert rates.compute_s(0, 1) == pytest.approx(0.05 / 512)
+    assert rates.compute_s(4096, 5120) == pytest.approx(0.2)
+    assert rates.pays(1 << 20, 0, 512)
+    assert not rates.pays(1 << 30, 0, 512)
+    assert not rates.pays(1 << 20, 0, 512, num_queued=1 << 30)
+    for _ in range(100):
+        rates.note_restore(1 << 20, 0.003 + (1 << 20) / 2e9)
+    assert rates.bytes_per_s == pytest.approx(2e9, rel=0.01)
