@@ -87,3 +87,9 @@ def test_the_site_stops_at_dead_links() -> None:
     assert site["validation"]["links"] == dict.fromkeys(
         ("not_found", "anchors", "absolute_links", "unrecognized_links"), "warn"
     )
+
+
+@pytest.mark.parametrize("page", find_pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_has_marks_of_a_merge(page: Path) -> None:
+    marked = re.findall(r"^(?:<{7} |={7}$|>{7} ).*", page.read_text("utf-8"), re.MULTILINE)
+    assert marked == []
