@@ -12,7 +12,7 @@ DOCS_VENV ?= .venv-docs
 
 CLIENT_ENVS ?= .venv-clients
 
-.PHONY: serve test clients fast check format figures docs native sanitize wheel clean ascend-conformance
+.PHONY: serve test clients fast check format figures docs native sanitize wheel clean ascend-conformance gpu-check
 
 serve: $(VENV)/.serve
 	$(BIN)/vllm serve $(MODEL) $(ARGS)
@@ -76,6 +76,12 @@ $(BIN)/python:
 # The kernels of csrc/ into the checkout; the install above builds them too, once.
 native: $(VENV)/.serve
 	$(BIN)/python csrc/compile.py --strict
+
+# Kernels and families on a GPU against the CPU, then figures: ten minutes, no network, any python
+# with torch and triton (no virtual environment is made).
+gpu-check:
+	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu check --output gpu-check.json
+	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu bench --output gpu-bench.json
 
 # The kernels' tests with every memory access and every integer step checked.
 sanitize: $(VENV)/.dev

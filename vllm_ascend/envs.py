@@ -9,12 +9,14 @@ GENERATION_VARIABLE = "VLLM_ASCEND_REFERENCE_GENERATION"
 COMPRESSED_BLOCK_VARIABLE = "VLLM_ASCEND_DSV4_COMPRESSED_KV_BLOCK_SIZE"
 GRAPH_VARIABLE = "VLLM_ASCEND_DECODE_GRAPHS"
 NZ_VARIABLE = "VLLM_ASCEND_WEIGHT_NZ"
+TRITON_VARIABLE = "VLLM_ASCEND_TRITON"
 # Of no effect where this tree does not run.
 DEVICE_VARIABLES = (
     COMPRESSED_BLOCK_VARIABLE,
     GENERATION_VARIABLE,
     GRAPH_VARIABLE,
     NZ_VARIABLE,
+    TRITON_VARIABLE,
 )
 
 _TRUE = ("1", "true", "yes", "on")
@@ -46,6 +48,15 @@ def wants_nz_weights() -> bool:
         ConfigError: The variable is no boolean.
     """
     return _read_flag(NZ_VARIABLE)
+
+
+def wants_triton() -> bool:
+    """Whether ops without an npu call are the core's Triton kernels. Never run; off by default.
+
+    Raises:
+        ConfigError: The variable is no boolean.
+    """
+    return _read_flag(TRITON_VARIABLE)
 
 
 def read_reference_generation() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,6 +11,7 @@ from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.shards import ShardFinder, find_whole
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.cuda import require_interpreter
 from vllm.platforms.interface import Platform
 from vllm_ascend import envs
 from vllm_ascend.core.geometry import (
@@ -146,7 +148,14 @@ class NPUPlatform(AscendPlatform):
         """
         from vllm_ascend.ops.registry import get_ascend_op  # noqa: PLC0415  (loads torch)
 
-        return get_ascend_op(name, is_a5=self.generation() is Generation.A5)
+        if envs.wants_triton() and importlib.util.find_spec("triton") is None:
+            raise ConfigError(
+                f"{envs.TRITON_VARIABLE}=1 needs the package triton-ascend: pip install "
+                "triton-ascend, or unset it."
+            )
+        return get_ascend_op(
+            name, is_a5=self.generation() is Generation.A5, uses_triton=envs.wants_triton()
+        )
 
     def make_device(self, local_rank: int) -> torch.device:
         """Make NPU ``local_rank`` current and return it.
@@ -219,7 +228,11 @@ class ReferencePlatform(AscendPlatform, CpuPlatform):
         from vllm_ascend.ops.schemas import register_npu_ops  # noqa: PLC0415  (loads torch)
 
         register_npu_ops()
-        return get_ascend_op(name, is_a5=self.generation() is Generation.A5)
+        if envs.wants_triton():
+            require_interpreter()
+        return get_ascend_op(
+            name, is_a5=self.generation() is Generation.A5, uses_triton=envs.wants_triton()
+        )
 
     def allocate_kv_pool(
         self, num_blocks: int, stride_bytes: int, device: torch.device

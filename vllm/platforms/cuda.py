@@ -227,15 +227,16 @@ def require_interpreter() -> None:
     """
     if importlib.util.find_spec("triton") is None:
         raise ConfigError(
-            "VLLM_CUDA_REFERENCE=1 runs Triton's interpreter, but the package triton is not "
-            "installed: pip install -r requirements/dev.txt."
+            "Triton's interpreter was asked for (VLLM_CUDA_REFERENCE or VLLM_ASCEND_TRITON), but "
+            "the package triton is not installed: pip install -r requirements/dev.txt."
         )
     os.environ[_INTERPRET] = "1"
     from vllm.v1.attention.ops.triton import launch  # noqa: PLC0415  (loads triton)
 
     if not launch.IS_INTERPRETED:
         raise ConfigError(
-            "VLLM_CUDA_REFERENCE=1 came too late: this process has loaded kernels to compile them."
+            "Triton's interpreter was asked for (VLLM_CUDA_REFERENCE or VLLM_ASCEND_TRITON) too "
+            "late: this process has loaded kernels to compile them."
         )
 
 

@@ -112,12 +112,13 @@ ASCEND_OPS: Mapping[str, AscendOp] = MappingProxyType(
 """Every name of the core's registry, once."""
 
 
-def get_ascend_op(name: str, *, is_a5: bool = False) -> Op:
+def get_ascend_op(name: str, *, is_a5: bool = False, uses_triton: bool = False) -> Op:
     """Return an op for tensors on an NPU, or in reference mode on a CPU.
 
     Args:
         name: A name of the core's registry.
         is_a5: Whether the device is an A5 (Ascend 950), which has calls of its own.
+        uses_triton: Whether the core's Triton kernels stand in for plain torch; npu calls go first.
 
     Raises:
         ConfigError: No op has this name.
@@ -125,4 +126,11 @@ def get_ascend_op(name: str, *, is_a5: bool = False) -> Op:
     op = ASCEND_OPS.get(name)
     if op is None:
         raise ConfigError(f"no op is named {name!r}; known: {', '.join(sorted(ASCEND_OPS))}")
-    return REFERENCE_OPS[name] if op.a5_only and not is_a5 else op.run
+    run = REFERENCE_OPS[name] if op.a5_only and not is_a5 else op.run
+    if uses_triton and run is REFERENCE_OPS[name]:
+        from vllm.v1.attention.ops.triton.registry import (  # noqa: PLC0415  (loads triton)
+            get_triton_op,
+        )
+
+        return get_triton_op(name)
+    return run

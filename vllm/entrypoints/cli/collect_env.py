@@ -9,11 +9,30 @@ from typing import Any
 
 from vllm import envs
 from vllm.native.loader import find_vector_build, open_library
+from vllm.platforms.resolve import is_cuda_available
 from vllm.version import BANNER
 
 _PACKAGES = (
-    *("torch", "torch-npu", "transformers", "tokenizers", "safetensors", "numpy", "fastapi"),
-    *("uvicorn", "pydantic", "msgspec", "pyzmq", "prometheus_client", "jinja2", "openai"),
+    *(
+        "torch",
+        "torch-npu",
+        "triton",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "numpy",
+        "fastapi",
+    ),
+    *(
+        "fastapi",
+        "uvicorn",
+        "pydantic",
+        "msgspec",
+        "pyzmq",
+        "prometheus_client",
+        "jinja2",
+        "openai",
+    ),
 )
 _PREFIXES = ("VLLM_", "CUDA_", "ASCEND_", "OMP_", "MKL_", "TORCH_")
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -39,6 +58,7 @@ def make_report() -> str:
         f"OS       {platform.platform()}",
         f"CPU      {_cpu_name()}, {os.cpu_count()} logical cores",
         f"Native   {_native_state()}",
+        f"GPUs     {_gpu_state()}",
         "",
         *(f"{name:<18} {_version_of(name)}" for name in _PACKAGES),
         "",
@@ -59,6 +79,20 @@ def _native_state() -> str:
     if isinstance(library, str):
         return f"off ({library}): models run on torch"
     return f"{find_vector_build(library)} build"
+
+
+def _gpu_state() -> str:
+    """Return the GPUs that torch reaches."""
+    if not is_cuda_available():
+        return "none that torch reaches"
+    import torch  # noqa: PLC0415  (start-up: most machines have no GPU)
+
+    cards = []
+    for index in range(torch.cuda.device_count()):
+        card = torch.cuda.get_device_properties(index)
+        gib = card.total_memory / 2**30
+        cards.append(f"{card.name} (compute capability {card.major}.{card.minor}, {gib:.0f} GiB)")
+    return ", ".join(cards)
 
 
 def _version_of(package: str) -> str:
