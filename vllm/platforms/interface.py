@@ -1,8 +1,8 @@
 """What the engine asks of a device: ops by name, a worker, memory, config defaults, KV-cache hooks.
 
 A platform is found once (``vllm.platforms.current_platform``); the rest of the tree asks it instead
-of testing device names. This module is a leaf and loads torch only inside the methods that need a
-tensor, because the API process asks for config defaults too.
+of testing device names. This module loads torch only inside the methods that need a tensor, because
+the API process asks for config defaults too.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class GroupInfo(msgspec.Struct, frozen=True):
     """One KV cache group.
 
     Attributes:
-        kind: The spec's class name.
+        kind: What people call it, such as "sliding window".
         block_size: Tokens of a block.
         num_layers: Caches in the group.
         page_size_bytes: Bytes of a block over the group's caches.
