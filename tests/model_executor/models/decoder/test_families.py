@@ -10,6 +10,7 @@ from tests.model_executor.models.decoder.building import build_model
 from tests.model_executor.models.decoder.reference import (
     build_hf_model,
     gemma3,
+    gpt_oss,
     llama,
     mistral,
     qwen3,
@@ -49,9 +50,16 @@ def test_what_is_not_served_is_refused_by_name(raw: dict[str, Any], named: str) 
         parse(raw)
 
 
-def test_quantised_weights_are_refused_by_name() -> None:
+@pytest.mark.parametrize("family", [llama, qwen3, gemma3, gpt_oss])
+def test_weights_of_a_format_that_is_not_read_are_refused_by_name(family: Any) -> None:
+    with pytest.raises(UnsupportedFeatureError, match="bitsandbytes"):
+        parse(family(quantization_config={"quant_method": "bitsandbytes"}))
+
+
+def test_gpt_oss_refuses_packed_weights_that_others_load() -> None:
+    parse(llama(quantization_config={"quant_method": "awq"}))
     with pytest.raises(UnsupportedFeatureError, match="awq"):
-        parse(llama(quantization_config={"quant_method": "awq"}))
+        parse(gpt_oss(quantization_config={"quant_method": "awq"}))
 
 
 def test_windows_and_kinds_of_layers() -> None:
