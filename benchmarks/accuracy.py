@@ -19,7 +19,6 @@ import argparse
 import json
 import random
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +30,7 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
-from benchmarks.disaggregated import free_port, transfer_flags, wait_for_proxy
+from benchmarks.disaggregated import free_port, start_proxy, transfer_flags
 from benchmarks.live_server import LiveServer
 from benchmarks.result import print_result
 from tools.embedded_model import facts, tasks, words
@@ -147,17 +146,10 @@ def serve(name: str, folder: Path) -> Iterator[str]:
         elif name == "cache+mtp":
             yield start("server", *_MTP).url
         else:
-            kv_port, port = free_port(), free_port()
+            kv_port = free_port()
             prefill = start("prefill", *transfer_flags("kv_producer", kv_port))
             decode = start("decode", *transfer_flags("kv_consumer", kv_port))
-            proxy = Path(__file__).parents[1] / "examples" / "disaggregated" / "proxy.py"
-            command = [sys.executable, str(proxy), "--port", str(port), "--prefill", prefill.url]
-            process = subprocess.Popen([*command, "--decode", decode.url])
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
-            url = f"http://127.0.0.1:{port}"
-            wait_for_proxy(url)
-            yield url
+            yield start_proxy(stack, prefill.url, decode.url)
 
 
 SERVERS = ("none", "cache", "cache+mtp", "disaggregated")

@@ -125,16 +125,27 @@ def wait_free(url: str) -> bool:
     return True
 
 
-def wait_for_proxy(url: str) -> None:
-    """Wait until the example's proxy answers.
+def start_proxy(stack: ExitStack, prefill_url: str, decode_url: str) -> str:
+    """Start the example's proxy, wait until it answers, and return its URL.
+
+    Args:
+        stack: Ends the proxy.
+        prefill_url: Of the prefill server.
+        decode_url: Of the decode server.
 
     Raises:
-        RuntimeError: It does not.
+        RuntimeError: It does not answer.
     """
+    port = free_port()
+    command = [sys.executable, str(_PROXY), "--port", str(port), "--prefill", prefill_url]
+    proxy = subprocess.Popen([*command, "--decode", decode_url])
+    stack.callback(proxy.wait)
+    stack.callback(proxy.terminate)
+    url = f"http://127.0.0.1:{port}"
     for _ in range(300):
         try:
             httpx.get(url + "/health", timeout=5).raise_for_status()
-            return
+            return url
         except httpx.HTTPError:
             time.sleep(0.1)
     raise RuntimeError(f"the proxy at {url} does not answer")
@@ -145,7 +156,6 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     flags = ("deepseek-v4", "--block-size", "32", *_TIGHT)
     apart = (*(() if args.no_mtp else _MTP), "--data-parallel-size", str(args.cores))
     kv_port = free_port()
-    port = free_port()
     with ExitStack() as stack:
 
         def start(name: str, *more: str) -> LiveServer:
@@ -154,12 +164,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         alone = start("alone")
         prefill = start("prefill", *apart, *transfer_flags("kv_producer", kv_port))
         decode = start("decode", *apart, *transfer_flags("kv_consumer", kv_port))
-        command = [sys.executable, str(_PROXY), "--port", str(port), "--prefill", prefill.url]
-        proxy = subprocess.Popen([*command, "--decode", decode.url])
-        stack.callback(proxy.wait)
-        stack.callback(proxy.terminate)
-        url = f"http://127.0.0.1:{port}"
-        wait_for_proxy(url)
+        url = start_proxy(stack, prefill.url, decode.url)
 
         def compare(entry: tuple[str, str, dict[str, Any]]) -> str:
             kind, path, body = entry

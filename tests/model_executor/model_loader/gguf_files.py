@@ -7,14 +7,12 @@ family's releases, decoded by that package.
 from pathlib import Path
 from typing import Any
 
+import gguf  # an oracle of the tests, in requirements/dev.txt
 import numpy as np
-import pytest
 import torch
 
 from vllm.tokenizers import Tokenizer
 
-# An oracle of the tests, in requirements/dev.txt.
-gguf = pytest.importorskip("gguf")
 Type = gguf.GGMLQuantizationType
 GGML_QUANT_SIZES = gguf.constants.GGML_QUANT_SIZES
 
