@@ -216,21 +216,19 @@ class PrefixIndex:
         self, blocks: Sequence[KVCacheBlock], group_id: int, prefix_hashes: Sequence[BlockHash]
     ) -> None:
         """Let blocks carry keys, in ascending order of position."""
-        ranks_blocks, num_new = self._ranks_blocks, 0
+        fresh: list[KVCacheBlock] = []
         for block, prefix_hash in zip(blocks, prefix_hashes, strict=True):
-            keys = block.keys
-            if keys is None:
-                assert block.block_id  # the null block carries nothing
-                block.group_id = group_id
-                block.keys = [prefix_hash]
-                num_new += 1
-                if ranks_blocks:
-                    standing = self._first_standing(group_id, prefix_hash)
-                    self._standings[block.block_id] = standing
+            if block.keys is None:
+                block.group_id, block.keys = group_id, [prefix_hash]
+                fresh.append(block)
             else:
-                assert block.group_id == group_id
-                keys.append(prefix_hash)
-        self._num_keyed += num_new
+                block.keys.append(prefix_hash)
+        self._num_keyed += len(fresh)
+        if self._ranks_blocks:
+            for block in fresh:
+                assert block.keys is not None
+                standing = self._first_standing(group_id, block.keys[0])
+                self._standings[block.block_id] = standing
 
     def _first_standing(self, group_id: int, prefix_hash: BlockHash) -> Standing:
         """Return what is known of a prefix that is about to be published."""

@@ -95,7 +95,7 @@ class Publisher:
             ]
             emptied = self._index.add_keys(table.blocks_below(ends), group_id, keys, parents)
             if emptied:
-                self._prefixes.pool.replace(emptied)
+                self._prefixes.pool.replace_emptied(emptied)
             if self._index.events.is_on:
                 self._announce(cache, group_id, keys, range(first, ends[-1], step))
         published.num_units = max(first_unit, num_units)
@@ -194,7 +194,7 @@ class Publisher:
                 keys, parents = (prefix_hash,), (parent,)
                 emptied = index.add_keys((copy.destination,), copy.group_id, keys, parents)
                 if emptied:
-                    self._prefixes.pool.replace(emptied)
+                    self._prefixes.pool.replace_emptied(emptied)
                 if index.events.is_on:
                     end = (cache.request.block_hashes.index(prefix_hash) + 1) * unit
                     self._announce(cache, copy.group_id, keys, range(end - step, end, step))
