@@ -134,7 +134,8 @@ class Publisher:
             standing,
             is_lean=position % self._geometry.lean == 0,
         )
-        if self._store.publish(record, request.request_id):
+        # Its blocks are in the request's tables; see ``settle``.
+        if self._store.publish(record, request.request_id, lists_blocks=False):
             if next_token is None:
                 published.unfollowed = record
             is_left = standing is CheckpointStanding.LEFT
@@ -182,6 +183,11 @@ class Publisher:
                 else:
                     self._store.dissolve(record)
         cache.published.trailing = remaining
+
+    def settle(self, cache: RequestCache) -> None:
+        """Prepare for giving back blocks of a request that checkpoints of its may need."""
+        self._store.settle(cache.published.kept)
+        self._store.settle(cache.published.trailing)
 
     def publish_copies(self, cache: RequestCache) -> None:
         """Let copies carry their source's keys below the boundary."""
