@@ -212,8 +212,7 @@ class CheckpointCoordinator(Coordinator):
         for window in cache.windows:
             passed = window.drop_below(cache.num_accepted)
             if passed:
-                self._publisher.settle(cache)
-                self.block_pool.free_blocks(passed)
+                self._publisher.give_back(cache, passed)
         return False
 
     def _admitted(self, step: StepRequest) -> RequestCache | None:
@@ -375,8 +374,7 @@ class CheckpointCoordinator(Coordinator):
             if tables:
                 work.window_tables[request_id] = tables
             if cache.spared_until:
-                self._publisher.settle(cache)
-                self.block_pool.free_blocks(cache.take_spared())
+                self._publisher.give_back(cache, cache.take_spared())
         self._changed.clear()
         return work
 

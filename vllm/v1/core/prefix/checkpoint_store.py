@@ -46,8 +46,8 @@ class CheckpointStore:
         Args:
             record: Its standing says what its maker wants of it.
             maker: The request that made it, which runs.
-            lists_blocks: False: its maker holds all its blocks, and calls ``settle`` before it
-                gives back one of them.
+            lists_blocks: False: its maker holds all its blocks, and calls ``give_back`` before it
+                gives back some of them.
 
         Returns:
             Whether the record was entered; else the one that exists is kept if this one is.
@@ -64,10 +64,12 @@ class CheckpointStore:
         self._index.add_checkpoint(record, lists_blocks=lists_blocks)
         return True
 
-    def settle(self, records: Iterable[Checkpoint]) -> None:
-        """Take note of what belongs to checkpoints whose maker is about to give blocks back."""
+    def give_back(
+        self, records: Iterable[Checkpoint], blocks: Sequence[KVCacheBlock] | None = None
+    ) -> None:
+        """Take note that who made checkpoints is about to give back blocks; None: all of them."""
         for record in records:
-            self._index.list_blocks(record)
+            self._index.list_blocks(record, blocks)
 
     def _publish_again(self, existing: Checkpoint, record: Checkpoint) -> None:
         """Let a checkpoint be what somebody wants who would have made the same one."""
@@ -92,8 +94,8 @@ class CheckpointStore:
 
     def _replace(self, record: Checkpoint) -> None:
         """Move a checkpoint's free blocks to where they belong now."""
-        if self._index.holds_checkpoint(record) and self._index.is_listed(record):
-            self._pool.replace(record.all_blocks())
+        if self._index.holds_checkpoint(record):
+            self._pool.replace(self._index.listed_blocks(record))
 
     def _rank(self, record: Checkpoint) -> None:
         """Ask the policy for a checkpoint's tier."""
@@ -164,7 +166,7 @@ class CheckpointStore:
         for record in made:
             record.older = older
             self._let_go(record, user)
-        self.settle(made)
+        self.give_back(made)
         # A block of several is as young as the last of them.
         aging = [r for r in (*made, *origins) if self._index.holds_checkpoint(r)]
         blocks = [block for record in aging for block in record.all_blocks()]
@@ -187,12 +189,10 @@ class CheckpointStore:
     def dissolve(self, record: Checkpoint) -> None:
         """Withdraw a checkpoint; free blocks that serve nothing else fall to SCRATCH."""
         if self._index.holds_checkpoint(record):
-            was_listed = self._index.is_listed(record)
-            self._index.remove_checkpoint(record)
+            blocks = self._index.remove_checkpoint(record)
             if self._pool.pins is not None:
                 self._pool.pins.unpin(record)
-            if was_listed:
-                self._pool.replace(record.all_blocks())
+            self._pool.replace(blocks)
 
     # ---- pins --------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class CheckpointStore:
         """Let allocation reach a checkpoint's blocks last; False if it is gone, or too large."""
         pins = self._pool.pins
         assert pins is not None, "pins are off"
-        self.settle((record,))
+        self.give_back((record,))
         return self._index.holds_checkpoint(record) and pins.pin({record: [*record.all_blocks()]})
 
     # ---- checks ------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix.checkpoints import Checkpoint
@@ -74,9 +74,9 @@ class PrefixIndex:
         # By block id. Blocks that belong to the same checkpoints share one tuple: a window may have
         # hundreds of blocks.
         self._checkpoints_of: dict[int, tuple[Checkpoint, ...]] = {}
-        # Checkpoints whose blocks their maker holds, all of them: so long nobody asks of these
-        # blocks what they belong to, and most such checkpoints are replaced by newer ones before.
-        self._unlisted: dict[Checkpoint, None] = {}
+        # Checkpoints whose blocks their maker holds, and those that it gave back. Of a held block
+        # nobody asks what it belongs to, and most such checkpoints are replaced by newer ones soon.
+        self._unlisted: dict[Checkpoint, list[KVCacheBlock]] = {}
         # A quarter of a million hashes of 32 bytes: a bound on memory, not on usefulness. Else for
         # several times the pool, whose blocks carry several keys each.
         self.ghosts = GhostList(capacity=max(1024, min(16 * num_blocks, 250_000)))
@@ -101,8 +101,7 @@ class PrefixIndex:
         affected: list[KVCacheBlock] = []
         for record in self._checkpoints_of[block_id]:
             self.checkpoint_ghosts.add(record.prefix_hash)
-            self.remove_checkpoint(record)
-            affected += record.all_blocks()
+            affected += self.remove_checkpoint(record)
         return affected
 
     def is_cached(self, block: KVCacheBlock) -> bool:
@@ -313,8 +312,9 @@ class PrefixIndex:
 
     def checkpoints_of(self, block: KVCacheBlock) -> Sequence[Checkpoint]:
         """Return the checkpoints a window block belongs to; for tests and checks."""
-        unlisted = (record for record in self._unlisted if block in record.all_blocks())
-        return (*self._checkpoints_of.get(block.block_id, ()), *unlisted)
+        listed = self._checkpoints_of.get(block.block_id, ())
+        held = [r for r in self._unlisted if r not in listed and block in r.all_blocks()]
+        return (*listed, *held)
 
     def add_checkpoint(self, record: Checkpoint, *, lists_blocks: bool = True) -> None:
         """Enter a checkpoint of a prefix that has none.
@@ -322,24 +322,39 @@ class PrefixIndex:
         Args:
             record: The checkpoint.
             lists_blocks: Whether to note of each block that it belongs to it; else whoever made it
-                does so (``list_blocks``) before giving back the first of them.
+                does so of the blocks it gives back (``list_blocks``).
         """
         assert record.prefix_hash not in self.checkpoints
         self.checkpoints[record.prefix_hash] = record
         for group_id in self._groups_of(record):
             self.events.stored((record.prefix_hash,), None, (), 0, group_id)
         self.checkpoint_ghosts.discard((record.prefix_hash,))
-        self._unlisted[record] = None
+        self._unlisted[record] = []
         if lists_blocks:
             self.list_blocks(record)
 
-    def list_blocks(self, record: Checkpoint) -> None:
-        """Note of a checkpoint's blocks that they belong to it, unless that is done."""
-        if record not in self._unlisted:
+    def list_blocks(
+        self, record: Checkpoint, given_back: Sequence[KVCacheBlock] | None = None
+    ) -> None:
+        """Note of a checkpoint's blocks that they belong to it, unless that is done.
+
+        Args:
+            record: The checkpoint.
+            given_back: Blocks that its maker gives back, whether they belong to it or not; None:
+                all its blocks.
+        """
+        listed = self._unlisted.get(record)
+        if listed is None:
             return
-        del self._unlisted[record]
+        if given_back is None:
+            del self._unlisted[record]
+            blocks = [block for block in record.all_blocks() if block not in listed]
+        else:
+            groups = record.blocks
+            blocks = [block for block in given_back if any(block in group for group in groups)]
+            listed += blocks
         records_of = self._checkpoints_of
-        block_ids = [block.block_id for block in record.all_blocks()]
+        block_ids = [block.block_id for block in blocks]
         assert 0 not in block_ids  # the null block belongs to nothing
         last: tuple[Checkpoint, ...] = ()
         grown: tuple[Checkpoint, ...] = (record,)
@@ -352,31 +367,32 @@ class PrefixIndex:
                 last, grown = records, (*records, record)
             records_of[block_id] = grown
 
-    def is_listed(self, record: Checkpoint) -> bool:
-        """Whether a checkpoint's blocks may be free: else its maker holds them all."""
-        return record not in self._unlisted
+    def listed_blocks(self, record: Checkpoint) -> Sequence[KVCacheBlock]:
+        """Return the blocks of a checkpoint that may be free: its maker holds the others."""
+        listed = self._unlisted.get(record)
+        return [*record.all_blocks()] if listed is None else listed
 
     def holds_checkpoint(self, record: Checkpoint) -> bool:
         """Whether a checkpoint can be hit."""
         return self.checkpoints.get(record.prefix_hash) is record
 
-    def remove_checkpoint(self, record: Checkpoint) -> None:
-        """Withdraw a checkpoint that is entered."""
+    def remove_checkpoint(self, record: Checkpoint) -> Sequence[KVCacheBlock]:
+        """Withdraw a checkpoint that is entered; returns its blocks that may be free."""
         del self.checkpoints[record.prefix_hash]
         for group_id in self._groups_of(record):
             self.events.removed(record.prefix_hash, group_id)
-        if record in self._unlisted:
-            del self._unlisted[record]
-        else:
-            self._unlist_blocks(record)
+        blocks = self.listed_blocks(record)
+        self._unlisted.pop(record, None)
+        self._unlist_blocks(record, blocks)
         if not self.keys:
             self._prune_chain(record.prefix_hash)
+        return blocks
 
-    def _unlist_blocks(self, record: Checkpoint) -> None:
+    def _unlist_blocks(self, record: Checkpoint, blocks: Iterable[KVCacheBlock]) -> None:
         records_of = self._checkpoints_of
         last: tuple[Checkpoint, ...] = ()
         rest: tuple[Checkpoint, ...] = ()
-        for block in record.all_blocks():
+        for block in blocks:
             records = records_of[block.block_id]
             if records is not last:
                 last, rest = records, tuple(other for other in records if other is not record)
@@ -411,7 +427,7 @@ class PrefixIndex:
                 yield f"a record at {record.position} is misfiled"
             for block in record.all_blocks():
                 members[block.block_id] += 1
-                if block.ref_cnt == 0 and not self.is_listed(record):
+                if block.ref_cnt == 0 and block not in self.listed_blocks(record):
                     yield f"free block {block.block_id} is not listed at {record.position}"
                 if record not in self.checkpoints_of(block):
                     yield f"block {block.block_id} does not know the record at {record.position}"
