@@ -1,5 +1,7 @@
 """A decoder's cache geometry (torch-free): one cache a layer, named after its attention.
 
+A layer that attends to another's keys and values has none.
+
 A row holds one token's keys of all heads, then its values: 2 * num_kv_heads * head_dim values.
 Blocks are ``--block-size`` tokens in full-attention and window layers alike.
 """
@@ -45,17 +47,19 @@ def decoder_kv_cache_specs(
             f"--block-size {block_size} is not supported; use one of "
             f"{', '.join(map(str, SUPPORTED_BLOCK_SIZES))}"
         )
-    shape = config.attention
-    full = FullAttentionSpec(
-        block_size=block_size,
-        num_kv_heads=shape.num_kv_heads,
-        head_size=shape.head_dim,
-        dtype=cache_dtype,
-    )
-    return {
-        cache_name(index): _with_window(full, layer.window) if layer.window else full
-        for index, layer in enumerate(config.layers)
-    }
+    specs: dict[str, KVCacheSpec] = {}
+    for index, layer in enumerate(config.layers):
+        if layer.kv_owner is not None:
+            continue
+        shape = config.shape_of(layer)
+        full = FullAttentionSpec(
+            block_size=block_size,
+            num_kv_heads=shape.num_kv_heads,
+            head_size=shape.head_dim,
+            dtype=cache_dtype,
+        )
+        specs[cache_name(index)] = _with_window(full, layer.window) if layer.window else full
+    return specs
 
 
 def _with_window(full: FullAttentionSpec, window: int) -> SlidingWindowSpec:
