@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from vllm.distributed.kv_events import (
+    MEDIUM_GPU,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -41,6 +42,8 @@ class CacheChanges(EventPublisher):
     def publish(self, batch: KVEventBatch) -> None:
         """Note what a step did to the cache, and pass it on."""
         for event in batch.events:
+            if getattr(event, "medium", MEDIUM_GPU) != MEDIUM_GPU:
+                continue  # tiers behind the pool name whole objects
             if isinstance(event, BlockStored):
                 self._count(event.group_idx or 0, event.block_hashes, 1)
             elif isinstance(event, BlockRemoved):
