@@ -70,8 +70,12 @@ class Warming:
 
     def open(self, data: bytes | None) -> None:
         """Take what the last life wrote down."""
-        if self._most and data is not None:
-            self._waiting.extend(load_prefixes(data, time.time()))
+        if not self._most or data is None:
+            return
+        known = load_prefixes(data, time.time())
+        self._waiting.extend(prefix for prefix in known if prefix.name is not None)
+        unnamed = [prefix for prefix in known if prefix.name is None]
+        self._waiting.extend(unnamed[: self._most])
 
     # ---- bringing back -----------------------------------------------------------------------
 
