@@ -151,9 +151,20 @@ def lose_a_dense_block(c: CheckpointCoordinator, computed: dict[str, int]) -> No
 
 
 def lose_a_window_block(c: CheckpointCoordinator, computed: dict[str, int]) -> None:
-    table = c.requests[next(iter(computed))].windows[0]
-    c.block_pool.free_blocks([table.blocks[-1]])
+    cache = c.requests[next(iter(computed))]
+    table = cache.windows[0]
+    c._publisher.give_back(cache, [table.blocks[-1]])
     table.blocks[-1] = c.block_pool.null_block
+
+
+def give_back_without_a_word(c: CheckpointCoordinator, computed: dict[str, int]) -> None:
+    """A free block belongs to a checkpoint whose maker never said that it gave it back."""
+    cache = c.requests[next(iter(computed))]
+    record = next(record for record in cache.published.trailing if any(record.blocks))
+    block = next(iter(record.all_blocks()))
+    table = next(table for table in cache.windows if block in table.blocks)
+    table.blocks[table.blocks.index(block)] = c.block_pool.null_block
+    c.block_pool.free_blocks([block])
 
 
 @pytest.mark.parametrize(
@@ -171,6 +182,7 @@ def lose_a_window_block(c: CheckpointCoordinator, computed: dict[str, int]) -> N
         (shorten_a_record, "I4"),
         (lose_a_dense_block, "I5"),
         (lose_a_window_block, "I5"),
+        (give_back_without_a_word, "I4"),
     ],
 )
 def test_each_breach_is_named(

@@ -155,7 +155,7 @@ class RequestCache:
                     f"{table.geometry.group_id}, {num_computed} tokens need {needed}"
                 )
         for window in self.windows:
-            missing = window.find_missing(window.geometry.rows_below(num_computed))
+            missing = window.find_holes(window.geometry.rows_below(num_computed))
             if missing:
                 yield (
                     f"request {request_id} at {num_computed} tokens lacks blocks {missing} of "

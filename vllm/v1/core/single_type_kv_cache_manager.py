@@ -123,10 +123,13 @@ class LiveWindow:
         """Return which of the needed block indices are neither held nor about to be adopted."""
         if not self.blocks:
             return [i for i in needed if i not in adopted]
-        base, blocks = self.base, self.blocks
-        end = base + len(blocks)
-        if not self._num_null and needed and needed[0] >= base:
-            return needed[bisect_left(needed, end) :]
+        if not self._num_null and needed and needed[0] >= self.base:
+            return needed[bisect_left(needed, self.end) :]  # most times: nothing, or what is new
+        return self.find_holes(needed)
+
+    def find_holes(self, needed: Sequence[int]) -> list[int]:
+        """Return which of the needed block indices have no block, by looking at each."""
+        base, blocks, end = self.base, self.blocks, self.end
         return [i for i in needed if not (base <= i < end) or blocks[i - base].is_null]
 
     def insert(self, indices: Sequence[int], blocks: Sequence[KVCacheBlock]) -> None:
