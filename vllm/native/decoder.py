@@ -175,6 +175,8 @@ class NativeDecoder:
 
 def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Tensor]) -> bool:
     """Whether the kernels take this model's weights and caches."""
+    if model.config.recurrences or model.config.attention.has_output_gate:
+        return False
     sources = [model.embed.find_rows(), model.head_rows()]
     for module in model.modules():
         if isinstance(module, PackedStack):

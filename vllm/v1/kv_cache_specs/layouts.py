@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-GroupKind = Literal["window", "state", "dense", "keys"]
+    from vllm.v1.kv_cache_specs.recurrent import StateLayout
+
+GroupKind = Literal["window", "state", "dense", "keys", "recurrent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +19,14 @@ class GroupLayout:
 
     Attributes:
         kind: "window" (the last tokens' latent rows), "state" (open compressor rows), "dense"
-            (compressed entries, kept forever) or "keys" (keys and values of every token, or of a
-            window's).
+            (compressed entries, kept forever), "keys" (keys and values of every token, or of a
+            window's) or "recurrent" (one state, cut over several blocks).
         block_size: Tokens one block covers.
         rows_per_block: Rows one block stores.
         ratio: Tokens per compressed entry; 1 for "window" and "keys".
         window: Tokens attended, the query's own included; 0: all, or another kind.
         has_overlap: A "state" group whose entries also read the window before theirs.
+        state: A "recurrent" group's: where the parts of a state lie in its blocks.
     """
 
     kind: GroupKind
@@ -32,6 +35,7 @@ class GroupLayout:
     ratio: int = 1
     window: int = 0
     has_overlap: bool = False
+    state: StateLayout | None = None
 
 
 @dataclass(frozen=True, slots=True)

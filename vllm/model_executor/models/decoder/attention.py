@@ -6,6 +6,7 @@ from torch import nn
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.models.decoder.config import LayerPlan
 from vllm.model_executor.models.decoder.kv_cache import cache_name
+from vllm.model_executor.models.decoder.rope_config import RopeConfig
 from vllm.model_executor.models.decoder.step import ModelParts, Step
 from vllm.v1.attention.step_tables import ChunkKeys, DecodeBatch, DecodeKeys, PageRows
 
@@ -34,7 +35,9 @@ class DecoderAttention(nn.Module):
         self._norm_plan = parts.config.norm
         self._num_groups = shape.num_heads // shape.num_kv_heads
         kv_size = shape.num_kv_heads * shape.head_dim
-        sizes = (shape.num_heads * shape.head_dim, kv_size, kv_size)
+        # A gated head is projected with its gate behind it.
+        per_head = shape.head_dim * (2 if shape.has_output_gate else 1)
+        sizes = (shape.num_heads * per_head, kv_size, kv_size)
         self.qkv = MergedColumnParallelLinear(
             parts.config.hidden_size, sizes, make, ("q_proj", "k_proj", "v_proj")
         )
@@ -61,7 +64,7 @@ class DecoderAttention(nn.Module):
         self._write_rows, self._read_rows = ops("write_rows"), ops("read_rows")
         self._round_rows = ops("round_rows")
         self._attend, self._join = ops("attend_keys"), ops("join_attention")
-        self._weigh_sinks = ops("weigh_sinks")
+        self._weigh_sinks, self._gate_heads = ops("weigh_sinks"), ops("gate_heads")
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Maps the normed input [T, D] to the output [T, D]; writes the layer's cache."""
@@ -69,12 +72,15 @@ class DecoderAttention(nn.Module):
         qkv = self.qkv(x)
         if self.qkv_bias is not None:
             qkv += self.qkv_bias
+        gates: torch.Tensor | None = None
+        if shape.has_output_gate:
+            qkv, gates = self._take_gates(qkv)
         num_turned = shape.num_heads + shape.num_kv_heads
         heads = qkv[:, : num_turned * shape.head_dim].view(-1, num_turned, shape.head_dim)
         if self.qk_norm is not None:
             heads = self._norm(heads, self.qk_norm[self._norm_of_head], self._norm_plan.eps)
         if self._rope is not None:
-            heads = self._rotate(heads, *step.turns[self._rope])
+            heads = self._turn(heads, self._rope, step)
         keys = heads[:, shape.num_heads :].flatten(1)
         values = qkv[:, num_turned * shape.head_dim :]
         queries, rows = heads[:, : shape.num_heads], torch.cat([keys, values], 1)
@@ -84,10 +90,28 @@ class DecoderAttention(nn.Module):
             attended = self._attend_all(queries, self._store(rows, step), step)
         else:
             attended = pages.attend(self._cache_name, queries, rows, self.sinks, *self._score_args)
+        if gates is not None:
+            attended = self._gate_heads(attended, gates)
         output: torch.Tensor = self.output(attended.flatten(1))
         if self.output_bias is not None:
             output += self.output_bias
         return output
+
+    def _take_gates(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the projections without gates, and the gates [T, H, d]."""
+        shape = self._shape
+        width = 2 * shape.num_heads * shape.head_dim
+        pairs = qkv[:, :width].view(-1, shape.num_heads, 2, shape.head_dim)
+        return torch.cat([pairs[:, :, 0].flatten(1), qkv[:, width:]], 1), pairs[:, :, 1]
+
+    def _turn(self, heads: torch.Tensor, rope: RopeConfig, step: Step) -> torch.Tensor:
+        """Turns heads to their positions: all of each, or its first values."""
+        turned: torch.Tensor
+        if rope.dim == heads.shape[-1]:
+            turned = self._rotate(heads, *step.turns[rope])
+            return turned
+        turned = self._rotate(heads[..., : rope.dim], *step.turns[rope])
+        return torch.cat([turned, heads[..., rope.dim :]], -1)
 
     def _store(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
         """Writes the step's rows; returns them as a later step will read them."""
