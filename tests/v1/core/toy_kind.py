@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from tests.v1.core.specs import FLOAT, full
 from vllm.exceptions import ConfigError
-from vllm.v1.core.layout.packing import build_packed_tensors, group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import build_packed_tensors, group_for_packing
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, KVCacheSpecKind
 from vllm.v1.kv_cache_specs.base import PackingKey
 from vllm.v1.kv_cache_specs.geometry import GroupGeometry, check_block_size
@@ -85,6 +85,6 @@ def toy_specs(unit: int, num_pieces: int) -> dict[str, KVCacheSpec]:
 
 def toy_config(unit: int, num_blocks: int, num_pieces: int = 4) -> KVCacheConfig:
     """A KV cache config that hits at one unit."""
-    groups = group_hybrid_mla_specs(toy_specs(unit, num_pieces))
+    groups = group_for_packing(toy_specs(unit, num_pieces))
     blocks, tensors = build_packed_tensors(groups, 0, num_blocks)
     return KVCacheConfig(blocks, tensors, groups, hit_unit=unit)

@@ -129,7 +129,7 @@ class CheckpointCoordinator(Coordinator):
         blocks: list[Sequence[KVCacheBlock]] = [() for _ in self.geometry.groups]
         for group, full in zip(self.geometry.dense, hit.full_blocks, strict=True):
             blocks[group.group_id] = full
-        return Lookup(KVCacheBlocks(tuple(blocks), hit), hit.start, hit)
+        return Lookup(KVCacheBlocks(tuple(blocks), hit), hit.start)
 
     def make_record(self, request: Request, found: Lookup, num_cached_tokens: int) -> PrefillStats:
         """Say where an admitted request's tokens come from, and learn from it."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.layout.packing import group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import group_for_packing
 from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
@@ -164,7 +164,7 @@ def get_kv_cache_groups(
     if not kv_cache_spec:
         return []
     if needs_packed_pool(kv_cache_spec.values()):
-        return group_hybrid_mla_specs(kv_cache_spec)
+        return group_for_packing(kv_cache_spec)
     if is_kv_cache_spec_uniform(kv_cache_spec):
         return _merged_groups(kv_cache_spec, [list(kv_cache_spec)])
     uniform = UniformTypeKVCacheSpecs.from_specs(kv_cache_spec)

@@ -10,7 +10,7 @@ from vllm.distributed.kv_events import (
     EventPublisher,
     KVEventBatch,
 )
-from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.tiered_pool import TieredPool
 from vllm.v1.engine.data_parallel.short_hash import shorten
 from vllm.v1.engine.wire import CoreStatus
 
@@ -82,9 +82,6 @@ class CacheChanges(EventPublisher):
         return changes
 
 
-def count_unused_blocks(pool: BlockPool) -> int:
+def count_unused_blocks(pool: TieredPool) -> int:
     """Return about how many blocks hold nothing that anybody asked to keep."""
-    num_cached = len(pool.hash_index.map)
-    if num_cached or pool.index is pool.hash_index:
-        return max(0, pool.get_num_free_blocks() - num_cached)
     return pool.num_scratch_blocks + pool.num_spare_blocks
