@@ -62,7 +62,10 @@ def build_kv_cache_config(specs: dict[str, KVCacheSpec]) -> KVCacheConfig:
 
 @dataclass
 class Request:
-    """One request: its tokens, how many are computed, its blocks by group, its steps' bounds."""
+    """One request: its tokens, how many are computed, its blocks by group, its steps' bounds.
+
+    It may keep the recurrent states of all units that a step ends.
+    """
 
     token_ids: list[int]
     num_computed: int = 0
@@ -70,6 +73,7 @@ class Request:
     write_from: tuple[int, ...] = ()
     read_from: int = 0
     wanted_from: int = 0
+    keeps_states: bool = False
 
     @property
     def num_left(self) -> int:
@@ -202,7 +206,8 @@ class PagedHarness:
         tables = []
         for group_id, group in enumerate(self.layout.groups):
             held = sequence.blocks[group_id]
-            for index in _blocks_kept(group, end - num_rejected, end):
+            kept = start + 1 if sequence.keeps_states else end - num_rejected
+            for index in _blocks_kept(group, kept, end):
                 if index not in held:
                     held[index] = self._free[group_id].pop()
             tables.append(_to_table(held))

@@ -147,16 +147,6 @@ PARITY_CONFIGS: dict[str, dict[str, Any]] = {
         sliding_window=6, rope_scaling=None, final_logit_softcapping=2.0, num_key_value_heads=1
     ),
     "qwen3.5": qwen3_5(),
-    "qwen3.5-wide-values": qwen3_5(
-        tie_word_embeddings=True,
-        num_hidden_layers=5,
-        layer_types=["full_attention", *["linear_attention"] * 3, "full_attention"],
-        linear_key_head_dim=8,
-        linear_value_head_dim=24,
-        linear_num_key_heads=1,
-        linear_conv_kernel_dim=3,
-        attention_bias=True,
-    ),
     "gpt-oss": gpt_oss(),
     "gpt-oss-wide-window": gpt_oss(sliding_window=128, num_key_value_heads=1, hidden_size=64),
 }

@@ -118,9 +118,10 @@ def _read_turned(
     source = scaling if scaling.has("partial_rotary_factor") else fields
     share = source.number("partial_rotary_factor", default_share or 1.0)
     turned = int(dim * share)
-    if default_share is None and share != 1.0:
-        raise source.error("partial_rotary_factor", share, "1.0")
-    if not 0 < turned <= dim or turned % 2:
+    if default_share is None:
+        if share != 1.0:
+            raise source.error("partial_rotary_factor", share, "1.0")
+    elif not 0 < turned <= dim or turned % 2:
         raise source.error(
             "partial_rotary_factor", share, f"a share of {dim} that is an even number"
         )
