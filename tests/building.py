@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from vllm.native.loader import load_library
+
 ROOT = Path(__file__).parents[1]
 _SCRIPT = runpy.run_path(str(ROOT / "csrc" / "compile.py"))
 _SOURCES = (
@@ -52,7 +54,7 @@ def _choose_compiler() -> dict[str, str]:
     """Return variables of the build: a library that is newer than all sources is built no more."""
     library = _SCRIPT["DEFAULT_FOLDER"] / _SCRIPT["LIBRARY_NAME"]
     compiler = _SCRIPT["find_compiler"]()
-    if compiler is None or not _SCRIPT["is_current"](library):
+    if compiler is None or not _SCRIPT["is_current"](library) or load_library() is None:
         return {}
     ready = [sys.executable, str(ROOT / "tests" / "ready_compiler.py"), str(library)]
     return {"CXX": shlex.join([*ready, *compiler])}

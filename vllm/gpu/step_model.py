@@ -74,8 +74,11 @@ def make_graphed_step_model(
 
 def reads_pages(model: Any, layout: CacheLayout) -> bool:
     """Whether kernels that read pages run this model."""
-    return isinstance(model, DecoderForCausalLM) and all(
-        group.kind == "keys" for group in layout.groups
+    return (
+        isinstance(model, DecoderForCausalLM)
+        # Tiles are cut for one number of heads and one width.
+        and all(layer.attention is None for layer in model.config.layers)
+        and all(group.kind == "keys" for group in layout.groups)
     )
 
 

@@ -116,6 +116,7 @@ class NativeDecoder:
                 find_frequencies(plan.rope, torch.device("cpu"))
             )
             layer.magnitude = plan.rope.magnitude
+        assert isinstance(block.attention, DecoderAttention), "can_run_decoder looked"
         self._bind_attention(layer, block.attention)
         self._bind_feed_forward(layer, plan, block.feed_forward)
         return layer
@@ -175,7 +176,10 @@ class NativeDecoder:
 
 def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Tensor]) -> bool:
     """Whether the kernels take this model's weights and caches."""
-    if model.config.recurrences or model.config.attention.has_output_gate:
+    config = model.config
+    if config.recurrences or config.attention.has_output_gate:
+        return False
+    if any(layer.attention is not None for layer in config.layers):
         return False
     sources = [model.embed.find_rows(), model.head_rows()]
     for module in model.modules():

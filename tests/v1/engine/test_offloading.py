@@ -2,7 +2,9 @@
 
 import os
 import random
+import shutil
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,20 +88,52 @@ def prompts_of(seed: int, lengths: tuple[int, ...]) -> list[list[int]]:
     return [random_tokens(rng, length) for length in lengths]
 
 
+@cache
+def _cold(prompt: tuple[int, ...], max_tokens: int, unit: int, mtp: bool) -> list[int]:
+    session = start(None, unit=unit, speculative=MTP if mtp else None)
+    (tokens,) = answer(session, [list(prompt)], max_tokens)
+    stop(session)
+    return tokens
+
+
+def cold(
+    prompts: list[list[int]], max_tokens: int = 8, unit: int = 32, mtp: bool = False
+) -> list[list[int]]:
+    """Return what an engine without a tier says; asked once for each prompt."""
+    return [_cold(tuple(prompt), max_tokens, unit, mtp) for prompt in prompts]
+
+
+KEPT = prompts_of(14, (200, 300))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that keeps two prompts; copies of it are the tests' own."""
+    root = tmp_path_factory.mktemp("kept") / "cache"
+    session = start(root)
+    assert answer(session, KEPT) == cold(KEPT)
+    stop(session)
+    return root
+
+
+@pytest.fixture
+def root(kept: Path, tmp_path: Path) -> Path:
+    """A copy of the folder that keeps two prompts."""
+    return shutil.copytree(kept, tmp_path / "cache")
+
+
 @pytest.mark.parametrize(("unit", "mtp"), [(32, False), (32, True), (64, True), (128, False)])
 def test_a_restart_loses_no_answer_and_no_boundary(tmp_path, unit, mtp):
-    prompts = prompts_of(unit, (129, 200, 500, 900, 70))
+    prompts = prompts_of(unit, (129, 200, 420, 70))
     settings = {"unit": unit, "speculative": MTP if mtp else None}
-    reference = start(None, **settings)
-    expected = answer(reference, prompts)
-    stop(reference)
+    expected = cold(prompts, 8, unit, mtp)
     first = start(tmp_path / "cache", **settings)
     assert answer(first, prompts) == expected
     stop(first)
     second = start(tmp_path / "cache", **settings)
     assert answer(second, prompts) == expected
     # Lean boundaries are kept, which are multiples of 128; 64 lies where nothing else does.
-    assert hits(second) == [128, 128, 384, 896, 64 if unit < 128 else 0]
+    assert hits(second) == [128, 128, 384, 64 if unit < 128 else 0]
     stop(second)
 
 
@@ -108,11 +142,9 @@ def test_a_chat_goes_on_where_it_was(tmp_path):
     prompt = random_tokens(rng, 200)
     known = 0
     for turn in range(3):
-        reference = start(None)
-        expected = answer(reference, [prompt], 20)
-        stop(reference)
+        expected = cold([prompt], 10)
         session = start(tmp_path / "cache")
-        assert answer(session, [prompt], 20) == expected
+        assert answer(session, [prompt], 10) == expected
         if turn:
             # Where a lean boundary lies close below, that one alone is kept.
             assert (known - 1) // 128 * 128 <= hits(session)[0] < known
@@ -141,13 +173,10 @@ def test_what_a_chat_has_left_behind_goes_first(tmp_path):
 def test_other_continuations_share_a_beginning(tmp_path):
     rng = random.Random(8)
     head = random_tokens(rng, 800)
-    prompts = [head + random_tokens(rng, 100 + i) for i in range(6)]
-    reference = start(None)
-    expected = [answer(reference, [prompt])[0] for prompt in prompts]
-    stop(reference)
+    prompts = [head + random_tokens(rng, 100 + i) for i in range(3)]
+    expected = cold(prompts)
     session = start(tmp_path / "cache", num_blocks=600)
-    for _ in range(2):
-        assert [answer(session, [prompt])[0] for prompt in prompts] == expected
+    assert [answer(session, [prompt])[0] for prompt in prompts] == expected
     stop(session)
     # Row groups of the shared beginning are there once.
     again = start(tmp_path / "cache", num_blocks=600)
@@ -159,11 +188,9 @@ def test_other_continuations_share_a_beginning(tmp_path):
 
 
 def test_a_pool_far_too_small_hits_on_the_disk(tmp_path):
-    prompts = prompts_of(3, tuple(range(300, 700, 25)))
-    reference = start(None)
-    expected = answer(reference, prompts)
-    stop(reference)
-    session = start(tmp_path / "cache", num_blocks=140)
+    prompts = prompts_of(3, tuple(range(200, 440, 30)))
+    expected = cold(prompts)
+    session = start(tmp_path / "cache", num_blocks=112, max_len=480)
     for _ in range(2):
         assert [answer(session, [prompt])[0] for prompt in prompts] == expected
     stats = [a.stats for a in session.answers.values()]
@@ -174,28 +201,23 @@ def test_a_pool_far_too_small_hits_on_the_disk(tmp_path):
 
 
 def test_a_disk_far_too_small_evicts_and_never_lies(tmp_path):
-    prompts = prompts_of(4, (260, 390, 520, 650, 700, 810, 150, 420))
-    reference = start(None)
-    expected = answer(reference, prompts)
-    stop(reference)
+    prompts = prompts_of(4, (260, 390, 520, 150, 420, 300, 280, 200))
+    expected = cold(prompts)
     for _ in range(2):
-        session = start(tmp_path / "cache", num_blocks=400, size="4MiB")
-        for _ in range(2):
-            assert [answer(session, [prompt])[0] for prompt in prompts] == expected
+        session = start(tmp_path / "cache", num_blocks=400, size="3MiB")
+        assert [answer(session, [prompt])[0] for prompt in prompts] == expected
         store = store_of(session)
         assert store.counts.evicted > 0
         stop(session)
         used = sum(f.stat().st_blocks * 512 for f in tmp_path.rglob("*") if f.is_file())
-        assert used <= 4 << 20
+        assert used <= 3 << 20
 
 
 def test_a_kill_at_any_step_costs_no_answer(tmp_path):
     rng = random.Random(12)
-    prompts = prompts_of(12, (200, 300, 450))
-    reference = start(None)
-    expected = answer(reference, prompts)
-    stop(reference)
-    for _ in range(4):
+    prompts = prompts_of(12, (200, 300))
+    expected = cold(prompts)
+    for _ in range(3):
         session = start(tmp_path / "cache")
         for prompt in prompts:
             session.add(prompt, 8)
@@ -207,21 +229,17 @@ def test_a_kill_at_any_step_costs_no_answer(tmp_path):
     stop(last)
 
 
-def test_aborts_while_a_prefix_comes_back(tmp_path):
-    prompts = prompts_of(13, (900, 800))
-    first = start(tmp_path / "cache")
-    expected = answer(first, prompts)
-    stop(first)
-    session = start(tmp_path / "cache")
+def test_aborts_while_a_prefix_comes_back(root):
+    session = start(root)
     for steps in range(4):
-        request_id = session.add(prompts[0], 8)
+        request_id = session.add(KEPT[1], 8)
         for _ in range(steps):
             session.step()
         session.core.abort_requests([request_id])
         session.run()
         check_free(session)
         session.core.reset_prefix_cache()
-    assert answer(session, prompts) == expected
+    assert answer(session, KEPT) == cold(KEPT)
     stop(session)
 
 
@@ -244,45 +262,34 @@ def _change(root: Path, name: str, change) -> None:
     ],
     ids=["rows", "short-rows", "long-rows", "index", "short-index", "meta"],
 )
-def test_what_is_damaged_is_computed(tmp_path, name, change):
-    root = tmp_path / "cache"
-    prompts = prompts_of(14, (300, 500))
-    first = start(root)
-    expected = answer(first, prompts)
-    stop(first)
+def test_what_is_damaged_is_computed(root, name, change):
     _change(root, name, change)
     for _ in range(2):
         session = start(root)
-        assert answer(session, prompts) == expected
+        assert answer(session, KEPT) == cold(KEPT)
         stop(session)
     # It has been mended.
-    assert hits(session) == [256, 384]
+    assert hits(session) == [128, 256]
     assert sum(f.stat().st_size for f in root.rglob("*") if f.is_file()) <= 64 << 20
 
 
-def test_a_corrupt_object_is_forgotten(tmp_path):
-    root = tmp_path / "cache"
-    prompt = prompts_of(15, (500,))
-    first = start(root)
-    expected = answer(first, prompt)
-    stop(first)
+def test_a_corrupt_object_is_forgotten(root):
     _change(root, "rows.0", lambda data: data.__setitem__(slice(None), bytes(len(data))))
     session = start(root)
-    assert answer(session, prompt) == expected
+    assert answer(session, KEPT[1:]) == cold(KEPT[1:])
     assert hits(session) == [0]
     assert store_of(session).counts.corrupt == 1
     stop(session)
 
 
-def test_a_reset_forgets_the_disk(tmp_path):
-    prompts = prompts_of(17, (400, 700))
-    session = start(tmp_path / "cache")
-    expected = answer(session, prompts)
+def test_a_reset_forgets_the_disk(root):
+    session = start(root)
+    assert store_of(session).list_objects()
     assert session.core.reset_prefix_cache(reset_connector=True)
     assert store_of(session).list_objects() == []
     stop(session)
-    again = start(tmp_path / "cache")
-    assert answer(again, prompts) == expected
+    again = start(root)
+    assert answer(again, KEPT) == cold(KEPT)
     assert hits(again) == [0, 0]
     stop(again)
 
@@ -299,10 +306,7 @@ def test_a_folder_of_no_use_costs_only_the_tier(tmp_path, trouble):
         root.mkdir(mode=0o755 if trouble == "open" else 0o700)
         if trouble == "foreign":
             (root / "notes.txt").write_text("mine")
-    prompts = prompts_of(18, (300,))
-    reference = start(None)
-    expected = answer(reference, prompts)
-    stop(reference)
+    prompts, expected = KEPT[:1], cold(KEPT[:1])
     session = start(root, size="100kB" if trouble == "tiny" else "64MiB")
     assert keeper_of(session.core).store is None
     assert answer(session, prompts) == expected
@@ -314,12 +318,12 @@ def test_a_folder_of_no_use_costs_only_the_tier(tmp_path, trouble):
         stop(other)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "gpt-oss"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_families_go_on_after_a_restart(tmp_path, family):
     checkpoint = tmp_path / "checkpoint"
     write_checkpoint(family, checkpoint)
     rng = random.Random(21)
-    prompts = [[rng.randrange(5, VOCAB_SIZE) for _ in range(n)] for n in (100, 300, 333)]
+    prompts = [[rng.randrange(5, VOCAB_SIZE) for _ in range(n)] for n in (100, 333)]
     arguments: dict[str, Any] = {
         "model": str(checkpoint),
         "block_size": 32,
@@ -336,7 +340,7 @@ def test_families_go_on_after_a_restart(tmp_path, family):
             "always_restore": True,
         },
     }
-    for expected_hits in ([0, 0, 0], [96, 288, 320]):
+    for expected_hits in ([0, 0], [96, 320]):
         tokens, found = run_engine(prompts, kv_transfer_config=transfer, **arguments)
         assert tokens == expected
         assert found == expected_hits

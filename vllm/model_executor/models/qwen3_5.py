@@ -85,7 +85,7 @@ def _read_dense(fields: FieldReader, names: TensorNames, is_tied: bool) -> Decod
         layers=tuple(
             LayerPlan(0, rope, mlp)
             if kind == "full_attention"
-            else LayerPlan(0, None, mlp, recurrence)
+            else LayerPlan(0, None, mlp, recurrence=recurrence)
             for kind in read_kinds(fields)
         ),
         attention=AttentionShape(

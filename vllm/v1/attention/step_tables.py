@@ -164,11 +164,19 @@ class QueryTile:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A request with many tokens: its flat rows and its first position."""
+    """A request with many tokens.
+
+    Attributes:
+        rows: Its flat rows.
+        start: Its first position.
+        num_tokens: Its tokens in this step.
+        num_unwanted: How many of its first rows nobody reads the streams of.
+    """
 
     rows: slice
     start: int
     num_tokens: int
+    num_unwanted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,3 +383,15 @@ class StepMetadata:
     group_of: Mapping[str, int]
     keys: Mapping[int, KeyMetadata]
     recurrent: Mapping[int, tuple[RecurrentRows, ...]] = field(default_factory=dict)
+
+    def find_wanted(self, device: torch.device) -> torch.Tensor | None:
+        """Returns the flat rows whose streams are read, int64 ascending; None: all are.
+
+        Requests with few tokens are batched, and count as a whole.
+        """
+        if not any(chunk.num_unwanted for chunk in self.chunks):
+            return None
+        is_wanted = np.ones(self.num_tokens, dtype=np.bool_)
+        for chunk in self.chunks:
+            is_wanted[chunk.rows.start : chunk.rows.start + chunk.num_unwanted] = False
+        return torch.from_numpy(np.flatnonzero(is_wanted)).to(device)

@@ -26,6 +26,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "linear_conv_kernel_dim": 3,
         "attention_bias": True,
     },
+    "a recurrent layer last": {
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "linear_attention"],
+    },
     "as many key heads": {"linear_num_key_heads": 4, "linear_conv_kernel_dim": 2},
 }
 

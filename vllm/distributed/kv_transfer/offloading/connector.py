@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
-    SupportsHMA,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.beside_steps import BesideStepsConnector
 from vllm.distributed.kv_transfer.offloading.identity import find_identity
 from vllm.distributed.kv_transfer.offloading.keeper import StoreKeeper
 from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout, make_layout
@@ -64,7 +63,7 @@ _DRAIN_S = 2.0
 _MAX_REFUSALS = 200
 
 
-class OffloadingConnector(KVConnectorBase_V1, SupportsHMA):
+class OffloadingConnector(BesideStepsConnector):
     """Keeps cached prefixes on a disk and brings them back.
 
     Owns: on the scheduler's side the tier; on the worker's its reads and writes.
@@ -73,8 +72,6 @@ class OffloadingConnector(KVConnectorBase_V1, SupportsHMA):
         ConfigError: The settings are wrong.
     """
 
-    # Prefixes of hybrid caches are kept whole, with the checkpoint that resuming needs.
-    moves_checkpoints = True
     drain_timeout_s = _DRAIN_S
 
     def __init__(
@@ -108,8 +105,7 @@ class OffloadingConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_kv_cache_manager(self, manager: KVCacheManager) -> None:
         """Take the manager, and begin to open the folder."""
         config = manager.kv_cache_config
-        unit = config.hit_unit or self._vllm_config.cache_config.block_size
-        layout = make_layout(config, unit)
+        layout = make_layout(config, self._unit_of(config))
         root = self._settings.root
         keeper = StoreKeeper(
             root,
@@ -178,12 +174,11 @@ class OffloadingConnector(KVConnectorBase_V1, SupportsHMA):
         """Take the KV tensors."""
         config = self._kv_cache_config
         assert config is not None
-        unit = config.hit_unit or self._vllm_config.cache_config.block_size
-        layout = make_layout(config, unit)
+        layout = make_layout(config, self._unit_of(config))
         self._worker = OffloadWorker(layout, kv_caches, config.kv_cache_groups, self._rank)
 
     @property
-    def _moves(self) -> OffloadWorker:
+    def _loader(self) -> OffloadWorker:
         assert self._worker is not None, "the worker's side was not given the KV caches"
         return self._worker
 
@@ -194,31 +189,15 @@ class OffloadingConnector(KVConnectorBase_V1, SupportsHMA):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begin the step's restores; no step reads rows that are on their way."""
-        self._moves.begin(self._get_orders())
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Return at once."""
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
-    ) -> None:
-        """Return at once: rows are copied when all layers have run."""
+        self._loader.begin(self._get_orders())
 
     def wait_for_save(self) -> None:
         """Copy what the step orders to be written: the next step may change it."""
-        self._moves.take_rows(self._get_orders())
-
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Return the requests whose prefixes came back."""
-        return None, self._moves.collect()
-
-    def get_failed_loads(self) -> set[str]:
-        """Return the requests whose prefixes did not."""
-        return self._moves.take_failed()
+        self._loader.take_rows(self._get_orders())
 
     def build_connector_worker_meta(self) -> OffloadReport:
         """Return what was written, and what was wrong."""
-        return self._moves.take_report()
+        return self._loader.take_report()
 
     def shutdown(self) -> None:
         """Stop all threads and let go of the folder."""

@@ -48,28 +48,27 @@ class GatedDeltaNet(nn.Module):
     convolution and the gates are fp32 whatever the weights' type.
 
     Args:
-        number: Which of the recurrent layers it is.
+        index: The layer.
         plan: Its shape.
         parts: What to build from, within the layer's ``linear_attn``.
     """
 
-    def __init__(self, number: int, plan: GatedDeltaPlan, parts: ModelParts) -> None:
+    def __init__(self, index: int, plan: GatedDeltaPlan, parts: ModelParts) -> None:
         super().__init__()
-        make, ops = parts.make, parts.ops
+        make, ops, config = parts.make, parts.ops, parts.config
         self.plan = plan
-        self._number = number
-        self._shape = state_shape(parts.config)
-        self._eps = parts.config.norm.eps
+        self._number = sum(layer.recurrence is not None for layer in config.layers[:index])
+        self._narrows = index == config.last_owner
+        self._shape = state_shape(config)
+        self._eps = config.norm.eps
         heads, width = plan.num_value_heads, plan.num_value_heads * plan.value_dim
         self.in_sizes = [plan.num_channels, width, heads, heads]
         names = () if plan.is_interleaved else _PROJECTIONS
-        self.in_proj = MergedColumnParallelLinear(
-            parts.config.hidden_size, self.in_sizes, make, names
-        )
+        self.in_proj = MergedColumnParallelLinear(config.hidden_size, self.in_sizes, make, names)
         self.output = RowParallelLinear(
             "linear_num_value_heads * linear_value_head_dim",
             width,
-            parts.config.hidden_size,
+            config.hidden_size,
             make,
             "out_proj",
         )
@@ -82,7 +81,10 @@ class GatedDeltaNet(nn.Module):
         self._drafts: list[StateInputs] = []
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """Maps the normed input [T, D] to the output [T, D]; writes the layer's states."""
+        """Maps the normed input [T, D] to the output [T, D]; writes the layer's states.
+
+        The last layer with a cache gives the step's wanted rows alone.
+        """
         plan = self.plan
         mixed, gates, betas, decays = torch.split(self.in_proj(x), self.in_sizes, -1)
         channels = mixed.float()
@@ -100,6 +102,8 @@ class GatedDeltaNet(nn.Module):
         normed = self._gated_norm(
             outputs.to(x.dtype), gates, self.norm, self._eps, plan.gate_activation
         )
+        if self._narrows and step.wanted is not None:
+            normed = normed[step.wanted]
         output: torch.Tensor = self.output(normed.flatten(1))
         return output
 

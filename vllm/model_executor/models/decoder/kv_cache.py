@@ -1,5 +1,7 @@
 """A decoder's cache geometry (torch-free): one cache an attention layer, named after it.
 
+A layer that attends to another's keys and values has none.
+
 A row holds one token's keys of all heads, then its values: 2 * num_kv_heads * head_dim values.
 Blocks are ``--block-size`` tokens in full-attention and window layers alike. The states of all
 recurrent layers are one cache, in pages as wide as a block of all attention layers.
@@ -58,18 +60,18 @@ def decoder_kv_cache_specs(
             f"--block-size {block_size} is not supported; use one of "
             f"{', '.join(map(str, SUPPORTED_BLOCK_SIZES))}"
         )
-    shape = config.attention
-    full = FullAttentionSpec(
-        block_size=block_size,
-        num_kv_heads=shape.num_kv_heads,
-        head_size=shape.head_dim,
-        dtype=cache_dtype,
-    )
-    specs: dict[str, KVCacheSpec] = {
-        cache_name(index): _with_window(full, layer.window) if layer.window else full
-        for index, layer in enumerate(config.layers)
-        if layer.recurrence is None
-    }
+    specs: dict[str, KVCacheSpec] = {}
+    for index, layer in enumerate(config.layers):
+        if layer.kv_owner is not None or layer.recurrence is not None:
+            continue
+        shape = config.shape_of(layer)
+        full = FullAttentionSpec(
+            block_size=block_size,
+            num_kv_heads=shape.num_kv_heads,
+            head_size=shape.head_dim,
+            dtype=cache_dtype,
+        )
+        specs[cache_name(index)] = _with_window(full, layer.window) if layer.window else full
     if config.recurrences:
         specs[STATES] = _state_spec(config, specs, block_size, state_dtype)
     return specs

@@ -10,7 +10,7 @@ from typing import Literal
 
 from vllm.model_executor.models.config_fields import FieldReader
 
-RopeKind = Literal["default", "linear", "llama3", "yarn", "divided"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "divided", "proportional"]
 _KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "divided")
 
 
@@ -29,6 +29,8 @@ class RopeConfig:
         truncates: "yarn": whether the ramp's ends are rounded to whole pairs.
         magnitude: Queries and keys are scaled by it ("yarn").
         divisors: "divided": one of each frequency, as GGUF files give them.
+        num_turned: "proportional": pairs that are turned, by the first frequencies of the whole
+            width's; the others stand still.
     """
 
     theta: float
@@ -41,6 +43,7 @@ class RopeConfig:
     truncates: bool = True
     magnitude: float = 1.0
     divisors: tuple[float, ...] = ()
+    num_turned: int = 0
 
 
 def read_rope(

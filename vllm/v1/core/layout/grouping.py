@@ -15,6 +15,7 @@ from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.layout.packing import group_for_packing
+from vllm.v1.core.layout.unequal_widths import group_unequal_widths
 from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
@@ -170,5 +171,7 @@ def get_kv_cache_groups(
     uniform = UniformTypeKVCacheSpecs.from_specs(kv_cache_spec)
     if uniform is not None:
         return [KVCacheGroupSpec(list(kv_cache_spec), uniform)]
+    if (groups := group_unequal_widths(kv_cache_spec)) is not None:
+        return groups
     kv_cache_spec = unify_page_sizes(kv_cache_spec)
     return _merged_groups(kv_cache_spec, _split_into_groups(kv_cache_spec))

@@ -35,6 +35,11 @@ def _padded(num_bytes: int) -> int:
     return cdiv(num_bytes, PAGE_ALIGNMENT_BYTES) * PAGE_ALIGNMENT_BYTES
 
 
+def padded_page_bytes(spec: KVCacheSpec) -> int:
+    """Return the bytes that a layer's page takes of a row."""
+    return _padded(spec.page_size_bytes)
+
+
 def _width_bytes(specs: Mapping[str, KVCacheSpec], names: Sequence[str]) -> int:
     return sum(_padded(specs[name].page_size_bytes) for name in names)
 

@@ -10,8 +10,7 @@ from msgspec import structs
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.admission_stats import EXTERNAL
-from vllm.v1.core.sched.holdings import Holdings
-from vllm.v1.core.sched.requests import Requests
+from vllm.v1.core.sched.requests import Holdings, Requests
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.messages import PrefillStats
 from vllm.v1.outputs import KVConnectorOutput

@@ -21,14 +21,12 @@ from vllm import envs
 from vllm.distributed.kv_events import EventPublisher, EventPublisherFactory, KVEventBatch
 from vllm.v1.core.sched.admission import AdmissionPass
 from vllm.v1.core.sched.admission_stats import AdmissionStats
-from vllm.v1.core.sched.holdings import Holdings
 from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.kv_transfer_updates import KVTransferUpdates, finish_loading
-from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.requests import Requests
+from vllm.v1.core.sched.requests import Holdings, Requests
 from vllm.v1.core.sched.running_pass import RunningPass
-from vllm.v1.core.sched.step_builder import StepBuilder
+from vllm.v1.core.sched.step_builder import SchedulerLimits, StepBuilder
 from vllm.v1.core.sched.update_pass import UpdatePass, make_output
 from vllm.v1.core.sched.wiring import make_connector, make_encoder_planner, make_manager
 from vllm.v1.core.whole_block.scheduler_names import SchedulerNames
