@@ -58,7 +58,7 @@ class Served:
         return self._expected[key]
 
 
-ON_ASCEND = ["qwen3", "qwen3-moe", "gemma3", "gpt-oss"]
+ON_ASCEND = ["qwen3", "qwen3-moe", "qwen3.5", "gemma3", "gpt-oss"]
 
 
 @pytest.fixture(

@@ -124,7 +124,7 @@ class DecoderAttention(nn.Module):
         if rope.dim == heads.shape[-1]:
             turned = self._rotate(heads, *step.turns[rope])
             return turned
-        turned = self._rotate(heads[..., : rope.dim], *step.turns[rope])
+        turned = self._rotate(heads[..., : rope.dim].contiguous(), *step.turns[rope])
         return torch.cat([turned, heads[..., rope.dim :]], -1)
 
     def _prepare(
