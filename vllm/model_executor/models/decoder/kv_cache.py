@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.decoder.config import DecoderConfig
-from vllm.utils.math_utils import cdiv
-from vllm.v1.core.layout.packing import PAGE_ALIGNMENT_BYTES
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheSpec,
@@ -98,11 +96,7 @@ def _state_spec(
 ) -> RecurrentStateSpec:
     """Cuts a state into pages as wide as a block of all attention layers: no block grows by it."""
     shape = state_shape(config)
-    width_bytes = sum(
-        cdiv(spec.page_size_bytes, PAGE_ALIGNMENT_BYTES) * PAGE_ALIGNMENT_BYTES
-        for spec in attention.values()
-        if spec.keeps_every_token
-    )
+    width_bytes = sum(spec.page_size_bytes for spec in attention.values() if spec.keeps_every_token)
     smallest = max(shape.head_values, shape.num_columns)
     page_values = max(width_bytes // dtype.itemsize, smallest)
     return RecurrentStateSpec(
