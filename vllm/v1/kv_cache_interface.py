@@ -48,8 +48,9 @@ from vllm.v1.kv_cache_specs.kinds import (
     get_kv_cache_spec_sliding_window,
 )
 from vllm.v1.kv_cache_specs.latent import LatentRowsSpec
+from vllm.v1.kv_cache_specs.layouts import StateLayout, StateShape
 from vllm.v1.kv_cache_specs.mamba import MambaSpec
-from vllm.v1.kv_cache_specs.recurrent import RecurrentStateSpec, StateLayout, StateShape
+from vllm.v1.kv_cache_specs.recurrent import RecurrentStateSpec
 from vllm.v1.kv_cache_specs.uniform import UniformTypeKVCacheSpecs, member_spec
 from vllm.v1.kv_cache_specs.window import (
     ChunkedLocalAttentionSpec,

@@ -3,10 +3,6 @@
 A state is many times as large as the attention rows of a block of tokens, so it is cut over as many
 blocks of the pool as it fills. The states of all layers are one cache: a request holds, loads and
 drops them together, and no block of it is left half empty between layers.
-
-    blocks of a state   | heads 0..5 of layer 0 | 6..11 | ... | last heads | columns 0..c | ... |
-    a head              a matrix [K, V], whole in one block
-    columns             the last inputs of the short convolutions, by channel: [W - 1, channels]
 """
 
 from __future__ import annotations
@@ -14,80 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_cache_specs.base import KVCacheSpec, KVCacheSpecKind, PackingKey
 from vllm.v1.kv_cache_specs.geometry import GroupGeometry
-from vllm.v1.kv_cache_specs.layouts import GroupLayout, PageLayout
+from vllm.v1.kv_cache_specs.layouts import GroupLayout, PageLayout, StateLayout, StateShape
 
 if TYPE_CHECKING:
     import torch
 
     from vllm.config import VllmConfig
-
-
-@dataclass(frozen=True, slots=True)
-class StateShape:
-    """What one request's states are made of.
-
-    Attributes:
-        num_layers: Recurrent layers.
-        num_heads: Of each.
-        key_dim, value_dim: A head's state is a matrix of so many rows and columns.
-        num_channels: Inputs of a layer's short convolutions.
-        num_columns: Earlier inputs that a convolution reads of each channel.
-    """
-
-    num_layers: int
-    num_heads: int
-    key_dim: int
-    value_dim: int
-    num_channels: int
-    num_columns: int
-
-    @property
-    def head_values(self) -> int:
-        """Values of one head's state."""
-        return self.key_dim * self.value_dim
-
-    @property
-    def num_values(self) -> int:
-        """Values of everything."""
-        heads = self.num_heads * self.head_values
-        return self.num_layers * (heads + self.num_channels * self.num_columns)
-
-
-@dataclass(frozen=True, slots=True)
-class StateLayout:
-    """Where the parts of a state lie in its blocks.
-
-    Attributes:
-        shape: The parts.
-        page_values: Values of one block's page, at least a head's state and a channel's columns.
-    """
-
-    shape: StateShape
-    page_values: int
-
-    @property
-    def heads_per_block(self) -> int:
-        """Heads in each of the first blocks, counted through all layers."""
-        return self.page_values // self.shape.head_values
-
-    @property
-    def channels_per_block(self) -> int:
-        """Channels in each of the other blocks, counted through all layers."""
-        return self.page_values // self.shape.num_columns
-
-    @property
-    def num_head_blocks(self) -> int:
-        """Blocks that hold heads."""
-        return cdiv(self.shape.num_layers * self.shape.num_heads, self.heads_per_block)
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of a state."""
-        num_channels = self.shape.num_layers * self.shape.num_channels
-        return self.num_head_blocks + cdiv(num_channels, self.channels_per_block)
 
 
 @dataclass(frozen=True, kw_only=True)
