@@ -318,6 +318,7 @@ class Worker:
                 self._model,
             ),
             steps.draw_tokens,
+            steps.settle_drafts,
         )
 
     def _make_step_model(
