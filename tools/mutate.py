@@ -40,8 +40,10 @@ TARGETS = ("vllm/v1/core", "vllm_ascend/core", "vllm/distributed/kv_transfer/han
 TESTS = ("tests/v1/core", "tests/ascend/core", "tests/distributed/kv_transfer/handover")
 _COPIED = ("vllm", "vllm_ascend", "tests", "benchmarks", "docs", "pyproject.toml")
 _PACKAGES = ("vllm", "vllm_ascend", "tests", "benchmarks", "tools")
-_LIBRARIES = ("torch", "hypothesis", "hypothesis.stateful", "safetensors.torch", "transformers")
-_LIBRARIES += ("msgspec", "pydantic", "zmq", "numpy", "fastapi", "httpx")
+_LIBRARIES = (
+    *("torch", "hypothesis", "hypothesis.stateful", "safetensors.torch", "transformers"),
+    *("msgspec", "pydantic", "zmq", "numpy", "fastapi", "httpx"),
+)
 _MAX_SURVIVORS = 0.05
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
