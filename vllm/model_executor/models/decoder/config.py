@@ -95,6 +95,7 @@ class ExpertsPlan:
         inner_size: Of one expert.
         num_chosen: Experts per token.
         normalises: Whether the chosen weights are scaled to a sum of one.
+        shared: A gated MLP that every token passes besides, times the sigmoid of a learned gate.
     """
 
     num_experts: int
@@ -102,6 +103,7 @@ class ExpertsPlan:
     inner_size: int
     normalises: bool
     activation: Activation = "silu"
+    shared: MlpPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
