@@ -121,6 +121,7 @@ class NativeDecoder:
                 find_frequencies(plan.rope, torch.device("cpu"))
             )
             layer.magnitude = plan.rope.magnitude
+        assert isinstance(block.attention, DecoderAttention), "can_run_decoder looked"
         self._bind_attention(layer, block.attention)
         self._bind_feed_forward(layer, plan, block.feed_forward)
         if block.experts is not None:
@@ -223,6 +224,8 @@ class NativeDecoder:
 
 def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Tensor]) -> bool:
     """Whether the kernels take this model's weights and caches."""
+    if model.config.recurrences or model.config.attention.has_output_gate:
+        return False
     if len(model.config.shared_owners) > structs.MAX_SHARED_OWNERS:
         return False
     sources = [model.embed.find_rows(), model.head_rows()]

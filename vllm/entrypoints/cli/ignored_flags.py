@@ -28,10 +28,6 @@ IGNORED_SERVE_FLAGS = (
     _switch("keys and values are stored in the model's type", "--calculate-kv-scales"),
     _switch("the cache decides how the window of a hit comes about", "--swa-bounded-replay"),
     _switch("prefill is computed one way", "--kv-sharing-fast-prefill"),
-    _value("state is kept as the model's cache needs it", "--mamba-cache-mode"),
-    _value("state is kept as the model's cache needs it", "--mamba-cache-dtype"),
-    _value("state is kept as the model's cache needs it", "--mamba-ssm-cache-dtype"),
-    _value("state is kept as the model's cache needs it", "--mamba-block-size"),
     # Scheduling.
     _switch("answers are the same with and without", "--async-scheduling"),
     _value("every token is sent as it comes", "--stream-interval"),

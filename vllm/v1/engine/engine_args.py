@@ -18,7 +18,7 @@ from vllm.config.kv_transfer import MULTI_CONNECTOR, OFFLOADING_CONNECTOR, KVTra
 from vllm.config.load import LoadConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
-from vllm.config.options import check_options, option, option_of, values_for
+from vllm.config.options import POSITIVE, Limit, check_options, option, option_of, values_for
 from vllm.config.parallel import ParallelConfig
 from vllm.config.retention import POLICIES, read_interval
 from vllm.config.scheduler import SchedulerConfig
@@ -140,6 +140,44 @@ class EngineArgs:
         more="Unset: as `VLLM_PREFIX_CACHE_RETENTION_INTERVAL` says.",
     )
     prefix_cache_pinned_share: float | None = option_of(CacheConfig, "prefix_cache_pinned_share")
+    mamba_cache_mode: str = option(
+        "align",
+        "When recurrent states are kept: where hits can end (align), as the policy decides.",
+        group="KV cache",
+        limit=Limit(
+            lambda mode: mode in ("none", "align"),
+            "is not supported: states end at units of --block-size, and the policy keeps those "
+            "that pay; --prefix-cache-retention-interval keeps them at fixed distances. Use align, "
+            "or leave it out.",
+        ),
+        more="`none` is what `align` is: --no-enable-prefix-caching keeps nothing.",
+    )
+    mamba_cache_dtype: str = option(
+        "auto",
+        "Type of a short convolution's stored inputs: float32.",
+        group="KV cache",
+        limit=Limit(
+            lambda dtype: dtype in ("auto", "float32"),
+            "is not supported: convolution inputs share pages with states, which are float32. Use "
+            "float32, or leave it out.",
+        ),
+    )
+    mamba_ssm_cache_dtype: str = option(
+        "auto",
+        "Type of recurrent states: float32.",
+        group="KV cache",
+        limit=Limit(
+            lambda dtype: dtype in ("auto", "float32"),
+            "is not supported: a state that is rounded drifts from the exact one, and answers "
+            "would depend on where it was stored. Use float32, or leave it out.",
+        ),
+    )
+    mamba_block_size: int | None = option(
+        None,
+        "Tokens between places where a recurrent state can end: only --block-size.",
+        group="KV cache",
+        limit=POSITIVE,
+    )
     prefix_cache_dir: str | None = option(
         None,
         "Folder of your own in which cached prefixes outlive the server "
@@ -344,6 +382,12 @@ class EngineArgs:
 
     def _make_cache_config(self, model_config: ModelConfig) -> CacheConfig:
         block_size = _resolve_block_size(self.block_size, model_config)
+        if self.mamba_block_size not in (None, block_size):
+            raise ConfigError(
+                f"mamba_block_size={self.mamba_block_size} is not supported: a recurrent state can "
+                f"end wherever a hit can, at every {block_size} tokens (--block-size). Leave it "
+                "out."
+            )
         retention = envs.retention_or_default(self.prefix_cache_retention_interval)
         _check_retention(retention, block_size, model_config)
         if self.prefix_cache_pinned_share is not None and not envs.VLLM_PIN_SWA_TOKENS:
