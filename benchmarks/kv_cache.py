@@ -17,7 +17,6 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 from benchmarks.result import percentiles, print_result
@@ -196,8 +195,8 @@ def measure(case: Case, repeats: int, prompt_len: int = PROMPT_LEN) -> dict[str,
         manager.new_step_starts()
         found = clock.run("lookup_miss", manager.look_up, request)
         num_new = request.num_tokens - found.num_tokens
-        allocate = partial(manager.allocate_slots, lookup=found)
-        assert clock.run("allocate", allocate, request, num_new)
+        args = (request, num_new, found.num_tokens, found.blocks)
+        assert clock.run("allocate", manager.allocate_slots, *args)
         clock.run("commit", manager.commit_step)
         manager.take_step_work()
         request.num_computed_tokens = request.num_tokens

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from vllm.cachelab.sim.requests import Hasher
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.cache_step import Lookup
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -106,15 +107,18 @@ class PrefixDriver:
     ) -> None:
         assert config.hit_unit is not None
         self.geometry = CacheGeometry.from_config(config)
-        self.manager = KVCacheManager(
-            config,
-            max_model_len,
-            config.hit_unit,
-            config.hit_unit,
-            num_lookahead_tokens=num_drafts,
-            stale_row=stale_row,
-            policy=policy,
-            pinning=pinning,
+        self.manager = KVCacheManager.from_settings(
+            CacheSettings(
+                kv_cache_config=config,
+                max_model_len=max_model_len,
+                max_num_batched_tokens=max_model_len,
+                scheduler_block_size=config.hit_unit,
+                hash_block_size=config.hit_unit,
+                num_lookahead_tokens=num_drafts,
+                stale_row=stale_row,
+                policy=policy,
+                pinning=pinning,
+            )
         )
         self.chunk = chunk
         self.max_running = max_running
@@ -208,7 +212,7 @@ class PrefixDriver:
             hit = lookup.num_tokens
             num_new = self._first_chunk(request, hit, budget)
             admitted = self.manager.allocate_slots(
-                request, num_new, full_sequence_must_fit=True, lookup=lookup
+                request, num_new, hit, lookup.blocks, full_sequence_must_fit=True
             )
             if admitted is None and not self.running and hit:
                 # Alone and still too big: what the hit holds may be what is missing.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 from vllm.cachelab.sim.geometries import GEOMETRIES
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache_specs
-from vllm.v1.core.layout.packing import group_hybrid_mla_specs, packed_block_stride
+from vllm.v1.core.layout.packing import group_for_packing, packed_block_stride
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
     KVCacheConfig,
@@ -50,7 +50,7 @@ def flash_architecture() -> DeepseekV4Config:
 def flash_groups(unit: int) -> list[KVCacheGroupSpec]:
     """Return the groups of DeepSeek-V4-Flash in bf16 at ``--block-size unit``."""
     specs = deepseek_v4_kv_cache_specs(flash_architecture(), unit, _BF16, _FP32)
-    return group_hybrid_mla_specs(specs)
+    return group_for_packing(specs)
 
 
 def flash_block_bytes(unit: int) -> int:

@@ -27,7 +27,7 @@ from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.attention.metadata import BlockTableView, RequestSlice, build_step_metadata
 from vllm.v1.attention.ops.registry import get_reference_op
-from vllm.v1.core.layout.packing import group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import group_for_packing
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 BLOCK_SIZE = 32
@@ -53,7 +53,7 @@ class StepRunner:
         self._rng = np.random.default_rng(0)
         self._vocab_size = config.vocab_size
         specs = deepseek_v4_kv_cache_specs(config, BLOCK_SIZE, torch.float32, torch.float32)
-        groups = group_hybrid_mla_specs(specs)
+        groups = group_for_packing(specs)
         self._layout = CacheLayout.from_kv_cache_config(KVCacheConfig(0, [], groups))
         self._num_blocks = [
             -(-(context + max(ROWS)) // group.block_size) for group in self._layout.groups

@@ -1,11 +1,18 @@
 """The distribution, built from a copy of the sources: a checkout stays as it is."""
 
+import fcntl
+import os
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from vllm.native.loader import load_library
+
 ROOT = Path(__file__).parents[1]
+_SCRIPT = runpy.run_path(str(ROOT / "csrc" / "compile.py"))
 _SOURCES = (
     *(
         "CHANGELOG.md",
@@ -20,12 +27,40 @@ _SOURCES = (
 )
 
 
-def build(tree: Path) -> Path:
-    """Build an sdist, and a wheel from it; return their folder.
+def build_once(tree: Path) -> Path:
+    """Build an sdist, and a wheel from it, unless it is done; return their folder.
+
+    Test processes side by side may ask for the same folder: one builds, the others wait.
 
     Args:
-        tree: An empty folder; gets the copy.
+        tree: A folder that is not there yet, or one built before; gets the copy.
+
+    Raises:
+        AssertionError: The build failed.
     """
+    with tree.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (tree / "dist").exists():
+            _build(tree)
+    return tree / "dist"
+
+
+def has_compiler() -> bool:
+    """Whether the package is built with its library here."""
+    return _SCRIPT["find_compiler"]() is not None
+
+
+def _choose_compiler() -> dict[str, str]:
+    """Return variables of the build: a library that is newer than all sources is built no more."""
+    library = _SCRIPT["DEFAULT_FOLDER"] / _SCRIPT["LIBRARY_NAME"]
+    compiler = _SCRIPT["find_compiler"]()
+    if compiler is None or not _SCRIPT["is_current"](library) or load_library() is None:
+        return {}
+    ready = [sys.executable, str(ROOT / "tests" / "ready_compiler.py"), str(library)]
+    return {"CXX": shlex.join([*ready, *compiler])}
+
+
+def _build(tree: Path) -> None:
     tree.mkdir(exist_ok=True)
     for name in _SOURCES:
         if (ROOT / name).is_dir():
@@ -36,9 +71,11 @@ def build(tree: Path) -> Path:
     # Where there is no compiler one would be asked for: minutes, for a library that is not tested.
     command = [sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check"]
     command.append(str(tree))
-    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    environment = {**os.environ, **_choose_compiler()}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if result.returncode:
+        shutil.rmtree(tree)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    return tree / "dist"
 
 
 def read_pins() -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.building import build
+from tests.building import build_once
 
 # Torch reads it when it is loaded; servers that tests start inherit it. The models here are so
 # small that a second thread costs more than it brings, and very much more where other work shares
@@ -46,4 +46,7 @@ def keep_plain_logging() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the sdist and the wheel, built once for all who look into them."""
-    return build(tmp_path_factory.mktemp("tree"))
+    folder = tmp_path_factory.getbasetemp()
+    # Of one run's test processes side by side, each has its folder below one folder.
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    return build_once(shared / "tree")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.building import ROOT, read_pins
+from tests.building import ROOT, has_compiler, read_pins
 
 CHECKPOINT = {
     f"vllm/assets/deepseek-v4/{name}"
@@ -34,13 +34,21 @@ def built(distribution: Path) -> tuple[set[str], set[str], str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # the library is compiled where none lies built
 def test_the_sdist_holds_what_a_checkout_needs(built: tuple[set[str], set[str], str]) -> None:
     in_sdist, _, _ = built
-    requirements = {f"requirements/{path.name}" for path in (ROOT / "requirements").iterdir()}
-    assert requirements | CHECKPOINT | {CORPUS, "Makefile", "MANIFEST.in"} <= in_sdist
+    folders = (ROOT / "requirements", ROOT / "csrc")
+    sources = {
+        f"{folder.name}/{path.name}"
+        for folder in folders
+        for path in folder.iterdir()
+        if path.is_file()
+    }
+    assert sources | CHECKPOINT | {CORPUS, "Makefile", "MANIFEST.in"} <= in_sdist
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # the library is compiled where none lies built
 def test_the_wheel_holds_both_packages_and_the_checkpoint(
     built: tuple[set[str], set[str], str],
 ) -> None:
@@ -50,7 +58,9 @@ def test_the_wheel_holds_both_packages_and_the_checkpoint(
         for package in ("vllm", "vllm_ascend")
         for path in (ROOT / package).rglob("*.py")
     }
-    assert modules | CHECKPOINT | {"vllm/py.typed", "vllm_ascend/py.typed"} <= in_wheel
+    # The build found every header that it needs.
+    library = {"vllm/native/libvllm_native.so"} if has_compiler() else set()
+    assert modules | library | CHECKPOINT | {"vllm/py.typed", "vllm_ascend/py.typed"} <= in_wheel
     assert CORPUS not in in_wheel
     tops = {name.partition("/")[0] for name in in_wheel}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"vllm", "vllm_ascend"}

@@ -42,44 +42,34 @@ def load(server: ServerProcess, prompts: list[list[int]], answers: dict[int, str
         assert answers.setdefault(index, text) == text
 
 
-def test_answers_and_hits_after_kills_under_load(tmp_path: Path) -> None:
+def test_answers_and_hits_after_a_kill_under_load(tmp_path: Path) -> None:
     rng = random.Random(4)
-    prompts = [[rng.randrange(10, 1000) for _ in range(rng.randrange(150, 900))] for _ in range(12)]
+    prompts = [[rng.randrange(10, 1000) for _ in range(rng.randrange(150, 600))] for _ in range(8)]
     answers: dict[int, str] = {}
-    for start in range(2):
-        with serve(tmp_path, f"log{start}.txt") as server:
-            client = threading.Thread(target=load, args=(server, prompts, answers))
-            client.start()
-            known = len(answers)
-            deadline = time.monotonic() + 60
-            while client.is_alive() and len(answers) < min(known + 4, len(prompts)):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            kill(server)
-            client.join()
-    with serve(tmp_path, "last.txt") as server:
+    with serve(tmp_path, "first.txt") as server:
+        client = threading.Thread(target=load, args=(server, prompts, answers))
+        client.start()
+        deadline = time.monotonic() + 60
+        while client.is_alive() and len(answers) < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        kill(server)
+        client.join()
+    with serve(tmp_path, "last.txt", "--prefix-cache-warm", "1") as server:
         hits = {}
         for index, prompt in enumerate(prompts):
             text, hits[index] = ask(server, prompt)
             assert answers.get(index, text) == text
         # What was answered a while before a kill is there: begun at once, on the disk in a moment.
         assert sum(hits[index] >= len(prompts[index]) // 128 * 128 - 128 for index in hits) >= 3
-        sources = server.metric("vllm:external_prefix_cache_hits_total")
-        assert sources == sum(hits.values())
+        restored = server.metric("vllm:external_prefix_cache_hits_total")
         name = "vllm:prompt_tokens_cached_by_source_total"
-        assert server.metric(name, source="disk") == sources
-        assert "Prefix cache on disk" in server.log
+        assert server.metric(name, source="disk") == restored > 0
+        # One was in the pool before anybody asked.
+        assert server.metric(name, source="device") == sum(hits.values()) - restored > 0
+        assert "1 prefixes of" in server.log
+        assert server.metric("vllm:kv_offload_load_bytes_total") > 0
+        outcomes = "vllm:kv_offload_restore_outcomes_total"
+        assert server.metric(outcomes, outcome="restored") >= 3
         assert "row groups are there" in server.log
     assert "Traceback" not in server.log
-
-
-def test_a_second_server_goes_without(tmp_path: Path) -> None:
-    prompt = list(range(10, 400))
-    with serve(tmp_path, "first.txt") as first, serve(tmp_path, "second.txt") as second:
-        assert ask(first, prompt)[0] == ask(second, prompt)[0]
-        assert "is in use by process" in second.log
-        os.killpg(first.process.pid, signal.SIGSTOP)
-        try:
-            assert ask(second, prompt)[1] >= 384
-        finally:
-            os.killpg(first.process.pid, signal.SIGCONT)

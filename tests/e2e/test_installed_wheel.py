@@ -40,7 +40,7 @@ def _install(wheel: Path, environment: Path) -> None:
     assert result.returncode == 0, result.stderr[-3000:]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)  # the library is compiled where none lies built
 def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path, distribution: Path) -> None:
     (wheel,) = distribution.glob("*.whl")
     environment = tmp_path / "venv"

@@ -20,6 +20,7 @@ DATASETS = (
     *("sonnet", "burstgpt", "spec_bench", "hf"),
 )
 READINGS = ("beginning", "whole", "rounds")
+BALANCERS = ("prefix", "round-robin", "least-load", "session", "first-block", "joint")
 RAMP_UPS = ("linear", "exponential")
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p"),
@@ -274,6 +275,7 @@ def add_replay_flags(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--mtp", type=int, default=0, metavar="DRAFTS")
     server.add_argument("--mtp-acceptance", type=float, default=0.7)
     _add_core_flags(server)
+    _add_fleet_flags(parser)
     clock = parser.add_argument_group("clock")
     clock.add_argument(
         "--cost", type=Path, metavar="FILE", help="Coefficients, as vllm cache simulate fits them."
@@ -308,6 +310,60 @@ def _add_core_flags(server: Any) -> None:
         choices=DATA_PARALLEL_ROUTINGS,
         default="prefix",
         help="As --data-parallel-routing of vllm serve. Default: prefix.",
+    )
+
+
+def _add_fleet_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of many servers and what stands in front of them."""
+    fleet = parser.add_argument_group("many servers")
+    fleet.add_argument(
+        "--servers",
+        type=human_int,
+        metavar="N",
+        help="Servers behind a balancer, each with a pool of --pool-gib; requests are read as they "
+        "come, so traces may be longer than memory.",
+    )
+    fleet.add_argument(
+        "--balancer",
+        nargs="+",
+        choices=BALANCERS,
+        default=["prefix"],
+        help="Whom to compare; joint: one server with the memory and the speed of all. Default: "
+        "prefix.",
+    )
+    fleet.add_argument(
+        "--copies",
+        type=human_int,
+        default=1,
+        help="Of every line, each with prompts of its own. Default: 1.",
+    )
+    fleet.add_argument(
+        "--news-delay-ms",
+        type=float,
+        default=0.0,
+        help="How late the balancer hears what a step did to a cache. Default: 0.",
+    )
+    fleet.add_argument(
+        "--burst",
+        nargs=3,
+        type=float,
+        metavar=("FACTOR", "SECONDS", "EVERY"),
+        help="FACTOR times as many requests for SECONDS, every EVERY seconds, fewer between.",
+    )
+    fleet.add_argument(
+        "--lose",
+        nargs=3,
+        type=float,
+        metavar=("COUNT", "AT", "BACK"),
+        help="COUNT servers die AT seconds, and serve again BACK seconds later, empty.",
+    )
+    fleet.add_argument(
+        "--rolling-restart",
+        nargs=2,
+        type=float,
+        metavar=("AT", "BACK"),
+        help="From AT seconds on every server is drained and restarted, which takes it BACK "
+        "seconds, one after another.",
     )
 
 

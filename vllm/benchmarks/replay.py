@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from vllm.benchmarks.datasets.lines import BadLines
 from vllm.benchmarks.datasets.timed_trace import TimedRequest, read_timed_trace
+from vllm.benchmarks.fleet_replay import run_fleet_replay
 from vllm.benchmarks.report.cache import cache_numbers
 from vllm.benchmarks.report.metrics import measure, parse_metrics, parse_percentiles
 from vllm.benchmarks.report.plot import check_can_plot, plot_lines, plot_run
@@ -74,6 +75,8 @@ class ReplayJob:
 
 def run_replay(args: argparse.Namespace) -> int:
     """Replay a trace; returns the exit code."""
+    if args.servers is not None:
+        return run_fleet_replay(args)
     metrics = parse_metrics(args.percentile_metrics)
     percents = parse_percentiles(args.metric_percentiles)
     check_can_plot(args.plot)

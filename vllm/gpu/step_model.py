@@ -30,7 +30,7 @@ def make_gpu_step_model(
     """
     if not reads_pages(model, layout):
         logger.info("GPU: rows of %s are gathered from pages", type(model).__name__)
-        return make_torch_step_model(model, device)
+        return make_torch_step_model(model, device, layout, kv_caches)
     return StepModel(model, _make_builder(model, layout, kv_caches, device))
 
 
@@ -74,8 +74,11 @@ def make_graphed_step_model(
 
 def reads_pages(model: Any, layout: CacheLayout) -> bool:
     """Whether kernels that read pages run this model."""
-    return isinstance(model, DecoderForCausalLM) and all(
-        group.kind == "keys" for group in layout.groups
+    return (
+        isinstance(model, DecoderForCausalLM)
+        # Tiles are cut for one number of heads and one width.
+        and all(layer.attention is None for layer in model.config.layers)
+        and all(group.kind == "keys" for group in layout.groups)
     )
 
 

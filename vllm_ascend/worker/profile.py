@@ -13,7 +13,7 @@ from vllm.v1.attention.metadata import (
     RequestSlice,
     build_step_metadata,
 )
-from vllm.v1.core.layout.packing import build_packed_tensors, group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import build_packed_tensors, group_for_packing
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm.v1.worker.model_runner import CausalLM
@@ -42,7 +42,7 @@ def run_largest_step(
         num_tokens: Tokens of the largest step.
         num_logit_rows: Requests of the largest batch.
     """
-    groups = group_hybrid_mla_specs(specs)
+    groups = group_for_packing(specs)
     layout = CacheLayout.from_kv_cache_config(KVCacheConfig(1, [], groups))
     tables, num_blocks = [], 1
     for group in layout.groups:

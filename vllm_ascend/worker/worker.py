@@ -6,7 +6,7 @@ from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.v1.attention.ops.registry import OpResolver
-from vllm.v1.core.layout.packing import group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import group_for_packing
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.device_memory import MemorySnapshot, available_kv_bytes, read_peak_bytes
 from vllm.v1.worker.worker import Worker
@@ -148,7 +148,7 @@ class NPUWorker(Worker):
     def _report_bytes(self) -> None:
         if not isinstance(self._model_spec, DeepseekV4Config):
             return
-        groups = group_hybrid_mla_specs(self.get_kv_cache_specs())
+        groups = group_for_packing(self.get_kv_cache_specs())
         unit = self._config.cache_config.block_size
         logger.info("KV cache: %s", explain_bytes_per_block(groups, unit))
         dtypes = self._page_dtypes()

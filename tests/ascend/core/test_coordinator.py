@@ -16,7 +16,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator, get_kv_cache_coordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.layout.packing import build_packed_tensors, group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import build_packed_tensors, group_for_packing
 from vllm.v1.core.prefix.drafter_rows import can_rebuild
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import (
@@ -57,7 +57,7 @@ def make_config(
 ) -> KVCacheConfig:
     """Groups as the worker has them, MTP's flagged: C4 and its state have unequal pages."""
     model = replace(v4_config(list(ratios)), sliding_window=window)
-    groups = group_hybrid_mla_specs(ascend_kv_cache_specs(model, 32, DEVICE_PAGES))
+    groups = group_for_packing(ascend_kv_cache_specs(model, 32, DEVICE_PAGES))
     for group in groups:
         group.is_eagle_group = "mtp.0.attn.window" in group.layer_names
     blocks, tensors = build_packed_tensors(groups, 0, num_blocks)
@@ -90,7 +90,8 @@ class Keeper:
         request = make_request(f"r{self.num_requests}", prompt, 32)
         manager.new_step_starts()
         found = manager.look_up(request)
-        assert manager.allocate_slots(request, len(prompt) - found.num_tokens, lookup=found)
+        hit = found.num_tokens
+        assert manager.allocate_slots(request, len(prompt) - hit, hit, found.blocks)
         manager.commit_step()
         manager.take_step_work()
         request.num_computed_tokens = len(prompt)

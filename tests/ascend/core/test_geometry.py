@@ -6,7 +6,7 @@ from tests.ascend.v4_models import A5_PAGES, DEVICE_PAGES, FLASH, FLOAT_PAGES, P
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.deepseek_v4.kv_cache import deepseek_v4_kv_cache_specs
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.layout.packing import group_hybrid_mla_specs, packed_block_stride
+from vllm.v1.core.layout.packing import group_for_packing, packed_block_stride
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -47,7 +47,7 @@ def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def grouped(ratios: list[int], unit: int, generation: Generation) -> list[KVCacheGroupSpec]:
     pages = DEVICE_PAGES if generation is Generation.A2_A3 else A5_PAGES
-    return group_hybrid_mla_specs(ascend_kv_cache_specs(v4_config(ratios), unit, pages, generation))
+    return group_for_packing(ascend_kv_cache_specs(v4_config(ratios), unit, pages, generation))
 
 
 def pages_of(group: KVCacheGroupSpec) -> set[tuple[int, int]]:

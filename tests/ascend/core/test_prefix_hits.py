@@ -8,13 +8,14 @@ import pytest
 
 from tests.ascend.v4_models import A5_PAGES, DEVICE_PAGES, FLASH, PRO, v4_config
 from tests.v1.core.unit_cache_driver import make_request
+from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import (
     BlockHashListWithBlockSize,
     generate_scheduler_kv_cache_config,
 )
-from vllm.v1.core.layout.packing import build_packed_tensors, group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import build_packed_tensors, group_for_packing
 from vllm.v1.core.single_type_kv_cache_manager import (
     SlidingWindowManager,
     register_all_kvcache_specs,
@@ -47,7 +48,7 @@ def make_config(
     """The groups that the worker makes, the drafter's flagged; ``unit`` None: the contract's."""
     pages = A5_PAGES if generation is Generation.A5 else DEVICE_PAGES
     specs = ascend_kv_cache_specs(v4_config(ratios), unit, pages, generation)
-    groups = group_hybrid_mla_specs(specs)
+    groups = group_for_packing(specs)
     for group in groups:
         group.is_eagle_group = MTP_CACHE in group.layer_names
     count, tensors = build_packed_tensors(groups, 0, num_blocks)
@@ -103,13 +104,16 @@ class Server:
 def make_unit_server(
     unit: int, ratios: list[int], generation: Generation = Generation.A2_A3
 ) -> Server:
-    manager = KVCacheManager(
-        make_config(unit, ratios, generation),
-        MAX_LEN,
-        scheduler_block_size=unit,
-        hash_block_size=unit,
-        use_eagle=True,
-        num_lookahead_tokens=LOOKAHEAD,
+    manager = KVCacheManager.from_settings(
+        CacheSettings(
+            kv_cache_config=make_config(unit, ratios, generation),
+            max_model_len=MAX_LEN,
+            max_num_batched_tokens=MAX_LEN,
+            scheduler_block_size=unit,
+            hash_block_size=unit,
+            use_eagle=True,
+            num_lookahead_tokens=LOOKAHEAD,
+        )
     )
     assert isinstance(manager.coordinator, CheckpointCoordinator)
     return Server(manager, unit)

@@ -13,7 +13,7 @@ from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.v1.attention.ops.registry import get_reference_op
-from vllm.v1.core.layout.packing import build_packed_tensors, group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import build_packed_tensors, group_for_packing
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm_ascend.core.specs import Generation
@@ -144,7 +144,7 @@ def test_float_pages_suit_models_that_fp8_pages_do_not() -> None:
 def test_pages_are_strided_views_of_raw_int8() -> None:
     platform = ReferencePlatform()
     specs = make_worker(platform, "bfloat16").get_kv_cache_specs()
-    groups = group_hybrid_mla_specs(specs)
+    groups = group_for_packing(specs)
     num_blocks, tensors = build_packed_tensors(groups, 0, 5)
     config = KVCacheConfig(num_blocks, tensors, groups)
     pool = allocate_kv_cache(config, specs, platform, CPU)
@@ -168,7 +168,7 @@ def test_pages_are_strided_views_of_raw_int8() -> None:
 def test_names_that_do_not_match_are_listed() -> None:
     platform = ReferencePlatform()
     specs = make_worker(platform).get_kv_cache_specs()
-    groups = group_hybrid_mla_specs(specs)
+    groups = group_for_packing(specs)
     num_blocks, tensors = build_packed_tensors(groups, 0, 3)
     expected = [*list(specs)[1:], "layers.9.attn.window"]
     with pytest.raises(
@@ -181,7 +181,7 @@ def test_names_that_do_not_match_are_listed() -> None:
 def test_a_tensor_that_nobody_shares_takes_no_memory() -> None:
     platform = ReferencePlatform()
     specs = make_worker(platform).get_kv_cache_specs()
-    groups = group_hybrid_mla_specs(specs)
+    groups = group_for_packing(specs)
     num_blocks, tensors = build_packed_tensors(groups, 0, 3)
     config = KVCacheConfig(num_blocks, [*tensors, KVCacheTensor(3 << 40, [])], groups)
     assert len(allocate_kv_cache(config, specs, platform, CPU).tensors) == 1
@@ -224,7 +224,7 @@ def test_graphs_behind_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
             worker._config.model_config.enforce_eager = eager
             worker.init_device()
             worker.load_model()
-            groups = group_hybrid_mla_specs(worker.get_kv_cache_specs())
+            groups = group_for_packing(worker.get_kv_cache_specs())
             num_blocks, tensors = build_packed_tensors(groups, 0, 9)
             config = KVCacheConfig(num_blocks, tensors, groups)
             monkeypatch.setenv(GRAPH_VARIABLE, "1")

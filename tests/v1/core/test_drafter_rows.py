@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.v1.core.unit_cache_driver import Driver, coordinator_of, make_request
+from tests.v1.core.unit_cache_driver import make_manager as make_unit_manager
 from tests.v1.core.v4_geometry import v4_config
 from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -30,8 +31,7 @@ def drafter_config(num_blocks: int = 600) -> KVCacheConfig:
 
 
 def make_manager(stale_row: StaleRow = StaleRow.REBUILD) -> KVCacheManager:
-    config = drafter_config()
-    return KVCacheManager(config, MAX_LEN, UNIT, UNIT, num_lookahead_tokens=3, stale_row=stale_row)
+    return make_unit_manager(drafter_config(), MAX_LEN, num_lookahead_tokens=3, stale_row=stale_row)
 
 
 class Steps:
@@ -48,7 +48,7 @@ class Steps:
         found = self.manager.look_up(request)
         hit = found.num_tokens
         num_new = request.num_tokens - hit
-        assert self.manager.allocate_slots(request, num_new, lookup=found)
+        assert self.manager.allocate_slots(request, num_new, hit, found.blocks)
         self.record = self.manager.record_admission(request, found, hit)
         request.start_running(hit)
         self.end(request, request.num_tokens - hit)
@@ -226,7 +226,8 @@ def test_a_preempted_request_leaves_no_order_behind() -> None:
     manager.free(first)
     manager.new_step_starts()
     parted = make_request("s", [*range(128), 1, 6, 7], UNIT)
-    assert manager.allocate_slots(parted, 3, lookup=manager.look_up(parted))
+    found = manager.look_up(parted)
+    assert manager.allocate_slots(parted, 3, found.num_tokens, found.blocks)
     manager.free(parted)
     manager.commit_step()
     work = manager.take_step_work()

@@ -233,7 +233,7 @@ def test_admission_record_adds_up() -> None:
     for request in prompts:
         found = manager.look_up(request)
         num_new = request.num_tokens - found.num_tokens
-        assert manager.allocate_slots(request, num_new, lookup=found) is not None
+        assert manager.allocate_slots(request, num_new, found.num_tokens, found.blocks) is not None
         records.append(manager.record_admission(request, found, found.num_tokens))
     first = records[0]
     assert (first.num_cached_tokens, first.miss_tokens) == (

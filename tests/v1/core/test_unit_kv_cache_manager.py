@@ -119,7 +119,7 @@ def test_nothing_is_cached_or_hit_with_caching_off() -> None:
         request = make_request(name, tokens_of(1, 200), 32)
         found = manager.look_up(request)
         assert found.num_tokens == 0
-        assert manager.allocate_slots(request, 200, lookup=found) is not None
+        assert manager.allocate_slots(request, 200, 0, found.blocks) is not None
         manager.commit_step()
         manager.check_invariants({name: 0})
         manager.free(request)
@@ -136,7 +136,7 @@ def test_prompt_logprobs_bypass_reads_and_are_recorded() -> None:
     request.skip_reading_prefix_cache = True
     found = driver.manager.look_up(request)
     assert found.num_tokens == 0
-    assert driver.manager.allocate_slots(request, 300, lookup=found) is not None
+    assert driver.manager.allocate_slots(request, 300, 0, found.blocks) is not None
     stats = driver.manager.record_admission(request, found, 0)
     assert stats.miss_tokens == {"bypassed": 300}
 
@@ -196,7 +196,7 @@ def test_a_request_unscheduled_in_its_step_publishes_nothing() -> None:
     driver = Driver(v4_config(32, 600), 4096, seed=0)
     manager = driver.manager
     request = make_request("gone", tokens_of(1, 320), 32)
-    assert manager.allocate_slots(request, 320, lookup=manager.look_up(request)) is not None
+    assert manager.allocate_slots(request, 320) is not None
     manager.free(request)
     manager.commit_step()
     other = make_request("other", tokens_of(1, 330), 32)
@@ -207,7 +207,7 @@ def test_private_prefill_window_takes_no_blocks_inside_the_chunk() -> None:
     config = replace(v4_config(32, 3000), prefix_cache_retention_interval="0")
     manager = make_manager(config, 16384)
     request = make_request("long", tokens_of(1, 8192 + 77), 32)
-    assert manager.allocate_slots(request, 8192, lookup=manager.look_up(request)) is not None
+    assert manager.allocate_slots(request, 8192) is not None
     dense = sum(len(ids) for ids in manager.get_block_ids("long"))
     held = manager.block_pool.num_gpu_blocks - 1 - manager.block_pool.get_num_free_blocks()
     assert dense == 8192 // 128 + 2

@@ -10,13 +10,13 @@ from tests.v1.core.unit_cache_driver import Driver, PolicyMaker, coordinator_of,
 from tests.v1.core.v4_geometry import v4_config
 from tests.v1.core.window_geometry import GPT_OSS_LIKE, window_config
 from vllm.exceptions import ConfigError
-from vllm.v1.core.block_pool import Tier
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.retention.auto.policy import AutoPolicy
 from vllm.v1.core.retention.fixed import FixedPolicy
 from vllm.v1.core.retention.registry import make_policy
 from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.core.retention.standing import CheckpointStanding
+from vllm.v1.core.retention.tiers import Tier
 from vllm.v1.request import Request
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
+from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.cache_step import Lookup
 from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
@@ -219,7 +220,15 @@ def _find_spread(config: KVCacheConfig) -> int:
 def make_manager(config: KVCacheConfig, max_model_len: int, **kw: Any) -> KVCacheManager:
     """Return a manager of hits at one unit."""
     assert config.hit_unit is not None
-    return KVCacheManager(config, max_model_len, config.hit_unit, config.hit_unit, **kw)
+    settings = CacheSettings(
+        kv_cache_config=config,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=kw.pop("max_num_batched_tokens", max_model_len),
+        scheduler_block_size=config.hit_unit,
+        hash_block_size=config.hit_unit,
+        **kw,
+    )
+    return KVCacheManager.from_settings(settings)
 
 
 def coordinator_of(manager: KVCacheManager) -> CheckpointCoordinator:
@@ -376,7 +385,7 @@ class Driver:
             hit = found.num_tokens
             num_new = min(request.num_tokens - hit, budget)
             admitted = manager.allocate_slots(
-                request, num_new, full_sequence_must_fit=True, lookup=found
+                request, num_new, hit, found.blocks, full_sequence_must_fit=True
             )
             if admitted is None and not self.running and hit:
                 hit, found = 0, None

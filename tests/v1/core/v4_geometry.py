@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vllm.v1.core.layout.packing import build_packed_tensors, group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import build_packed_tensors, group_for_packing
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
     KVCacheConfig,
@@ -87,6 +87,6 @@ def v4_config(
     block_size: int, num_blocks: int, ratios: list[int] = SMALL, length: int = 128
 ) -> KVCacheConfig:
     """A KV cache config that hits at one unit, windows of ``length`` tokens."""
-    groups = group_hybrid_mla_specs(v4_specs(block_size, ratios, length=length))
+    groups = group_for_packing(v4_specs(block_size, ratios, length=length))
     blocks, tensors = build_packed_tensors(groups, 0, num_blocks)
     return KVCacheConfig(blocks, tensors, groups, hit_unit=block_size)

@@ -2,19 +2,29 @@
 
 import os
 import random
+import shutil
 import time
+from collections import Counter
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.v1.engine.test_cache_keeps_outputs import Session, make_core, random_tokens
+from tests.v1.engine.test_handover import Pair
 from tests.v1.executor.rank_engines import run_engine
 from vllm.config import KVTransferConfig, SpeculativeConfig
+from vllm.distributed.kv_events import BlockStored, KVEventBatch
+from vllm.distributed.kv_transfer.offloading.reporting import TierEvents
+from vllm.distributed.kv_transfer.offloading.tier import Tier
 from vllm.exceptions import ConfigError
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.engine_args import EngineArgs
+from vllm.v1.kv_offload.rates import Rates
 from vllm.v1.kv_offload.store import ObjectStore
 
 pytestmark = pytest.mark.slow
@@ -23,24 +33,48 @@ _WAIT_S = 60.0
 MTP = SpeculativeConfig(method="mtp", num_speculative_tokens=2)
 
 
-def config_of(root: Path, size: str = "64MiB", **extra: Any) -> KVTransferConfig:
-    tier = {"type": "fs", "root_dir": str(root), "max_size": size}
+def tiers_of(
+    root: Path | None, size: str = "64MiB", host: str | None = None, warm: int = 0
+) -> dict[str, Any]:
     # Tests are about right answers: nothing may depend on how quick this machine is.
-    settings = {"secondary_tiers": [tier], "always_restore": True, **extra}
+    settings: dict[str, Any] = {"always_restore": True, "warm": warm}
+    if root is not None:
+        tier = {"type": "fs", "root_dir": str(root), "max_size": size}
+        settings["secondary_tiers"] = [tier]
+    if host is not None:
+        settings["cpu_bytes_to_use"] = host
     raw = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
-    return KVTransferConfig.from_dict({**raw, "kv_connector_extra_config": settings})
+    return {**raw, "kv_connector_extra_config": settings}
 
 
-def start(root: Path | None, *, unit: int = 32, size: str = "64MiB", **settings: Any) -> Session:
-    transfer = None if root is None else config_of(root, size)
+def start(
+    root: Path | None,
+    *,
+    unit: int = 32,
+    size: str = "64MiB",
+    host: str | None = None,
+    warm: int = 0,
+    **settings: Any,
+) -> Session:
+    transfer = None
+    if root is not None or host is not None:
+        transfer = KVTransferConfig.from_dict(tiers_of(root, size, host, warm))
     settings = {"num_blocks": 3000, "budget": 256, **settings}
     session = Session(make_core(unit, transfer=transfer, **settings))
     if root is not None:
-        deadline = time.monotonic() + _WAIT_S
-        while keeper_of(session.core).is_opening:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_open(session.core.scheduler.connector)
     return session
+
+
+def wait_open(connector: Any) -> None:
+    deadline = time.monotonic() + _WAIT_S
+    while connector._tier.keeper.is_opening:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def tier_of(session: Session) -> Tier:
+    return session.core.scheduler.connector._tier
 
 
 def keeper_of(core: EngineCore):
@@ -69,9 +103,10 @@ def check_free(session: Session) -> None:
     manager.check_invariants()
     assert manager.usage == 0
     if session.core.scheduler.connector is not None:
-        store = keeper_of(session.core).store
-        if store is not None:
-            assert store.find_faults() == []
+        for store in (tier_of(session).host, tier_of(session).store):
+            if store is not None:
+                assert store.find_faults() == []
+                assert store._pins == {}
 
 
 def stop(session: Session, *, is_killed: bool = False) -> None:
@@ -86,20 +121,52 @@ def prompts_of(seed: int, lengths: tuple[int, ...]) -> list[list[int]]:
     return [random_tokens(rng, length) for length in lengths]
 
 
+@cache
+def _cold(prompt: tuple[int, ...], max_tokens: int, unit: int, mtp: bool) -> list[int]:
+    session = start(None, unit=unit, speculative=MTP if mtp else None)
+    (tokens,) = answer(session, [list(prompt)], max_tokens)
+    stop(session)
+    return tokens
+
+
+def cold(
+    prompts: list[list[int]], max_tokens: int = 8, unit: int = 32, mtp: bool = False
+) -> list[list[int]]:
+    """Return what an engine without a tier says; asked once for each prompt."""
+    return [_cold(tuple(prompt), max_tokens, unit, mtp) for prompt in prompts]
+
+
+KEPT = prompts_of(14, (200, 300))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that keeps two prompts; copies of it are the tests' own."""
+    root = tmp_path_factory.mktemp("kept") / "cache"
+    session = start(root)
+    assert answer(session, KEPT) == cold(KEPT)
+    stop(session)
+    return root
+
+
+@pytest.fixture
+def root(kept: Path, tmp_path: Path) -> Path:
+    """A copy of the folder that keeps two prompts."""
+    return shutil.copytree(kept, tmp_path / "cache")
+
+
 @pytest.mark.parametrize(("unit", "mtp"), [(32, False), (32, True), (64, True), (128, False)])
 def test_a_restart_loses_no_answer_and_no_boundary(tmp_path, unit, mtp):
-    prompts = prompts_of(unit, (129, 200, 500, 900, 70))
+    prompts = prompts_of(unit, (129, 200, 420, 70))
     settings = {"unit": unit, "speculative": MTP if mtp else None}
-    reference = start(None, **settings)
-    expected = answer(reference, prompts)
-    stop(reference)
+    expected = cold(prompts, 8, unit, mtp)
     first = start(tmp_path / "cache", **settings)
     assert answer(first, prompts) == expected
     stop(first)
     second = start(tmp_path / "cache", **settings)
     assert answer(second, prompts) == expected
     # Lean boundaries are kept, which are multiples of 128; 64 lies where nothing else does.
-    assert hits(second) == [128, 128, 384, 896, 64 if unit < 128 else 0]
+    assert hits(second) == [128, 128, 384, 64 if unit < 128 else 0]
     stop(second)
 
 
@@ -108,11 +175,9 @@ def test_a_chat_goes_on_where_it_was(tmp_path):
     prompt = random_tokens(rng, 200)
     known = 0
     for turn in range(3):
-        reference = start(None)
-        expected = answer(reference, [prompt], 20)
-        stop(reference)
+        expected = cold([prompt], 10)
         session = start(tmp_path / "cache")
-        assert answer(session, [prompt], 20) == expected
+        assert answer(session, [prompt], 10) == expected
         if turn:
             # Where a lean boundary lies close below, that one alone is kept.
             assert (known - 1) // 128 * 128 <= hits(session)[0] < known
@@ -141,13 +206,10 @@ def test_what_a_chat_has_left_behind_goes_first(tmp_path):
 def test_other_continuations_share_a_beginning(tmp_path):
     rng = random.Random(8)
     head = random_tokens(rng, 800)
-    prompts = [head + random_tokens(rng, 100 + i) for i in range(6)]
-    reference = start(None)
-    expected = [answer(reference, [prompt])[0] for prompt in prompts]
-    stop(reference)
+    prompts = [head + random_tokens(rng, 100 + i) for i in range(3)]
+    expected = cold(prompts)
     session = start(tmp_path / "cache", num_blocks=600)
-    for _ in range(2):
-        assert [answer(session, [prompt])[0] for prompt in prompts] == expected
+    assert [answer(session, [prompt])[0] for prompt in prompts] == expected
     stop(session)
     # Row groups of the shared beginning are there once.
     again = start(tmp_path / "cache", num_blocks=600)
@@ -159,11 +221,9 @@ def test_other_continuations_share_a_beginning(tmp_path):
 
 
 def test_a_pool_far_too_small_hits_on_the_disk(tmp_path):
-    prompts = prompts_of(3, tuple(range(300, 700, 25)))
-    reference = start(None)
-    expected = answer(reference, prompts)
-    stop(reference)
-    session = start(tmp_path / "cache", num_blocks=140)
+    prompts = prompts_of(3, tuple(range(200, 440, 30)))
+    expected = cold(prompts)
+    session = start(tmp_path / "cache", num_blocks=112, max_len=480)
     for _ in range(2):
         assert [answer(session, [prompt])[0] for prompt in prompts] == expected
     stats = [a.stats for a in session.answers.values()]
@@ -173,29 +233,232 @@ def test_a_pool_far_too_small_hits_on_the_disk(tmp_path):
     stop(session)
 
 
-def test_a_disk_far_too_small_evicts_and_never_lies(tmp_path):
-    prompts = prompts_of(4, (260, 390, 520, 650, 700, 810, 150, 420))
-    reference = start(None)
-    expected = answer(reference, prompts)
-    stop(reference)
+def sources(session: Session) -> Counter[str]:
+    found = [Counter(a.stats.external_sources) for a in session.answers.values() if a.stats]
+    return sum(found, Counter())
+
+
+def misses(session: Session) -> list[dict[str, int]]:
+    found = [a.stats for a in session.answers.values() if a.stats is not None]
+    for stats in found:
+        assert stats.num_cached_tokens + sum(stats.miss_tokens.values()) == stats.num_prompt_tokens
+    return [stats.miss_tokens for stats in found]
+
+
+def test_host_memory_alone_keeps_what_the_pool_gives_up():
+    prompts = prompts_of(3, tuple(range(200, 440, 30)))
+    expected = cold(prompts)
+    # Every object is copied out of the pool, and its seal is checked on the way back.
+    session = start(None, host="32MiB", num_blocks=112, max_len=480)
     for _ in range(2):
-        session = start(tmp_path / "cache", num_blocks=400, size="4MiB")
-        for _ in range(2):
-            assert [answer(session, [prompt])[0] for prompt in prompts] == expected
+        assert [answer(session, [prompt])[0] for prompt in prompts] == expected
+    assert set(sources(session)) == {"host"}
+    assert sources(session)["host"] > 1000
+    assert answer(session, prompts) == expected
+    assert session.core.reset_prefix_cache(reset_connector=True)
+    assert tier_of(session).host.list_objects() == []
+    stop(session)
+
+
+def test_both_tiers_behind_a_pool_far_too_small(tmp_path):
+    prompts = prompts_of(3, tuple(range(200, 440, 30)))
+    expected = cold(prompts)
+    session = start(tmp_path / "cache", host="3MiB", num_blocks=112, max_len=480)
+    tier = tier_of(session)
+    session.core.scheduler.log_stats = False  # counts stay here
+    tier._events = TierEvents(is_on=True)
+    batches: list[KVEventBatch] = []
+    session.core.scheduler.kv_event_publisher = SimpleNamespace(
+        publish=batches.append, shutdown=lambda: None
+    )
+    # Forward and back: what was used last is in host memory yet, the first ones on the disk alone.
+    for order in (range(8), reversed(range(8))):
+        for i in order:
+            assert answer(session, [prompts[i]]) == [expected[i]]
+    assert tier.host.counts.evicted > 0
+    assert tier.host.used_bytes <= tier.host.capacity_bytes <= 3 << 20
+    assert set(sources(session)) == {"host", "disk"}
+    session.core.scheduler.publish_kv_events()
+    check_events([event for batch in batches for event in batch.events], tier)
+    stats = tier.take_stats()
+    assert stats.restores["restored"] == sum(n > 0 for n in externals(session))
+    assert stats.stores["stored"] == len(tier.store.list_objects())
+    assert stats.read_bytes["disk"] > 0
+    stop(session)
+    again = start(tmp_path / "cache", host="2MiB")
+    assert answer(again, prompts[:2]) == expected[:2]
+    assert set(sources(again)) == {"disk"}
+    # What came from the disk stays in host memory.
+    again.core.reset_prefix_cache()
+    assert answer(again, prompts[:2]) == expected[:2]
+    assert set(sources(again)) == {"host", "disk"}
+    stop(again)
+
+
+def externals(session: Session) -> list[int]:
+    return [a.stats.num_external_tokens for a in session.answers.values() if a.stats]
+
+
+def check_events(events: list[Any], tier: Tier) -> None:
+    """What was announced and not taken back is what the tiers hold."""
+    for medium, store in (("CPU", tier.host), ("STORAGE", tier.store)):
+        held: Counter[Any] = Counter()
+        for event in events:
+            if event.medium == medium:
+                held[event.block_hashes[0]] += 1 if isinstance(event, BlockStored) else -1
+        assert set(held.values()) <= {0, 1, 2}
+        assert sum(held.values()) == len(store.list_objects())
+
+
+def test_every_miss_of_a_tier_has_its_reason(root, monkeypatch):
+    session = start(root)
+    tier = tier_of(session)
+    session.core.scheduler.log_stats = False  # counts stay here
+    # Computing is far quicker than this disk.
+    monkeypatch.setattr(tier, "_settings", replace(tier._settings, always_restore=False))
+    tier.rates = Rates(bytes_per_s=1.0, tokens_per_s={0: 1e9})
+    assert answer(session, KEPT[1:]) == cold(KEPT[1:])
+    declined = {"restore_declined": 256, "first_seen": 32, "above_last_boundary": 12}
+    assert misses(session)[-1] == declined
+    monkeypatch.setattr(tier, "_settings", replace(tier._settings, always_restore=True))
+    session.core.reset_prefix_cache()
+    # The disk refuses.
+    worker = session.core.executor._worker._runner._connector._connector._loader
+    monkeypatch.setattr(worker._rows, "read", refuse)
+    assert answer(session, KEPT[1:]) == cold(KEPT[1:])
+    assert misses(session)[-1]["restore_failed"] == 256
+    monkeypatch.undo()
+    # What it gave is not what was written.
+    session.core.reset_prefix_cache()
+    _change(root, "rows.0", lambda data: data.__setitem__(slice(None), bytes(len(data))))
+    assert answer(session, KEPT[1:]) == cold(KEPT[1:])
+    assert misses(session)[-1]["corrupt"] == 256
+    assert tier.take_stats().num_corrupt == 1
+    stop(session)
+
+
+def test_a_start_brings_back_what_was_used_most(tmp_path):
+    prompts = prompts_of(32, (300, 200, 260))
+    expected = cold(prompts)
+    first = start(tmp_path / "cache", warm=2)
+    for prompt, tokens in zip([*prompts, *prompts[:2]], [*expected, *expected[:2]], strict=True):
+        assert answer(first, [prompt]) == [tokens]
+    stop(first)
+    # The kill of one that did nothing forgets nothing.
+    stop(start(tmp_path / "cache", warm=2), is_killed=True)
+    second = start(tmp_path / "cache", warm=2)
+    second.run()
+    check_free(second)
+    assert answer(second, prompts) == expected
+    # Two lie in the pool before anybody asks; the third was asked for once.
+    assert externals(second) == [0, 0, 256]
+    assert hits(second) == [256, 128, 256]
+    stop(second)
+    # None at all, and none that is not there.
+    _change(tmp_path / "cache", "rows.0", lambda data: data.__setitem__(slice(None), bytes(9)))
+    third = start(tmp_path / "cache", warm=2)
+    third.run()
+    assert answer(third, prompts[:1]) == expected[:1]
+    assert hits(third) == [0]
+    stop(third)
+
+
+def test_a_prefix_that_somebody_asked_to_keep_stays_kept(tmp_path):
+    (prompt,) = prompts_of(33, (300,))
+    first = start(tmp_path / "cache", warm=1)
+    request_id = first.add(prompt, 2, cache_ttls={256: 3600.0})
+    first.run()
+    (held,) = first.core.scheduler.held_prefixes()[0]
+    assert (held.id, held.num_tokens, held.is_pinned) == (request_id, 256, True)
+    stop(first)
+    second = start(tmp_path / "cache", warm=1)
+    second.run()
+    (again,) = second.core.scheduler.held_prefixes()[0]
+    assert (again.id, again.num_tokens, again.is_pinned) == (request_id, 256, True)
+    assert 3000 < again.expires_in <= held.expires_in
+    assert second.core.scheduler.held_prefixes(request_id) == ((), True)
+    stop(second)
+    third = start(tmp_path / "cache", warm=1)
+    third.run()
+    assert list(third.core.scheduler.held_prefixes()[0]) == []
+    stop(third)
+
+
+def refuse(extent: Any) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_what_the_disk_gave_up_is_told(tmp_path):
+    prompts = prompts_of(4, (390, 520, 420, 500, 410, 430))
+    session = start(tmp_path / "cache", num_blocks=300, size="3MiB")
+    for prompt in prompts:
+        answer(session, [prompt])
+    assert store_of(session).counts.evicted > 0
+    session.core.reset_prefix_cache()
+    answer(session, prompts[:1])
+    assert misses(session)[-1]["evicted_from_disk"] == 384
+    stop(session)
+
+
+class PairWithTier(Pair):
+    """The decoding engine keeps prefixes on a disk, and takes the others from the first."""
+
+    def __init__(self, root: Path, **settings: Any) -> None:
+        self._root = root
+        super().__init__(**settings)
+
+    def make(self, transfer: KVTransferConfig, **settings: Any) -> EngineCore:
+        if transfer.kv_role == "kv_consumer":
+            peer = {"kv_connector": "TcpConnector", "kv_role": "kv_consumer"}
+            peer["kv_port"] = transfer.kv_port
+            extra = {"connectors": [tiers_of(self._root), peer]}
+            raw = {"kv_connector": "MultiConnector", "kv_role": "kv_consumer"}
+            transfer = KVTransferConfig.from_dict({**raw, "kv_connector_extra_config": extra})
+            assert transfer.has_tiers
+        core = super().make(transfer, **settings)
+        if transfer.kv_connector == "MultiConnector":
+            wait_open(core.scheduler.connector._parts[0])
+        return core
+
+
+def test_a_tier_and_a_handover_stand_together(tmp_path):
+    (prompt,) = prompts_of(31, (300,))
+    (expected,) = cold([prompt])
+    found = []
+    for _ in range(2):
+        pair = PairWithTier(tmp_path / "cache", unit=32, num_blocks=300, budget=256, max_len=450)
+        try:
+            answered = pair.answer(prompt)
+            assert answered.tokens == expected
+            assert answered.stats is not None
+            found.append((answered.stats.num_external_tokens, answered.stats.external_sources))
+            # The prefilling engine is told that nothing of it is held for the other any more.
+            pair.run()
+            pair.check_free()
+        finally:
+            pair.shutdown()
+    # The tier is nearer where it has as much.
+    assert found == [(288, {}), (288, {"disk": 288})]
+
+
+def test_a_disk_far_too_small_evicts_and_never_lies(tmp_path):
+    prompts = prompts_of(4, (260, 390, 520, 150, 420, 300, 280, 200))
+    expected = cold(prompts)
+    for _ in range(2):
+        session = start(tmp_path / "cache", num_blocks=400, size="3MiB")
+        assert [answer(session, [prompt])[0] for prompt in prompts] == expected
         store = store_of(session)
         assert store.counts.evicted > 0
         stop(session)
         used = sum(f.stat().st_blocks * 512 for f in tmp_path.rglob("*") if f.is_file())
-        assert used <= 4 << 20
+        assert used <= 3 << 20
 
 
 def test_a_kill_at_any_step_costs_no_answer(tmp_path):
     rng = random.Random(12)
-    prompts = prompts_of(12, (200, 300, 450))
-    reference = start(None)
-    expected = answer(reference, prompts)
-    stop(reference)
-    for _ in range(4):
+    prompts = prompts_of(12, (200, 300))
+    expected = cold(prompts)
+    for _ in range(3):
         session = start(tmp_path / "cache")
         for prompt in prompts:
             session.add(prompt, 8)
@@ -207,21 +470,17 @@ def test_a_kill_at_any_step_costs_no_answer(tmp_path):
     stop(last)
 
 
-def test_aborts_while_a_prefix_comes_back(tmp_path):
-    prompts = prompts_of(13, (900, 800))
-    first = start(tmp_path / "cache")
-    expected = answer(first, prompts)
-    stop(first)
-    session = start(tmp_path / "cache")
+def test_aborts_while_a_prefix_comes_back(root):
+    session = start(root)
     for steps in range(4):
-        request_id = session.add(prompts[0], 8)
+        request_id = session.add(KEPT[1], 8)
         for _ in range(steps):
             session.step()
         session.core.abort_requests([request_id])
         session.run()
         check_free(session)
         session.core.reset_prefix_cache()
-    assert answer(session, prompts) == expected
+    assert answer(session, KEPT) == cold(KEPT)
     stop(session)
 
 
@@ -244,45 +503,34 @@ def _change(root: Path, name: str, change) -> None:
     ],
     ids=["rows", "short-rows", "long-rows", "index", "short-index", "meta"],
 )
-def test_what_is_damaged_is_computed(tmp_path, name, change):
-    root = tmp_path / "cache"
-    prompts = prompts_of(14, (300, 500))
-    first = start(root)
-    expected = answer(first, prompts)
-    stop(first)
+def test_what_is_damaged_is_computed(root, name, change):
     _change(root, name, change)
     for _ in range(2):
         session = start(root)
-        assert answer(session, prompts) == expected
+        assert answer(session, KEPT) == cold(KEPT)
         stop(session)
     # It has been mended.
-    assert hits(session) == [256, 384]
+    assert hits(session) == [128, 256]
     assert sum(f.stat().st_size for f in root.rglob("*") if f.is_file()) <= 64 << 20
 
 
-def test_a_corrupt_object_is_forgotten(tmp_path):
-    root = tmp_path / "cache"
-    prompt = prompts_of(15, (500,))
-    first = start(root)
-    expected = answer(first, prompt)
-    stop(first)
+def test_a_corrupt_object_is_forgotten(root):
     _change(root, "rows.0", lambda data: data.__setitem__(slice(None), bytes(len(data))))
     session = start(root)
-    assert answer(session, prompt) == expected
+    assert answer(session, KEPT[1:]) == cold(KEPT[1:])
     assert hits(session) == [0]
     assert store_of(session).counts.corrupt == 1
     stop(session)
 
 
-def test_a_reset_forgets_the_disk(tmp_path):
-    prompts = prompts_of(17, (400, 700))
-    session = start(tmp_path / "cache")
-    expected = answer(session, prompts)
+def test_a_reset_forgets_the_disk(root):
+    session = start(root)
+    assert store_of(session).list_objects()
     assert session.core.reset_prefix_cache(reset_connector=True)
     assert store_of(session).list_objects() == []
     stop(session)
-    again = start(tmp_path / "cache")
-    assert answer(again, prompts) == expected
+    again = start(root)
+    assert answer(again, KEPT) == cold(KEPT)
     assert hits(again) == [0, 0]
     stop(again)
 
@@ -299,10 +547,7 @@ def test_a_folder_of_no_use_costs_only_the_tier(tmp_path, trouble):
         root.mkdir(mode=0o755 if trouble == "open" else 0o700)
         if trouble == "foreign":
             (root / "notes.txt").write_text("mine")
-    prompts = prompts_of(18, (300,))
-    reference = start(None)
-    expected = answer(reference, prompts)
-    stop(reference)
+    prompts, expected = KEPT[:1], cold(KEPT[:1])
     session = start(root, size="100kB" if trouble == "tiny" else "64MiB")
     assert keeper_of(session.core).store is None
     assert answer(session, prompts) == expected
@@ -314,12 +559,12 @@ def test_a_folder_of_no_use_costs_only_the_tier(tmp_path, trouble):
         stop(other)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "gpt-oss"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_families_go_on_after_a_restart(tmp_path, family):
     checkpoint = tmp_path / "checkpoint"
     write_checkpoint(family, checkpoint)
     rng = random.Random(21)
-    prompts = [[rng.randrange(5, VOCAB_SIZE) for _ in range(n)] for n in (100, 300, 333)]
+    prompts = [[rng.randrange(5, VOCAB_SIZE) for _ in range(n)] for n in (100, 333)]
     arguments: dict[str, Any] = {
         "model": str(checkpoint),
         "block_size": 32,
@@ -336,7 +581,7 @@ def test_families_go_on_after_a_restart(tmp_path, family):
             "always_restore": True,
         },
     }
-    for expected_hits in ([0, 0, 0], [96, 288, 320]):
+    for expected_hits in ([0, 0], [96, 320]):
         tokens, found = run_engine(prompts, kv_transfer_config=transfer, **arguments)
         assert tokens == expected
         assert found == expected_hits
@@ -370,10 +615,18 @@ def test_other_weights_are_another_identity(tmp_path):
     ("arguments", "words"),
     [
         ({"prefix_cache_disk_size": "8GiB"}, "set --prefix-cache-dir"),
+        ({"prefix_cache_warm": 3}, "set --prefix-cache-dir"),
+        ({"prefix_cache_dir": "x", "prefix_cache_warm": -1}, "from 0 to 256"),
+        ({"kv_offloading_size": 0.0}, "GiB of host memory"),
+        ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "use native"),
         ({"prefix_cache_dir": "x", "prefix_cache_disk_size": "much"}, "no size"),
         ({"prefix_cache_dir": "x", "enable_prefix_caching": False}, "turn it on"),
         ({"prefix_cache_dir": "x", "prefix_caching_hash_algo": "xxhash"}, "can be forged"),
-        ({"prefix_cache_dir": "x", "kv_transfer_config": {}}, "leave one of them out"),
+        ({"prefix_cache_dir": "x", "kv_transfer_config": {}}, "kv_role"),
+        (
+            {"prefix_cache_dir": "x", "kv_transfer_config": {"kv_connector": "MultiConnector"}},
+            "leave one out",
+        ),
         ({"prefix_cache_dir": "x", "cache_trace": "y"}, "does not record"),
     ],
 )

@@ -4,7 +4,9 @@ One object a line: ``timestamp`` (ms), ``input_length``, ``output_length`` (toke
 (one id per block of the prompt; equal ids mean equal tokens up to the block's end).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +78,16 @@ def read_timed_trace(
         ConfigError: The file cannot be read, or with ``bad.is_strict`` a line is wrong.
     """
     bad = bad or BadLines(path)
-    requests: list[TimedRequest] = []
-    for request in read_json_lines(path, lambda raw: _parse(raw, block), bad, every):
-        if limit is not None and len(requests) >= limit:
-            break
-        requests.append(request)
+    return list(iterate_timed_trace(path, block=block, every=every, limit=limit, bad=bad))
+
+
+def iterate_timed_trace(
+    path: Path, *, block: int, every: int, limit: int | None, bad: BadLines
+) -> Iterator[TimedRequest]:
+    """Read a trace, one request in memory at a time; see ``read_timed_trace``."""
+    lines = read_json_lines(path, lambda raw: _parse(raw, block), bad, every)
+    yield from lines if limit is None else islice(lines, limit)
     bad.report()
-    return requests
 
 
 def trace_prompts(

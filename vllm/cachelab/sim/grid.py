@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -13,6 +14,7 @@ from vllm.cachelab.sim.settings import SimSettings
 from vllm.exceptions import ConfigError
 
 T = TypeVar("T")
+V = TypeVar("V")
 _PINS = "VLLM_PIN_SWA_TOKENS"
 _PINNED_SUFFIX = "+pins"
 
@@ -92,14 +94,27 @@ def run_grid(
     Raises:
         ConfigError: A variant does not fit the model; names it.
     """
+    return run_side_by_side(
+        variants, partial(_try, measure), num_processes, shows_progress=shows_progress
+    )
+
+
+def run_side_by_side(
+    variants: Sequence[V],
+    measure: Callable[[V], T],
+    num_processes: int,
+    *,
+    shows_progress: bool = True,
+) -> dict[V, T]:
+    """Measure all, in processes; see ``run_grid``."""
     silent = None if shows_progress else True
-    found: dict[Variant, T] = {}
+    found: dict[V, T] = {}
     if num_processes <= 1 or len(variants) == 1:
         for variant in tqdm(variants, desc="settings", disable=silent):
-            found[variant] = _try(measure, variant)
+            found[variant] = measure(variant)
         return found
     with ProcessPoolExecutor(num_processes) as executor:
-        waiting = {executor.submit(_try, measure, variant): variant for variant in variants}
+        waiting = {executor.submit(measure, variant): variant for variant in variants}
         done = as_completed(waiting)
         for future in tqdm(done, total=len(waiting), desc="settings", disable=silent):
             found[waiting[future]] = future.result()

@@ -11,16 +11,16 @@ from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.retention.tiers import Tier
 
 if TYPE_CHECKING:
-    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.prefix.prefix_cache import PrefixCache
+    from vllm.v1.core.tiered_pool import TieredPool
     from vllm.v1.request import Request
 
 HELD = "held"
 
 
-def tier_name(pool: BlockPool, block: KVCacheBlock) -> str:
+def tier_name(pool: TieredPool, block: KVCacheBlock) -> str:
     """Return where a block stands, as people read it."""
     tier = pool.tier_of(block)
     return HELD if tier is None else tier.name.lower()

@@ -239,6 +239,7 @@ class HttpServer:
                 self._config.observability_config,
                 index,
                 self._config.external_source,
+                has_tiers=self._config.has_tiers,
             )
             stats.set_cache_config(cache_labels(self._config, kv_cache))
             sinks.append([stats, *others])

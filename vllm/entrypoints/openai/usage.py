@@ -80,5 +80,7 @@ class UsageCounter:
             details.dense_match_tokens = sum(prefill.dense_match_tokens for prefill in known)
             if num_external := sum(prefill.num_external_tokens for prefill in known):
                 details.external_tokens = num_external
+            if sources := sum((Counter(p.external_sources) for p in known), Counter()):
+                details.external_sources = dict(sources)
             details.miss_tokens = dict(sum((Counter(p.miss_tokens) for p in known), Counter()))
         return details

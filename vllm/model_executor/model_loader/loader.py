@@ -43,6 +43,9 @@ class HasWeightSlots(Protocol):
     def weight_slots(self) -> dict[str, Tensor]:
         """Return the destination of every tensor by its published name."""
 
+    def map_weight(self, name: str, values: Tensor) -> None:
+        """Take a tensor whose slot is on the meta device, as it lies in its file."""
+
     def tensor_parts(self, name: str, shape: Sequence[int]) -> tuple[TensorPart, ...]:
         """Return which slots a stored tensor of some name and shape fills."""
 
@@ -89,7 +92,8 @@ def load_model_weights(
     """Fill every weight slot of ``model``.
 
     Args:
-        model: Its slots are written in place, each in its own dtype and on its own device.
+        model: Its slots are written in place, each in its own dtype and on its own device. A slot
+            on the meta device is not: the model is handed the tensor as it lies in the file.
         path: The checkpoint folder; not looked at for "dummy".
         load_format: "auto" or "safetensors" read files, "dummy" draws random weights.
         seed: Of the dummy weights.
@@ -105,7 +109,8 @@ def load_model_weights(
     start_s = time.perf_counter()
     slots = model.weight_slots()
     if load_format == "dummy":
-        fill_with_dummy_weights(slots, seed, find_shard)
+        drawn = {name: _make_real(name, slot, model) for name, slot in slots.items()}
+        fill_with_dummy_weights(drawn, seed, find_shard)
         logger.warning("The weights are random (--load-format dummy): the answers mean nothing")
         mtp_present = any(name.startswith("mtp.") for name in slots)
         return LoadReport(len(slots), 0, 0, mtp_present, (), time.perf_counter() - start_s)
@@ -125,7 +130,11 @@ def load_model_weights(
         find_shard=find_shard,
     )
     _log_plan(plan, may_have_mtp=bool(model.optional_weight_prefixes))
-    num_bytes = _copy_all(plan.copies, slots, use_tqdm)
+    copies = [copy for copy in plan.copies if not slots[copy.part.name].is_meta]
+    for copy in plan.copies:
+        if slots[copy.part.name].is_meta:
+            _map(copy.stored, copy.part.name, model)
+    num_bytes = _copy_all(copies, slots, use_tqdm)
     report = LoadReport(
         num_tensors=len(plan.copies),
         num_bytes=num_bytes,
@@ -148,6 +157,29 @@ def read_stored_tensors(path: str | Path) -> list[StoredTensor]:
     if is_gguf(path):
         return read_gguf_tensors(path)
     return read_headers(find_weight_files(Path(path)))
+
+
+def _make_real(name: str, slot: Tensor, model: HasWeightSlots) -> Tensor:
+    """Return a slot that holds values; one on the meta device is given memory."""
+    if not slot.is_meta:
+        return slot
+    values = torch.empty(slot.shape, dtype=slot.dtype)
+    model.map_weight(name, values)
+    return values
+
+
+def _map(stored: StoredTensor, name: str, model: HasWeightSlots) -> None:
+    """Let the model read a tensor from its file, for as long as it lives."""
+    try:
+        values = MappedFile(stored.file).read_rows_at_random(stored)
+    except OSError as error:
+        raise CheckpointError(f"{stored.file} cannot be mapped: {error}.") from error
+    model.map_weight(name, values)
+    logger.info(
+        "%s (%.1f MB) stays in its file: memory holds the rows that occur",
+        name,
+        values.nbytes / 1e6,
+    )
 
 
 def _log_report(report: LoadReport, path: str | Path) -> None:

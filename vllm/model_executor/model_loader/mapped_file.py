@@ -90,3 +90,15 @@ class MappedFile:
         stop = (stored.offset + stored.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if stop > start:
             self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
+    def read_rows_at_random(self, stored: StoredTensor) -> Tensor:
+        """Return a tensor whose rows are read now and then: each brings its own pages alone.
+
+        The mapping lives as long as the tensor.
+        """
+        tensor = self.read(stored)
+        if hasattr(mmap, "MADV_RANDOM"):
+            start = stored.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            stop = stored.offset + stored.num_bytes
+            self._map.madvise(mmap.MADV_RANDOM, start, stop - start)
+        return tensor

@@ -72,6 +72,10 @@ class CausalLM(nn.Module, Generic[ConfigT]):
     def _build(self, parts: PartsOf[ConfigT]) -> None:
         """Makes the model's modules."""
 
+    def map_weight(self, name: str, values: torch.Tensor) -> None:
+        """Takes a tensor whose slot is on the meta device, as it lies in its file."""
+        raise AssertionError(f"{name} is no such tensor")
+
     @abstractmethod
     def forward(
         self,

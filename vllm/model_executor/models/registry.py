@@ -102,11 +102,17 @@ MODELS: Mapping[str, ModelEntry] = MappingProxyType(
         ),
         "Gemma3ForCausalLM": _decoder("gemma3:read_gemma3"),
         "Gemma3ForConditionalGeneration": _decoder("gemma3:read_gemma3_with_vision"),
+        "Gemma4ForCausalLM": _decoder("gemma4:read_gemma4"),
+        "Gemma4ForConditionalGeneration": _decoder("gemma4:read_gemma4_with_towers"),
+        "Gemma4UnifiedForCausalLM": _decoder("gemma4:read_gemma4"),
+        "Gemma4UnifiedForConditionalGeneration": _decoder("gemma4:read_gemma4_with_towers"),
         "GptOssForCausalLM": _decoder("gpt_oss:read_gpt_oss"),
         "LlamaForCausalLM": _decoder("llama:read_llama"),
         "MistralForCausalLM": _decoder("llama:read_mistral"),
         "Qwen3ForCausalLM": _decoder("qwen3:read_qwen3"),
         "Qwen3MoeForCausalLM": _decoder("qwen3:read_qwen3_moe"),
+        "Qwen3_5ForCausalLM": _decoder("qwen3_5:read_qwen3_5"),
+        "Qwen3_5ForConditionalGeneration": _decoder("qwen3_5:read_qwen3_5_with_vision"),
     }
 )
 

@@ -87,6 +87,9 @@ class PagedTables:
         """Itself: layers attend by ``attend``."""
         return self
 
+    def find_wanted(self, device: torch.device) -> None:
+        """Returns None: every row is computed to the end."""
+
     def attend(
         self,
         cache_name: str,

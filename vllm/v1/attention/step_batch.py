@@ -97,6 +97,7 @@ class StepBatch:
                     slice(int(row_starts[request]), int(row_starts[request] + counts[request])),
                     int(starts[request]),
                     int(counts[request]),
+                    _count_unwanted(kept[request]),
                 )
                 for request in chunk_requests
             ),
@@ -131,6 +132,10 @@ class StepBatch:
             np.repeat(np.arange(len(counts)), counts),
             ragged_arange(first_entries, counts) * ratio,
         )
+
+
+def _count_unwanted(item: RequestSlice) -> int:
+    return min(max(item.wanted_from - item.start, 0), item.num_tokens)
 
 
 def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -28,12 +28,15 @@ class Lookup(NamedTuple):
     Attributes:
         blocks: The hit's blocks by group, whole ones only.
         num_tokens: Tokens of the hit.
-        hit: With hits at one unit, all that the hit needs.
     """
 
     blocks: KVCacheBlocks
     num_tokens: int = 0
-    hit: PrefixHit | None = None
+
+    @property
+    def hit(self) -> PrefixHit | None:
+        """With hits at one unit, all that the hit needs."""
+        return self.blocks.hit
 
 
 @dataclass(slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.cache_step import Lookup, StepPlan, StepRequest, StepWork
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix.exports import Exports, PlacedCheckpoint, PrefixBlocks
+from vllm.v1.core.tiered_pool import TieredPool
 
 if TYPE_CHECKING:
     from vllm.v1.messages import HeldPrefix, PrefillStats
@@ -26,7 +26,7 @@ class Coordinator(Protocol):
         exports: The prefixes held for other engines.
     """
 
-    block_pool: BlockPool
+    block_pool: TieredPool
     exports: Exports
 
     def look_up(self, request: Request, max_tokens: int) -> Lookup:

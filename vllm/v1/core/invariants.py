@@ -23,8 +23,8 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.retention.tiers import Tier
 
 if TYPE_CHECKING:
-    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.coordinator_interface import Coordinator
+    from vllm.v1.core.tiered_pool import TieredPool
 
 
 def _require(holds: bool, number: str, detail: str) -> None:
@@ -47,7 +47,7 @@ def check_cache(coordinator: Coordinator, num_computed: Mapping[str, int] | None
         _require(False, number, fault)
 
 
-def check_pool(pool: BlockPool, held: Iterable[KVCacheBlock]) -> None:
+def check_pool(pool: TieredPool, held: Iterable[KVCacheBlock]) -> None:
     """Check I1..I4.
 
     Args:
@@ -74,7 +74,7 @@ def check_pool(pool: BlockPool, held: Iterable[KVCacheBlock]) -> None:
         )
 
 
-def _check_ref_counts(pool: BlockPool, holds: Counter[int]) -> None:
+def _check_ref_counts(pool: TieredPool, holds: Counter[int]) -> None:
     num_null = pool.null_block.ref_cnt
     _require(num_null == 0, "I2", f"the null block counts {num_null}, and is never counted")
     num_held_by_model = 0
@@ -102,7 +102,7 @@ def _check_ref_counts(pool: BlockPool, holds: Counter[int]) -> None:
     )
 
 
-def _check_tiers(pool: BlockPool) -> None:
+def _check_tiers(pool: TieredPool) -> None:
     seen: Counter[int] = Counter()
     for queue in dict.fromkeys(pool.tiers):
         queued = queue.get_all_free_blocks()
@@ -135,7 +135,7 @@ def _check_tiers(pool: BlockPool) -> None:
         )
 
 
-def _best_tier(pool: BlockPool, block: KVCacheBlock) -> Tier:
+def _best_tier(pool: TieredPool, block: KVCacheBlock) -> Tier:
     if pool.pins is not None and pool.pins.holds(block):
         return Tier.PINNED
     return pool.index.tier(block)

@@ -129,7 +129,7 @@ class CheckpointCoordinator(Coordinator):
         blocks: list[Sequence[KVCacheBlock]] = [() for _ in self.geometry.groups]
         for group, full in zip(self.geometry.dense, hit.full_blocks, strict=True):
             blocks[group.group_id] = full
-        return Lookup(KVCacheBlocks(tuple(blocks), hit), hit.start, hit)
+        return Lookup(KVCacheBlocks(tuple(blocks), hit), hit.start)
 
     def make_record(self, request: Request, found: Lookup, num_cached_tokens: int) -> PrefillStats:
         """Say where an admitted request's tokens come from, and learn from it."""
@@ -177,6 +177,9 @@ class CheckpointCoordinator(Coordinator):
         cache = self._admitted(step)
         if cache is not None:
             needed -= sum(len(table.blocks) for table in cache.dense)
+            # It advances into these, or gives them back; what others hold too stays theirs.
+            live = (block for window in cache.windows for block in window.blocks)
+            needed -= sum(block.ref_cnt == 1 and not block.is_null for block in live)
         if step.lookup is not None and step.lookup.hit is not None:
             full = step.lookup.hit.full_blocks
             needed -= sum(block.ref_cnt > 0 for blocks in full for block in blocks)

@@ -14,7 +14,6 @@ from vllm.v1.core.invariants import check_cache
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_coordinator import make_coordinator
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.prefix.drafter_rows import StaleRow
 from vllm.v1.core.prefix.exports import PrefixBlocks
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
@@ -27,8 +26,6 @@ from vllm.v1.request import Request
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
-    from vllm.v1.core.retention.pinning import PinSettings
-    from vllm.v1.core.retention.policy import RetentionPolicy
 
 __all__ = ["KVCacheBlocks", "KVCacheManager", "Request"]
 
@@ -56,10 +53,6 @@ class KVCacheManager:
         dcp_world_size: Ranks of decode context parallelism.
         pcp_world_size: Ranks of prefill context parallelism.
         metrics_collector: Samples block lifetimes, if given.
-        num_lookahead_tokens: Slots a drafter may write beyond a step's tokens.
-        stale_row: What becomes of a drafter's row that another next token made.
-        policy: Which checkpoints are kept; None: as the config or the environment says.
-        pinning: What long steps pin; None: with a policy nothing, else as the environment says.
 
     Raises:
         ConfigError: (a ValueError) Blocks, pool or retention interval do not fit the model.
@@ -79,10 +72,6 @@ class KVCacheManager:
         dcp_world_size: int = 1,
         pcp_world_size: int = 1,
         metrics_collector: KVCacheMetricsCollector | None = None,
-        num_lookahead_tokens: int = 0,
-        stale_row: StaleRow = StaleRow.REBUILD,
-        policy: RetentionPolicy | None = None,
-        pinning: PinSettings | None = None,
     ) -> None:
         settings = CacheSettings(
             kv_cache_config=kv_cache_config,
@@ -96,10 +85,6 @@ class KVCacheManager:
             dcp_world_size=dcp_world_size,
             pcp_world_size=pcp_world_size,
             metrics_collector=metrics_collector,
-            num_lookahead_tokens=num_lookahead_tokens,
-            stale_row=stale_row,
-            policy=policy,
-            pinning=pinning,
         )
         self._build(settings, log_stats=log_stats)
 
@@ -141,7 +126,7 @@ class KVCacheManager:
         """
         # By the interface's name: code written against it wraps or replaces that.
         blocks, num_tokens = self.get_computed_blocks(request)
-        return Lookup(blocks, num_tokens, blocks.hit)
+        return Lookup(blocks, num_tokens)
 
     def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]:
         """Return the blocks and the tokens of the hit; counts the query."""
@@ -194,7 +179,6 @@ class KVCacheManager:
         num_encoder_tokens: int = 0,
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
-        lookup: Lookup | None = None,
     ) -> KVCacheBlocks | None:
         """Take the blocks of one step of one request.
 
@@ -209,7 +193,6 @@ class KVCacheManager:
             num_encoder_tokens: Encoder tokens, for cross attention.
             full_sequence_must_fit: Refuse unless the whole sequence will fit.
             reserved_blocks: Free blocks that are spoken for.
-            lookup: The hit from ``look_up``; it stands for the two arguments of the hit.
 
         Returns:
             The blocks taken for new tokens by group (the hit's and a connector's left out), or
@@ -220,16 +203,16 @@ class KVCacheManager:
         """
         if num_new_tokens <= 0 and num_external_computed_tokens == 0:
             raise ValueError("num_new_tokens must be greater than 0 without external tokens")
-        if lookup is None and new_computed_blocks is not None:
-            lookup = Lookup(new_computed_blocks, num_new_computed_tokens, new_computed_blocks.hit)
         start = request.num_computed_tokens + num_external_computed_tokens
-        start += lookup.num_tokens if lookup is not None else num_new_computed_tokens
-        start = min(start, self.max_model_len)
+        start = min(start + num_new_computed_tokens, self.max_model_len)
         main_end = start + num_new_tokens
         alloc_end = min(main_end + num_lookahead_tokens, self.max_model_len)
         is_ready = self.coordinator.is_ready
         if not full_sequence_must_fit and is_ready(request, start, main_end, alloc_end):
             return self.empty_kv_cache_blocks
+        lookup = None
+        if new_computed_blocks is not None:
+            lookup = Lookup(new_computed_blocks, num_new_computed_tokens)
         step = StepRequest(
             request,
             start,

@@ -104,7 +104,7 @@ class LiveWindow:
     def drop_below(self, position: int) -> list[KVCacheBlock]:
         """Take out the blocks that going on at ``position`` does not need, the last one first."""
         # Where nothing is needed below the position, the whole table is below it.
-        end = self.geometry.first_needed(position) // self.geometry.block_size - self.base
+        end = self.geometry.first_block(self.geometry.first_needed(position)) - self.base
         if end <= 0 or not self.blocks:
             return []
         end = min(end, len(self.blocks))
@@ -162,7 +162,10 @@ class LiveWindow:
 
     def capacity(self) -> int:
         """Return the position up to which the table has blocks; 0 for an empty table."""
-        return (self.base + len(self.blocks)) * self.geometry.block_size if self.blocks else 0
+        if not self.blocks:
+            return 0
+        num_pieces = self.base + len(self.blocks)
+        return num_pieces // self.geometry.num_pieces * self.geometry.block_size
 
     @property
     def end(self) -> int:

@@ -11,8 +11,8 @@ from vllm.cachelab.trace.writer import TraceWriter
 from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
-from vllm.v1.core.sched.limits import SchedulerLimits
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.sched.step_builder import SchedulerLimits
 from vllm.v1.engine.kv_cache_setup import KVCachePlan
 from vllm.version import __version__
 

@@ -130,6 +130,11 @@ class EngineCore:
         unused = count_unused_blocks(self.scheduler.kv_cache_manager.block_pool)
         return self._news.take(num_running, num_waiting, unused)
 
+    def tell_all(self) -> None:
+        """Let the next status say all there is."""
+        if self._news is not None:
+            self._news.tell_all()
+
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests and free their blocks; unknown and finished ones are ignored."""
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)

@@ -23,6 +23,7 @@ from vllm.v1.engine.wire import (
     ResetPrefixCache,
     Shutdown,
     StepOutputs,
+    TellAll,
     ToCore,
     WithdrawPrefixes,
 )
@@ -75,6 +76,9 @@ class SteppedCore(Protocol):
 
     def take_status(self) -> CoreStatus | None:
         """Drain what front ends must hear to share requests out; None: there is nothing new."""
+
+    def tell_all(self) -> None:
+        """Let the next status say all there is."""
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
@@ -152,6 +156,7 @@ class CoreLoop:
             ResetPrefixCache: self._reset,
             AskHeldPrefixes: self._tell_held,
             AskCacheView: self._tell_view,
+            TellAll: self._tell_all,
             Shutdown: self._stop,
         }
 
@@ -269,6 +274,10 @@ class CoreLoop:
         body = self._core.view_cache()
         took_s = time.perf_counter() - began
         self._emit_to(client, CacheSnapshot(message.call_id, body, took_s))
+
+    def _tell_all(self, _message: TellAll, _client: int) -> None:
+        self._core.tell_all()
+        self._emit_news()
 
     def _stop(self, _message: Shutdown, _client: int) -> None:
         self._stopped = True

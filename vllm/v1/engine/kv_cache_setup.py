@@ -24,7 +24,7 @@ from vllm.v1.core.retention.sizes import (
     max_checkpoint_blocks,
     max_request_blocks,
 )
-from vllm.v1.core.sched.limits import SchedulerLimits
+from vllm.v1.core.sched.step_builder import SchedulerLimits
 from vllm.v1.engine.wire import GroupInfo, KVCacheInfo
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,

@@ -16,6 +16,8 @@ _FP32_BYTES = 4
 _NUM_STREAM_COPIES = 4
 # Queries, their normed copy, and what the heads attended.
 _NUM_HEAD_COPIES = 3
+# The table's rows and the embedding's projection, of all layers.
+_NUM_LAYER_INPUT_COPIES = 2
 # Rows sorted by expert, and what the experts made of them.
 _NUM_EXPERT_ROW_COPIES = 2
 # Logits, their log probabilities, and a sorted copy.
@@ -80,13 +82,16 @@ def estimate_activation_bytes(config: VllmConfig) -> int:
     fields: Mapping[str, Any] = text if isinstance(text, dict) else raw
     hidden = _read(fields, "hidden_size")
     heads = _read(fields, "num_attention_heads")
-    head_values = heads * (_read(fields, "head_dim") or hidden // max(heads, 1))
+    head_dim = max(_read(fields, "head_dim"), _read(fields, "global_head_dim"))
+    head_values = heads * (head_dim or hidden // max(heads, 1))
+    layer_inputs = _read(fields, "num_hidden_layers") * _read(fields, "hidden_size_per_layer_input")
     num_chosen = _read(fields, "num_experts_per_tok")
     inner = _read(fields, "moe_intermediate_size") or _read(fields, "intermediate_size")
     vocab = _read(fields, "vocab_size")
     per_token = (
         _NUM_STREAM_COPIES * hidden * max(_read(fields, "hc_mult"), 1)
         + _NUM_HEAD_COPIES * head_values
+        + _NUM_LAYER_INPUT_COPIES * layer_inputs
         + _NUM_EXPERT_ROW_COPIES * (num_chosen * hidden + (num_chosen + 1) * 2 * inner)
     )
     num_values = per_token * _num_step_tokens(config)

@@ -1,6 +1,7 @@
 """Every message between the front end and the engine core, and how it becomes bytes.
 
-    front end --ToCore-->    AddRequest AbortRequests WithdrawPrefixes ResetPrefixCache Shutdown
+    front end --ToCore-->    AddRequest AbortRequests WithdrawPrefixes ResetPrefixCache TellAll
+                             Shutdown
     front end <--FromCore--  Ready StartFailed  StepOutputs RequestRejected PrefixCacheReset
                              CoreStatus Heartbeat Dead
 
@@ -141,6 +142,10 @@ class AskCacheView(msgspec.Struct, frozen=True, tag="ask_view"):
     call_id: int
 
 
+class TellAll(msgspec.Struct, frozen=True, tag="tell_all"):
+    """Let the next CoreStatus say all there is; whoever missed one sends this."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop at once; running requests get no further output."""
 
@@ -215,9 +220,13 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="changes", omit_defaults=True)
         num_running: Requests that run.
         num_waiting: Requests that wait.
         num_unused_blocks: Blocks that hold nothing anybody asked to keep.
-        is_cleared: Whether the cache was emptied, before the rest.
+        is_cleared: Whether what is stored is all there is: the cache was emptied before, or
+            somebody asked for everything.
         stored: Prefixes that came, by group, as the last 64 bits of their hashes.
         removed: Prefixes that went.
+        holes: Dense prefixes that are gone while longer ones are here; None: as told before.
+        epoch: Of the core's start; numbers count from it.
+        number: Of this message, from 0; whoever misses one asks for everything.
     """
 
     num_running: int
@@ -226,6 +235,9 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="changes", omit_defaults=True)
     is_cleared: bool = False
     stored: dict[int, list[int]] = {}
     removed: dict[int, list[int]] = {}
+    holes: list[int] | None = None
+    epoch: int = 0
+    number: int = 0
 
 
 class CoreLost(msgspec.Struct, frozen=True, tag="lost"):
@@ -266,6 +278,7 @@ ToCore = (
     | ResetPrefixCache
     | AskHeldPrefixes
     | AskCacheView
+    | TellAll
     | Shutdown
 )
 FromCore = (

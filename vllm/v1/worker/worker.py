@@ -143,7 +143,10 @@ class Worker:
                 f"{self._device}: {error}. Serve a smaller or quantised checkpoint."
             ) from error
         self._model.eval()
-        return sum(slot.nbytes for slot in self._model.weight_slots().values())
+        # What is on no device stays in its file; random weights have none.
+        is_drawn = self._config.load_config.load_format == "dummy"
+        slots = self._model.weight_slots().values()
+        return sum(slot.nbytes for slot in slots if is_drawn or not slot.is_meta)
 
     def load_model(self) -> None:
         """Fill the model's weights, and build it first if that was not done.
@@ -310,6 +313,7 @@ class Worker:
                 self._config.speculative_config, steps, layout, pool.layers, self._device
             ),
             steps.draw_tokens,
+            steps.settle_drafts,
         )
 
     def _make_step_model(

@@ -30,7 +30,10 @@ def build_model(
                 source = tensor if part.expert is None else tensor[part.expert]
                 source = source if part.rows is None else source[slice(*part.rows)]
                 assert slots[part.name].shape == source.shape, part.name
-                slots[part.name].copy_(source)
+                if slots[part.name].is_meta:
+                    model.map_weight(part.name, source)
+                else:
+                    slots[part.name].copy_(source)
                 filled.add(part.name)
     assert filled == set(slots), filled ^ set(slots)
     return model

@@ -9,10 +9,12 @@ import torch
 from tests.model_executor.models.decoder.reference import (
     build_hf_model,
     gemma3,
+    gemma4_small,
     gpt_oss,
     llama,
     mistral,
     qwen3,
+    qwen3_5,
     qwen3_moe,
 )
 from tests.tokenizers.family_tokenizers import byte_level, spaced
@@ -21,11 +23,13 @@ VOCAB_SIZE = 320
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": gemma3(vocab_size=VOCAB_SIZE),
+    "gemma4": gemma4_small(vocab_size=VOCAB_SIZE),
     "gpt-oss": gpt_oss(vocab_size=VOCAB_SIZE),
     "llama": llama(vocab_size=VOCAB_SIZE),
     "mistral": mistral(vocab_size=VOCAB_SIZE),
     "qwen3": qwen3(vocab_size=VOCAB_SIZE),
     "qwen3-moe": qwen3_moe(vocab_size=VOCAB_SIZE),
+    "qwen3.5": qwen3_5(vocab_size=VOCAB_SIZE),
 }
 
 
@@ -33,7 +37,7 @@ def write_checkpoint(family: str, folder: Path) -> Any:
     """Write a family's checkpoint; returns transformers' model."""
     model = build_hf_model(FAMILIES[family], seed=7)
     model.save_pretrained(folder)
-    tokenizer = spaced() if family == "gemma3" else byte_level()
+    tokenizer = spaced() if family.startswith("gemma") else byte_level()
     (folder / "tokenizer.json").write_text(tokenizer.backend.to_str(), encoding="utf-8")
     config = {**tokenizer.template_tokens, "chat_template": tokenizer.chat_template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")

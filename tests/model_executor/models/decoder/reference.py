@@ -95,6 +95,81 @@ def gpt_oss(**overrides: Any) -> dict[str, Any]:
     return {**_BASE, **own, **overrides}
 
 
+def qwen3_5(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny Qwen3_5ForCausalLM: three recurrent layers to one of attention."""
+    own = {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_conv_kernel_dim": 4,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
+    }
+    return {**_BASE, **own, **overrides}
+
+
+_GEMMA4: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 16,
+    "max_position_embeddings": 4096,
+    "final_logit_softcapping": 30.0,
+}
+
+
+def gemma4_small(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny Gemma4ForCausalLM like E2B: shared keys and values, per-layer inputs."""
+    own = {
+        "num_hidden_layers": 8,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2,
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": overrides.get("vocab_size", 96),
+    }
+    return {**_GEMMA4, **own, **overrides}
+
+
+def gemma4(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny Gemma4ForCausalLM like the 12B: one product for keys and values."""
+    own = {
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 2,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+    }
+    return {**_GEMMA4, **own, **overrides}
+
+
+def gemma4_moe(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny Gemma4ForCausalLM like 26B-A4B: experts beside the MLP."""
+    own = {
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    }
+    return gemma4(**{**own, **overrides})
+
+
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -123,6 +198,11 @@ PARITY_CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3-small-window": gemma3(
         sliding_window=6, rope_scaling=None, final_logit_softcapping=2.0, num_key_value_heads=1
     ),
+    "qwen3.5": qwen3_5(),
+    "gemma4-small": gemma4_small(),
+    "gemma4-moe": gemma4_moe(
+        num_hidden_layers=3, layer_types=["sliding_attention"] * 2 + ["full_attention"]
+    ),
     "gpt-oss": gpt_oss(),
     "gpt-oss-wide-window": gpt_oss(sliding_window=128, num_key_value_heads=1, hidden_size=64),
 }
@@ -143,9 +223,14 @@ def build_hf_model(raw: dict[str, Any], seed: int) -> Any:
         for name, tensor in model.state_dict().items():
             noise = torch.randn(tensor.shape, generator=generator)
             if "norm" in name:
-                # Gemma stores them less one.
-                base = 0.0 if raw["model_type"].startswith("gemma") else 1.0
+                # Gemma 3 stores them less one, and Qwen 3.5 but for those of recurrent layers.
+                is_less_one = raw["model_type"].startswith(("gemma3", "qwen3_5"))
+                base = 0.0 if is_less_one and "linear_attn" not in name else 1.0
                 tensor.copy_(base + 0.2 * noise)
+            elif name.endswith(("conv1d.weight", "A_log", "dt_bias")):
+                pass  # as initialised: states that neither vanish nor grow
+            elif name.endswith(("scalar", "router.scale", "per_expert_scale")):
+                tensor.copy_(1.0 + 0.2 * noise)
             elif name.endswith(("bias", "sinks")):
                 tensor.copy_(0.5 * noise)
             elif "embed_tokens" in name:
@@ -179,14 +264,16 @@ def run_reference(model: Any, token_ids: list[int]) -> ReferenceRun:
     """Runs the reference once, watching its routers through hooks."""
     margins = [torch.full((len(token_ids),), float("inf"))]
     handles = []
-    num_chosen = getattr(model.config, "num_experts_per_tok", 0)
+    config = model.config
+    num_chosen = getattr(config, "num_experts_per_tok", getattr(config, "top_k_experts", 0))
 
     def hook(_module: Any, _inputs: Any, outputs: Any) -> None:
-        best = outputs[0].float().softmax(-1).topk(num_chosen + 1, dim=-1).values
+        scores = outputs[0] if isinstance(outputs, tuple) else outputs.flatten(0, -2)
+        best = scores.float().softmax(-1).topk(num_chosen + 1, dim=-1).values
         margins.append(best[:, -2] - best[:, -1])
 
     for name, module in model.named_modules():
-        if name.endswith(("mlp.gate", "mlp.router")):
+        if name.endswith(("mlp.gate", "mlp.router", ".router.proj")):
             handles.append(module.register_forward_hook(hook))
     try:
         with torch.inference_mode():

@@ -160,11 +160,11 @@ class TestGroups:
         ]
 
     def test_pages_are_unified_first(self):
-        specs = {"a": full(), "b": swa(head_size=32)}
+        specs = {"a": full(head_size=32), "b": swa()}
         groups = get_kv_cache_groups(make_vllm_config(), specs)
         assert [group.kv_cache_spec for group in groups] == [
-            full(),
-            swa(head_size=32, block_size=32),
+            full(head_size=32, block_size=32),
+            swa(),
         ]
 
     def test_hybrid_manager_off(self):

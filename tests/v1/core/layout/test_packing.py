@@ -8,7 +8,7 @@ from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.layout.packing import (
     PAGE_ALIGNMENT_BYTES,
     build_packed_tensors,
-    group_hybrid_mla_specs,
+    group_for_packing,
     packed_block_stride,
 )
 from vllm.v1.kv_cache_interface import (
@@ -30,7 +30,7 @@ from vllm.v1.kv_cache_interface import (
     ],
 )
 def test_six_groups(block_size: int, ratios: list[int], sizes: list[int]) -> None:
-    groups = group_hybrid_mla_specs(v4_specs(block_size, ratios))
+    groups = group_for_packing(v4_specs(block_size, ratios))
     assert [len(group.layer_names) for group in groups] == sizes
     tokens = [member_spec(group.kv_cache_spec).block_size for group in groups]
     b = block_size
@@ -40,7 +40,7 @@ def test_six_groups(block_size: int, ratios: list[int], sizes: list[int]) -> Non
 
 
 def test_unequal_pages_become_a_uniform_type_spec() -> None:
-    c4 = group_hybrid_mla_specs(v4_specs(32, FLASH))[0].kv_cache_spec
+    c4 = group_for_packing(v4_specs(32, FLASH))[0].kv_cache_spec
     assert isinstance(c4, UniformTypeKVCacheSpecs)
     sizes = {spec.page_size_bytes for spec in c4.kv_cache_specs.values()}
     assert sizes == {32 * 512 * 2, 32 * 128 * 2}
@@ -48,7 +48,7 @@ def test_unequal_pages_become_a_uniform_type_spec() -> None:
 
 def test_stride_is_the_widest_group_and_pages_do_not_overlap() -> None:
     specs = v4_specs(32, FLASH)
-    groups = group_hybrid_mla_specs(specs)
+    groups = group_for_packing(specs)
     stride = packed_block_stride(groups)
     assert stride == 21 * (32 * 512 * 2 + 32 * 128 * 2)
     num_blocks, (tensor,) = build_packed_tensors(groups, stride * 7 + 5)
@@ -66,7 +66,7 @@ def test_stride_is_the_widest_group_and_pages_do_not_overlap() -> None:
 
 
 def test_override_wins_over_memory() -> None:
-    groups = group_hybrid_mla_specs(v4_specs(32, SMALL))
+    groups = group_for_packing(v4_specs(32, SMALL))
     assert build_packed_tensors(groups, 0, 12)[0] == 12
 
 
@@ -76,14 +76,14 @@ def test_a_foreign_spec_is_refused_by_name() -> None:
         16, num_kv_heads=1, head_size=8, dtype=BF16, attention_chunk_size=64
     )
     with pytest.raises(ConfigError, match="Layer odd: a ChunkedLocalAttentionSpec cannot share"):
-        group_hybrid_mla_specs(specs)
+        group_for_packing(specs)
 
 
 def test_kinds_of_one_shape_do_not_share_a_group() -> None:
     specs = v4_specs(32, SMALL)
     specs["keys"] = FullAttentionSpec(128, num_kv_heads=1, head_size=8, dtype=BF16)
     specs["latents"] = MLAAttentionSpec(128, num_kv_heads=1, head_size=8, dtype=BF16)
-    groups = group_hybrid_mla_specs(specs)
+    groups = group_for_packing(specs)
     alone = {tuple(group.layer_names) for group in groups if len(group.layer_names) == 1}
     assert alone == {("keys",), ("latents",)}
     assert len(groups) == 8

@@ -3,7 +3,7 @@ import pytest
 from tests.v1.core.specs import full, make_vllm_config, swa
 from tests.v1.core.v4_geometry import v4_specs
 from vllm.utils.mem_constants import GiB_bytes
-from vllm.v1.core.layout.packing import group_hybrid_mla_specs, packed_block_stride
+from vllm.v1.core.layout.packing import group_for_packing, packed_block_stride
 from vllm.v1.core.layout.sizing import (
     build_tensors,
     bytes_per_block,
@@ -74,7 +74,7 @@ def test_need_counts_global_groups_and_own_layers():
 
 
 def test_packed_pool():
-    groups = group_hybrid_mla_specs(v4_specs(32, [0, 4, 128]))
+    groups = group_for_packing(v4_specs(32, [0, 4, 128]))
     assert bytes_per_block(groups) == packed_block_stride(groups)
 
 

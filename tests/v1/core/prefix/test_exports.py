@@ -18,7 +18,7 @@ def compute(manager: KVCacheManager, request: Request, num_tokens: int | None = 
     manager.new_step_starts()
     found = manager.look_up(request)
     rest = (num_tokens or request.num_tokens) - found.num_tokens
-    assert manager.allocate_slots(request, rest, lookup=found) is not None
+    assert manager.allocate_slots(request, rest, found.num_tokens, found.blocks) is not None
     manager.commit_step()
     manager.take_step_work()
     request.num_computed_tokens = found.num_tokens + rest
@@ -31,9 +31,10 @@ def load(manager: KVCacheManager, request: Request, num_tokens: int) -> int:
     blocks = manager.allocate_slots(
         request,
         0,
+        found.num_tokens,
+        found.blocks,
         num_external_computed_tokens=num_tokens - found.num_tokens,
         delay_cache_blocks=True,
-        lookup=found,
     )
     assert blocks is not None
     manager.commit_step()
@@ -154,7 +155,7 @@ def test_every_token_of_a_loaded_prompt_has_one_source() -> None:
     manager.new_step_starts()
     found = manager.look_up(request)
     manager.allocate_slots(
-        request, 0, num_external_computed_tokens=288, delay_cache_blocks=True, lookup=found
+        request, 0, 0, found.blocks, num_external_computed_tokens=288, delay_cache_blocks=True
     )
     record = manager.record_admission(request, found, 288)
     assert record.num_cached_tokens == 288

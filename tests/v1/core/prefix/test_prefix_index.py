@@ -1,12 +1,13 @@
 """Unit keys of dense blocks, which prefixes continue which, and what a lost block takes along."""
 
 from tests.v1.core.prefix.unit_caches import h, make_cache
-from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.prefix.regular_tier import RegularTier
 from vllm.v1.core.retention.queues import Standing
 from vllm.v1.core.retention.tiers import Tier
+from vllm.v1.core.tiered_pool import TieredPool
 
 
 def test_a_touched_block_leaves_its_tier_and_keeps_its_keys() -> None:
@@ -131,10 +132,9 @@ def test_what_was_evicted_lately_returns() -> None:
 
 
 def test_a_free_block_gives_up_a_key_that_a_held_one_computed_again() -> None:
-    index = PrefixIndex(
-        10, [0], [1], KVEventWriter(False), choose_victim=lambda *_: (Standing.NEW, False)
-    )
-    pool = BlockPool(10, True, 32, index=index)
+    index = PrefixIndex(10, [0], [1], KVEventWriter(False), ranks_blocks=True)
+    ranked = RegularTier(10, index, lambda *_: (Standing.NEW, False))
+    pool = TieredPool(10, True, index, ranked)
     a, b = pool.get_new_blocks(2)
     assert index.add_keys([a, a], 0, [h("1"), h("2")], [None, h("1")]) == []
     pool.free_blocks([a])

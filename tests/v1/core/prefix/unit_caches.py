@@ -4,22 +4,23 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.policies import VariantPolicy
-from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.prefix.regular_tier import RegularTier
 from vllm.v1.core.retention.auto.policy import AutoPolicy
 from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.core.retention.tiers import Tier
+from vllm.v1.core.tiered_pool import TieredPool
 
 
 class UnitCache(NamedTuple):
     """A pool, what its blocks hold, and the checkpoints over it."""
 
-    pool: BlockPool
+    pool: TieredPool
     index: PrefixIndex
     store: CheckpointStore
 
@@ -68,10 +69,10 @@ def make_cache(
     policy: RetentionPolicy = VariantPolicy(geometry, "test", supersedes=supersedes)
     if ranks:
         policy = AutoPolicy(geometry, num_blocks)
-    index = PrefixIndex(
-        num_blocks, dense, windows, KVEventWriter(events), choose_victim=policy.choose_victim
-    )
-    pool = BlockPool(num_blocks, True, 32, index=index)
+    index = PrefixIndex(num_blocks, dense, windows, KVEventWriter(events), ranks_blocks=ranks)
+    choose = policy.choose_victim
+    ranked = RegularTier(num_blocks, index, choose) if choose is not None else None
+    pool = TieredPool(num_blocks, True, index, ranked)
     if max_pinned is not None:
         pool.enable_pinning(max_pinned)
     return UnitCache(pool, index, CheckpointStore(pool, index, policy))

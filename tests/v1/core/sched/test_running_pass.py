@@ -3,9 +3,9 @@
 from unittest.mock import Mock
 
 from tests.v1.core.sched.builders import make_request, make_scheduler, make_v4_scheduler
-from vllm.v1.core.sched.running_pass import RunningPass, fit_chunk
+from vllm.v1.core.sched.running_pass import RunningPass
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.core.sched.step_builder import StepBuilder
+from vllm.v1.core.sched.step_builder import StepBuilder, fit_chunk
 
 
 def run(scheduler: Scheduler, step: StepBuilder) -> StepBuilder:

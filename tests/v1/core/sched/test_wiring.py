@@ -21,7 +21,7 @@ from vllm.exceptions import ConfigError
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager, EncoderDecoderCacheManager
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.sched.encoder_inputs import EncoderPlanner
-from vllm.v1.core.sched.limits import SchedulerLimits
+from vllm.v1.core.sched.step_builder import SchedulerLimits
 from vllm.v1.core.sched.wiring import make_connector, make_encoder_planner, make_manager
 
 

@@ -4,6 +4,14 @@ import random
 
 import pytest
 
+from vllm.distributed.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVEventBatch,
+    NullEventPublisher,
+)
+from vllm.v1.engine.data_parallel.cache_changes import CacheChanges
 from vllm.v1.engine.data_parallel.directory import CacheShape, PrefixDirectory
 from vllm.v1.engine.wire import CoreStatus
 
@@ -19,12 +27,6 @@ class BruteForce:
     def __init__(self, shape: CacheShape, num_cores: int) -> None:
         self.shape = shape
         self.held: list[set[tuple[int, int]]] = [set() for _ in range(num_cores)]
-
-    def apply(self, rank: int, changes: CoreStatus) -> None:
-        if changes.is_cleared:
-            self.held[rank].clear()
-        self.held[rank] -= {(g, h) for g, hashes in changes.removed.items() for h in hashes}
-        self.held[rank] |= {(g, h) for g, hashes in changes.stored.items() for h in hashes}
 
     def find(self, rank: int, hashes: list[int], num_tokens: int) -> int:
         held, steps = self.held[rank], self.shape.steps
@@ -42,14 +44,53 @@ class BruteForce:
         return best if span is None else max(best, dense - span)
 
 
-def random_status(rng: random.Random, num_groups: int) -> CoreStatus:
-    def pick() -> dict[int, list[int]]:
-        return {
-            g: rng.sample(range(24), rng.randrange(12))
-            for g in rng.sample(range(num_groups), rng.randint(0, num_groups))
-        }
+def store(group: int, hashes: list[int], parent: int | None, step: int) -> BlockStored:
+    return BlockStored(hashes, parent, [], step, None, None, None, group_idx=group)
 
-    return CoreStatus(0, 0, 0, is_cleared=rng.random() < 0.05, stored=pick(), removed=pick())
+
+class Cache:
+    """A replica's blocks as a tree of prompts fills and empties them, in any order."""
+
+    def __init__(self, shape: CacheShape, rng: random.Random) -> None:
+        self.shape, self.rng = shape, rng
+        self.held: set[tuple[int, int]] = set()
+        self.changes = CacheChanges(NullEventPublisher(), epoch=1)
+
+    def act(self, prompt: list[int]) -> CoreStatus:
+        events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
+        if self.rng.random() < 0.05:
+            self.held.clear()
+            events.append(AllBlocksCleared())
+        for group, step in enumerate(self.shape.steps):
+            stride = max(1, step // UNIT)
+            reached = self.rng.randint(0, len(prompt) // stride) * stride
+            for i in range(stride - 1, reached, stride):
+                key = (group, prompt[i])
+                if key in self.held or (not step and self.rng.random() < 0.7):
+                    continue
+                parent = prompt[i - stride] if step and i >= stride else None
+                events.append(store(group, [prompt[i]], parent, step))
+                self.held.add(key)
+        for key in sorted(self.held):
+            if self.rng.random() < 0.15:
+                self.held.discard(key)
+                events.append(BlockRemoved([key[1]], None, group_idx=key[0]))
+        self.changes.publish(KVEventBatch(0.0, events))
+        if self.rng.random() < 0.1:
+            self.changes.tell_all()
+        told = self.changes.take(0, 0, self.rng.randrange(10**9))
+        assert told is not None
+        return told
+
+
+def prompts(rng: random.Random) -> list[list[int]]:
+    """Prompts that share beginnings: a hash stands for all that comes before it."""
+    known: list[list[int]] = [[]]
+    for number in range(6):
+        start = rng.choice(known)
+        cut = start[: rng.randint(0, len(start))]
+        known.append(cut + [1000 * (number + 1) + i for i in range(rng.randint(1, 12))])
+    return known[1:]
 
 
 @pytest.mark.parametrize(
@@ -59,24 +100,47 @@ def random_status(rng: random.Random, num_groups: int) -> CoreStatus:
 def test_any_history_is_told_as_brute_force_tells_it(shape: CacheShape, seed: int) -> None:
     # "Routers drop events of all but the first attention group".
     rng = random.Random(seed)
-    directory, brute = PrefixDirectory(shape, 3), BruteForce(shape, 3)
+    texts = prompts(rng)
+    directory, brute = PrefixDirectory(shape, 2), BruteForce(shape, 3)
+    assert directory.add_replica() == 2
+    caches = [Cache(shape, rng) for _ in range(3)]
+
+    def check() -> None:
+        for hashes in texts:
+            num_tokens = rng.randint(1, (len(hashes) + 1) * UNIT)
+            expected = [brute.find(r, hashes, num_tokens) for r in range(3)]
+            assert directory.find_cached_tokens(hashes, num_tokens).tolist() == expected
+
     for _ in range(60):
-        rank, changes = rng.randrange(3), random_status(rng, len(shape.steps))
-        directory.apply(rank, changes)
-        brute.apply(rank, changes)
-        hashes = (
-            rng.sample(range(24), rng.randint(0, 12)) if rng.random() < 0.3 else list(range(12))
-        )
-        num_tokens = rng.randint(1, 13 * UNIT)
-        expected = [brute.find(r, hashes, num_tokens) for r in range(3)]
-        assert directory.find_cached_tokens(hashes, num_tokens) == expected
-        assert directory.num_entries == len(set().union(*brute.held))
+        rank = rng.randrange(3)
+        directory.apply(rank, caches[rank].act(rng.choice(texts)))
+        brute.held[rank] = caches[rank].held
+        check()
     directory.drop(1)
-    brute.held[1].clear()
-    assert directory.find_cached_tokens(list(range(12)), 400) == [
-        brute.find(r, list(range(12)), 400) for r in range(3)
-    ]
-    assert directory.num_entries == len(set().union(*brute.held))
+    brute.held[1] = set()
+    check()
+    for _ in range(1000):
+        directory.sweep()
+    check()
+    stands_for = {g: g if step else shape.steps.index(0) for g, step in enumerate(shape.steps)}
+    left = {(stands_for[g], short) for held in brute.held for g, short in held}
+    assert directory.num_entries == len(left)
+
+
+def test_a_replica_that_is_forgotten_again_and_again_takes_no_more_room() -> None:
+    directory = PrefixDirectory(PLAIN, 200)
+    for rank in range(200):
+        directory.apply(rank, CoreStatus(0, 0, 0, stored={0: [1, 2]}))
+    for start in range(3000):
+        told = CoreStatus(0, 0, 0, is_cleared=True, stored={0: [1, start + 10]})
+        directory.apply(7, told)
+    cached = directory.find_cached_tokens([1, 2], 65)
+    assert cached[7] == 32
+    assert [n for rank, n in enumerate(cached.tolist()) if rank != 7] == [64] * 199
+    for _ in range(1000):
+        directory.sweep()
+    assert directory.num_entries == 3
+    assert len(directory.find_cached_tokens([1], 33)) == 200
 
 
 def test_memory_is_bounded() -> None:
@@ -86,7 +150,7 @@ def test_memory_is_bounded() -> None:
     # Known ones are entered for further cores, and what goes makes room.
     directory.apply(1, CoreStatus(0, 0, 0, stored={0: list(range(20))}))
     assert directory.num_entries == 10
-    assert directory.find_cached_tokens(list(range(20)), 641) == [320, 320]
+    assert directory.find_cached_tokens(list(range(20)), 641).tolist() == [320, 320]
     directory.apply(0, CoreStatus(0, 0, 0, removed={0: list(range(100))}))
     directory.apply(1, CoreStatus(0, 0, 0, removed={0: list(range(100))}))
     assert directory.num_entries == 0
@@ -95,5 +159,5 @@ def test_memory_is_bounded() -> None:
 def test_the_last_token_is_always_computed() -> None:
     directory = PrefixDirectory(PLAIN, 1)
     directory.apply(0, CoreStatus(0, 0, 0, stored={0: [1, 2]}))
-    assert directory.find_cached_tokens([1, 2], 64) == [32]
-    assert directory.find_cached_tokens([1, 2], 65) == [64]
+    assert directory.find_cached_tokens([1, 2], 64).tolist() == [32]
+    assert directory.find_cached_tokens([1, 2], 65).tolist() == [64]

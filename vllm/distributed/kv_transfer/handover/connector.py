@@ -19,11 +19,10 @@ from vllm.distributed.kv_transfer.handover.settings import read_settings
 from vllm.distributed.kv_transfer.handover.sockets import listen
 from vllm.distributed.kv_transfer.handover.worker import HandoverWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
-    SupportsHMA,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.beside_steps import BesideStepsConnector
 from vllm.v1.core.prefix.exports import PrefixBlocks
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-class TcpConnector(KVConnectorBase_V1, SupportsHMA):
+class TcpConnector(BesideStepsConnector):
     """Hands prefixes over by TCP.
 
     Owns: on the scheduler's side, the requests that give or take, and the next step's orders; on
@@ -46,9 +45,6 @@ class TcpConnector(KVConnectorBase_V1, SupportsHMA):
     Raises:
         ConfigError: The settings are wrong.
     """
-
-    # Prefixes of hybrid caches travel whole, with the checkpoint that resuming needs.
-    moves_checkpoints = True
 
     def __init__(
         self,
@@ -81,9 +77,7 @@ class TcpConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_kv_cache_manager(self, manager: KVCacheManager) -> None:
         """Take the manager that holds, and makes room for, prefixes."""
-        config = manager.kv_cache_config
-        unit = config.hit_unit or self._vllm_config.cache_config.block_size
-        self._taking = Taking(manager, unit)
+        self._taking = Taking(manager, self._unit_of(manager.kv_cache_config))
         num_workers = self._vllm_config.parallel_config.world_size
         self._giving = Giving(manager, num_workers, self._describe)
 
@@ -194,7 +188,7 @@ class TcpConnector(KVConnectorBase_V1, SupportsHMA):
         return None
 
     @property
-    def _transfers(self) -> HandoverWorker:
+    def _loader(self) -> HandoverWorker:
         assert self._worker is not None, "the worker's side was not given the KV caches"
         return self._worker
 
@@ -202,30 +196,14 @@ class TcpConnector(KVConnectorBase_V1, SupportsHMA):
         """Begin what the step orders."""
         orders = self._get_connector_metadata()
         assert isinstance(orders, HandoverOrders)
-        self._transfers.apply(orders)
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Return at once: no step reads rows that are still on their way."""
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
-    ) -> None:
-        """Return at once: others read the pool itself."""
+        self._loader.apply(orders)
 
     def wait_for_save(self) -> None:
         """Return at once: blocks that others read are held."""
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Return the requests whose prefixes came."""
-        return None, self._transfers.collect()
-
-    def get_failed_loads(self) -> set[str]:
-        """Return the requests whose prefixes did not come."""
-        return self._transfers.take_failed()
-
     def build_connector_worker_meta(self) -> HandoverReport:
         """Return which leases ended."""
-        return self._transfers.make_report()
+        return self._loader.make_report()
 
     def shutdown(self) -> None:
         """Stop all transfers."""

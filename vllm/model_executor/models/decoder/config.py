@@ -17,7 +17,7 @@ MXFP4_GROUP_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Attention of every layer.
+    """Attention of one layer, or of all.
 
     Attributes:
         scale: Of query-key products.
@@ -25,6 +25,11 @@ class AttentionShape:
         has_qk_norm: Whether queries and keys are normed per head before they are turned.
         has_sinks: Whether each head has a learned score without a value.
         soft_cap: Scores are capped by tanh; 0: they are not.
+        has_output_gate: Whether each head's output is multiplied by the sigmoid of a gate, which
+            stands behind its query in the projection.
+        has_value_norm: Whether values are normed per head, without weights.
+        has_one_product: Whether keys and values come of one product, ``k_proj``: values before
+            its weighted norm and its turn.
     """
 
     num_heads: int
@@ -36,11 +41,41 @@ class AttentionShape:
     has_qk_norm: bool = False
     has_sinks: bool = False
     soft_cap: float = 0.0
+    has_output_gate: bool = False
+    has_value_norm: bool = False
+    has_one_product: bool = False
 
     def for_ranks(self, size: int) -> "AttentionShape":
         """Returns the heads of one of ``size`` ranks; several hold the same key head if need be."""
         num_kv_heads = max(1, self.num_kv_heads // size)
         return replace(self, num_heads=self.num_heads // size, num_kv_heads=num_kv_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaPlan:
+    """A recurrent layer by the gated delta rule, in the place of attention.
+
+    Attributes:
+        num_key_heads: Heads of queries and of keys; value heads next to each other share one.
+        num_value_heads: Heads of values, and of states.
+        key_dim, value_dim: Values of a head.
+        conv_width: Inputs that the short convolution reads of each channel, its own included.
+        is_interleaved: Whether the projections lie by key head: query, key, its values, its gates.
+        gate_activation: Of the output's gate: "silu" or "sigmoid".
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    is_interleaved: bool = False
+    gate_activation: str = "silu"
+
+    @property
+    def num_channels(self) -> int:
+        """Inputs of the short convolution: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +133,33 @@ class LayerPlan:
         window: Tokens it attends to; 0: all.
         rope: How its queries and keys are turned; None: not at all.
         feed_forward: Its second half.
+        attention: Its heads; None: the config's.
+        kv_owner: The layer below whose keys and values it attends to in place of its own; None: it
+            has its own.
+        experts: Routed experts beside the feed-forward part, with norms of their own.
+        recurrence: What stands in the place of attention; None: attention.
     """
 
     window: int
     rope: RopeConfig | None
     feed_forward: FeedForwardPlan
+    attention: AttentionShape | None = None
+    kv_owner: int | None = None
+    experts: ExpertsPlan | None = None
+    recurrence: GatedDeltaPlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputsPlan:
+    """A small input of its own for each layer and token: from a table, and from the embedding.
+
+    Attributes:
+        vocab_size: Rows of the table.
+        width: Values per layer and token.
+    """
+
+    vocab_size: int
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +198,8 @@ class DecoderConfig:
         embedding_scale: Embeddings are multiplied by it.
         final_soft_cap: Logits are capped by tanh; 0: they are not.
         has_head: Whether the output matrix is its own, not the embedding's.
+        has_layer_scalars: Whether each layer's output is scaled by a stored number.
+        layer_inputs: What each layer adds for its token beside attention and feed-forward, if so.
     """
 
     vocab_size: int
@@ -153,10 +212,41 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     final_soft_cap: float = 0.0
     names: TensorNames = TensorNames()
+    has_layer_scalars: bool = False
+    layer_inputs: LayerInputsPlan | None = None
+
+    def shape_of(self, layer: LayerPlan) -> AttentionShape:
+        """Returns a layer's heads."""
+        return self.attention if layer.attention is None else layer.attention
+
+    @property
+    def shared_owners(self) -> frozenset[int]:
+        """The layers whose keys and values others attend to."""
+        return frozenset(layer.kv_owner for layer in self.layers if layer.kv_owner is not None)
+
+    @property
+    def last_owner(self) -> int:
+        """The last layer that stores keys and values, or a state; those above need only the rows
+        whose logits are read, and itself need what it stores alone of the others."""
+        return max(i for i, layer in enumerate(self.layers) if layer.kv_owner is None)
+
+    def for_ranks(self, size: int) -> "DecoderConfig":
+        """Returns the config of one of ``size`` ranks, as far as caches go."""
+        layers = tuple(
+            replace(layer, attention=layer.attention and layer.attention.for_ranks(size))
+            for layer in self.layers
+        )
+        return replace(self, attention=self.attention.for_ranks(size), layers=layers)
 
     def find_retention_step(self, block_size: int) -> int | None:
         """Returns of what tokens a retention interval must be a multiple; None: there is none."""
-        return block_size if any(layer.window for layer in self.layers) else None
+        has_checkpoints = any(layer.window or layer.recurrence for layer in self.layers)
+        return block_size if has_checkpoints else None
+
+    @property
+    def recurrences(self) -> tuple[GatedDeltaPlan, ...]:
+        """The recurrent layers' plans, in order."""
+        return tuple(layer.recurrence for layer in self.layers if layer.recurrence is not None)
 
     def check(self) -> "DecoderConfig":
         """Returns itself.
@@ -164,21 +254,35 @@ class DecoderConfig:
         Raises:
             ConfigError: Sizes do not fit together.
         """
-        shape = self.attention
-        if shape.num_heads % shape.num_kv_heads:
-            raise ConfigError(
-                f"num_key_value_heads is {shape.num_kv_heads}: it must divide num_attention_heads "
-                f"({shape.num_heads})"
-            )
-        if shape.head_dim % 2:
-            raise ConfigError(f"head_dim is {shape.head_dim}: it must be even")
         for layer in self.layers:
-            plan = layer.feed_forward
-            if not isinstance(plan, MlpPlan) and plan.num_chosen > plan.num_experts:
+            shape = self.shape_of(layer)
+            if shape.num_heads % shape.num_kv_heads:
                 raise ConfigError(
-                    f"num_experts_per_tok is {plan.num_chosen}: it must be at most the number of "
-                    f"experts ({plan.num_experts})"
+                    f"num_key_value_heads is {shape.num_kv_heads}: it must divide "
+                    f"num_attention_heads ({shape.num_heads})"
                 )
+            if shape.head_dim % 2:
+                raise ConfigError(f"head_dim is {shape.head_dim}: it must be even")
+            for plan in (layer.feed_forward, layer.experts):
+                _check_experts(plan)
             if layer.window == 1:
                 raise ConfigError("sliding_window is 1: it must be at least 2")
+            own = layer.recurrence
+            if own is not None and own.num_value_heads % own.num_key_heads:
+                raise ConfigError(
+                    f"linear_num_key_heads is {own.num_key_heads}: it must divide "
+                    f"linear_num_value_heads ({own.num_value_heads})"
+                )
+            if own is not None and own.conv_width < 2:
+                raise ConfigError("linear_conv_kernel_dim is 1: it must be at least 2")
+        if len(set(self.recurrences)) > 1:
+            raise ConfigError("recurrent layers of different shapes are not supported")
         return self
+
+
+def _check_experts(plan: FeedForwardPlan | None) -> None:
+    if isinstance(plan, ExpertsPlan | ClampedExpertsPlan) and plan.num_chosen > plan.num_experts:
+        raise ConfigError(
+            f"num_experts_per_tok is {plan.num_chosen}: it must be at most the number of "
+            f"experts ({plan.num_experts})"
+        )

@@ -97,8 +97,8 @@ class StoredGatedMlp:
         }
 
 
-class Experts(nn.Module):
-    """Routed experts without a shared one; a softmax over all of them chooses."""
+class ExpertBank(nn.Module):
+    """Routed experts, whoever chooses among them; ``router`` is a matrix [E, D] in fp32."""
 
     def __init__(self, plan: ExpertsPlan, parts: ModelParts) -> None:
         super().__init__()
@@ -150,10 +150,16 @@ class Experts(nn.Module):
             )
         return ()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Maps the normed input [T, D] to [T, D]."""
+    def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns int64 ids and fp32 weights [T, k] for the router's input [T, D]."""
         logits = self._score(x, self.router)
-        ids, weights = self._choose(logits, self.plan.num_chosen, self.plan.normalises)
+        chosen: tuple[torch.Tensor, torch.Tensor] = self._choose(
+            logits, self.plan.num_chosen, self.plan.normalises
+        )
+        return chosen
+
+    def run(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Returns the chosen experts' weighted sum [T, D] of the normed input [T, D]."""
         output: torch.Tensor
         if len(self._own) == self.plan.num_experts:
             output = self._run(x, ids, weights, self._run_expert, self._experts)
@@ -171,7 +177,7 @@ class Experts(nn.Module):
 
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination; experts are slices of the stacks."""
-        slots = {f"{prefix}.gate.weight": self.router.data}
+        slots: dict[str, torch.Tensor] = {}
         for index, expert in enumerate(self._own):
             name = f"{prefix}.experts.{expert}"
             if self.stored:
@@ -181,3 +187,15 @@ class Experts(nn.Module):
             slots[f"{name}.gate_proj.weight"], slots[f"{name}.up_proj.weight"] = gate, up
             slots[f"{name}.down_proj.weight"] = self.down.data[index]
         return slots
+
+
+class Experts(ExpertBank):
+    """Routed experts without a shared one; a softmax over all of them chooses."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps the normed input [T, D] to [T, D]."""
+        return self.run(x, *self.choose(x))
+
+    def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination."""
+        return {f"{prefix}.gate.weight": self.router.data, **super().weight_slots(prefix)}

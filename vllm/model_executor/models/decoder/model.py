@@ -14,19 +14,29 @@ from vllm.model_executor.model_loader.weight_names import TensorPart
 from vllm.model_executor.models.causal_lm import CausalLM
 from vllm.model_executor.models.decoder.attention import DecoderAttention
 from vllm.model_executor.models.decoder.config import DecoderConfig, ExpertsPlan, LayerPlan
+from vllm.model_executor.models.decoder.experts_beside import ExpertsBeside
 from vllm.model_executor.models.decoder.feed_forward import build_feed_forward
+from vllm.model_executor.models.decoder.gated_delta import GatedDeltaNet
+from vllm.model_executor.models.decoder.layer_inputs import LayerInputBlock, LayerInputs
 from vllm.model_executor.models.decoder.step import ModelParts, Step, StepFactory
-from vllm.v1.attention.step_tables import StepMetadata
+from vllm.v1.attention.step_tables import RecurrentRows, StepMetadata
 
 _EMBEDDING = "model.embed_tokens"
 _HEAD = "lm_head"
-_STACKED_EXPERTS = re.compile(r"(.+\.mlp\.experts\.)(gate_up_proj|down_proj)")
+_STACKED_EXPERTS = re.compile(r"(.+\.(?:mlp\.)?experts\.)(gate_up_proj|down_proj)")
 # Old checkpoints carry the rotary frequencies, which follow from config.json.
 _DERIVED = ".rotary_emb.inv_freq"
 
 
+def build_mixer(index: int, plan: LayerPlan, parts: ModelParts) -> DecoderAttention | GatedDeltaNet:
+    """Returns what mixes a layer's tokens, its tensors named within ``parts``' prefix."""
+    if plan.recurrence is None:
+        return DecoderAttention(index, plan, parts)
+    return GatedDeltaNet(index, plan.recurrence, parts)
+
+
 class DecoderBlock(nn.Module):
-    """One layer: attention, then a feed-forward part, each added to the residual stream.
+    """One layer: attention or a recurrence, then a feed-forward part, each added to the stream.
 
     Args:
         index: The layer.
@@ -39,22 +49,52 @@ class DecoderBlock(nn.Module):
         config, make = parts.config, parts.make
         self._prefix = prefix = f"model.layers.{index}"
         self._plan = config.norm
-        self.attention = DecoderAttention(index, plan, parts.within(f"{prefix}.self_attn"))
+        self._mixer_name = (
+            f"{prefix}.self_attn" if plan.recurrence is None else (f"{prefix}.linear_attn")
+        )
+        self.attention = build_mixer(index, plan, parts.within(self._mixer_name))
         self.feed_forward = build_feed_forward(plan.feed_forward, parts.within(f"{prefix}.mlp"))
+        self.experts = (
+            None if plan.experts is None else ExpertsBeside(plan.experts, parts.within(prefix))
+        )
+        self.layer_input = (
+            LayerInputBlock(config.layer_inputs.width, parts.within(prefix))
+            if config.layer_inputs is not None
+            else None
+        )
+        self.scalar = make.parameter(1) if config.has_layer_scalars else None
+        self._index = index
+        self._narrows = index == config.last_owner
         num_norms = 4 if config.norm.is_sandwich else 2
         self.norms = make.parameter(num_norms, config.hidden_size)
         self._norm = parts.ops("rms_norm_offset" if config.norm.has_offset else "rms_norm")
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """Maps the residual stream [T, D] to [T, D]; writes the layer's cache."""
+        """Maps the residual stream [T, D] to [T, D]; writes the layer's cache.
+
+        The last layer with a cache returns the step's wanted rows alone, those above take them.
+        """
+        attended = self.attention(self._norm(x, self.norms[0], self._plan.eps), step)
+        if self._narrows and step.wanted is not None:
+            x, step = x[step.wanted], step.narrow()
+            if not len(x):
+                return x
+        x = self._add_feed_forward(x, attended)
+        if self.layer_input is not None:
+            assert step.layer_inputs is not None
+            x = self.layer_input(x, step.layer_inputs[:, self._index])
+        return x if self.scalar is None else x * self.scalar
+
+    def _add_feed_forward(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         eps = self._plan.eps
-        attended = self.attention(self._norm(x, self.norms[0], eps), step)
         if not self._plan.is_sandwich:
             x = x + attended
             mapped: torch.Tensor = self.feed_forward(self._norm(x, self.norms[1], eps))
             return x + mapped
         x = x + self._norm(attended, self.norms[1], eps)
         mapped = self.feed_forward(self._norm(x, self.norms[2], eps))
+        if self.experts is not None:
+            mapped = self.experts(mapped, x)
         normed: torch.Tensor = self._norm(mapped, self.norms[3], eps)
         return x + normed
 
@@ -64,11 +104,18 @@ class DecoderBlock(nn.Module):
         if self._plan.is_sandwich:
             names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
         norms = zip(names, self.norms.data, strict=True)
-        return {
+        slots = {
             **{f"{self._prefix}.{name}.weight": weight for name, weight in norms},
-            **self.attention.weight_slots(f"{self._prefix}.self_attn"),
+            **self.attention.weight_slots(self._mixer_name),
             **self.feed_forward.weight_slots(f"{self._prefix}.mlp"),
         }
+        if self.experts is not None:
+            slots |= self.experts.weight_slots(self._prefix)
+        if self.layer_input is not None:
+            slots |= self.layer_input.weight_slots(self._prefix)
+        if self.scalar is not None:
+            slots[f"{self._prefix}.layer_scalar"] = self.scalar.data
+        return slots
 
 
 class DecoderForCausalLM(CausalLM[DecoderConfig]):
@@ -85,6 +132,9 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         )
         self.layers = nn.ModuleList(
             DecoderBlock(index, plan, parts) for index, plan in enumerate(config.layers)
+        )
+        self.layer_inputs = (
+            None if config.layer_inputs is None else LayerInputs(config.layer_inputs, parts)
         )
         self.norm = make.parameter(config.hidden_size)
         self._group = make.group
@@ -104,7 +154,9 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         # Rounded as the published models round it.
         self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=make.dtype))
         self._unstacks_experts = any(
-            isinstance(plan.feed_forward, ExpertsPlan) for plan in config.layers
+            isinstance(part, ExpertsPlan)
+            for plan in config.layers
+            for part in (plan.feed_forward, plan.experts)
         )
         self._make_step = StepFactory(parts)
         self._norm = ops("rms_norm_offset" if config.norm.has_offset else "rms_norm")
@@ -118,16 +170,53 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         meta: StepMetadata,
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """Returns the residual stream [T, D] after the last layer, before the last norm."""
+        """Returns the residual stream [T, D] after the last layer, before the last norm.
+
+        Rows of chunks that nobody wants are zeros: above the last layer with a cache they are not
+        computed.
+        """
         x: torch.Tensor = self.embed(token_ids)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
         if not meta.num_tokens:
             return x
-        step = self._make_step(positions, meta, kv_caches)
-        for layer in self.layers:
+        layer_inputs = None if self.layer_inputs is None else self.layer_inputs(token_ids, x)
+        step = self._make_step(positions, meta, kv_caches, layer_inputs)
+        last_owner = self.config.last_owner
+        for index, layer in enumerate(self.layers):
             x = layer(x, step)
-        return x
+            if index == last_owner:
+                step = step.narrow()
+                if not len(x):
+                    break
+        if step.wanted is None:
+            return x
+        stream = x.new_zeros(meta.num_tokens, x.shape[1])
+        stream[step.wanted] = x
+        return stream
+
+    def map_weight(self, name: str, values: torch.Tensor) -> None:
+        """Takes a tensor whose slot is on no device, as it lies in its file."""
+        assert self.layer_inputs is not None, f"{name} has a slot of its own"
+        self.layer_inputs.table.take(values)
+
+    def settle_drafts(
+        self, settled: Sequence[RecurrentRows | None], kv_caches: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Stores the recurrent states behind the last step's accepted drafts.
+
+        Args:
+            settled: For each request of that step that had drafts, in order, what its accepted
+                ones read and leave; None: none stands.
+            kv_caches: Cache name -> pages.
+
+        Mutates:
+            kv_caches.
+        """
+        for layer in self.layers:
+            assert isinstance(layer, DecoderBlock)
+            if isinstance(layer.attention, GatedDeltaNet):
+                layer.attention.settle_drafts(settled, kv_caches)
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """Maps the residual stream [M, D] of any chosen rows to fp32 logits [M, V]."""
@@ -159,6 +248,8 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
             **self.embed.weight_slots(_EMBEDDING),
             "model.norm.weight": self.norm.data,
         }
+        if self.layer_inputs is not None:
+            slots |= self.layer_inputs.weight_slots()
         if self.config.has_head and self._quantised_head is not None:
             slots |= self._quantised_head.slots(_HEAD)
         elif self.config.has_head:

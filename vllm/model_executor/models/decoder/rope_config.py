@@ -10,7 +10,7 @@ from typing import Literal
 
 from vllm.model_executor.models.config_fields import FieldReader
 
-RopeKind = Literal["default", "linear", "llama3", "yarn", "divided"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "divided", "proportional"]
 _KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "divided")
 
 
@@ -29,6 +29,8 @@ class RopeConfig:
         truncates: "yarn": whether the ramp's ends are rounded to whole pairs.
         magnitude: Queries and keys are scaled by it ("yarn").
         divisors: "divided": one of each frequency, as GGUF files give them.
+        num_turned: "proportional": pairs that are turned, by the first frequencies of the whole
+            width's; the others stand still.
     """
 
     theta: float
@@ -41,15 +43,20 @@ class RopeConfig:
     truncates: bool = True
     magnitude: float = 1.0
     divisors: tuple[float, ...] = ()
+    num_turned: int = 0
 
 
-def read_rope(fields: FieldReader, dim: int, theta: float) -> RopeConfig:
+def read_rope(
+    fields: FieldReader, dim: int, theta: float, default_share: float | None = None
+) -> RopeConfig:
     """Reads a model's one rotary setting.
 
     Args:
         fields: config.json, or its text part.
         dim: Values of a head.
         theta: Base where the file gives none.
+        default_share: Where the family turns the first values of a head only, what share of them;
+            None: it turns all.
 
     Raises:
         ConfigError: A kind or value that is not supported; the message names it.
@@ -58,11 +65,15 @@ def read_rope(fields: FieldReader, dim: int, theta: float) -> RopeConfig:
     scaling = fields.sub_reader(name)
     if not scaling.has("rope_theta"):
         theta = fields.number("rope_theta", theta)
-    return read_rope_object(scaling, dim, theta, fields)
+    return read_rope_object(scaling, dim, theta, fields, default_share)
 
 
 def read_rope_object(
-    scaling: FieldReader, dim: int, theta: float, fields: FieldReader
+    scaling: FieldReader,
+    dim: int,
+    theta: float,
+    fields: FieldReader,
+    default_share: float | None = None,
 ) -> RopeConfig:
     """Reads one object of rotary settings; an empty one means "default".
 
@@ -71,6 +82,7 @@ def read_rope_object(
         dim: Values of a head.
         theta: Base where the object gives none.
         fields: config.json around it, for lengths.
+        default_share: As for ``read_rope``.
 
     Raises:
         ConfigError: As ``read_rope``.
@@ -79,11 +91,7 @@ def read_rope_object(
     # Older files say "type".
     key = "rope_type" if scaling.has("rope_type") else "type"
     kind = scaling.text(key, "default")
-    if scaling.has("partial_rotary_factor") or fields.has("partial_rotary_factor"):
-        source = scaling if scaling.has("partial_rotary_factor") else fields
-        share = source.number("partial_rotary_factor", 1.0)
-        if share != 1.0:
-            raise source.error("partial_rotary_factor", share, "1.0")
+    dim = _read_turned(scaling, dim, fields, default_share)
     if kind == "default":
         return RopeConfig(theta, dim)
     if kind == "linear":
@@ -104,6 +112,23 @@ def read_rope_object(
         divisors = scaling.sequence("divisors", dim // 2)
         return RopeConfig(theta, dim, "divided", divisors=tuple(float(value) for value in divisors))
     raise scaling.error(key, kind, f"one of {', '.join(_KINDS)}")
+
+
+def _read_turned(
+    scaling: FieldReader, dim: int, fields: FieldReader, default_share: float | None
+) -> int:
+    """Returns how many values of a head are turned."""
+    source = scaling if scaling.has("partial_rotary_factor") else fields
+    share = source.number("partial_rotary_factor", default_share or 1.0)
+    turned = int(dim * share)
+    if default_share is None:
+        if share != 1.0:
+            raise source.error("partial_rotary_factor", share, "1.0")
+    elif not 0 < turned <= dim or turned % 2:
+        raise source.error(
+            "partial_rotary_factor", share, f"a share of {dim} that is an even number"
+        )
+    return turned
 
 
 def _read_yarn(scaling: FieldReader, dim: int, theta: float, fields: FieldReader) -> RopeConfig:

@@ -1,7 +1,7 @@
 """What the layers of one forward pass share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -29,11 +29,29 @@ class Step:
         meta: Index tables.
         kv_caches: Cache name -> [num_blocks, rows_per_block, width].
         turns: Rotary setting -> cosines and signed sines [T, 1, head_dim].
+        layer_inputs: [T, L, width]: what each layer adds for its token, if any does.
+        wanted: Flat rows whose streams are read, ascending; None: all T.
+        is_narrow: Whether streams, turns and layer inputs hold the wanted rows alone.
+        shared: Cache name -> the step's rows [T, 2 * K * d] as a later step reads them, of the
+            caches that several layers read; each is put there by its owner.
     """
 
     meta: StepMetadata
     kv_caches: Mapping[str, torch.Tensor]
     turns: Mapping[RopeConfig, HalfTurns]
+    layer_inputs: torch.Tensor | None = None
+    wanted: torch.Tensor | None = None
+    is_narrow: bool = False
+    shared: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def narrow(self) -> "Step":
+        """Returns the step for layers that compute the wanted rows alone."""
+        wanted = self.wanted
+        if wanted is None:
+            return self
+        turns = {rope: (cos[wanted], sin[wanted]) for rope, (cos, sin) in self.turns.items()}
+        inputs = None if self.layer_inputs is None else self.layer_inputs[wanted]
+        return replace(self, turns=turns, layer_inputs=inputs, is_narrow=True)
 
 
 class StepFactory(nn.Module):
@@ -50,13 +68,14 @@ class StepFactory(nn.Module):
         positions: torch.Tensor,
         meta: StepMetadata,
         kv_caches: Mapping[str, torch.Tensor],
+        layer_inputs: torch.Tensor | None,
     ) -> Step:
         """Returns the step of rows at int64 positions [T]."""
         turns = {
             rope: compute_half_turns(positions, frequencies, rope.magnitude, self._dtype)
             for rope, frequencies in self._frequencies.items()
         }
-        return Step(meta, kv_caches, turns)
+        return Step(meta, kv_caches, turns, layer_inputs, meta.find_wanted(positions.device))
 
 
 def find_frequencies(rope: RopeConfig, device: torch.device) -> torch.Tensor:
@@ -79,4 +98,6 @@ def find_frequencies(rope: RopeConfig, device: torch.device) -> torch.Tensor:
     plain = plain_frequencies(rope.theta, rope.dim, device)
     if rope.kind == "divided":
         return plain / torch.tensor(rope.divisors, device=device)
+    if rope.kind == "proportional":
+        plain[rope.num_turned :] = 0.0
     return plain / rope.factor

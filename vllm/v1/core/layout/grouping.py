@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.layout.packing import group_hybrid_mla_specs
+from vllm.v1.core.layout.packing import group_for_packing
+from vllm.v1.core.layout.unequal_widths import group_unequal_widths
 from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
@@ -164,11 +165,13 @@ def get_kv_cache_groups(
     if not kv_cache_spec:
         return []
     if needs_packed_pool(kv_cache_spec.values()):
-        return group_hybrid_mla_specs(kv_cache_spec)
+        return group_for_packing(kv_cache_spec)
     if is_kv_cache_spec_uniform(kv_cache_spec):
         return _merged_groups(kv_cache_spec, [list(kv_cache_spec)])
     uniform = UniformTypeKVCacheSpecs.from_specs(kv_cache_spec)
     if uniform is not None:
         return [KVCacheGroupSpec(list(kv_cache_spec), uniform)]
+    if (groups := group_unequal_widths(kv_cache_spec)) is not None:
+        return groups
     kv_cache_spec = unify_page_sizes(kv_cache_spec)
     return _merged_groups(kv_cache_spec, _split_into_groups(kv_cache_spec))

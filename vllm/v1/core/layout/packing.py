@@ -1,9 +1,8 @@
 """From a hybrid model's caches to KV cache groups and bytes in one packed pool.
 
 Layers whose cache moves together form a group: same kind, block size and window
-(``KVCacheSpec.packing_key``). One block pool
-serves all groups, so a block id names one row of a byte tensor ``[num_blocks, block_stride]``, and
-each group lays its layers' pages out in that row as it likes:
+(``KVCacheSpec.packing_key``). One block pool serves all groups, so a block id names one row of a
+byte tensor ``[num_blocks, block_stride]``, and each group lays its layers' pages out in that row:
 
     block row     |<------------------------- block_stride ------------------------->|
     C4 group      | entries L1 | indexer L1 | entries L3 | indexer L3 | ...           |
@@ -36,6 +35,11 @@ def _padded(num_bytes: int) -> int:
     return cdiv(num_bytes, PAGE_ALIGNMENT_BYTES) * PAGE_ALIGNMENT_BYTES
 
 
+def padded_page_bytes(spec: KVCacheSpec) -> int:
+    """Return the bytes that a layer's page takes of a row."""
+    return _padded(spec.page_size_bytes)
+
+
 def _width_bytes(specs: Mapping[str, KVCacheSpec], names: Sequence[str]) -> int:
     return sum(_padded(specs[name].page_size_bytes) for name in names)
 
@@ -48,8 +52,8 @@ def _make_group(specs: Mapping[str, KVCacheSpec], names: Sequence[str]) -> KVCac
     return KVCacheGroupSpec(list(names), UniformTypeKVCacheSpecs(first.block_size, members))
 
 
-def group_hybrid_mla_specs(specs: Mapping[str, KVCacheSpec]) -> list[KVCacheGroupSpec]:
-    """Group the caches of a model that mixes compressed and sliding-window MLA.
+def group_for_packing(specs: Mapping[str, KVCacheSpec]) -> list[KVCacheGroupSpec]:
+    """Group the caches of a model whose pages are of different sizes, to share packed rows.
 
     Args:
         specs: Cache name to spec; the order of layers is kept inside a group.

@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 
 
 def _is_packed(groups: Sequence[KVCacheGroupSpec]) -> bool:
-    return needs_packed_pool(group.kv_cache_spec for group in groups)
+    """Whether the groups share rows of one pool, each laid out in its own way."""
+    specs = [group.kv_cache_spec for group in groups]
+    has_windows = any(spec.window_tokens is not None for spec in specs)
+    return needs_packed_pool(specs) or (
+        has_windows and len({spec.page_size_bytes for spec in specs}) > 1
+    )
 
 
 def _has_unequal_pages(groups: Sequence[KVCacheGroupSpec]) -> bool:

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.prefix.events import KVEventWriter
-from vllm.v1.core.retention.queues import ChooseVictim, Standing
 from vllm.v1.core.retention.tiers import Tier
 
 
@@ -39,31 +38,14 @@ class BlockIndex(Protocol):
         """Return where a block belongs that nobody holds, pins left out."""
         ...
 
+    def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
+        """Return where many blocks belong that nobody holds."""
+        ...
+
     def clear(self) -> None:
         """Forget everything."""
         ...
 
     def find_faults(self, blocks: Sequence[KVCacheBlock]) -> Iterator[str]:
         """Say where index and blocks disagree (I4). Cost: O(pool)."""
-        ...
-
-
-class TieredIndex(BlockIndex, Protocol):
-    """An index whose blocks stand in tiers of their own: those that cache nothing stand apart."""
-
-    @property
-    def choose_victim(self) -> ChooseVictim | None:
-        """Says which block of the regular tier goes first; None: the one used longest ago."""
-        ...
-
-    def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
-        """Return where many blocks belong that nobody holds."""
-        ...
-
-    def standings(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Standing]:
-        """Return what is known of what blocks cache."""
-        ...
-
-    def on_touch(self, block: KVCacheBlock) -> None:
-        """Take note that a block was hit."""
         ...

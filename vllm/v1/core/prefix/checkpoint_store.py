@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.prefix.checkpoints import Checkpoint
@@ -13,6 +12,7 @@ from vllm.v1.core.retention.policy import ASKED_FOR, RetentionPolicy
 from vllm.v1.core.retention.standing import CheckpointEvent as Event
 from vllm.v1.core.retention.standing import CheckpointStanding as Standing
 from vllm.v1.core.retention.standing import next_standing
+from vllm.v1.core.tiered_pool import TieredPool
 
 
 class CheckpointStore:
@@ -29,7 +29,7 @@ class CheckpointStore:
         policy: Says which go first, and hears what becomes of them.
     """
 
-    def __init__(self, pool: BlockPool, index: PrefixIndex, policy: RetentionPolicy) -> None:
+    def __init__(self, pool: TieredPool, index: PrefixIndex, policy: RetentionPolicy) -> None:
         self._pool = pool
         self._index = index
         self._policy = policy

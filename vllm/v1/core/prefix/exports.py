@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.retention.standing import CheckpointStanding
+from vllm.v1.core.tiered_pool import TieredPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Exports:
         pool: Where the blocks are.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: TieredPool) -> None:
         self._pool = pool
         self._held: dict[str, tuple[KVCacheBlock, ...]] = {}
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
-from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.pins import Pins
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.prefix.regular_tier import RegularTier
 from vllm.v1.core.retention.pinning import PinSettings, log_pins, pinned_share, resolve_pins
 from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.core.retention.registry import make_policy
 from vllm.v1.core.retention.sizes import check_room_for_one, max_checkpoint_blocks
+from vllm.v1.core.tiered_pool import TieredPool
 
 if TYPE_CHECKING:
     from vllm.v1.core.cache_settings import CacheSettings
@@ -58,14 +59,17 @@ class PrefixCache:
             [group.group_id for group in self.geometry.dense],
             [group.group_id for group in self.geometry.windows],
             KVEventWriter(settings.enable_kv_cache_events),
-            choose_victim=self.policy.choose_victim,
+            ranks_blocks=self.policy.choose_victim is not None,
         )
-        self.pool = BlockPool(
+        ranked = None
+        if self.policy.choose_victim is not None:
+            ranked = RegularTier(config.num_blocks, self.index, self.policy.choose_victim)
+        self.pool = TieredPool(
             config.num_blocks,
             settings.enable_caching,
-            settings.hash_block_size,
-            metrics_collector=settings.metrics_collector,
-            index=self.index,
+            self.index,
+            ranked,
+            settings.metrics_collector,
         )
         self._pinned_share = self.pinning.share if self.pinning else pinned_share(config)
         if self.pinning is not None:

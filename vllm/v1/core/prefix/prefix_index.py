@@ -10,7 +10,7 @@ from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.ghosts import GhostList
 from vllm.v1.core.prefix.lineage import Lineage
-from vllm.v1.core.retention.queues import ChooseVictim, Standing
+from vllm.v1.core.retention.queues import Standing
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.retention.tiers import Tier
 
@@ -18,7 +18,7 @@ _SCRATCH, _REGULAR = Tier.SCRATCH, Tier.REGULAR
 
 
 class PrefixIndex:
-    """The ``TieredIndex`` of hits at one unit.
+    """The ``BlockIndex`` of hits at one unit.
 
     A *dense* block carries one key for every unit whose rows it holds; a *window* block belongs to
     the checkpoints that need it. A checkpoint is atomic: losing one block dissolves it.
@@ -31,8 +31,8 @@ class PrefixIndex:
         dense_group_ids: Groups that carry keys.
         window_group_ids: Groups that checkpoints hold blocks of, in their order.
         events: Hears of prefixes that become reusable and of those that are not any more.
-        choose_victim: Says by what is known of blocks which go first; then a free block also gives
-            up a key that a held one has computed again. None: in the order of use.
+        ranks_blocks: Whether free blocks go by what is known of them, and not in the order of use.
+            Then a free block also gives up a key that a held one has computed again.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class PrefixIndex:
         window_group_ids: Sequence[int],
         events: KVEventWriter,
         *,
-        choose_victim: ChooseVictim | None = None,
+        ranks_blocks: bool = False,
     ) -> None:
         self.events = events
-        self.choose_victim = choose_victim
+        self._ranks_blocks = ranks_blocks
         self._num_blocks = num_blocks
         # What is known of dense blocks, by id, and the clock of evictions.
         self._standings = [Standing.NEW] * num_blocks
@@ -118,7 +118,7 @@ class PrefixIndex:
             for block in blocks
         ]
 
-    def on_touch(self, block: KVCacheBlock) -> None:
+    def note_hit(self, block: KVCacheBlock) -> None:
         """Take note that a block was hit."""
         if block.keys is not None:
             self._standings[block.block_id] = Standing.HIT
@@ -205,7 +205,7 @@ class PrefixIndex:
                 if old is block:
                     continue
                 duplicates.setdefault(prefix_hash, []).append(block)
-                if self.choose_victim is not None and old.ref_cnt == 0:
+                if self._ranks_blocks and old.ref_cnt == 0:
                     emptied += self._give_up(old, group_id, prefix_hash)
         self.ghosts.discard(prefix_hashes)
         if group_id == self._lineage_group:
@@ -216,7 +216,7 @@ class PrefixIndex:
         self, blocks: Sequence[KVCacheBlock], group_id: int, prefix_hashes: Sequence[BlockHash]
     ) -> None:
         """Let blocks carry keys, in ascending order of position."""
-        ranks_blocks, num_new = self.choose_victim is not None, 0
+        ranks_blocks, num_new = self._ranks_blocks, 0
         for block, prefix_hash in zip(blocks, prefix_hashes, strict=True):
             keys = block.keys
             if keys is None:

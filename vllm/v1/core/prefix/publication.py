@@ -147,13 +147,13 @@ class Publisher:
         num_tokens = len(token_ids)
         spared, maker = cache.published.spared, cache.request.request_id
         windows = [
-            (window.blocks, window.base, window.geometry.block_size, num_blocks)
+            (window.blocks, window.base, window.geometry, num_blocks)
             for window, num_blocks in zip(cache.windows, self._geometry.lean_blocks, strict=True)
         ]
         for position, kind in spares:
             blocks = []
-            for held, base, size, num_blocks in windows:
-                end = position // size
+            for held, base, geometry, num_blocks in windows:
+                end = geometry.first_block(position)
                 first = max(0, end - num_blocks)
                 blocks.append(tuple(held[first - base : end - base]))
             record = Checkpoint(

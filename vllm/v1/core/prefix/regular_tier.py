@@ -1,8 +1,9 @@
 """Free blocks that something can hit, in three queues by what is known of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from vllm.v1.core.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
+from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.retention.queues import ChooseVictim, Standing
 
 
@@ -15,21 +16,23 @@ class RegularTier:
 
     Args:
         num_blocks: Blocks of the pool.
-        standings: Says what is known of blocks that join.
+        index: Knows what is known of blocks, and hears which are hit.
         choose_victim: Says which queue gives its oldest or newest block next.
     """
 
     def __init__(
         self,
         num_blocks: int,
-        standings: Callable[[Sequence[KVCacheBlock]], Sequence[Standing]],
+        index: PrefixIndex,
         choose_victim: ChooseVictim,
     ) -> None:
         self._choose_victim = choose_victim
         self._capacity = num_blocks
         self._queues = tuple(FreeKVCacheBlockQueue([]) for _ in Standing)
         self._new = self._queues[Standing.NEW]
-        self._standings_of = standings
+        self._standings_of = index.standings
+        # Of a block that is taken out because somebody came back for it.
+        self.note_hit = index.note_hit
         # By block id; of no meaning for a block that stands elsewhere.
         self._placed = [Standing.NEW] * num_blocks
         self._stamps = [0] * num_blocks

@@ -3,40 +3,9 @@
 from __future__ import annotations
 
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.sched.holdings import Holdings
-from vllm.v1.core.sched.limits import SchedulerLimits
-from vllm.v1.core.sched.step_builder import StepBuilder
+from vllm.v1.core.sched.requests import Holdings
+from vllm.v1.core.sched.step_builder import SchedulerLimits, StepBuilder, choose_chunk
 from vllm.v1.request import Request
-
-
-def fit_chunk(
-    manager: KVCacheManager, step: StepBuilder, request: Request, start: int, num_new_tokens: int
-) -> int:
-    """Let the KV manager choose where a prefill chunk ends.
-
-    Args:
-        manager: The KV manager.
-        step: The step so far.
-        request: The request; ``num_computed_tokens`` does not include a hit yet.
-        start: Where the chunk begins, a hit included.
-        num_new_tokens: Tokens that budget and threshold allow.
-
-    Returns:
-        Tokens to compute; 0: wait for a step with more budget.
-    """
-    if request.num_tokens - start <= 1:
-        return num_new_tokens  # a decode step
-    # Asked from num_computed_tokens on, so that the answer is an absolute position with a hit too.
-    base = request.num_computed_tokens
-    end = base + manager.chunk_end(request, start - base + num_new_tokens)
-    if end > start:
-        return min(end - start, num_new_tokens)
-    if end == base and step.num_scheduled_tokens:
-        return 0
-    # Alone in the step, waiting would not bring a larger budget; and an end inside the hit says
-    # nothing about the rest.
-    return num_new_tokens
 
 
 class RunningPass:
@@ -65,7 +34,7 @@ class RunningPass:
 
     def _schedule(self, request: Request) -> bool:
         """Schedule one request; False if it lost its own blocks."""
-        step, encoder = self.step, self.held.encoder
+        step = self.step
         start = request.num_computed_tokens
         if self._decodes_one(request, start):
             new_blocks = self._allocate(request, 1)
@@ -73,24 +42,16 @@ class RunningPass:
                 return False
             step.add(step.running, request, 1, new_blocks)
             return True
-        num_new_tokens = self._count_tokens(request)
-        decision = encoder.decide(request, start, num_new_tokens, step.encoder_budget)
-        if decision.num_new_tokens == 0:
-            return True
-        wanted = decision.num_new_tokens
-        num_new_tokens = fit_chunk(self.held.manager, step, request, start, wanted)
+        decision = choose_chunk(self.held, step, request, start, self._count_tokens(request))
+        num_new_tokens = decision.num_new_tokens
         if num_new_tokens == 0:
-            step.holds_admission = True
             return True
         new_blocks = self._allocate(request, num_new_tokens)
         if new_blocks is None:
             return False
         step.add(step.running, request, num_new_tokens, new_blocks)
         self._take_drafts(request, num_new_tokens)
-        if decision.compute or decision.external:
-            encoder.commit(request, decision)
-        if decision.compute:
-            step.add_encoder_inputs(request, decision.compute, decision.budget)
+        step.add_encoder_inputs(self.held.encoder, request, decision)
         return True
 
     def _decodes_one(self, request: Request, start: int) -> bool:

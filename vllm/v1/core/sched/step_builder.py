@@ -1,4 +1,4 @@
-"""What one ``schedule()`` has decided so far, and the message it becomes."""
+"""What bounds one ``schedule()``, what it has decided so far, and the message that becomes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,81 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.encoder_inputs import EncoderDecision, EncoderPlanner
+    from vllm.v1.core.sched.requests import Holdings
     from vllm.v1.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """The scheduler's numbers.
+
+    Attributes:
+        policy: Order of admission and choice of victims.
+        max_model_len: Longest request in tokens.
+        max_num_seqs: Requests running at a time.
+        max_num_tokens: Tokens of one step.
+        long_prefill_token_threshold: Longest chunk of one request in a step; 0: no limit.
+        enable_chunked_prefill: Whether a prompt may be computed in pieces.
+        reserve_full_isl: Whether a request is admitted only if its whole prompt will fit.
+        disable_chunked_mm_input: Whether a multimodal item must be computed in one step.
+        num_spec_tokens: Draft tokens of a step; 0 without a drafter.
+        use_eagle: Whether the drafter's KV rows depend on the next token (EAGLE, MTP).
+        num_lookahead_tokens: Slots the drafter writes beyond a step's tokens.
+        stale_row: What becomes of its row that another next token made.
+        sends_new_tokens: Whether workers learn sampled tokens from the scheduler (pipelines).
+    """
+
+    policy: SchedulingPolicy
+    max_model_len: int
+    max_num_seqs: int
+    max_num_tokens: int
+    long_prefill_token_threshold: int
+    enable_chunked_prefill: bool
+    reserve_full_isl: bool
+    disable_chunked_mm_input: bool
+    num_spec_tokens: int
+    use_eagle: bool
+    num_lookahead_tokens: int
+    stale_row: str
+    sends_new_tokens: bool
+
+    @classmethod
+    def from_config(cls, vllm_config: VllmConfig) -> SchedulerLimits:
+        """Read the limits."""
+        config = vllm_config.scheduler_config
+        speculative = vllm_config.speculative_config
+        num_spec_tokens = speculative.num_speculative_tokens if speculative is not None else 0
+        use_eagle = speculative is not None and speculative.use_eagle()
+        pipelined = vllm_config.parallel_config.pipeline_parallel_size > 1
+        return cls(
+            policy=SchedulingPolicy(config.policy),
+            max_model_len=vllm_config.model_config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_tokens=config.max_num_scheduled_tokens or config.max_num_batched_tokens,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+            reserve_full_isl=config.scheduler_reserve_full_isl,
+            disable_chunked_mm_input=config.disable_chunked_mm_input,
+            num_spec_tokens=num_spec_tokens,
+            use_eagle=use_eagle,
+            # An n-gram drafter has no KV rows to write ahead.
+            num_lookahead_tokens=num_spec_tokens if use_eagle else 0,
+            stale_row=speculative.stale_row if speculative is not None else "keep",
+            sends_new_tokens=pipelined and not config.async_scheduling,
+        )
+
+    def cap_chunk(self, num_new_tokens: int) -> int:
+        """Shorten a chunk to the long-prefill threshold."""
+        if 0 < self.long_prefill_token_threshold < num_new_tokens:
+            return self.long_prefill_token_threshold
+        return num_new_tokens
 
 
 @dataclass(slots=True)
@@ -67,10 +138,15 @@ class StepBuilder:
         self.new_blocks[request.request_id] = new_blocks
         self.token_budget -= num_tokens
 
-    def add_encoder_inputs(self, request: Request, input_ids: list[int], budget: int) -> None:
-        """Schedule multimodal items of a request; ``budget`` is what they leave."""
-        self.encoder_inputs[request.request_id] = input_ids
-        self.encoder_budget = budget
+    def add_encoder_inputs(
+        self, encoder: EncoderPlanner, request: Request, decision: EncoderDecision
+    ) -> None:
+        """Schedule the multimodal items that a request's tokens need."""
+        if decision.compute or decision.external:
+            encoder.commit(request, decision)
+        if decision.compute:
+            self.encoder_inputs[request.request_id] = decision.compute
+            self.encoder_budget = decision.budget
 
     def withdraw(self, request: Request) -> bool:
         """Take a running request out of the step again, returning what it was given.
@@ -148,3 +224,44 @@ class StepBuilder:
         start = request.num_computed_tokens
         end = start + self.num_scheduled_tokens[request_id] - num_drafts
         return request.all_token_ids[start:end]
+
+
+def choose_chunk(
+    held: Holdings, step: StepBuilder, request: Request, start: int, num_new_tokens: int
+) -> EncoderDecision:
+    """Let the encoder's inputs, then the KV manager, shorten a chunk.
+
+    Args:
+        held: The requests and what they hold.
+        step: The step so far; it holds admission where the chunk waits for more budget.
+        request: The request; ``num_computed_tokens`` does not include a hit yet.
+        start: Where the chunk begins, a hit included.
+        num_new_tokens: Tokens that budget and threshold allow.
+
+    Returns:
+        Tokens to compute, perhaps 0 in this step, and what the encoder must provide for them.
+    """
+    decision = held.encoder.decide(request, start, num_new_tokens, step.encoder_budget)
+    if decision.num_new_tokens:
+        fitting = fit_chunk(held.manager, step, request, start, decision.num_new_tokens)
+        decision.num_new_tokens = fitting
+        step.holds_admission |= fitting == 0
+    return decision
+
+
+def fit_chunk(
+    manager: KVCacheManager, step: StepBuilder, request: Request, start: int, num_new_tokens: int
+) -> int:
+    """Return how much of a chunk the KV manager wants; 0: wait for a step with more budget."""
+    if request.num_tokens - start <= 1:
+        return num_new_tokens  # a decode step
+    # Asked from num_computed_tokens on, so that the answer is an absolute position with a hit too.
+    base = request.num_computed_tokens
+    end = base + manager.chunk_end(request, start - base + num_new_tokens)
+    if end > start:
+        return min(end - start, num_new_tokens)
+    if end == base and step.num_scheduled_tokens:
+        return 0
+    # Alone in the step, waiting would not bring a larger budget; and an end inside the hit says
+    # nothing about the rest.
+    return num_new_tokens

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.logger import init_logger
-from vllm.v1.core.sched.holdings import Holdings
 from vllm.v1.core.sched.logprob_rows import prompt_rows, slice_logprobs
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.requests import Holdings
 from vllm.v1.core.sched.stopping import check_stop
 from vllm.v1.messages import EngineCoreOutput, LogprobsRows
 from vllm.v1.metrics.stats import SpecDecodingStats

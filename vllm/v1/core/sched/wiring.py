@@ -18,7 +18,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.prefix.drafter_rows import StaleRow
 from vllm.v1.core.sched.encoder_inputs import EncoderPlanner
-from vllm.v1.core.sched.limits import SchedulerLimits
+from vllm.v1.core.sched.step_builder import SchedulerLimits
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

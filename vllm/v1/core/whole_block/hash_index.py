@@ -119,6 +119,10 @@ class HashIndex:
         """Return the back of the one queue for cached blocks, its front for others."""
         return Tier.SCRATCH if block._block_hash is None else Tier.REGULAR
 
+    def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
+        """Return where many blocks belong."""
+        return [self.tier(block) for block in blocks]
+
     def clear(self) -> None:
         """Forget all keys; blocks lose their hashes one by one, as the pool resets them."""
         self.map = BlockHashToBlockMap()

@@ -32,6 +32,7 @@ from vllm.v1.engine.wire import (
     Ready,
     RequestRejected,
     StepOutputs,
+    TellAll,
     ToCore,
     WithdrawPrefixes,
 )
@@ -179,7 +180,8 @@ class DataParallelCores(MailboxHandle):
             self._router.take_step(message.outputs.outputs)
             self._mailbox.put(message)
         elif isinstance(message, CoreStatus):
-            self._router.observe(rank, message)
+            if self._router.observe(rank, message):
+                self._handles[rank].send(TellAll())
         elif isinstance(message, RequestRejected):
             self._router.end(message.request_id)
             self._mailbox.put(message)

@@ -1,9 +1,18 @@
-"""Which engine core caches which prefix, as the cores' own events tell it."""
+"""Which replica caches which prefix, as the replicas' own events tell it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from vllm.v1.engine.data_parallel.policy import Counts
 from vllm.v1.engine.wire import CoreStatus, KVCacheInfo
+
+# Tables of one group: small ones grow and are cleaned without a pause. A prime, since what hashes
+# end with need not be spread evenly (ids of traces are not).
+_NUM_SHARDS = 251
+# Holders of a prefix up to which going through them beats unpacking all bits.
+_FEW = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,75 +37,165 @@ class CacheShape:
         return cls(info.hash_block_size, steps, info.rebuild_tokens)
 
 
+# Prefix -> the slots that hold it, one bit each; of one group, in shards.
+_Shards = list[dict[int, int]]
+
+
 class PrefixDirectory:
-    """Prefix -> the cores that hold it, one bit each.
+    """Prefix -> the replicas that hold it.
 
-    Not thread-safe. Takes about 120 bytes a prefix and group, whatever the number of cores.
+    A prompt's dense rows are cached from its start: a replica that has a unit has those before it,
+    but for *holes*, which it names. So a lookup halves its way to where each replica's rows end:
+    its steps grow with the logarithm of the prompt. Forgetting a replica takes no time: its bit is
+    retired, another one stands for it from then on, and the entries lose the old one a table at a
+    time while news come.
 
-    Owns: the entries.
+    Not thread-safe. Takes about 130 bytes a prefix and group, whatever the number of replicas.
+
+    Owns: the entries, which bit stands for which replica, the holes.
 
     Args:
-        shape: Of every core's cache.
-        num_cores: How many there are.
+        shape: Of every replica's cache.
+        num_replicas: How many there are.
         max_entries: Bound on memory; prefixes that come when it is full are not entered.
     """
 
-    def __init__(self, shape: CacheShape, num_cores: int, max_entries: int = 4_000_000) -> None:
+    def __init__(self, shape: CacheShape, num_replicas: int, max_entries: int = 16_000_000) -> None:
         self._shape = shape
-        self._num_cores = num_cores
         self._max_entries = max_entries
-        self._groups: list[dict[int, int]] = [{} for _ in shape.steps]
-        unit = shape.unit
+        # A replica tells of checkpoints under one of their groups, whichever it met first. They are
+        # few beside dense rows: one table.
+        self._resume: dict[int, int] | None = {} if 0 in shape.steps else None
+        self._tables: list[_Shards] = [
+            [{} for _ in range(_NUM_SHARDS)]
+            if step or self._resume is None
+            else [self._resume] * _NUM_SHARDS
+            for step in shape.steps
+        ]
         self._dense = [
-            (group, max(1, step // unit))
-            for group, step in zip(self._groups, shape.steps, strict=True)
+            (table, max(1, step // shape.unit))
+            for table, step in zip(self._tables, shape.steps, strict=True)
             if step
         ]
-        self._resume = [
-            group for group, step in zip(self._groups, shape.steps, strict=True) if not step
-        ]
         self._num_entries = 0
+        self.num_left_out = 0
+        # Replica -> bit. Bits of forgotten replicas wait for a sweep before they are used again.
+        self._slots = np.arange(num_replicas, dtype=np.int64)
+        self._num_slots = num_replicas
+        self._free_slots: list[int] = []
+        self._retired = 0
+        self._sweeping = 0
+        self._unswept: list[dict[int, int]] = []
+        self._holes: dict[int, frozenset[int]] = {}
+        self._live = (1 << num_replicas) - 1
 
     @property
     def num_entries(self) -> int:
-        """Prefixes of all groups."""
+        """Prefixes of all groups, those of forgotten replicas too until they are swept."""
         return self._num_entries
 
+    # ---- what replicas say -------------------------------------------------------------------
+
+    def add_replica(self) -> int:
+        """Make room for one more, and return its rank."""
+        self._slots = np.append(self._slots, 0)
+        rank = len(self._slots) - 1
+        self._give_slot(rank)
+        return rank
+
     def apply(self, rank: int, changes: CoreStatus) -> None:
-        """Take in what a core says."""
+        """Take in what a replica says."""
         if changes.is_cleared:
             self.drop(rank)
+        bit = 1 << int(self._slots[rank])
+        if changes.holes is not None:
+            self._note_holes(rank, changes.holes)
         for group_id, hashes in changes.removed.items():
-            for short in hashes:
-                self._remove(self._groups[group_id], short, ~(1 << rank))
+            self._remove(self._tables[group_id], hashes, bit)
         for group_id, hashes in changes.stored.items():
-            group = self._groups[group_id]
-            for short in hashes:
-                known = group.get(short)
-                if known is not None:
-                    group[short] = known | 1 << rank
-                elif self._num_entries < self._max_entries:
-                    group[short] = 1 << rank
-                    self._num_entries += 1
+            self._store(self._tables[group_id], hashes, bit)
+        if self._retired:
+            self.sweep()
+
+    def _store(self, shards: _Shards, hashes: Iterable[int], bit: int) -> None:
+        for short in hashes:
+            shard = shards[short % _NUM_SHARDS]
+            known = shard.get(short)
+            if known is not None:
+                shard[short] = known | bit
+            elif self._num_entries < self._max_entries:
+                shard[short] = bit
+                self._num_entries += 1
+            else:
+                self.num_left_out += 1
+
+    def _remove(self, shards: _Shards, hashes: Iterable[int], bit: int) -> None:
+        for short in hashes:
+            shard = shards[short % _NUM_SHARDS]
+            known = shard.get(short)
+            if known is None:
+                continue
+            left = known & ~bit
+            if left:
+                shard[short] = left
+            else:
+                del shard[short]
+                self._num_entries -= 1
+
+    def _note_holes(self, rank: int, holes: Sequence[int]) -> None:
+        if holes:
+            self._holes[rank] = frozenset(holes)
+        else:
+            self._holes.pop(rank, None)
 
     def drop(self, rank: int) -> None:
-        """Forget everything of a core. Cost: O(entries)."""
-        for group in self._groups:
-            for short in tuple(group):
-                self._remove(group, short, ~(1 << rank))
+        """Forget everything of a replica. Cost: O(1) now, the rest little by little."""
+        bit = 1 << int(self._slots[rank])
+        self._retired |= bit
+        self._live &= ~bit
+        self._holes.pop(rank, None)
+        self._give_slot(rank)
 
-    def _remove(self, group: dict[int, int], short: int, keep: int) -> None:
-        known = group.get(short)
-        if known is None:
+    def _give_slot(self, rank: int) -> None:
+        if not self._free_slots:
+            self._free_slots.append(self._num_slots)
+            self._num_slots += 1
+        slot = self._free_slots.pop()
+        self._slots[rank] = slot
+        self._live |= 1 << slot
+
+    def sweep(self) -> None:
+        """Clean one shard of every group of forgotten replicas' bits."""
+        if not self._retired:
             return
-        if known & keep:
-            group[short] = known & keep
-        else:
-            del group[short]
-            self._num_entries -= 1
+        if not self._unswept:
+            # Those that are forgotten from now on wait for the next round.
+            self._sweeping = self._retired
+            tables = [table for table, _ in self._dense]
+            self._unswept = [table[number] for table in tables for number in range(_NUM_SHARDS)]
+            if self._resume is not None:
+                self._unswept.append(self._resume)
+        gone = self._sweeping
+        for _ in self._dense or (None,):
+            if self._unswept:
+                self._clean(self._unswept.pop(), gone)
+        if not self._unswept:
+            self._free_slots += _bits(gone)
+            self._retired &= ~gone
 
-    def find_cached_tokens(self, hashes: Sequence[int], num_prompt_tokens: int) -> list[int]:
-        """Return, per core, about how many tokens of a prompt need not be computed there.
+    def _clean(self, shard: dict[int, int], gone: int) -> None:
+        touched = [(short, known & ~gone) for short, known in shard.items() if known & gone]
+        for short, left in touched:
+            if left:
+                shard[short] = left
+            else:
+                del shard[short]
+                self._num_entries -= 1
+
+    # ---- lookups -----------------------------------------------------------------------------
+
+    def find_cached_tokens(self, hashes: Sequence[int], num_prompt_tokens: int) -> Counts:
+        """Return, per replica, how many tokens of a prompt need not be computed there.
 
         Args:
             hashes: Of the prompt's units, 64 bits each, in order.
@@ -108,53 +207,145 @@ class PrefixDirectory:
         """
         unit = self._shape.unit
         limit = min(len(hashes), (num_prompt_tokens - 1) // unit)
+        by_slot = np.zeros(self._num_slots, np.int64)
+        for units, mask in self._find(hashes, limit):
+            fill_bits(by_slot, mask, units)
+        tokens: Counts = by_slot[self._slots]
+        return tokens
+
+    def _find(self, hashes: Sequence[int], limit: int) -> list[tuple[int, int]]:
+        """Return tokens and who has so many cached; nobody stands in two."""
+        unit = self._shape.unit
         matched = self._match_dense(hashes, limit)
-        if not self._resume:
-            return [units * unit for units in matched]
-        resumable = self._match_resume(hashes, matched)
-        span = self._shape.rebuild_tokens
-        if span is None:
-            return [units * unit for units in resumable]
-        pairs = zip(resumable, matched, strict=True)
-        return [max(units * unit, dense * unit - span) for units, dense in pairs]
+        if self._resume is None:
+            return [(units * unit, mask) for units, mask in matched]
+        return self._match_resume(self._resume, hashes, matched)
 
-    def _match_dense(self, hashes: Sequence[int], limit: int) -> list[int]:
-        """Return how many leading units all dense groups have, per core."""
-        matched = [limit] * self._num_cores
-        mask = (1 << self._num_cores) - 1
-        dense = self._dense
-        for i in range(limit):
-            left, short = mask, hashes[i]
-            for group, stride in dense:
-                if (i + 1) % stride == 0:
-                    left &= group.get(short, 0)
-            if left != mask:
-                for rank in _bits(mask & ~left):
-                    matched[rank] = i
-                mask = left
-                if not mask:
+    def _match_dense(self, hashes: Sequence[int], limit: int) -> list[tuple[int, int]]:
+        """Return leading units that all dense groups have, deepest first, and who has so many."""
+        if not self._dense:
+            return [(limit, self._live)] if limit else []
+        everybody = self._live
+        found: dict[int, int] = {}
+        first = self._holders(hashes, 1, everybody) if limit else 0
+        if not first:
+            return []
+        for rank, holes in self._holes.items():
+            bit = 1 << int(self._slots[rank])
+            if first & bit and not holes.isdisjoint(hashes):
+                # Alone: what lies behind a hole must not mislead the search.
+                end = next(i for i, short in enumerate(hashes) if short in holes)
+                units = self._match_one(hashes, min(limit, end), bit)
+                found[units] = found.get(units, 0) | bit
+                first &= ~bit
+        self._halve(hashes, (1, first), (limit, self._holders(hashes, limit, first)), found)
+        found.pop(0, None)
+        return sorted(found.items(), reverse=True)
+
+    def _match_one(self, hashes: Sequence[int], limit: int, bit: int) -> int:
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._holders(hashes, middle, bit):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _halve(
+        self,
+        hashes: Sequence[int],
+        low: tuple[int, int],
+        high: tuple[int, int],
+        found: dict[int, int],
+    ) -> None:
+        """Find where rows end that reach ``low``; ``high`` has those that reach that far, too."""
+        if high[1]:
+            found[high[0]] = found.get(high[0], 0) | high[1]
+        todo = [(low, high)]
+        while todo:
+            (start, there), (end, beyond) = todo.pop()
+            ends_here = there & ~beyond
+            if not ends_here:
+                continue
+            if end - start <= 1:
+                found[start] = found.get(start, 0) | ends_here
+                continue
+            middle = (start + end) // 2
+            half = self._holders(hashes, middle, there)
+            todo.append(((start, there), (middle, half)))
+            todo.append(((middle, half), (end, beyond)))
+
+    def _holders(self, hashes: Sequence[int], units: int, among: int) -> int:
+        """Return who has a prompt's leading units, if there are no holes."""
+        for shards, stride in self._dense:
+            last = units - units % stride
+            if last:
+                short = hashes[last - 1]
+                among &= shards[short % _NUM_SHARDS].get(short, 0)
+                if not among:
                     break
-        return matched
+        return among
 
-    def _match_resume(self, hashes: Sequence[int], matched: Sequence[int]) -> list[int]:
-        """Return the deepest unit at or below the match where a core can resume, per core."""
-        found = [0] * self._num_cores
-        mask = 0
-        for i in range(max(matched), 0, -1):
-            for rank, units in enumerate(matched):
-                if units == i:
-                    mask |= 1 << rank
-            short = hashes[i - 1]
-            here = 0
-            for group in self._resume:
-                here |= group.get(short, 0)
-            for rank in _bits(here & mask):
-                found[rank] = i
-            mask &= ~here
-            if not mask and i <= min(matched):
+    def _match_resume(
+        self, resume: dict[int, int], hashes: Sequence[int], matched: list[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Return how many tokens can be resumed behind, and who can."""
+        unit, span = self._shape.unit, self._shape.rebuild_tokens
+        found: list[tuple[int, int]] = []
+        looking: list[tuple[int, int]] = []
+        for number, (units, mask) in enumerate(matched):
+            # Where window rows can be computed again, a place further back is worth less than that.
+            rebuilt = 0 if span is None else max(0, units * unit - span)
+            looking.append((rebuilt, mask))
+            floor = matched[number + 1][0] if number + 1 < len(matched) else 0
+            looking = self._walk_back(resume, hashes, (units, floor), looking, found)
+        return found + looking
+
+    def _walk_back(
+        self,
+        resume: dict[int, int],
+        hashes: Sequence[int],
+        way: tuple[int, int],
+        looking: list[tuple[int, int]],
+        found: list[tuple[int, int]],
+    ) -> list[tuple[int, int]]:
+        """Look for places to resume, from the first unit of ``way`` down to above the second;
+        returns who found none yet, and what he has without one."""
+        unit = self._shape.unit
+        # Behind these a place is worth less than what everybody has without one.
+        low = max(way[1], min(rebuilt for rebuilt, _ in looking) // unit)
+        places = [i for i in range(way[0], low, -1) if hashes[i - 1] in resume]
+        for i in places:
+            here, rest = resume[hashes[i - 1]], []
+            for rebuilt, mask in looking:
+                if mask & here:
+                    found.append((max(rebuilt, i * unit), mask & here))
+                if mask & ~here:
+                    rest.append((rebuilt, mask & ~here))
+            looking = rest
+            if not looking:
                 break
-        return found
+        return looking
+
+
+def fill_bits(by_slot: Counts, mask: int, value: int) -> None:
+    """Set the entries of a mask's bits."""
+    if mask.bit_count() <= _FEW:
+        while mask:
+            low = mask & -mask
+            by_slot[low.bit_length() - 1] = value
+            mask ^= low
+        return
+    size = len(by_slot)
+    packed = np.frombuffer(mask.to_bytes((size + 7) // 8, "little"), np.uint8)
+    by_slot[np.unpackbits(packed, count=size, bitorder="little").view(np.bool_)] = value
 
 
 def _bits(mask: int) -> list[int]:
-    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
+    bits = []
+    while mask:
+        low = mask & -mask
+        bits.append(low.bit_length() - 1)
+        mask ^= low
+    return bits

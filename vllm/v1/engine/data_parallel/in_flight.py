@@ -1,8 +1,17 @@
-"""What a front end has sent to its engine cores and not got back yet."""
+"""What a front end has sent to its replicas and not got back yet."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from vllm.v1.engine.data_parallel.policy import Counts
+
+# Of a prompt's units so many are marked, every such one behind them, and the last.
+_MARK_EVERY = 8
 
 
 @dataclass(slots=True)
@@ -10,83 +19,117 @@ class Sent:
     """A request in flight.
 
     Attributes:
-        rank: The core that has it.
-        hashes: Of its prompt's units, until the prompt is computed.
+        rank: The replica that has it.
+        marks: Hashes that stand for its prompt, until the prompt is computed.
         backlog_tokens: Of its prompt, tokens to compute, until then.
     """
 
     rank: int
-    hashes: Sequence[int]
+    marks: Sequence[int]
     backlog_tokens: int
 
 
 class InFlight:
-    """Owns: the requests in flight, and the prefixes that cores are about to compute for them.
+    """Owns: the requests in flight, and the prefixes that replicas are about to compute for them.
 
     A prefix in the making counts as cached: who comes with it waits for it there, and computes it
-    anew anywhere else.
+    anew anywhere else. Some of its units stand for it: the first eight, every eighth, the last.
 
     Args:
-        num_cores: How many there are.
+        num_replicas: How many there are.
     """
 
-    def __init__(self, num_cores: int) -> None:
+    def __init__(self, num_replicas: int) -> None:
         self._sent: dict[str, Sent] = {}
-        self._pending: list[Counter[int]] = [Counter() for _ in range(num_cores)]
-        self._num_requests = [0] * num_cores
-        self._backlog_tokens = [0] * num_cores
+        # Who is about to have a unit, one bit each, and for how many requests.
+        self._holders: dict[int, int] = {}
+        self._counts: list[Counter[int]] = [Counter() for _ in range(num_replicas)]
+        self.num_requests: Counts = np.zeros(num_replicas, np.int64)
+        self.backlog_tokens: Counts = np.zeros(num_replicas, np.int64)
 
-    def add(self, request_id: str, rank: int, hashes: Sequence[int], backlog_tokens: int) -> None:
-        """Note that a request was sent."""
-        self._sent[request_id] = Sent(rank, hashes, backlog_tokens)
-        self._pending[rank].update(hashes)
-        self._num_requests[rank] += 1
-        self._backlog_tokens[rank] += backlog_tokens
+    def add_replica(self) -> None:
+        """Make room for one more."""
+        self._counts.append(Counter())
+        self.num_requests = np.append(self.num_requests, 0)
+        self.backlog_tokens = np.append(self.backlog_tokens, 0)
+
+    def add(
+        self,
+        request_id: str,
+        rank: int,
+        hashes: Sequence[int],
+        backlog_tokens: int,
+        cached_units: int = 0,
+    ) -> None:
+        """Note that a request was sent.
+
+        Args:
+            request_id: Its name.
+            rank: Who has it.
+            hashes: Of its prompt's units.
+            backlog_tokens: Of its prompt, tokens to compute.
+            cached_units: Of its units, those that need not be computed.
+        """
+        places = _marked(len(hashes))
+        marks = [hashes[i] for i in places[bisect_left(places, cached_units) :]]
+        self._sent[request_id] = Sent(rank, marks, backlog_tokens)
+        counts, bit = self._counts[rank], 1 << rank
+        for short in marks:
+            counts[short] += 1
+            self._holders[short] = self._holders.get(short, 0) | bit
+        self.num_requests[rank] += 1
+        self.backlog_tokens[rank] += backlog_tokens
 
     def note_computed(self, request_id: str) -> None:
-        """Note that a prompt is computed: what it cached is known from the core now."""
+        """Note that a prompt is computed: what it cached is known from the replica now."""
         sent = self._sent.get(request_id)
-        if sent is None or (not sent.backlog_tokens and not sent.hashes):
+        if sent is None or (not sent.backlog_tokens and not sent.marks):
             return
-        self._backlog_tokens[sent.rank] -= sent.backlog_tokens
-        pending = self._pending[sent.rank]
-        for short in sent.hashes:
-            if pending[short] > 1:
-                pending[short] -= 1
+        self.backlog_tokens[sent.rank] -= sent.backlog_tokens
+        counts = self._counts[sent.rank]
+        for short in sent.marks:
+            if counts[short] > 1:
+                counts[short] -= 1
+                continue
+            del counts[short]
+            left = self._holders[short] & ~(1 << sent.rank)
+            if left:
+                self._holders[short] = left
             else:
-                del pending[short]
-        sent.hashes, sent.backlog_tokens = (), 0
+                del self._holders[short]
+        sent.marks, sent.backlog_tokens = (), 0
 
     def remove(self, request_id: str) -> int | None:
-        """Forget a request; return the core that had it, None: it is unknown."""
+        """Forget a request; return the replica that had it, None: it is unknown."""
         self.note_computed(request_id)
         sent = self._sent.pop(request_id, None)
         if sent is None:
             return None
-        self._num_requests[sent.rank] -= 1
+        self.num_requests[sent.rank] -= 1
         return sent.rank
 
     def take_all(self, rank: int) -> list[str]:
-        """Forget everything that a core has; return the requests."""
+        """Forget everything that a replica has; return the requests."""
         ids = [request_id for request_id, sent in self._sent.items() if sent.rank == rank]
         for request_id in ids:
             self.remove(request_id)
         return ids
 
-    def num_requests(self, rank: int) -> int:
-        """Return how many requests a core has."""
-        return self._num_requests[rank]
+    def find_pending(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
+        """Return leading units of a prompt, most first, and who is about to compute so many."""
+        get = self._holders.get
+        found: list[tuple[int, int]] = []
+        known = 0
+        for i in reversed(_marked(len(hashes))):
+            fresh = get(hashes[i], 0) & ~known
+            if fresh:
+                found.append((i + 1, fresh))
+                known |= fresh
+        return found
 
-    def backlog_tokens(self, rank: int) -> int:
-        """Return how many prompt tokens a core has yet to compute."""
-        return self._backlog_tokens[rank]
 
-    def num_pending_units(self, rank: int, hashes: Sequence[int]) -> int:
-        """Return how many leading units of a prompt a core is about to compute."""
-        pending = self._pending[rank]
-        if not pending:
-            return 0
-        for i, short in enumerate(hashes):
-            if short not in pending:
-                return i
-        return len(hashes)
+@lru_cache(4096)
+def _marked(num_units: int) -> tuple[int, ...]:
+    """Return which units stand for a prompt."""
+    places = [*range(_MARK_EVERY), *range(2 * _MARK_EVERY - 1, num_units, _MARK_EVERY)]
+    return tuple(sorted({i for i in places if i < num_units} | {num_units - 1} - {-1}))

@@ -1,85 +1,129 @@
-"""Which engine core gets a request: pure functions of numbers.
+"""Which replica gets a request: pure functions of numbers.
 
-The core with the longest cached prefix, unless it is overloaded or another one costs less:
+A replica is an engine core, of one server (``-dp``) or of a fleet. The one with the longest cached
+prefix gets a request, unless it is overloaded or another one costs less:
 
     cost = 2 * (tokens to compute there + tokens it must evict for them)
+           + tokens to restore there from a tier / 8
            + prompt tokens that it has yet to compute for others
            + 32 * requests it has
 
 What is computed twice is lost for everybody, what waits only for those behind it: therefore the 2.
 Evicted tokens count like computed ones, for somebody is likely to come back for them. So a first
-core that caches a common system prompt does not draw every conversation while others stand empty.
+replica that caches a common system prompt does not draw every conversation while others stand
+empty.
+
+Numbers of all replicas are arrays: a choice among a thousand takes some tens of microseconds.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 # What is computed again is lost throughput, what waits is only late.
 _WORK_WEIGHT = 2
+# Rows come from a host or a disk about so many times as fast as they are computed.
+_RESTORE_SPEED = 8
 # A running request slows a step about as much as so many prompt tokens.
 _TOKENS_PER_REQUEST = 32
-# Requests by which a core may lead before it counts as overloaded, however few the others have.
+# Requests by which a replica may lead before it counts as overloaded, however few the others have.
 _MIN_LEAD = 8
+
+Counts = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """What is known of a core when a request comes.
+class Loads:
+    """What is known of all replicas when a request comes, whatever it asks; by rank.
 
     Attributes:
-        rank: Which one.
-        cached_tokens: Of the prompt, tokens that need not be computed there.
+        serves: Whether it may get requests.
         num_requests: Requests it has, running and waiting.
         backlog_tokens: Prompt tokens that it has yet to compute for them.
         unused_tokens: Tokens that fit in memory which caches nothing yet.
         placed_tokens: Prompt tokens computed there so far, to break ties.
     """
 
-    rank: int
-    cached_tokens: int = 0
-    num_requests: int = 0
-    backlog_tokens: int = 0
-    unused_tokens: int = 0
-    placed_tokens: int = 0
+    serves: Flags
+    num_requests: Counts
+    backlog_tokens: Counts
+    unused_tokens: Counts
+    placed_tokens: Counts
+
+    @classmethod
+    def of(cls, num_replicas: int, unused_tokens: int = 0) -> "Loads":
+        """Return idle replicas that all serve."""
+        zeros = [np.zeros(num_replicas, np.int64) for _ in range(4)]
+        zeros[2] += unused_tokens
+        return cls(np.ones(num_replicas, np.bool_), *zeros)
 
 
-def is_overloaded(candidate: Candidate, least: int, max_num_seqs: int) -> bool:
-    """Whether a core has too many requests, compared with the one that has the fewest.
+def find_able(loads: Loads, max_num_seqs: int) -> Flags:
+    """Return which replicas serve and do not have too many requests.
+
+    Too many are 8 and twice as many as the least busy one has, or all that a replica runs at a time
+    while another one runs fewer: more wait, and elsewhere they need not.
 
     Args:
-        candidate: The core.
-        least: Requests of the core with the fewest.
-        max_num_seqs: Requests that a core runs at a time: more wait, and elsewhere they need not.
+        loads: Of all; at least one serves.
+        max_num_seqs: Requests that a replica runs at a time.
     """
-    lead = candidate.num_requests - least
-    return lead >= max(_MIN_LEAD, least) or candidate.num_requests >= max_num_seqs > least
+    numbers = loads.num_requests
+    least = int(np.min(numbers, where=loads.serves, initial=np.iinfo(np.int64).max))
+    limit = least + max(_MIN_LEAD, least)
+    if least < max_num_seqs:
+        limit = min(limit, max_num_seqs)
+    return loads.serves & (numbers < limit)
 
 
-def cost(candidate: Candidate, num_prompt_tokens: int) -> int:
-    """Return what a prompt costs on a core, in tokens; see the module."""
-    work = num_prompt_tokens - candidate.cached_tokens
-    evicted = max(0, work - candidate.unused_tokens)
-    return (
-        _WORK_WEIGHT * (work + evicted)
-        + candidate.backlog_tokens
-        + _TOKENS_PER_REQUEST * candidate.num_requests
-    )
+def costs(
+    loads: Loads, cached_tokens: Counts, num_prompt_tokens: int, restorable: Counts | None = None
+) -> Counts:
+    """Return what a prompt costs on each replica, in tokens; see the module.
+
+    Args:
+        loads: Of all.
+        cached_tokens: Of the prompt, tokens that need not be computed there.
+        num_prompt_tokens: Of the prompt.
+        restorable: Of the others, tokens that a replica need not compute but must fetch from a
+            slower tier; None: there is no such tier.
+    """
+    fresh = num_prompt_tokens - cached_tokens
+    evicted = np.maximum(fresh - loads.unused_tokens, 0)
+    load = loads.backlog_tokens + _TOKENS_PER_REQUEST * loads.num_requests
+    if restorable is not None:
+        load = load + restorable // _RESTORE_SPEED
+        fresh = fresh - restorable
+    total: Counts = _WORK_WEIGHT * (fresh + evicted) + load
+    return total
 
 
-def choose_core(candidates: Sequence[Candidate], num_prompt_tokens: int, max_num_seqs: int) -> int:
+def choose(
+    loads: Loads,
+    cached_tokens: Counts,
+    num_prompt_tokens: int,
+    max_num_seqs: int,
+    restorable: Counts | None = None,
+) -> int:
     """Return the rank that gets a request.
 
-    Of equal costs the longer prefix wins, then the core that has computed less so far.
+    Of equal costs the longer prefix wins, then the replica that has computed less so far.
 
     Args:
-        candidates: The living cores, at least one.
+        loads: Of all; at least one serves.
+        cached_tokens: As of ``costs``.
         num_prompt_tokens: Of the prompt.
-        max_num_seqs: Requests that a core runs at a time.
+        max_num_seqs: Requests that a replica runs at a time.
+        restorable: As of ``costs``.
     """
-    least = min(candidate.num_requests for candidate in candidates)
-    able = [c for c in candidates if not is_overloaded(c, least, max_num_seqs)]
-    best = min(
-        able,
-        key=lambda c: (cost(c, num_prompt_tokens), -c.cached_tokens, c.placed_tokens, c.rank),
-    )
-    return best.rank
+    able = np.flatnonzero(find_able(loads, max_num_seqs))
+    prices = costs(loads, cached_tokens, num_prompt_tokens, restorable)[able]
+    best = able[prices == prices.min()]
+    if len(best) > 1:
+        known = cached_tokens[best]
+        best = best[known == known.max()]
+    if len(best) > 1:
+        best = best[np.argmin(loads.placed_tokens[best]) :]
+    return int(best[0])

@@ -1,22 +1,25 @@
 """Sends requests to engine cores: what is known of each, and the choice."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import BlockHash, get_request_block_hasher, init_none_hash
-from vllm.v1.engine.data_parallel.directory import CacheShape, PrefixDirectory
+from vllm.v1.engine.data_parallel.directory import CacheShape, PrefixDirectory, fill_bits
 from vllm.v1.engine.data_parallel.in_flight import InFlight
-from vllm.v1.engine.data_parallel.policy import Candidate, choose_core
+from vllm.v1.engine.data_parallel.news import NewsFollower
+from vllm.v1.engine.data_parallel.policy import Counts, Loads, choose
 from vllm.v1.engine.data_parallel.short_hash import shorten
 from vllm.v1.engine.wire import CoreStatus, KVCacheInfo
-from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest, PrefillStats
 from vllm.v1.request import Request
 
 RoutingPolicy = Literal["prefix", "round-robin"]
@@ -34,6 +37,7 @@ class RouterSettings:
         num_blocks: Of each core's cache.
         tokens_per_block: About how many tokens' rows a block id holds.
         policy: "prefix", or "round-robin" to compare with.
+        max_prefixes: Bound of the directory, over all groups and cores.
     """
 
     shape: CacheShape
@@ -42,6 +46,7 @@ class RouterSettings:
     num_blocks: int
     tokens_per_block: float
     policy: RoutingPolicy = "prefix"
+    max_prefixes: int = 16_000_000
 
     @classmethod
     def from_config(cls, config: VllmConfig, info: KVCacheInfo) -> "RouterSettings":
@@ -57,24 +62,48 @@ class RouterSettings:
         )
 
 
-class Router:
-    """Chooses a core for each request, and remembers where it went. Any thread may call.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was foretold of a request's hit, and what came.
 
-    Owns: the directory of prefixes, what is in flight, what the cores said last.
+    Attributes:
+        predicted_tokens: Of the prompt, foretold when it was sent.
+        cached_tokens: Really hit.
+        reason: Why they differ: "" where they do not; "waited": the prefix was being computed for
+            another request; "unsure": news of the replica were missing; "bypassed": the request
+            reads no cache; "late": news came after the choice; "evicted": it went meanwhile.
+    """
+
+    predicted_tokens: int
+    cached_tokens: int
+    reason: str
+
+
+class Router:
+    """Chooses a replica for each request, and remembers where it went. Any thread may call.
+
+    Owns: the directory of prefixes, what is in flight, what the replicas said last.
     """
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
-        num_cores = settings.num_cores
+        num = settings.num_cores
         self._lock = threading.Lock()
-        self._directory = PrefixDirectory(settings.shape, num_cores)
-        self._in_flight = InFlight(num_cores)
-        self._alive = [True] * num_cores
-        # As the cores said last; the requests are those of all front ends.
-        self._reported = [0] * num_cores
-        self._unused_blocks = [settings.num_blocks] * num_cores
-        self._placed_tokens = [0] * num_cores
+        self._directory = PrefixDirectory(settings.shape, num, settings.max_prefixes)
+        self._in_flight = InFlight(num)
+        self._followers = [NewsFollower() for _ in range(num)]
+        # As the replicas said last; the requests are those of all front ends.
+        self._serves = np.ones(num, np.bool_)
+        self._is_sure = np.ones(num, np.bool_)
+        self._reported = np.zeros(num, np.int64)
+        self._unused_tokens = np.full(num, self._tokens_of(settings.num_blocks))
+        self._placed_tokens = np.zeros(num, np.int64)
+        # What was foretold of requests whose prompt is not computed yet, and who waits.
+        self._predicted: dict[str, tuple[int, str]] = {}
         self._next = 0
+
+    def _tokens_of(self, num_blocks: int) -> int:
+        return int(num_blocks * self._settings.tokens_per_block)
 
     # ---- the choice --------------------------------------------------------------------------
 
@@ -88,99 +117,197 @@ class Router:
             EngineDeadError: The core that it names is dead, or all are.
         """
         hashes = [shorten(block_hash) for block_hash in request.block_hashes]
-        num_tokens = len(request.prompt_token_ids)
+        return self.route_prompt(
+            request.request_id, hashes, len(request.prompt_token_ids), request.data_parallel_rank
+        )
+
+    def route_prompt(
+        self, request_id: str, hashes: Sequence[int], num_tokens: int, wanted: int | None = None
+    ) -> int:
+        """Return the rank that gets a prompt; see ``route``.
+
+        Args:
+            request_id: Its name.
+            hashes: Of its units, 64 bits each.
+            num_tokens: Of the prompt.
+            wanted: The rank that it must have; None: any.
+        """
         with self._lock:
-            cached = self._find_cached_tokens(hashes, num_tokens)
-            rank = self._choose(request.data_parallel_rank, cached, num_tokens)
-            work = num_tokens - cached[rank]
-            self._in_flight.add(request.request_id, rank, hashes, work)
-            self._placed_tokens[rank] += work
+            cached = self._directory.find_cached_tokens(hashes, num_tokens)
+            cached *= self._is_sure
+            pending = self._count_pending(cached, hashes, num_tokens)
+            soon = cached if pending is None else pending
+            rank = self._choose(wanted, soon, num_tokens)
+            predicted = int(soon[rank])
+            doubt = "" if self._is_sure[rank] else "unsure"
+            if predicted > cached[rank]:
+                doubt = "waited"
+            self._predicted[request_id] = (predicted, doubt)
+            self._in_flight.add(
+                request_id,
+                rank,
+                hashes,
+                num_tokens - predicted,
+                int(cached[rank]) // self._settings.shape.unit,
+            )
+            self._placed_tokens[rank] += num_tokens - predicted
         return rank
 
-    def _find_cached_tokens(self, hashes: Sequence[int], num_tokens: int) -> list[int]:
-        """Return what each core caches of a prompt, or is about to."""
-        cached = self._directory.find_cached_tokens(hashes, num_tokens)
+    def _count_pending(
+        self, cached: Counts, hashes: Sequence[int], num_tokens: int
+    ) -> Counts | None:
+        """Return tokens cached or about to be; None: nothing that this prompt has is."""
+        pending = self._in_flight.find_pending(hashes)
+        if not pending:
+            return None
         unit, most = self._settings.shape.unit, num_tokens - 1
-        for rank, known in enumerate(cached):
-            pending = self._in_flight.num_pending_units(rank, hashes) * unit
-            cached[rank] = max(known, min(pending, most))
-        return cached
+        tokens = np.zeros(len(cached), np.int64)
+        for units, mask in pending:
+            fill_bits(tokens, mask, min(units * unit, most))
+        return np.maximum(tokens, cached, out=tokens)
 
-    def _choose(self, wanted: int | None, cached: Sequence[int], num_tokens: int) -> int:
-        living = [rank for rank, alive in enumerate(self._alive) if alive]
+    def _choose(self, wanted: int | None, cached: Counts, num_tokens: int) -> int:
         if wanted is not None:
-            if not self._alive[wanted]:
+            if not self._serves[wanted]:
                 raise EngineDeadError(
                     f"The engine core of data parallel rank {wanted} is dead: choose another, or "
                     "leave X-data-parallel-rank out."
                 )
             return wanted
-        if not living:
+        if not self._serves.any():
             raise EngineDeadError("Every engine core is dead.")
         if self._settings.policy == "round-robin":
+            living = np.flatnonzero(self._serves)
             self._next += 1
-            return living[(self._next - 1) % len(living)]
-        candidates = [self._describe(rank, cached[rank]) for rank in living]
-        return choose_core(candidates, num_tokens, self._settings.max_num_seqs)
-
-    def _describe(self, rank: int, cached_tokens: int) -> Candidate:
-        own = self._in_flight.num_requests(rank)
-        return Candidate(
-            rank,
-            cached_tokens,
+            return int(living[(self._next - 1) % len(living)])
+        loads = Loads(
+            self._serves,
             # What other front ends sent there shows in the report alone.
-            max(own, self._reported[rank]),
-            self._in_flight.backlog_tokens(rank),
-            int(self._unused_blocks[rank] * self._settings.tokens_per_block),
-            self._placed_tokens[rank],
+            np.maximum(self._in_flight.num_requests, self._reported),
+            self._in_flight.backlog_tokens,
+            self._unused_tokens,
+            self._placed_tokens,
         )
+        return choose(loads, cached, num_tokens, self._settings.max_num_seqs)
 
     # ---- what happens ------------------------------------------------------------------------
 
-    def observe(self, rank: int, changes: CoreStatus) -> None:
-        """Take in what a core says of its cache and its load."""
-        with self._lock:
-            self._directory.apply(rank, changes)
-            self._reported[rank] = changes.num_running + changes.num_waiting
-            self._unused_blocks[rank] = changes.num_unused_blocks
+    def observe(self, rank: int, changes: CoreStatus, now: float | None = None) -> bool:
+        """Take in what a core says of its cache and its load.
 
-    def take_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
-        """Note whose prompt is computed now, and who ended."""
+        Returns:
+            Whether it must say everything again (``TellAll``): something was lost.
+        """
+        now = time.monotonic() if now is None else now
+        with self._lock:
+            follower = self._followers[rank]
+            heard = follower.take(changes, now)
+            if heard.forgets:
+                self._directory.drop(rank)
+            for change in heard.changes:
+                self._directory.apply(rank, change)
+                self._reported[rank] = change.num_running + change.num_waiting
+                self._unused_tokens[rank] = self._tokens_of(change.num_unused_blocks)
+            self._is_sure[rank] = follower.is_sure
+        return heard.asks
+
+    def check_news(self, now: float | None = None) -> list[int]:
+        """Return the cores that must say everything again, now; to be called now and then."""
+        now = time.monotonic() if now is None else now
+        with self._lock:
+            asked = [rank for rank, f in enumerate(self._followers) if f.check(now)]
+            for rank in asked:
+                self._is_sure[rank] = False
+        return asked
+
+    def take_step(self, outputs: Sequence[EngineCoreOutput]) -> list[tuple[str, Outcome]]:
+        """Note whose prompt is computed now, and who ended; returns how hits came out."""
+        outcomes = []
         with self._lock:
             for output in outputs:
+                if output.prefill_stats is not None:
+                    outcome = self._compare(output.request_id, output.prefill_stats)
+                    if outcome is not None:
+                        outcomes.append((output.request_id, outcome))
                 if output.finished:
-                    self._in_flight.remove(output.request_id)
+                    self._forget(output.request_id)
                 else:
                     self._in_flight.note_computed(output.request_id)
+        return outcomes
+
+    def foretold(self, request_id: str) -> int:
+        """Return the hit foretold of a request whose prompt is not computed yet, in tokens."""
+        with self._lock:
+            return self._predicted[request_id][0]
+
+    def _compare(self, request_id: str, stats: PrefillStats) -> Outcome | None:
+        foretold = self._predicted.pop(request_id, None)
+        if foretold is None:
+            return None
+        predicted, reason = foretold
+        actual = stats.num_cached_tokens
+        if actual == predicted:
+            reason = ""
+        elif stats.miss_tokens.get("bypassed"):
+            reason = "bypassed"
+        elif not reason:
+            reason = "late" if actual > predicted else "evicted"
+        return Outcome(predicted, actual, reason)
+
+    def _forget(self, request_id: str) -> int | None:
+        self._predicted.pop(request_id, None)
+        return self._in_flight.remove(request_id)
 
     def end(self, request_id: str) -> int | None:
         """Forget a request that ended; return the core that had it, None: it is unknown."""
         with self._lock:
-            return self._in_flight.remove(request_id)
+            return self._forget(request_id)
 
     def lose(self, rank: int) -> list[str]:
         """Forget a core that died; return the requests that it had."""
         with self._lock:
-            self._alive[rank] = False
+            self._serves[rank] = False
             self._directory.drop(rank)
+            self._followers[rank] = NewsFollower()
+            self._is_sure[rank] = True
             self._reported[rank] = 0
-            self._unused_blocks[rank] = self._settings.num_blocks
-            return self._in_flight.take_all(rank)
+            self._unused_tokens[rank] = self._tokens_of(self._settings.num_blocks)
+            lost = self._in_flight.take_all(rank)
+            for request_id in lost:
+                self._predicted.pop(request_id, None)
+            return lost
+
+    def rest(self, rank: int) -> None:
+        """Send a core nothing more; what it has goes on."""
+        with self._lock:
+            self._serves[rank] = False
 
     def revive(self, rank: int) -> None:
         """Send requests to a core again."""
         with self._lock:
-            self._alive[rank] = True
+            self._serves[rank] = True
+
+    def join(self) -> int:
+        """Make room for one more core, which serves, and return its rank."""
+        with self._lock:
+            self._in_flight.add_replica()
+            self._followers.append(NewsFollower())
+            full = self._tokens_of(self._settings.num_blocks)
+            self._serves = np.append(self._serves, True)
+            self._is_sure = np.append(self._is_sure, True)
+            self._reported = np.append(self._reported, 0)
+            self._unused_tokens = np.append(self._unused_tokens, full)
+            self._placed_tokens = np.append(self._placed_tokens, 0)
+            return self._directory.add_replica()
 
     def living(self) -> list[int]:
         """Return the cores that serve."""
         with self._lock:
-            return [rank for rank, alive in enumerate(self._alive) if alive]
+            return np.flatnonzero(self._serves).tolist()
 
     def num_alive(self, without: int | None = None) -> int:
         """Return how many cores serve, one of them left out."""
-        with self._lock:
-            return sum(alive for rank, alive in enumerate(self._alive) if rank != without)
+        return sum(rank != without for rank in self.living())
 
 
 def make_prompt_hasher(config: VllmConfig, hash_block_size: int) -> PromptHasher | None:

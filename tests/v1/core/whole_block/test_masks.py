@@ -9,13 +9,13 @@ from tests.v1.core.cache_helpers import make_request
 from tests.v1.core.specs import swa
 from vllm.exceptions import ConfigError
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.retention.masks import (
+from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+from vllm.v1.core.whole_block.masks import (
     num_window_tail_blocks,
     pinned_tail,
     resolve_retention_interval,
     sliding_window_block_mask,
 )
-from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 
 BLOCK_SIZE = 2
 # Blocks judged, and blocks of the prompt they begin: every tail that meets the first is whole.

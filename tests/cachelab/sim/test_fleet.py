@@ -1,0 +1,117 @@
+"""Many simulated servers: balancers compared, what was foretold, servers that come and go."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chat_trace import BLOCK, ChatShape, make_chat_trace
+from vllm.benchmarks.flags import BALANCERS
+from vllm.benchmarks.fleet_replay import Bursts, FleetJob, format_fleet
+from vllm.cachelab.sim.balancers import Sessions, SimpleBalancer, make_balancer
+from vllm.cachelab.sim.cost import CostModel
+from vllm.cachelab.sim.fleet import FleetResult, Losses, Restarts
+from vllm.cachelab.sim.settings import SimSettings, find_hf_config
+from vllm.exceptions import ConfigError
+from vllm.v1.engine.data_parallel.directory import CacheShape
+from vllm.v1.engine.data_parallel.router import RouterSettings
+
+SHAPE = ChatShape(num_conversations=12, mean_turns=4.0, rate=0.5, answer_blocks=1)
+SETTINGS = SimSettings(
+    find_hf_config("v4-flash"),
+    block_size=32,
+    pool_bytes=1 << 30,
+    max_model_len=16_384,
+    scheduler={"max_num_batched_tokens": 2048, "max_num_seqs": 16},
+)
+LINES = make_chat_trace(SHAPE, seed=4)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("fleet") / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return path
+
+
+def run(path: Path, balancer: str, **changes) -> FleetResult:
+    job = FleetJob(path, SETTINGS, CostModel.published_a3(), 3, BLOCK, decode_stride=64, **changes)
+    return job.run(balancer)
+
+
+@pytest.mark.slow
+def test_the_router_beats_taking_turns_and_foretells_hits(path: Path) -> None:
+    ours, turns, joint = (run(path, name) for name in ("prefix", "round-robin", "joint"))
+    for result in (ours, turns, joint):
+        assert len(result.latency_s) == len(LINES)
+        assert result.prompt_tokens == sum(line["input_length"] for line in LINES)
+    assert turns.hit_rate < 0.9 * joint.hit_rate
+    assert ours.hit_rate > 0.95 * joint.hit_rate
+    # All fits: nothing is evicted, so only waiting for another request's prefix differs.
+    assert set(ours.outcomes) <= {"", "waited"}
+    assert sum(ours.outcomes.values()) == len(LINES)
+    assert "| prefix |" in format_fleet({"prefix": ours}, 3)
+
+
+@pytest.mark.slow
+def test_servers_that_die_and_restart_lose_no_request(path: Path) -> None:
+    result = run(
+        path,
+        "prefix",
+        copies=2,
+        speed=4.0,
+        news_delay_s=0.2,
+        losses=Losses(3, 2.1, 0.5),
+        restarts=Restarts(9.0, 1.0),
+        bursts=Bursts(3.0, 2.0, 10.0),
+    )
+    assert len(result.latency_s) + result.num_cut == 2 * len(LINES)
+    assert result.num_retried + result.num_cut > 0
+    # What one has computed just now the others hear of later, and the router says so.
+    assert set(result.outcomes) <= {"", "waited", "late", "evicted"}
+    assert result.hit_rate > 0.3
+
+
+@pytest.mark.parametrize("name", BALANCERS[:-1])
+def test_balancers_pass_over_who_is_gone(name: str) -> None:
+    settings = RouterSettings(CacheShape(32, (32,)), 3, 16, 100, 32.0)
+    balancer = make_balancer(name, settings)
+    balancer.lose(0)
+    balancer.rest(2)
+    for number in range(20):
+        assert balancer.route(str(number), [number], 40, number) == 1
+    balancer.revive(0)
+    ranks = {balancer.route(f"b{n}", [n * 7919], 40, n * 104729) for n in range(40)}
+    assert ranks == {0, 1}
+
+
+def test_affinity_moves_only_who_lost_his_server() -> None:
+    balancer = make_balancer("session", RouterSettings(CacheShape(32, (32,)), 8, 16, 100, 32.0))
+    assert isinstance(balancer, SimpleBalancer)
+    before = [balancer.by_hash(key) for key in range(200)]
+    assert len(set(before)) == 8
+    balancer.rest(3)
+    after = [balancer.by_hash(key) for key in range(200)]
+    assert all(a == b for a, b in zip(before, after, strict=True) if b != 3 and a != 3)
+    assert 3 not in after
+
+
+def test_a_conversation_is_known_by_where_it_ended() -> None:
+    sessions = Sessions()
+    first = sessions.find([1, 2, 3], 3)
+    other = sessions.find([1, 2, 9, 10], 4)
+    assert first != other
+    assert sessions.find([1, 2, 3, 4, 5], 5) == first
+    assert sessions.find([1, 2, 9, 10, 11], 5) == other
+    assert sessions.find([1, 2, 7], 3) not in (first, other)
+    assert sessions.find([], 0) == 3
+
+
+def test_bursts_keep_order_and_number() -> None:
+    bursts = Bursts(4.0, 1.0, 10.0)
+    moved = [bursts.move(i / 10) for i in range(300)]
+    assert moved == sorted(moved)
+    assert sum(time < 1.0 for time in moved) == 40
+    assert 29.0 < moved[-1] < 30.0
+    with pytest.raises(ConfigError, match="--burst 4 3 10"):
+        Bursts(4.0, 3.0, 10.0)

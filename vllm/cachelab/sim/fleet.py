@@ -1,0 +1,360 @@
+"""Many simulated servers behind a balancer: streamed requests, late news, losses, restarts."""
+
+import heapq
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+import numpy as np
+
+from vllm.benchmarks.draws import Draws
+from vllm.cachelab.sim.balancers import Balancer, make_balancer
+from vllm.cachelab.sim.clock import LoadRequest
+from vllm.cachelab.sim.cost import CostModel
+from vllm.cachelab.sim.engine import SimEngine
+from vllm.cachelab.sim.settings import SimSettings
+from vllm.config.parallel import ParallelConfig
+from vllm.distributed.kv_events import NullEventPublisher
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine.data_parallel.cache_changes import CacheChanges, count_unused_blocks
+from vllm.v1.engine.data_parallel.router import Outcome, RouterSettings
+from vllm.v1.engine.data_parallel.short_hash import shorten
+from vllm.v1.engine.kv_cache_setup import describe_kv_cache
+from vllm.v1.engine.wire import CoreStatus
+from vllm.v1.messages import EngineCoreOutput
+
+_LOSS_STREAM = 47
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLoad:
+    """A request and the conversation it belongs to."""
+
+    request: LoadRequest
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Servers that die at once.
+
+    Attributes:
+        count: How many, drawn.
+        at_s: When.
+        back_s: How long until they serve again, empty.
+    """
+
+    count: int
+    at_s: float
+    back_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """All servers, one after another: nothing new, then gone when idle, then back, empty.
+
+    Attributes:
+        at_s: When the first begins.
+        back_s: How long each is gone.
+    """
+
+    at_s: float
+    back_s: float
+
+
+@dataclass(slots=True)
+class FleetResult:
+    """What a run came to.
+
+    Attributes:
+        prompt_tokens: Of requests whose prompt was computed.
+        cached_tokens: Of these, hit.
+        ttft_s: Time to the first token, one a request.
+        latency_s: Time to the last.
+        num_retried: Requests sent again because their server died before they had a token.
+        num_cut: Requests that had tokens when their server died.
+        num_refused: Requests that no server can hold.
+        outcomes: Requests by why their hit was not the foretold one; "": it was.
+        missed_by: Tokens between what was foretold and what came, by reason.
+        placed: Requests by server.
+        duration_s: By the simulated clock.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    ttft_s: array = field(default_factory=lambda: array("d"))  # type: ignore[type-arg]
+    latency_s: array = field(default_factory=lambda: array("d"))  # type: ignore[type-arg]
+    num_retried: int = 0
+    num_cut: int = 0
+    num_refused: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    missed_by: Counter[str] = field(default_factory=Counter)
+    placed: Counter[int] = field(default_factory=Counter)
+    duration_s: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Of prompt tokens."""
+        return self.cached_tokens / max(1, self.prompt_tokens)
+
+    def ttft_ms(self, percent: float) -> float:
+        """Return a percentile."""
+        return float(np.percentile(self.ttft_s, percent)) * 1000 if self.ttft_s else float("nan")
+
+    def note_outcome(self, outcome: Outcome) -> None:
+        """Count how a hit came out."""
+        self.outcomes[outcome.reason] += 1
+        missed = abs(outcome.cached_tokens - outcome.predicted_tokens)
+        self.missed_by[outcome.reason] += missed
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that a client waits for."""
+
+    load: FleetLoad
+    rank: int
+    first_s: float | None = None
+
+
+class _Server:
+    """One engine and the step it runs; another engine after each restart.
+
+    Owns: the engine.
+    """
+
+    def __init__(self, make: Callable[[CacheChanges], SimEngine]) -> None:
+        self._make = make
+        self.starts = 0
+        self.is_draining = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew, with an empty cache."""
+        self.changes = CacheChanges(NullEventPublisher(), epoch=self.starts)
+        self.engine = self._make(self.changes)
+        self.step: SchedulerOutput | None = None
+        self.is_up = True
+        self.is_draining = False
+        self.starts += 1
+
+
+class SimFleet:
+    """Servers side by side, each with a pool of its own, one clock, and a balancer in front.
+
+    Owns: the servers, the balancer, the clock and what is to happen.
+
+    Args:
+        settings: Of each server.
+        num_servers: How many.
+        balancer: Its name.
+        cost: Time of a step.
+        decode_stride: Tokens a decode step brings.
+        news_delay_s: How late the balancer hears of a step; 0: before its outputs.
+    """
+
+    def __init__(
+        self,
+        settings: SimSettings,
+        num_servers: int,
+        balancer: str,
+        cost: CostModel,
+        decode_stride: int = 1,
+        news_delay_s: float = 0.0,
+    ) -> None:
+        self._cost = cost
+        self._delay_s = news_delay_s
+        self._servers = [
+            _Server(lambda watch: SimEngine(settings, None, decode_stride, watch))
+            for _ in range(num_servers)
+        ]
+        config = settings.make_config()
+        config.parallel_config = ParallelConfig(data_parallel_size=num_servers)
+        info = describe_kv_cache(config, self._servers[0].engine.plan)
+        self._balancer: Balancer = make_balancer(balancer, RouterSettings.from_config(config, info))
+        self._now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._open: dict[str, _Open] = {}
+        self._held: list[FleetLoad] = []
+        self.result = FleetResult()
+
+    @property
+    def hash_unit(self) -> int:
+        """Tokens under one prefix hash."""
+        return self._servers[0].engine.hash_unit
+
+    # ---- what is to happen -------------------------------------------------------------------
+
+    def _at(self, moment: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (moment, next(self._numbers), action))
+
+    def plan_losses(self, losses: Losses, seed: int = 0) -> None:
+        """Have servers die, and come back empty."""
+        draws = Draws(seed, _LOSS_STREAM)
+        ranks = list(range(len(self._servers)))
+        gone = [ranks.pop(draws.below(len(ranks))) for _ in range(min(losses.count, len(ranks)))]
+        for rank in gone:
+            self._at(losses.at_s, partial(self._lose, rank, losses.back_s))
+
+    def plan_restarts(self, restarts: Restarts) -> None:
+        """Have all servers restart, one after another."""
+        self._at(restarts.at_s, lambda: self._drain(0, restarts.back_s))
+
+    def run(self, loads: Iterator[FleetLoad], on_done: Callable[[], object] | None = None) -> None:
+        """Serve requests, which come in order of time, to their ends."""
+        self._on_done = on_done
+        coming = next(loads, None)
+        while coming is not None or self._open or self._held:
+            arrival = coming.request.arrival_s if coming is not None else None
+            if self._events and (arrival is None or self._events[0][0] <= arrival):
+                self._now, _, action = heapq.heappop(self._events)
+                action()
+            elif coming is not None:
+                self._now = max(self._now, coming.request.arrival_s)
+                self._send(coming)
+                coming = next(loads, None)
+            else:
+                raise AssertionError("requests are open and nothing happens any more")
+        self.result.duration_s = self._now
+
+    # ---- requests and steps ------------------------------------------------------------------
+
+    def _send(self, load: FleetLoad) -> None:
+        if not any(server.is_up and not server.is_draining for server in self._servers):
+            # Clients wait for the first that is back.
+            self._held.append(load)
+            return
+        request = load.request.make()
+        hashes = [shorten(block_hash) for block_hash in request.block_hashes]
+        name = load.request.request_id
+        rank = self._balancer.route(name, hashes, load.request.num_prompt_tokens, load.session)
+        self._open[name] = _Open(load, rank)
+        self.result.placed[rank] += 1
+        server = self._servers[rank]
+        server.engine.add(request)
+        self._start(rank, server)
+
+    def _start(self, rank: int, server: _Server) -> None:
+        if server.step is None and server.is_up and server.engine.has_work():
+            server.step, shape = server.engine.schedule()
+            computes = bool(server.step.total_num_scheduled_tokens)
+            took_s = self._cost.seconds(shape) if computes else 0.0
+            start = server.starts
+            self._at(self._now + took_s, lambda: self._finish(rank, start))
+
+    def _finish(self, rank: int, start: int) -> None:
+        server = self._servers[rank]
+        if server.starts != start or server.step is None:
+            return  # it died meanwhile
+        outputs = server.engine.finish(server.step)
+        server.step = None
+        self._tell(rank, server)
+        for _, outcome in self._balancer.take_step(outputs):
+            self.result.note_outcome(outcome)
+        for output in outputs:
+            self._take(output)
+        if server.is_draining and not server.engine.has_work():
+            self._stop(rank)
+        self._start(rank, server)
+
+    def _tell(self, rank: int, server: _Server) -> None:
+        scheduler = server.engine.scheduler
+        unused = count_unused_blocks(scheduler.kv_cache_manager.block_pool)
+        status = server.changes.take(*scheduler.get_request_counts(), unused)
+        if status is None:
+            return
+        if self._delay_s:
+            self._at(self._now + self._delay_s, lambda: self._hear(rank, status))
+        else:
+            self._hear(rank, status)
+
+    def _hear(self, rank: int, status: CoreStatus) -> None:
+        if self._balancer.observe(rank, status, self._now):
+            server = self._servers[rank]
+            server.changes.tell_all()
+            self._tell(rank, server)
+
+    def _take(self, output: EngineCoreOutput) -> None:
+        waiting = self._open[output.request_id]
+        result = self.result
+        if output.prefill_stats is not None:
+            result.prompt_tokens += output.prefill_stats.num_prompt_tokens
+            result.cached_tokens += output.prefill_stats.num_cached_tokens
+        begun_s = waiting.load.request.arrival_s
+        if output.new_token_ids and waiting.first_s is None:
+            waiting.first_s = self._now
+            result.ttft_s.append(self._now - begun_s)
+        if output.finished:
+            if waiting.first_s is None:
+                result.num_refused += 1
+            else:
+                result.latency_s.append(self._now - begun_s)
+            self._close(output.request_id)
+
+    def _close(self, request_id: str) -> None:
+        del self._open[request_id]
+        if self._on_done is not None:
+            self._on_done()
+
+    # ---- servers come and go -----------------------------------------------------------------
+
+    def _requests_of(self, rank: int) -> Sequence[tuple[str, _Open]]:
+        return [(name, waiting) for name, waiting in self._open.items() if waiting.rank == rank]
+
+    def _lose(self, rank: int, back_s: float) -> None:
+        server = self._servers[rank]
+        if not server.is_up:
+            return
+        self._balancer.lose(rank)
+        was_draining = server.is_draining
+        server.is_up, server.is_draining, server.step = False, False, None
+        server.starts += 1
+        if was_draining:
+            self._restart_next(rank)
+        self._at(self._now + back_s, lambda: self._come_back(rank))
+        for name, waiting in self._requests_of(rank):
+            if waiting.first_s is None:
+                del self._open[name]
+                self.result.num_retried += 1
+                self._send(waiting.load)
+            else:
+                self.result.num_cut += 1
+                self._close(name)
+
+    def _come_back(self, rank: int) -> None:
+        self._servers[rank].restart()
+        self._balancer.revive(rank)
+        held, self._held = self._held, []
+        for load in held:
+            self._send(load)
+
+    def _drain(self, rank: int, back_s: float) -> None:
+        server = self._servers[rank]
+        self._back_s = back_s
+        if not server.is_up:
+            # It has died, and comes back anew.
+            self._restart_next(rank)
+            return
+        self._balancer.rest(rank)
+        server.is_draining = True
+        if not server.engine.has_work() and server.step is None:
+            self._stop(rank)
+
+    def _stop(self, rank: int) -> None:
+        server = self._servers[rank]
+        server.is_up, server.is_draining = False, False
+        server.starts += 1
+        self._balancer.lose(rank)
+        self._at(self._now + self._back_s, lambda: self._go_on(rank))
+
+    def _go_on(self, rank: int) -> None:
+        self._come_back(rank)
+        self._restart_next(rank)
+
+    def _restart_next(self, rank: int) -> None:
+        if rank + 1 < len(self._servers):
+            self._drain(rank + 1, self._back_s)

@@ -1,0 +1,323 @@
+"""The pool of KV-cache blocks: ref counts, the tiers of free ones, pins, KV events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from vllm.distributed.kv_events import AnyKVCacheEvent
+from vllm.logger import init_logger
+from vllm.v1.core.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
+from vllm.v1.core.prefix.block_index import BlockIndex
+from vllm.v1.core.prefix.pins import Pins
+from vllm.v1.core.prefix.regular_tier import RegularTier
+from vllm.v1.core.retention.tiers import Tier
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+
+logger = init_logger(__name__)
+
+_SCRATCH, _FILLER, _REGULAR, _PINNED = Tier.SCRATCH, Tier.FILLER, Tier.REGULAR, Tier.PINNED
+_Tiers = tuple[FreeKVCacheBlockQueue | RegularTier, ...]
+
+
+class TieredPool:
+    """All blocks of the KV cache.
+
+    A free block stands in one tier, and allocation takes the lowest tier that has one. A freed
+    block keeps what is cached in it, and serves hits, until it is handed out again. Its index says
+    what is cached in a block and so where it belongs.
+
+    Block 0 is the null block, the placeholder for rows nobody needs: whoever passes it, it is never
+    cached, counted, queued or freed; its ref count stays 0.
+
+    Owns: every block's ref count, the tiers, the pins, the index, the KV events.
+
+    Args:
+        num_gpu_blocks: Blocks in all, the null block included.
+        enable_caching: Whether freed blocks keep what is cached in them.
+        index: Which prefixes blocks hold.
+        ranked: Where free blocks stand that are given up as a policy says; None: all that can be
+            hit are given up in the order of use.
+        metrics_collector: Samples block lifetimes, if given.
+    """
+
+    def __init__(
+        self,
+        num_gpu_blocks: int,
+        enable_caching: bool,
+        index: BlockIndex,
+        ranked: RegularTier | None = None,
+        metrics_collector: KVCacheMetricsCollector | None = None,
+    ) -> None:
+        assert num_gpu_blocks > 0, f"A pool of {num_gpu_blocks} blocks has no null block."
+        self.num_gpu_blocks = num_gpu_blocks
+        self.enable_caching = enable_caching
+        self.blocks = [KVCacheBlock(block_id) for block_id in range(num_gpu_blocks)]
+        self.null_block = self.blocks[0]
+        self.null_block.is_null = True
+        # Blocks that belong to the model rather than to a request; never given back.
+        self.num_reserved_blocks = 0
+        self.metrics_collector = metrics_collector
+        self.index = index
+        self.pins: Pins | None = None
+        self.ranked = ranked
+        self.free_block_queue = FreeKVCacheBlockQueue(self.blocks[1:])
+        self.pinned_queue = FreeKVCacheBlockQueue([])
+        # By tier; and those that can have a block, the lowest first.
+        self.tiers, self._queues = self._lay_out_tiers()
+        self._num_free = num_gpu_blocks - 1
+        # Where a free block stands; of no meaning while it is held.
+        self._tier_of: list[Tier] = [_SCRATCH] * num_gpu_blocks
+
+    def _lay_out_tiers(self) -> tuple[_Tiers, _Tiers]:
+        """Return the queue of every tier, and those queues that are used."""
+        first, pinned = self.free_block_queue, self.pinned_queue
+        low = [FreeKVCacheBlockQueue([]) for _ in range(_FILLER, _REGULAR)]
+        live = [FreeKVCacheBlockQueue([]) for _ in range(_REGULAR + 1, _PINNED)]
+        regular = self.ranked or FreeKVCacheBlockQueue([])
+        tiers = (first, *low, regular, *live, pinned)
+        # Without ranks there are no spare checkpoints, and none of running requests apart.
+        used = tiers if self.ranked else (first, tiers[Tier.COLD], regular, pinned)
+        return tiers, used
+
+    # ---- counts ------------------------------------------------------------------------------
+
+    def get_num_free_blocks(self) -> int:
+        """Return how many blocks allocation can take, cached and pinned ones included."""
+        return self._num_free
+
+    @property
+    def num_scratch_blocks(self) -> int:
+        """Free blocks that cache nothing, where they stand apart."""
+        return self.free_block_queue.num_free_blocks
+
+    @property
+    def num_spare_blocks(self) -> int:
+        """Free blocks of spare checkpoints."""
+        return self.tiers[_FILLER].num_free_blocks + self.tiers[Tier.SPARE].num_free_blocks
+
+    def get_usage(self) -> float:
+        """Return the share of blocks that requests hold, 0..1, the null block left out."""
+        num_usable_blocks = self.num_gpu_blocks - 1 - self.num_reserved_blocks
+        if num_usable_blocks == 0:
+            return 0.0
+        return 1.0 - self.get_num_free_blocks() / num_usable_blocks
+
+    def tier_of(self, block: KVCacheBlock) -> Tier | None:
+        """Return the tier a free block stands in; None for a held block and the null block."""
+        is_free = block.ref_cnt == 0 and not block.is_null
+        return self._tier_of[block.block_id] if is_free else None
+
+    # ---- taking and giving back --------------------------------------------------------------
+
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take free blocks, lowest tier first, dropping what was cached in them.
+
+        Raises:
+            ValueError: Fewer are free than asked for; nothing was taken.
+        """
+        if num_blocks > (num_free := self.get_num_free_blocks()):
+            raise ValueError(
+                f"Cannot get {num_blocks} free blocks from the pool: only {num_free} are free. "
+                "Ask get_num_free_blocks() first."
+            )
+        if self.pins is not None:
+            # Every way to a block leads through here, so pins give way to any admission.
+            self.pins.make_room(num_blocks)
+        self._num_free -= num_blocks
+        lowest, collector = self.free_block_queue, self.metrics_collector
+        taken = lowest.popleft_n(min(num_blocks, lowest.num_free_blocks))
+        for block in taken:
+            block.ref_cnt = 1
+            # The field, not the property: a prompt takes thousands of blocks. Scratch that stands
+            # apart caches nothing (I3).
+            if block._block_hash is not None or collector is not None:
+                self._forget(block)
+        while len(taken) < num_blocks:
+            # One at a time: a checkpoint that loses a block gives its others to scratch.
+            block = next(q for q in self._queues if q.num_free_blocks).popleft()
+            block.ref_cnt = 1
+            self._forget(block)
+            taken.append(block)
+        if collector is not None:
+            for block in taken:
+                collector.on_block_allocated(block)
+        return taken
+
+    def reserve_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take blocks for good, for what belongs to the model itself (attention sinks).
+
+        They count neither as used nor as a reason to refuse a reset.
+        """
+        blocks = self.get_new_blocks(num_blocks)
+        self.num_reserved_blocks += num_blocks
+        return blocks
+
+    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Hold cached blocks for one more user; free ones leave their tier.
+
+        Mutates: ``ref_cnt`` of the blocks, and the tiers.
+        """
+        null_block = self.null_block
+        for block in blocks:
+            if block is null_block:
+                continue
+            if block.ref_cnt == 0:
+                tier = self._tier_of[block.block_id]
+                self.tiers[tier].remove(block)
+                self._num_free -= 1
+                if tier is _PINNED:
+                    self._tier_of[block.block_id] = _REGULAR
+            if self.ranked is not None:
+                self.ranked.note_hit(block)
+            block.ref_cnt += 1
+            if self.metrics_collector is not None:
+                self.metrics_collector.on_block_accessed(block)
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        """Give blocks back; those nobody holds any more join the tier of what they serve.
+
+        Args:
+            ordered_blocks: In the order in which they shall be reused.
+        """
+        freed = self._release(ordered_blocks)
+        if freed:
+            self._enqueue(freed, self.index.tiers(freed))
+
+    def _release(self, blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
+        """Count one holder less (I2); returns the blocks nobody holds any more."""
+        freed, null_block = [], self.null_block
+        for block in blocks:
+            if block is null_block:
+                continue
+            block.ref_cnt = ref_cnt = block.ref_cnt - 1
+            if ref_cnt == 0 and not block.is_null:
+                freed.append(block)
+        return freed
+
+    def _enqueue(self, freed: Sequence[KVCacheBlock], tiers: Sequence[Tier]) -> None:
+        """Let blocks that stand in no tier join theirs, each tier's in one piece."""
+        pins, first = self.pins, tiers[0]
+        if pins is None and tiers.count(first) == len(tiers):
+            # Most often all are of one kind.
+            self._join(freed, first)
+            return
+        by_tier: dict[Tier, list[KVCacheBlock]] = {}
+        for block, tier in zip(freed, tiers, strict=True):
+            if pins is not None and pins.holds(block):
+                tier = _PINNED
+            if (members := by_tier.get(tier)) is None:
+                members = by_tier[tier] = []
+            members.append(block)
+        for tier, members in by_tier.items():
+            self._join(members, tier)
+
+    def _join(self, blocks: Sequence[KVCacheBlock], tier: Tier) -> None:
+        """Put blocks that stand in no tier into one: filler at the front, most at the back.
+
+        Scratch is last in, first out: on a CPU the pool's memory is committed on first touch, so a
+        small working set of scratch blocks keeps the process small and its cache warm.
+        """
+        tier_of = self._tier_of
+        for block in blocks:
+            tier_of[block.block_id] = tier
+        self._num_free += len(blocks)
+        queue = self.tiers[tier]
+        if tier is _SCRATCH:
+            self.free_block_queue.prepend_n(blocks[::-1])
+        elif tier is _FILLER and isinstance(queue, FreeKVCacheBlockQueue):
+            queue.prepend_n(blocks)
+        else:
+            queue.append_n(blocks)
+
+    def replace(self, blocks: Iterable[KVCacheBlock], *, even_if_unchanged: bool = False) -> None:
+        """Move free blocks to the tier they belong in now, as its youngest.
+
+        Args:
+            blocks: The blocks; held ones stay where they are.
+            even_if_unchanged: Let blocks that stay in their tier age from now, too.
+        """
+        pins, tiers, tier_of = self.pins, self.tiers, self._tier_of
+        moved: list[KVCacheBlock] = []
+        for block in blocks:
+            if block.ref_cnt or block.is_null:
+                continue
+            current, tier = tier_of[block.block_id], self.index.tier(block)
+            if pins is not None and pins.holds(block):
+                tier = _PINNED
+            if even_if_unchanged or tiers[tier] is not tiers[current]:
+                tiers[current].remove(block)
+                # A block may come up again before it stands anywhere.
+                tier_of[block.block_id] = tier
+                moved.append(block)
+        if moved:
+            self._num_free -= len(moved)
+            self._enqueue(moved, [tier_of[block.block_id] for block in moved])
+
+    # ---- what is cached ----------------------------------------------------------------------
+
+    def _forget(self, block: KVCacheBlock) -> None:
+        """Drop what a block caches, and everything that was of use only together with it."""
+        if self.metrics_collector is not None:
+            self.metrics_collector.on_block_evicted(block)
+        affected = self.index.forget(block)
+        if self.pins is not None:
+            self.pins.forget(block)
+        if affected:
+            self.replace(affected)
+
+    def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
+        """Drop what a block caches, wherever it is; False if that is nothing."""
+        was_cached = self.index.is_cached(block)
+        self._forget(block)
+        self.replace((block,))
+        return was_cached
+
+    def evict_blocks(self, block_ids: Iterable[int]) -> None:
+        """Un-cache blocks wherever they are; who holds them keeps them.
+
+        Raises:
+            ValueError: An id is outside the pool.
+        """
+        for block_id in block_ids:
+            if not 0 <= block_id < self.num_gpu_blocks:
+                raise ValueError(
+                    f"Block {block_id} is outside the pool of {self.num_gpu_blocks} blocks."
+                )
+            self._maybe_evict_cached_block(self.blocks[block_id])
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget everything cached.
+
+        Returns:
+            False, with nothing changed, while a request holds a block.
+        """
+        num_used_blocks = self.num_gpu_blocks - 1 - self.get_num_free_blocks()
+        num_used_blocks -= self.num_reserved_blocks
+        if num_used_blocks:
+            logger.warning(
+                "Failed to reset the prefix cache: %d blocks are still in use", num_used_blocks
+            )
+            return False
+        self.index.clear()
+        if self.pins is not None:
+            self.pins.clear()
+        for block in self.blocks:
+            block.reset_hash()
+        self.replace([block for queue in self._queues for block in queue.get_all_free_blocks()])
+        if self.metrics_collector is not None:
+            self.metrics_collector.reset()
+        self.index.events.cleared()
+        logger.info("The prefix cache was reset")
+        return True
+
+    def enable_pinning(self, max_pinned: int) -> None:
+        """Let up to so many blocks be pinned."""
+        assert self.pins is None
+        self.pins = Pins(self, max_pinned)
+
+    def take_events(self) -> list[AnyKVCacheEvent]:
+        """Drain the events; none when they are off."""
+        return self.index.events.take()
