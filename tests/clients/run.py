@@ -316,7 +316,7 @@ def make_page(results: list[Result], skipped: dict[str, str], old: str = "") -> 
         rows.pop(name, None)
     for result in results:
         mark = "works" if result.ok else "**fails**"
-        said = (result.shown or result.error).replace("|", "\\|").replace("\n", " ")[:120]
+        said = " ".join((result.shown or result.error).split()).replace("|", "\\|")[:120]
         counts = [n or "" for n in (result.calls, result.server_tokens, result.server_cached)]
         cells = [f"{result.package} {result.version}", result.row, mark, *counts, said]
         rows.setdefault(result.package, []).append(f"| {' | '.join(map(str, cells))} |")

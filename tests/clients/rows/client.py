@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
+# Clients draw on the standard output; the runner reads lines from what was there before.
+_told = os.fdopen(os.dup(1), "w", encoding="utf-8")
+os.dup2(2, 1)
 URL = os.environ.get("CLIENTS_URL", "http://127.0.0.1:8000")
 V1 = URL + "/v1"
 MODEL = "agent"
@@ -92,10 +95,10 @@ def run(rows: dict[str, Callable[[Row], None]], package: str, version: str = "")
     """
     wanted = sys.argv[1:] or list(rows)
     told_version = version or metadata.version(package)
-    print(json.dumps({"package": package, "version": told_version}), flush=True)
+    _tell(package=package, version=told_version)
     for name in wanted:
         row = Row()
-        print(json.dumps({"begin": name}), flush=True)
+        _tell(begin=name)
         _wait()
         error = ""
         try:
@@ -112,8 +115,12 @@ def run(rows: dict[str, Callable[[Row], None]], package: str, version: str = "")
             "tokens": row.tokens,
             "shown": row.shown,
         }
-        print(json.dumps(told), flush=True)
+        _tell(**told)
         _wait()
+
+
+def _tell(**fields: Any) -> None:
+    print(json.dumps(fields), file=_told, flush=True)
 
 
 def _wait() -> None:

@@ -2,7 +2,7 @@
 // answers; each of their prompts is longer than 10,000 tokens, and all but its end is cached.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { mkdirSync, mkdtempSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, writeFileSync } from 'node:fs';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
 import { SAID, URL_WORKER, WORKER_KEY, WORKER_TURNS, run } from './client.mjs';
@@ -14,7 +14,6 @@ const MARGIN = 200;
 function start(name, program, makeArguments, variables = () => ({})) {
   // Codex wants its folder elsewhere than under /tmp.
   const home = mkdtempSync(join(process.env.CLIENTS_HOME ?? homedir(), `${name}-`));
-  mkdirSync(join(home, '.git'));
   const path = new URL(`./node_modules/.bin/${program}`, import.meta.url).pathname;
   const done = spawnSync(path, makeArguments(home), {
     cwd: home,
@@ -108,7 +107,8 @@ function opencodeHome(home) {
 }
 
 async function opencode(row) {
-  const [told, all] = start('opencode', 'opencode', opencodeHome, () => ({
+  const [told, all] = start('opencode', 'opencode', opencodeHome, (home) => ({
+    OPENCODE_CONFIG: join(home, 'opencode.json'),
     OPENCODE_DISABLE_MODELS_FETCH: '1',
   }));
   const parts = eventsOf(told).map((event) => event.part);
