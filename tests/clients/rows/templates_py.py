@@ -26,7 +26,7 @@ VERSION = next(FOLDER.parents[1].glob("trl-*.dist-info")).name.split("-")[1].rem
 # Of models that see: they take parts alone, and lose a text that is none.
 IMAGES_ONLY = ("idefics3", "llava_next", "smolvlm")
 CONFIG = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
-CONVERSATIONS = 200
+CONVERSATIONS = int(os.environ.get("CLIENTS_CONVERSATIONS", "200"))
 PARTS = [{"type": "text", "text": "left"}, {"type": "text", "text": "right"}]
 ROLES = ("system", "user", "assistant", "tool")
 
