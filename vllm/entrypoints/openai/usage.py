@@ -80,5 +80,9 @@ class UsageCounter:
             details.dense_match_tokens = sum(prefill.dense_match_tokens for prefill in known)
             if num_external := sum(prefill.num_external_tokens for prefill in known):
                 details.external_tokens = num_external
+            foretold = [p for p in known if p.predicted_tokens is not None]
+            if foretold:
+                details.predicted_tokens = sum(p.predicted_tokens or 0 for p in foretold)
+                details.prediction = ", ".join(sorted({p.prediction for p in foretold}))
             details.miss_tokens = dict(sum((Counter(p.miss_tokens) for p in known), Counter()))
         return details

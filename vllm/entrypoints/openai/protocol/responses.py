@@ -22,12 +22,16 @@ class PromptTokensDetails(msgspec.Struct):
         miss_tokens: The tokens that had to be computed, by reason; they add up to
             ``prompt_tokens - cached_tokens``.
         external_tokens: Of ``cached_tokens``, loaded from another engine.
+        predicted_tokens: What the router had foretold of ``cached_tokens``, with several cores.
+        prediction: Whether that came, "exact", or why not; of several prompts all there are.
     """
 
     cached_tokens: int
     dense_match_tokens: int | UnsetType = UNSET
     miss_tokens: dict[str, int] | UnsetType = UNSET
     external_tokens: int | UnsetType = UNSET
+    predicted_tokens: int | UnsetType = UNSET
+    prediction: str | UnsetType = UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct):
