@@ -28,7 +28,7 @@ def ray_cluster(num_cpus: int = 2) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _SETTINGS.items():
             patch.setenv(name, value)
-        ray = pytest.importorskip("ray", reason="the extra vllm[ray] is not installed")
+        import ray
         from ray.cluster_utils import Cluster
 
         node = {

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from tests.e2e.server_process import free_port
-from tests.ray_cluster import ray_cluster
 from vllm import LLM, SamplingParams
 
 pytestmark = [
@@ -28,27 +27,20 @@ STORY = "The access code of the archive is 7302. The access code of the harbour 
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[str]:
+def fleet(cluster: Any) -> Iterator[str]:
     """The address of a fleet of two replicas."""
-    with ray_cluster(num_cpus=2) as cluster:
-        import ray
-        from ray import serve
+    from ray import serve
 
-        from vllm.ray_serve import FleetArgs, app
+    from vllm.ray_serve import FleetArgs, app
 
-        ray.init(cluster.address, log_to_driver=False, logging_level="error")
-        port = free_port()
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
-        flags = "--block-size 32 --enable-prompt-tokens-details --max-num-seqs 8"
-        try:
-            serve.run(
-                app(FleetArgs(replicas=2, flags=flags)),
-                name="fleet",
-                route_prefix="/",
-            )
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            serve.shutdown()
+    port = free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    flags = "--block-size 32 --enable-prompt-tokens-details --max-num-seqs 8"
+    try:
+        serve.run(app(FleetArgs(replicas=2, flags=flags)), name="fleet", route_prefix="/")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
 
 
 def ask(fleet: str, prompt: str, num_tokens: int = 6, **more: Any) -> dict[str, Any]:
@@ -115,12 +107,12 @@ def find_cores() -> list[psutil.Process]:
 
 
 def find_busy(cores: list[psutil.Process]) -> psutil.Process | None:
-    """The core that computed most in half a second; None: none did."""
+    """The core that computed by far most in a second; None: none did."""
     before = {process: sum(process.cpu_times()[:2]) for process in cores}
-    time.sleep(0.5)
+    time.sleep(1.0)
     grown = {p: sum(p.cpu_times()[:2]) - seconds for p, seconds in before.items()}
-    busy = max(grown, key=grown.__getitem__)
-    return busy if grown[busy] > 0.1 else None
+    *others, busy = sorted(grown, key=grown.__getitem__)
+    return busy if grown[busy] > 0.02 + 3 * max(grown[p] for p in others) else None
 
 
 def test_a_replica_that_dies_takes_only_what_it_had_begun(fleet: str) -> None:
@@ -129,7 +121,7 @@ def test_a_replica_that_dies_takes_only_what_it_had_begun(fleet: str) -> None:
     ended: list[str] = []
 
     def read_stream() -> None:
-        body = {"prompt": prompt, "max_tokens": 3000, "stream": True, "ignore_eos": True}
+        body = {"prompt": prompt, "max_tokens": 12_000, "stream": True, "ignore_eos": True}
         with httpx.stream("POST", f"{fleet}/v1/completions", json=body, timeout=120) as stream:
             ended.extend(line for line in stream.iter_lines() if line)
 
@@ -142,7 +134,7 @@ def test_a_replica_that_dies_takes_only_what_it_had_begun(fleet: str) -> None:
         busy = find_busy(cores)
     assert busy is not None
     os.kill(busy.pid, signal.SIGKILL)
-    reader.join(60)
+    reader.join(120)
     assert not reader.is_alive()
     # The stream that had begun says why it ends, and is computed nowhere else.
     assert "died while it answered" in ended[-1] or "died while it answered" in ended[-2]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 
 from vllm.config import VllmConfig
@@ -60,6 +60,13 @@ _ASK_S = 30.0
 
 class _LostError(Exception):
     """The replica of a request is gone."""
+
+
+def _is_end(error: Exception) -> bool:
+    """Whether a replica that failed so will never serve again."""
+    if isinstance(error, RayTaskError):
+        return isinstance(error.cause, EngineDeadError)
+    return isinstance(error, ActorDiedError | _LostError)
 
 
 class FleetCores(MailboxHandle):
@@ -206,18 +213,19 @@ class FleetCores(MailboxHandle):
             raise EngineCoreLostError(
                 f"No replica took this request within {_PLACE_S:g} s: send it again later."
             ) from error
-        except (RayActorError, _LostError, StopAsyncIteration) as error:
-            logger.error("Replica %s of request %s is gone: %s", taken, request_id, error)
+        except (RayActorError, RayTaskError, RayServeException, _LostError) as error:
+            name = taken or self._fleet.find_place(request_id)
+            logger.error("Replica %s of request %s failed: %s", name, request_id, error)
+            if name is not None and _is_end(error):
+                self._fleet.lose(name)
+            elif not isinstance(error, RayActorError):
+                raise EngineCoreLostError(f"The replica failed: {error}") from error
             if has_token:
                 raise EngineCoreLostError(
                     "The replica died while it answered this request: send it again, others serve "
                     "on."
                 ) from error
             return False
-        except (RayTaskError, RayServeException) as error:
-            if isinstance(error, RayTaskError) and isinstance(error.cause, EngineDeadError):
-                return False
-            raise EngineCoreLostError(f"The replica failed: {error}") from error
         finally:
             if taken is not None:
                 self._fleet.close(taken)

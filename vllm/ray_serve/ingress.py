@@ -30,7 +30,7 @@ class Ingress:
         fleet: Name by which Serve's request router finds the fleet.
     """
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, engines: Any, config: VllmConfig, args: ServerArgs, fleet: str
     ) -> None:
         observability = config.observability_config

@@ -44,6 +44,7 @@ class _Prompt:
     num_tokens: int
     wanted: int | None
     rank: int | None = None
+    name: str | None = None
 
 
 class Fleet:
@@ -61,6 +62,7 @@ class Fleet:
         self._num_places = num_places
         self._ranks: dict[str, int] = {}
         self._leaving: dict[str, int] = {}
+        self._dead: set[str] = set()
         self._prompts: dict[str, _Prompt] = {}
         self._num_open: dict[str, int] = {}
         self._router: Router | None = None
@@ -90,19 +92,20 @@ class Fleet:
                 if self._router is not None:
                     self._router.rest(rank)
                 self._let_go(name)
+            # Serve may list one for a while after its core died.
+            self._dead.intersection_update(replicas)
             for name in replicas:
-                if name in self._ranks:
+                if name in self._ranks or name in self._dead:
                     continue
                 taken = {*self._ranks.values(), *self._leaving.values()}
-                rank = self._leaving.pop(name, None) if name in self._leaving else None
-                if rank is None:
-                    rank = next((r for r in range(self._num_places) if r not in taken), None)
-                if rank is None:
+                free = next((r for r in range(self._num_places) if r not in taken), None)
+                place = self._leaving.pop(name, free)
+                if place is None:
                     # Old ones still drain; it is seen again when one of them is gone.
                     continue
-                self._ranks[name] = rank
+                self._ranks[name] = place
                 if self._router is not None:
-                    self._router.revive(rank)
+                    self._router.revive(place)
 
     def living(self) -> dict[str, int]:
         """Return the replicas that serve, and their ranks."""
@@ -115,8 +118,9 @@ class Fleet:
             return self._ranks.get(name, self._leaving.get(name))
 
     def lose(self, name: str) -> None:
-        """Forget a replica that died."""
+        """Forget a replica that died; it is not seen again."""
         with self._lock:
+            self._dead.add(name)
             rank = self._ranks.pop(name, None)
             rank = self._leaving.pop(name, None) if rank is None else rank
             if rank is not None and self._router is not None:
@@ -177,7 +181,14 @@ class Fleet:
         prompt.rank = self.router.route_prompt(
             request_id, prompt.hashes, prompt.num_tokens, prompt.wanted
         )
-        return by_rank.get(prompt.rank)
+        prompt.name = by_rank.get(prompt.rank)
+        return prompt.name
+
+    def find_place(self, request_id: str) -> str | None:
+        """Return the replica that a request was sent to last; None: none."""
+        with self._lock:
+            prompt = self._prompts.get(request_id)
+            return None if prompt is None else prompt.name
 
 
 # One for each fleet whose requests this process places, by name: Serve makes its request routers

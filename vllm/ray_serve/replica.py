@@ -178,7 +178,8 @@ class EngineReplica:
         if to.replica != self._name or isinstance(question, WithdrawPrefixes | AddRequest):
             return None
         call_id = next(self._call_ids)
-        answer = self._calls[call_id] = loop.create_future()
+        answer: asyncio.Future[bytes] = loop.create_future()
+        self._calls[call_id] = answer
         asked: ToCore = msgspec.structs.replace(question, call_id=call_id)
         self._core.send(asked)
         try:
