@@ -136,18 +136,25 @@ class FleetCores(MailboxHandle):
     def _send(self, message: ToCore) -> None:
         if isinstance(message, AddRequest):
             request = message.request
-            self._following[request.request_id] = asyncio.create_task(self._follow(request))
+            task = asyncio.create_task(self._follow(request))
+            self._following[request.request_id] = task
+            # Not in the task: one that is cancelled before it began runs no line.
+            task.add_done_callback(lambda _: self._settle(request.request_id))
         elif isinstance(message, AbortRequests):
             for request_id in message.request_ids:
-                task = self._following.get(request_id)
-                if task is not None:
-                    task.cancel()
+                followed = self._following.get(request_id)
+                if followed is not None:
+                    followed.cancel()
         elif isinstance(message, WithdrawPrefixes):
             data = self._codec.encode(message)
             for name in self._fleet.living():
                 self._spawn(self._tell(name, data))
         elif isinstance(message, Question):
             self._spawn(self._ask(message))
+
+    def _settle(self, request_id: str) -> None:
+        self._following.pop(request_id, None)
+        self._fleet.forget(request_id)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -159,7 +166,6 @@ class FleetCores(MailboxHandle):
     async def _follow(self, request: EngineCoreRequest) -> None:
         """See a request to its end, on one replica after another as long as it has no token."""
         request_id = request.request_id
-        error: VllmError | None = None
         try:
             request = with_hashes(request, self._hash_prompt)
             wanted = request.data_parallel_rank
@@ -175,16 +181,12 @@ class FleetCores(MailboxHandle):
                 if await self._try(request_id, data):
                     return
                 logger.warning("Request %s is sent again: its replica is gone.", request_id)
-            error = EngineCoreLostError(
+            raise EngineCoreLostError(
                 f"{_MAX_TRIES} replicas died under this request, one after another: send it again "
                 "later."
             )
-        except VllmError as raised:
-            error = raised
-        finally:
-            self._following.pop(request_id, None)
-            self._fleet.forget(request_id)
-        self._mailbox.put(RequestRejected(request_id, ErrorInfo.from_exception(error)))
+        except VllmError as error:
+            self._mailbox.put(RequestRejected(request_id, ErrorInfo.from_exception(error)))
 
     async def _try(self, request_id: str, data: bytes) -> bool:
         """Run a request on one replica; returns whether that settled it.
