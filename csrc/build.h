@@ -33,7 +33,7 @@ class Scratch {
 struct Workspace {
   Scratch input, projected, hyper, post, mix, latent, key_values, rows, index_rows, index_weights,
       queries, index_queries, attended, grouped, output, scores, logits, hidden, parts, weights,
-      streams, embedded, turns;
+      streams, embedded, turns, layer_inputs, beside, routed, shared_rows[2];
 };
 
 struct Build {

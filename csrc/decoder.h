@@ -1,4 +1,4 @@
-// Decoders of grouped-query attention: Llama, Qwen 3, Gemma 3, gpt-oss. The maths is that of the
+// Decoders of grouped-query attention: Llama, Qwen 3, Gemma 3 and 4, gpt-oss. The maths is that of the
 // torch modules in vllm/model_executor/models/decoder.
 #pragma once
 
@@ -7,6 +7,7 @@
 
 #include "build.h"
 #include "kernels.h"
+#include "layer_parts.h"
 #include "mixture.h"
 #include "wanted_rows.h"
 
@@ -27,18 +28,6 @@ inline void silu_row(const float* gate_up, int64_t width, float* out) {
   }
 }
 
-// gelu by its tanh formula: tanh(z) + 1 = 2 * sigmoid(2 * z).
-inline void gelu_row(const float* gate_up, int64_t width, float* out) {
-  const Vec cubic = fill(0.044715f), factor = fill(1.5957691216057308f);  // 2 * sqrt(2 / pi)
-  for (int64_t at = 0; at < width; at += kLanes) {
-    const int lanes = static_cast<int>(std::min<int64_t>(kLanes, width - at));
-    const Vec gate = load_some(gate_up + at, lanes);
-    const Vec cube = mul(mul(gate, gate), gate);
-    const Vec share = sigmoid(mul(factor, fma(cubic, cube, gate)));
-    store_some(out + at, mul(mul(gate, share), load_some(gate_up + width + at, lanes)), lanes);
-  }
-}
-
 inline void clamped_row(const float* pairs, int64_t width, float alpha, float limit, float* out) {
   for (int64_t at = 0; at < width; at += kLanes) {
     const int lanes = static_cast<int>(std::min<int64_t>(kLanes, width - at));
@@ -54,13 +43,14 @@ inline void clamped_row(const float* pairs, int64_t width, float alpha, float li
   }
 }
 
-inline void activate_row(const vn_decoder_layer& layer, const float* gate_up, float* out) {
+inline void activate_row(const vn_decoder_layer& layer, const float* gate_up, int64_t inner,
+                         float* out) {
   if (layer.activation == VN_SILU) {
-    silu_row(gate_up, layer.inner, out);
+    silu_row(gate_up, inner, out);
   } else if (layer.activation == VN_GELU_TANH) {
-    gelu_row(gate_up, layer.inner, out);
+    gelu_times(gate_up, gate_up + inner, inner, out);
   } else {
-    clamped_row(gate_up, layer.inner, layer.alpha, layer.limit, out);
+    clamped_row(gate_up, inner, layer.alpha, layer.limit, out);
   }
 }
 
@@ -81,22 +71,32 @@ inline void add_bias(float* row, const float* bias, int64_t count) {
 
 class DecoderLayers {
  public:
+  // inputs: of all layers, [T, L * w], or null.
   DecoderLayers(ThreadPool& pool, Workspace& space, const vn_decoder_model& model,
-                const vn_step& step)
-      : pool_(pool), space_(space), m_(model), step_(step), pages_(step), t_(step.num_tokens) {}
+                const vn_step& step, const float* inputs)
+      : pool_(pool), space_(space), m_(model), step_(step), pages_(step), inputs_(inputs),
+        wanted_(find_wanted(step)), t_(step.num_tokens) {
+    for (int64_t r = 0, first = 0; r < step.num_requests; ++r) {
+      narrow_starts_.push_back(first);
+      first += step.counts[r] - count_unwanted(step, r);
+    }
+  }
 
-  // stream [T, D] before and after the layer; of the last layer that of `wanted` rows alone,
-  // ascending flat ones. All rows' keys and values are written.
-  void run(const vn_decoder_layer& layer, const std::vector<int64_t>& wanted, float* stream) {
+  // stream [T, D] before and after layer `index`. The last layer with rows of its own leaves the
+  // wanted rows' streams alone, at the front; layers above take and leave these.
+  void run(int32_t index, float* stream) {
+    if (is_narrow_ && wanted_.empty()) return;
+    const vn_decoder_layer& layer = m_.layers[index];
     const int64_t d = m_.hidden_size;
-    t_ = step_.num_tokens;
     float* x = space_.input.take(t_ * d);
     float* output = space_.output.take(t_ * d);
     norm_rows(stream, layer.norms[0], x);
-    const bool is_whole = static_cast<int64_t>(wanted.size()) == t_;
-    attend(layer, x, wanted, output);
+    attend(layer, index >= m_.last_owner, x, output);
+    if (index == m_.last_owner) {
+      gather_rows(wanted_, d, stream);
+      is_narrow_ = true;
+    }
     if (t_ == 0) return;
-    if (!is_whole) gather_rows(wanted, d, stream);
     add_to_stream(output, layer.output_bias, layer.norms[1], stream);
     norm_rows(stream, layer.norms[2], x);
     const float* bias = nullptr;
@@ -106,9 +106,30 @@ class DecoderLayers {
     } else {
       route_and_run(layer, x, output);
     }
+    if (layer.beside != nullptr) {
+      const auto activate = [&](const float* gate_up, float* out) {
+        activate_row(layer, gate_up, layer.beside->inner, out);
+      };
+      add_experts_beside(pool_, space_, *layer.beside, stream, t_, d, m_.norm_eps, activate,
+                         output);
+    }
     add_to_stream(output, bias, layer.norms[3], stream);
-    if (!is_whole) scatter_rows(wanted, d, stream);
+    if (inputs_ != nullptr) {
+      const int64_t width = m_.input_width, all = width * m_.num_layers;
+      const auto input_of = [&](int64_t row) {
+        return inputs_ + flat_row(row) * all + index * width;
+      };
+      add_layer_input(pool_, space_, layer, t_, d, width, m_.norm_eps, input_of, stream);
+    }
+    if (layer.scalar != 1.0f) {
+      for_rows(pool_, t_, d, [&](int64_t row) {
+        for (int64_t i = 0; i < d; ++i) stream[row * d + i] *= layer.scalar;
+      });
+    }
   }
+
+  // Moves the wanted rows' streams to where they belong; the others are undefined.
+  void finish(float* stream) const { scatter_rows(wanted_, m_.hidden_size, stream); }
 
   // Raises what went wrong in any thread.
   void check() const {
@@ -143,7 +164,7 @@ class DecoderLayers {
     multiply(pool_, x, t_, layer.gate_up, gate_up);
     for_rows(pool_, t_, 30 * inner, [&](int64_t row) {
       add_bias(gate_up + row * 2 * inner, layer.gate_up_bias, 2 * inner);
-      activate_row(layer, gate_up + row * 2 * inner, hidden + row * inner);
+      activate_row(layer, gate_up + row * 2 * inner, inner, hidden + row * inner);
     });
     multiply(pool_, hidden, t_, layer.down, output);
   }
@@ -169,7 +190,8 @@ class DecoderLayers {
                                false};
     run_experts(
         pool_, space_, stack, routing, wanted, x, t_, m_.hidden_size,
-        [&](const float* gate_up, float* out) { activate_row(layer, gate_up, out); }, output);
+        [&](const float* gate_up, float* out) { activate_row(layer, gate_up, layer.inner, out); },
+        output);
   }
 
   // The chosen experts' shares of a softmax over all of them, or over the chosen alone.
@@ -189,35 +211,35 @@ class DecoderLayers {
 
   // ---- attention ----------------------------------------------------------------------------
 
-  // Writes the cache of all rows; from here on t_ counts the wanted ones, and output holds theirs.
-  void attend(const vn_decoder_layer& layer, const float* x, const std::vector<int64_t>& wanted,
-              float* output) {
-    const int64_t d = m_.head_dim, heads = m_.num_heads, kv_heads = m_.num_kv_heads;
-    const int64_t width = (heads + 2 * kv_heads) * d, row_width = 2 * kv_heads * d;
-    float* qkv = space_.queries.take(t_ * width);
-    multiply(pool_, x, t_, layer.qkv, qkv);
-    for_rows(pool_, t_, 10 * width, [&](int64_t row) {
-      float* own = qkv + row * width;
-      add_bias(own, layer.qkv_bias, width);
-      prepare_heads(layer, step_.positions[row], own);
-      float* stored = own + heads * d;  // keys, then values: a row of the cache
-      store_row(pages_, layer.cache, row, step_.positions[row], stored);
-      // Rounding here too keeps the result independent of where chunks end.
-      round_row(layer.cache.kind, stored, row_width);
-    });
+  // The step's rows of keys, then values, as a later step reads them: one at every `stride`.
+  struct OwnRows {
+    const float* data;
+    int64_t stride;
+  };
+
+  // The flat row of a row that the layer computes.
+  int64_t flat_row(int64_t row) const { return is_narrow_ ? wanted_[row] : row; }
+
+  // Writes the cache of all rows. If the layer narrows, t_ counts the wanted rows from here on, and
+  // output holds theirs.
+  void attend(const vn_decoder_layer& layer, bool narrows, const float* x, float* output) {
+    const int64_t d = layer.head_dim, heads = layer.num_heads, kv_heads = layer.num_kv_heads;
+    const int64_t width = layer.qkv.rows;
+    float* product = space_.queries.take(t_ * width);
+    multiply(pool_, x, t_, layer.qkv, product);
+    const OwnRows own_rows = prepare_rows(layer, product);
     struct Task {
       int64_t request, first, rows, kv_head;
     };
     std::vector<Task> tasks;
     int64_t work = 0;
     const int64_t group = heads / kv_heads;
-    const bool is_whole = static_cast<int64_t>(wanted.size()) == t_;
     for (int64_t r = 0; r < step_.num_requests; ++r) {
       const int64_t end = step_.starts[r] + step_.counts[r];
       const int64_t rows = std::max<int64_t>(
           1, std::min(kQueryRows, kMaxScores / (group * std::max<int64_t>(1, end))));
-      int64_t first = is_whole ? 0 : count_unwanted(step_, r);
-      for (; first < step_.counts[r]; first += rows) {
+      for (int64_t first = narrows ? count_unwanted(step_, r) : 0; first < step_.counts[r];
+           first += rows) {
         for (int64_t k = 0; k < kv_heads; ++k) {
           tasks.push_back({r, first, std::min(rows, step_.counts[r] - first), k});
           work += 2 * tasks.back().rows * group * d * (end - find_first(layer, r, end - 1));
@@ -227,7 +249,8 @@ class DecoderLayers {
     float* attended = space_.attended.take(t_ * heads * d);
     const auto attend_task = [&](int64_t i) {
       const Task& task = tasks[i];
-      attend_rows(layer, task.request, task.first, task.rows, task.kv_head, qkv, attended);
+      attend_rows(layer, task.request, task.first, task.rows, task.kv_head, product, own_rows,
+                  attended);
     };
     const int64_t num_tasks = static_cast<int64_t>(tasks.size());
     if (is_short(pool_, work)) {
@@ -235,24 +258,71 @@ class DecoderLayers {
     } else {
       pool_.run(num_tasks, attend_task);
     }
-    gather_rows(wanted, heads * d, attended);
-    t_ = static_cast<int64_t>(wanted.size());
+    if (narrows && !is_narrow_) {
+      gather_rows(wanted_, heads * d, attended);
+      t_ = static_cast<int64_t>(wanted_.size());
+    }
     if (t_ > 0) multiply(pool_, attended, t_, layer.output, output);
   }
 
-  void prepare_heads(const vn_decoder_layer& layer, int64_t position, float* own) {
-    const int64_t d = m_.head_dim;
+  // Norms and turns heads, and stores the rows of a layer that has its own; returns those to read.
+  OwnRows prepare_rows(const vn_decoder_layer& layer, float* product) {
+    const int64_t d = layer.head_dim, heads = layer.num_heads;
+    const int64_t width = layer.qkv.rows, key_width = layer.num_kv_heads * d;
+    const int64_t row_width = 2 * key_width;
+    const bool has_one_product = layer.has_own_rows && width < heads * d + row_width;
+    OwnRows found = {product + heads * d, width};
+    float* apart = nullptr;
+    if (layer.shared_slot != 0 && layer.has_own_rows) {
+      apart = space_.shared_rows[layer.shared_slot - 1].take(t_ * row_width);
+    } else if (has_one_product) {
+      apart = space_.key_values.take(t_ * row_width);
+    }
+    if (apart != nullptr) found = {apart, row_width};
+    if (layer.shared_slot != 0) {
+      if (!layer.has_own_rows) found = shared_[layer.shared_slot - 1];
+      shared_[layer.shared_slot - 1] = found;
+    }
+    for_rows(pool_, t_, 10 * width, [&](int64_t row) {
+      float* own = product + row * width;
+      const int64_t position = step_.positions[flat_row(row)];
+      add_bias(own, layer.qkv_bias, width);
+      float* stored = own + heads * d;  // keys, then values: a row of the cache
+      if (apart != nullptr) {
+        stored = apart + row * row_width;
+        const float* keys = own + heads * d;
+        std::memcpy(stored, keys, sizeof(float) * key_width);
+        std::memcpy(stored + key_width, has_one_product ? keys : keys + key_width,
+                    sizeof(float) * key_width);
+      }
+      prepare_heads(layer, position, own, layer.has_own_rows ? stored : nullptr);
+      if (!layer.has_own_rows) return;
+      store_row(pages_, layer.cache, row, position, stored);
+      // Rounding here too keeps the result independent of where chunks end.
+      round_row(layer.cache.kind, stored, row_width);
+    });
+    return found;
+  }
+
+  // stored: keys, then values, or null.
+  void prepare_heads(const vn_decoder_layer& layer, int64_t position, float* queries,
+                     float* stored) {
+    const int64_t d = layer.head_dim, num_heads = layer.num_heads;
     thread_local Floats turns;
     if (layer.frequencies != nullptr) {
       turns.resize(d);
       compute_turns(position, layer.frequencies, static_cast<int32_t>(d / 2), turns.data());
       for (float& turn : turns) turn *= layer.magnitude;
     }
-    for (int64_t h = 0; h < m_.num_heads + m_.num_kv_heads; ++h) {
-      float* head = own + h * d;
-      const float* norm = h < m_.num_heads ? layer.q_norm : layer.k_norm;
+    for (int64_t h = 0; h < num_heads + (stored == nullptr ? 0 : layer.num_kv_heads); ++h) {
+      float* head = h < num_heads ? queries + h * d : stored + (h - num_heads) * d;
+      const float* norm = h < num_heads ? layer.q_norm : layer.k_norm;
       if (norm != nullptr) rms_norm(head, norm, 1.0f, d, m_.norm_eps, head);
       if (layer.frequencies != nullptr) rotate_halves(head, turns.data(), d);
+    }
+    if (stored == nullptr || !layer.has_value_norm) return;
+    for (int64_t h = layer.num_kv_heads; h < 2 * layer.num_kv_heads; ++h) {
+      rms_norm(stored + h * d, nullptr, 1.0f, d, m_.norm_eps, stored + h * d);
     }
   }
 
@@ -264,14 +334,16 @@ class DecoderLayers {
 
   // Attends `rows` consecutive queries of a request, one key head's.
   void attend_rows(const vn_decoder_layer& layer, int64_t request, int64_t first, int64_t rows,
-                   int64_t kv_head, const float* qkv, float* attended) {
-    const int64_t d = m_.head_dim, heads = m_.num_heads, group = heads / m_.num_kv_heads;
-    const int64_t width = (heads + 2 * m_.num_kv_heads) * d;
+                   int64_t kv_head, const float* product, OwnRows own_rows, float* attended) {
+    const int64_t d = layer.head_dim, heads = layer.num_heads;
+    const int64_t group = heads / layer.num_kv_heads, width = layer.qkv.rows;
     const int64_t position = step_.starts[request] + first;
-    const int64_t row = step_.row_starts[request] + first;
+    const int64_t row = is_narrow_
+                            ? narrow_starts_[request] + first - count_unwanted(step_, request)
+                            : step_.row_starts[request] + first;
     const int64_t from = find_first(layer, request, position), end = position + rows;
     thread_local RowList keys, values;
-    gather(layer, request, from, end, kv_head, qkv, keys, values);
+    gather(layer, request, from, end, kv_head, own_rows, keys, values);
     const int64_t count = end - from, padded = (count + kLanes - 1) / kLanes * kLanes;
     thread_local Floats scores;
     thread_local std::vector<const float*> x, weights;
@@ -286,7 +358,7 @@ class DecoderLayers {
     scale.resize(total);
     for (int64_t i = 0; i < total; ++i) {
       const int64_t head = kv_head * group + i % group;
-      x[i] = qkv + (row + i / group) * width + head * d;
+      x[i] = product + (row + i / group) * width + head * d;
       out[i] = attended + ((row + i / group) * heads + head) * d;
       y[i] = scores.data() + i * padded;
       weights[i] = y[i];
@@ -308,8 +380,8 @@ class DecoderLayers {
   float weigh(const vn_decoder_layer& layer, int64_t head, float* scores, int64_t low,
               int64_t high, int64_t count) const {
     for (int64_t k = low; k < high; ++k) {
-      scores[k] *= m_.scale;
-      if (m_.soft_cap != 0.0f) scores[k] = m_.soft_cap * std::tanh(scores[k] / m_.soft_cap);
+      scores[k] *= layer.scale;
+      if (layer.soft_cap != 0.0f) scores[k] = layer.soft_cap * std::tanh(scores[k] / layer.soft_cap);
     }
     const float none = -INFINITY;
     const float total =
@@ -320,8 +392,8 @@ class DecoderLayers {
   }
 
   void gather(const vn_decoder_layer& layer, int64_t request, int64_t from, int64_t end,
-              int64_t kv_head, const float* qkv, RowList& keys, RowList& values) {
-    const int64_t d = m_.head_dim, kv_heads = m_.num_kv_heads, heads = m_.num_heads;
+              int64_t kv_head, OwnRows own_rows, RowList& keys, RowList& values) {
+    const int64_t d = layer.head_dim, kv_heads = layer.num_kv_heads;
     const int64_t start = step_.starts[request];
     // Rows that the step does not write are taken as they are stored: its own may lack what they
     // depend on.
@@ -342,9 +414,9 @@ class DecoderLayers {
                       values.add_stored(layer.cache, offset + (kv_heads + kv_head) * d, d);
                     });
     for (int64_t p = std::max(from, written); p < end; ++p) {
-      const float* row = qkv + (step_.row_starts[request] + p - start) * (heads + 2 * kv_heads) * d;
-      keys.add(row + (heads + kv_head) * d);
-      values.add(row + (heads + kv_heads + kv_head) * d);
+      const float* row = own_rows.data + (step_.row_starts[request] + p - start) * own_rows.stride;
+      keys.add(row + kv_head * d);
+      values.add(row + (kv_heads + kv_head) * d);
     }
   }
 
@@ -353,7 +425,12 @@ class DecoderLayers {
   const vn_decoder_model& m_;
   const vn_step& step_;
   const Pages pages_;
+  const float* inputs_;
+  const std::vector<int64_t> wanted_;  // flat rows, ascending
+  std::vector<int64_t> narrow_starts_;  // by request: where its wanted rows begin among them
+  OwnRows shared_[2] = {};
   int64_t t_;  // rows that the layer still computes
+  bool is_narrow_ = false;
   std::atomic<int64_t> missing_request_{-1}, missing_position_{-1};
 };
 
@@ -365,11 +442,10 @@ inline void decoder_forward(ThreadPool& pool, Workspace& space, const vn_decoder
     decode_matrix_row(m.embed, step.token_ids[row], own);
     for (int64_t i = 0; i < d; ++i) own[i] *= m.embedding_scale;
   });
-  DecoderLayers layers(pool, space, m, step);
-  const std::vector<int64_t> all = list_rows(step.num_tokens), wanted = find_wanted(step);
-  for (int32_t i = 0; i < m.num_layers; ++i) {
-    layers.run(m.layers[i], i + 1 < m.num_layers ? all : wanted, stream);
-  }
+  const float* inputs = make_layer_inputs(pool, space, m, step.token_ids, stream, step.num_tokens);
+  DecoderLayers layers(pool, space, m, step, inputs);
+  for (int32_t i = 0; i < m.num_layers; ++i) layers.run(i, stream);
+  layers.finish(stream);
   layers.check();
 }
 

@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 6
+#define VN_ABI_VERSION 7
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -177,12 +177,23 @@ enum vn_feed_forward { VN_MLP = 0, VN_EXPERTS = 1 };
 // sigmoid(alpha * gate), clamped.
 enum vn_activation { VN_SILU = 0, VN_GELU_TANH = 1, VN_CLAMPED = 2 };
 
+// Routed experts beside a layer's MLP, both over the stream; each part is normed, then their sum.
+typedef struct {
+  const float* norms[3];       // [D]: after the MLP, before the experts, after them
+  const float* router_norm;    // [D]: of the stream on its way to the router
+  const float* expert_scales;  // [E]: the chosen ones' shares are multiplied by theirs
+  vn_matrix router, gate_up, down;
+  int32_t num_experts, num_chosen, inner, unused;
+} vn_experts_beside;
+
 // Every vector may be null where the family has none; norms' weights are factors.
 typedef struct {
   // Before attention, after it, before feed-forward, after it; the 2nd and 4th null if the family
   // does not norm on the way out.
   const float* norms[4];
-  vn_matrix qkv, output;  // rows: query heads, key heads, value heads
+  // Rows: query heads, key heads, value heads; without value heads where one product makes both,
+  // query heads alone where the layer reads another's rows.
+  vn_matrix qkv, output;
   const float *qkv_bias, *output_bias;
   const float *q_norm, *k_norm;  // [d]
   const float* sinks;            // [H]
@@ -198,6 +209,16 @@ typedef struct {
   const float* router_bias;
   vn_matrix gate_up, down;  // [2 * M, D] and [D, M], or stacked by expert
   const float *gate_up_bias, *down_bias;
+  int32_t num_heads, num_kv_heads, head_dim;
+  float scale, soft_cap;
+  int32_t has_own_rows;    // else `cache` is another layer's, whose rows are read
+  int32_t shared_slot;     // 1 or 2: rows of this step that other layers read too; 0: none do
+  int32_t has_value_norm;  // values are normed per head, without weights
+  float scalar;            // the layer's output is multiplied by it
+  int32_t unused;
+  const vn_experts_beside* beside;  // or null
+  vn_matrix input_gate, input_output;  // [w, D] and [D, w]; without data: the layer adds no input
+  const float* input_norm;             // [D]
 } vn_decoder_layer;
 
 typedef struct {
@@ -205,8 +226,14 @@ typedef struct {
   const float* norm;
   const vn_decoder_layer* layers;
   int32_t num_layers, vocab_size, hidden_size;
-  int32_t num_heads, num_kv_heads, head_dim;
-  float scale, soft_cap, embedding_scale, final_soft_cap, norm_eps;
+  int32_t last_owner;  // the last layer with rows of its own: from its queries on wanted rows alone
+  // Inputs of layers: (a row of the table * table_scale + norm(projection of the embedding *
+  // projection_scale)) / sqrt(2), w values for each layer.
+  vn_matrix input_table, input_projection;  // [rows, L * w], [L * w, D]; without data: none
+  const float* input_norm;                  // [w]
+  int32_t input_width, unused;
+  float input_table_scale, input_projection_scale;
+  float embedding_scale, final_soft_cap, norm_eps;
 } vn_decoder_model;
 
 // ---- sampling -------------------------------------------------------------------------------

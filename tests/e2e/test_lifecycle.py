@@ -1,4 +1,7 @@
-"""Clients that leave, signals, a dead engine core: every stream ends and nothing leaks."""
+"""Clients that leave, signals, a dead engine core: every stream ends and nothing leaks.
+
+Which platform computes has no part in it: servers of one's own run on the CPU alone.
+"""
 
 import json
 import os
@@ -17,6 +20,7 @@ import pytest
 from tests.e2e.server_process import ServerProcess
 
 COMPLETIONS = "/v1/completions"
+_CPU = {"VLLM_ASCEND_REFERENCE": "0"}
 LONG: dict[str, Any] = {"prompt": "Once", "max_tokens": 8000, "ignore_eos": True, "stream": True}
 
 
@@ -48,15 +52,13 @@ class StreamReader(threading.Thread):
 
 
 @pytest.fixture
-def launch(
-    tmp_path: Path, platform_environment: dict[str, str]
-) -> Iterator[Callable[..., ServerProcess]]:
+def launch(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     """Start servers of one's own; a failed test shows their logs."""
     servers: list[ServerProcess] = []
 
     def start(*flags: str, wait: bool = True, **environment: str) -> ServerProcess:
         log_path = tmp_path / f"log{len(servers)}.txt"
-        server = ServerProcess(log_path, *flags, environment=platform_environment | environment)
+        server = ServerProcess(log_path, *flags, environment={**_CPU, **environment})
         servers.append(server)
         return server.__enter__() if wait else server
 
@@ -113,9 +115,17 @@ def test_sigterm_drains(launch: Callable[..., ServerProcess]) -> None:
     assert server.process.wait(10) == 0
 
 
-def test_a_drain_ends_at_its_timeout(launch: Callable[..., ServerProcess]) -> None:
-    server = launch("--shutdown-timeout", "0.3")
+def test_a_full_queue_is_503_and_a_drain_ends_at_its_timeout(
+    launch: Callable[..., ServerProcess],
+) -> None:
+    server = launch(
+        *("--max-num-seqs", "1", "--max-num-queued-reqs", "0", "--shutdown-timeout", "0.3")
+    )
     reader = StreamReader(server, LONG)
+    refused = server.post(COMPLETIONS, {"prompt": "x", "stream": True})
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) > 0
+    assert refused.json()["error"]["type"] == "ServiceUnavailableError"
     server.process.send_signal(signal.SIGINT)
     *_, last, done = reader.end(10)
     assert done == "[DONE]"
@@ -194,27 +204,6 @@ def test_an_engine_core_that_cannot_start_is_told_once(
     assert "Traceback" not in server.log
 
 
-def test_one_process_will_do(launch: Callable[..., ServerProcess]) -> None:
-    server = launch(VLLM_ENABLE_V1_MULTIPROCESSING="0")
-    response = server.post(COMPLETIONS, {"prompt": "x", "max_tokens": 3, "ignore_eos": True})
-    assert response.json()["usage"]["completion_tokens"] == 3
-    server.wait_idle()
-    assert server.stop() == 0
-
-
-def test_a_full_queue_is_503(launch: Callable[..., ServerProcess]) -> None:
-    server = launch(
-        *("--max-num-seqs", "1", "--max-num-queued-reqs", "0", "--shutdown-timeout", "0")
-    )
-    reader = StreamReader(server, LONG)
-    refused = server.post(COMPLETIONS, {"prompt": "x", "stream": True})
-    assert refused.status_code == 503
-    assert int(refused.headers["retry-after"]) > 0
-    assert refused.json()["error"]["type"] == "ServiceUnavailableError"
-    server.process.send_signal(signal.SIGTERM)
-    assert reader.end(10)[-1] == "[DONE]"
-
-
 def test_the_server_dying_ends_the_engine_core(launch: Callable[..., ServerProcess]) -> None:
     server = launch()
     pid = server.engine_pid
@@ -248,10 +237,11 @@ def test_version() -> None:
     assert "not the vllm-project's engine" in result.stdout
 
 
-def test_api_keys_and_cors(launch: Callable[..., ServerProcess]) -> None:
+def test_one_process_will_do_with_api_keys_and_cors(launch: Callable[..., ServerProcess]) -> None:
     origins = '["http://ui.example"]'
-    server = launch("--api-key", "k1", "k2", "--allowed-origins", origins)
-    body = {"prompt": "x", "max_tokens": 1}
+    flags = ("--api-key", "k1", "k2", "--allowed-origins", origins)
+    server = launch(*flags, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    body = {"prompt": "x", "max_tokens": 3, "ignore_eos": True}
     refused = server.post(COMPLETIONS, body)
     assert refused.status_code == 401
     assert refused.json()["error"]["type"] == "AuthenticationError"
@@ -259,6 +249,9 @@ def test_api_keys_and_cors(launch: Callable[..., ServerProcess]) -> None:
         headers = {"Authorization": f"Bearer {key}", "Origin": "http://ui.example"}
         response = server.post(COMPLETIONS, body, headers=headers)
         assert response.status_code == 200
+        assert response.json()["usage"]["completion_tokens"] == 3
         assert response.headers["access-control-allow-origin"] == "http://ui.example"
     assert server.get("/metrics").status_code == 200
     assert server.post("/tokenize", {"prompt": "x"}).status_code == 401
+    server.wait_idle()
+    assert server.stop() == 0

@@ -1,4 +1,7 @@
-"""A KV pool that cannot work is refused before weights load."""
+"""A KV pool that cannot work is refused before weights load.
+
+Every way to give a size: ``tests/v1/engine/test_kv_cache_setup.py``.
+"""
 
 from pathlib import Path
 
@@ -14,10 +17,7 @@ LOADED = "Loaded 308 tensors"
     ("flags", "space_gib", "message"),
     [
         (("--num-gpu-blocks-override", "20"), "0.03", "20 usable blocks|max seq len"),
-        (("--kv-cache-memory-bytes", "100k"), "0.03", "max seq len"),
-        ((), "0.0001e1", "max seq len"),
         ((), "1000000", "does not fit in the device's memory"),
-        (("--num-gpu-blocks-override", "1G"), "0.03", "does not fit in the device's memory"),
     ],
 )
 def test_refused(flags: tuple[str, ...], space_gib: str, message: str, tmp_path: Path) -> None:
@@ -32,7 +32,6 @@ def test_refused(flags: tuple[str, ...], space_gib: str, message: str, tmp_path:
     assert LOADED not in server.log
 
 
-def test_a_pool_that_fits_is_served(tmp_path: Path) -> None:
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "0.1"}
-    with ServerProcess(tmp_path / "log.txt", environment=environment) as server:
-        assert LOADED in server.log
+@pytest.mark.parametrize("platform", ["cpu"], indirect=True)
+def test_a_pool_that_fits_is_served(server: ServerProcess) -> None:
+    assert LOADED in server.log

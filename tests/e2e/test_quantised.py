@@ -51,17 +51,12 @@ def test_it_answers_as_its_dequantised_twin(published: Path, tmp_path: Path) -> 
     assert f"from {len(list(published.glob('*.safetensors')))} file(s)" in log
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "corrupt"])
-def test_a_damaged_shard_is_named(published: Path, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_shard_is_named(published: Path, tmp_path: Path) -> None:
+    """Every kind of damage: ``tests/model_executor/model_loader/test_checkpoint_files.py``."""
     folder = tmp_path / "damaged"
     shutil.copytree(published, folder)
     shard = sorted(folder.glob("*.safetensors"))[1]
-    if damage == "cut":
-        shard.write_bytes(shard.read_bytes()[:-1000])
-    elif damage == "corrupt":
-        shard.write_bytes(b"\xff" + shard.read_bytes()[1:])
-    else:
-        shard.unlink()
+    shard.write_bytes(shard.read_bytes()[:-1000])
     server = ServerProcess(tmp_path / "log.txt", model=str(folder))
     try:
         assert server.process.wait(60) != 0

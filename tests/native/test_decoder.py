@@ -51,7 +51,9 @@ def test_numbers_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "qwen3-moe-step"])
+@pytest.mark.parametrize(
+    "name", ["gemma3", "gemma4-small", "gemma4-moe", "gpt-oss", "qwen3-moe-step"]
+)
 def test_bits_do_not_depend_on_batch_chunks_or_threads(name: str) -> None:
     model, _ = build(PARITY_CONFIGS[name])
     rng = random.Random(11)

@@ -54,8 +54,15 @@ def make_decoder(name: str) -> Callable[[int], PagedHarness]:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     "make",
-    [make_v4, make_decoder("gemma3"), make_decoder("gpt-oss"), make_decoder("qwen3-moe-step")],
-    ids=["deepseek-v4", "gemma3", "gpt-oss", "qwen3-moe"],
+    [
+        make_v4,
+        make_decoder("gemma3"),
+        make_decoder("gemma4-small"),
+        make_decoder("gemma4-moe"),
+        make_decoder("gpt-oss"),
+        make_decoder("qwen3-moe-step"),
+    ],
+    ids=["deepseek-v4", "gemma3", "gemma4", "gemma4-moe", "gpt-oss", "qwen3-moe"],
 )
 def test_wanted_rows_and_caches_have_the_same_bits(
     make: Callable[[int], PagedHarness], threads: int

@@ -11,6 +11,7 @@ from vllm.config.kv_transfer import KVTransferConfig
 from vllm.exceptions import ConfigError
 
 _EXAMPLE = "vllm.distributed.kv_transfer.kv_connector.v1.example_connector"
+_MULTI = "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector"
 _HANDOVER = "vllm.distributed.kv_transfer.handover."
 _OFFLOADING = "vllm.distributed.kv_transfer.offloading."
 
@@ -22,6 +23,7 @@ class KVConnectorRegistry:
         "ExampleConnector": (_EXAMPLE, "ExampleConnector"),
         "TcpConnector": (_HANDOVER + "connector", "TcpConnector"),
         "MooncakeConnector": (_HANDOVER + "mooncake", "MooncakeConnector"),
+        "MultiConnector": (_MULTI, "MultiConnector"),
         "OffloadingConnector": (_OFFLOADING + "connector", "OffloadingConnector"),
     }
 

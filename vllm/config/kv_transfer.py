@@ -10,6 +10,7 @@ from vllm.exceptions import ConfigError
 _FLAG = "kv-transfer-config"
 KV_ROLES = ("kv_producer", "kv_consumer", "kv_both")
 OFFLOADING_CONNECTOR = "OffloadingConnector"
+MULTI_CONNECTOR = "MultiConnector"
 LOAD_FAILURE_POLICIES = ("recompute", "fail")
 # Of an engine's name; replicas add a suffix to it.
 _MAX_NAME_CHARS = 200
@@ -109,9 +110,40 @@ class KVTransferConfig:
         """Where lies what the connector loads, as metrics call it."""
         return "disk" if self.kv_connector == OFFLOADING_CONNECTOR else "external_unspecified"
 
+    @property
+    def has_tiers(self) -> bool:
+        """Whether the connector keeps what the pool gives up."""
+        return self.kv_connector == OFFLOADING_CONNECTOR or any(
+            child.kv_connector == OFFLOADING_CONNECTOR for child in child_configs(self)
+        )
+
     def get_from_extra_config(self, key: str, default: Any) -> Any:
         """Return an extra setting of the connector."""
         return self.kv_connector_extra_config.get(key, default)
+
+
+def child_configs(config: KVTransferConfig) -> list[KVTransferConfig]:
+    """Return the connectors that a ``MultiConnector`` joins; of another connector none.
+
+    They go by its engine's name and run, so that each core of several has its own.
+
+    Raises:
+        ConfigError: An entry is malformed, or joins connectors itself.
+    """
+    if config.kv_connector != MULTI_CONNECTOR:
+        return []
+    listed = config.kv_connector_extra_config.get("connectors", [])
+    if not (isinstance(listed, list) and all(isinstance(entry, dict) for entry in listed)):
+        raise ConfigError(f"{_FLAG} connectors={listed!r} must be a list of objects.")
+    children = []
+    for entry in listed:
+        child = KVTransferConfig.from_dict(entry)
+        if child.kv_connector == MULTI_CONNECTOR:
+            raise ConfigError(f"{_FLAG} {MULTI_CONNECTOR} joins no other {MULTI_CONNECTOR}.")
+        child.engine_id = config.engine_id
+        child.instance_id = config.instance_id
+        children.append(child)
+    return children
 
 
 @dataclass

@@ -7,7 +7,7 @@ from vllm.exceptions import ConfigError
 # Policies by the name that operators write, and what builds each of the geometry of a model's
 # groups and the blocks of the pool: ``docs/how-to/policy.md``. A number is an interval.
 POLICIES: Mapping[str, str] = {
-    "auto": "vllm.v1.core.retention.auto.policy:AutoPolicy",
+    "auto": "vllm.v1.core.retention.auto.policy:make_auto",
     "none": "vllm.v1.core.retention.fixed:FixedPolicy.at_every_end",
 }
 

@@ -78,6 +78,11 @@ class VllmConfig:
         return "external_unspecified" if transfer is None else transfer.source
 
     @property
+    def has_tiers(self) -> bool:
+        """Whether host memory or a disk keep what the KV cache's pool gives up."""
+        return self.kv_transfer_config is not None and self.kv_transfer_config.has_tiers
+
+    @property
     def num_speculative_tokens(self) -> int:
         """Draft tokens a step; 0 without a drafter."""
         config = self.speculative_config

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 MEDIUM_GPU = "GPU"
+MEDIUM_CPU = "CPU"
+MEDIUM_STORAGE = "STORAGE"
 
 _SEQ_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(_SEQ_BYTES, "big", signed=True)

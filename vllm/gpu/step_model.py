@@ -30,7 +30,7 @@ def make_gpu_step_model(
     """
     if not reads_pages(model, layout):
         logger.info("GPU: rows of %s are gathered from pages", type(model).__name__)
-        return make_torch_step_model(model, device)
+        return make_torch_step_model(model, device, layout, kv_caches)
     return StepModel(model, _make_builder(model, layout, kv_caches, device))
 
 

@@ -3,12 +3,14 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 
 F32, BF16, MXFP4, FP8, INT8, PARTS, PANELS = 0, 1, 2, 3, 4, 5, 6
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
 MLP, EXPERTS = 0, 1
 SILU, GELU_TANH, CLAMPED = 0, 1, 2
+MAX_SHARED_OWNERS = 2
+"""Layers whose rows of a step others read."""
 
 
 def _int32s(names: str) -> list[tuple[str, type[c_int32]]]:
@@ -138,6 +140,19 @@ class V4Model(ctypes.Structure):
     )
 
 
+class ExpertsBeside(ctypes.Structure):
+    """``vn_experts_beside``."""
+
+    _fields_ = (
+        ("norms", c_void_p * 3),
+        *_pointers("router_norm expert_scales"),
+        ("router", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        *_int32s("num_experts num_chosen inner unused"),
+    )
+
+
 class DecoderLayer(ctypes.Structure):
     """``vn_decoder_layer``."""
 
@@ -156,6 +171,15 @@ class DecoderLayer(ctypes.Structure):
         ("gate_up", Matrix),
         ("down", Matrix),
         *_pointers("gate_up_bias down_bias"),
+        *_int32s("num_heads num_kv_heads head_dim"),
+        *_floats("scale soft_cap"),
+        *_int32s("has_own_rows shared_slot has_value_norm"),
+        ("scalar", c_float),
+        *_int32s("unused"),
+        ("beside", POINTER(ExpertsBeside)),
+        ("input_gate", Matrix),
+        ("input_output", Matrix),
+        *_pointers("input_norm"),
     )
 
 
@@ -167,8 +191,13 @@ class DecoderModel(ctypes.Structure):
         ("head", Matrix),
         ("norm", c_void_p),
         ("layers", POINTER(DecoderLayer)),
-        *_int32s("num_layers vocab_size hidden_size num_heads num_kv_heads head_dim"),
-        *_floats("scale soft_cap embedding_scale final_soft_cap norm_eps"),
+        *_int32s("num_layers vocab_size hidden_size last_owner"),
+        ("input_table", Matrix),
+        ("input_projection", Matrix),
+        *_pointers("input_norm"),
+        *_int32s("input_width unused"),
+        *_floats("input_table_scale input_projection_scale"),
+        *_floats("embedding_scale final_soft_cap norm_eps"),
     )
 
 

@@ -177,10 +177,9 @@ class Platform(ABC):
             kv_caches: Cache name -> view; the same in every step.
             device: Where they are.
         """
-        del layout, kv_caches
         from vllm.v1.attention.step_model import make_torch_step_model  # noqa: PLC0415  (loads torch)
 
-        return make_torch_step_model(model, device)
+        return make_torch_step_model(model, device, layout, kv_caches)
 
     # --- KV cache ----------------------------------------------------------------------------
 

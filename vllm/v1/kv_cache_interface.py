@@ -16,7 +16,8 @@ deep-copied. Nothing here needs torch at run time; a dtype is only asked for its
     │   ├── ChunkedLocalAttentionSpec
     │   ├── CrossAttentionSpec       encoder tokens
     │   └── EncoderOnlyAttentionSpec nothing
-    ├── MambaSpec                    a state, not tokens
+    ├── RecurrentStateSpec           one state of all recurrent layers, cut over blocks
+    ├── MambaSpec                    a state a layer, for code that asks for hits at whole blocks
     └── UniformTypeKVCacheSpecs      layers of one kind with different widths, one block table
 
 The specs are defined in ``kv_cache_specs``; code imports them from here. What a kind of cache is
@@ -47,7 +48,9 @@ from vllm.v1.kv_cache_specs.kinds import (
     get_kv_cache_spec_sliding_window,
 )
 from vllm.v1.kv_cache_specs.latent import LatentRowsSpec
+from vllm.v1.kv_cache_specs.layouts import StateLayout, StateShape
 from vllm.v1.kv_cache_specs.mamba import MambaSpec
+from vllm.v1.kv_cache_specs.recurrent import RecurrentStateSpec
 from vllm.v1.kv_cache_specs.uniform import UniformTypeKVCacheSpecs, member_spec
 from vllm.v1.kv_cache_specs.window import (
     ChunkedLocalAttentionSpec,
@@ -73,9 +76,12 @@ __all__ = [
     "LatentRowsSpec",
     "MLAAttentionSpec",
     "MambaSpec",
+    "RecurrentStateSpec",
     "SinkFullAttentionSpec",
     "SlidingWindowMLASpec",
     "SlidingWindowSpec",
+    "StateLayout",
+    "StateShape",
     "TQFullAttentionSpec",
     "UniformTypeKVCacheSpecs",
     "get_kv_cache_spec_kind",

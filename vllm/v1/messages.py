@@ -18,6 +18,11 @@ WINDOW_REBUILT = "window_rebuilt"
 ABOVE_LAST_BOUNDARY = "above_last_boundary"
 DRAFTER = "drafter"
 BYPASSED = "bypassed"
+# A tier behind the pool had it once, had it wrong, did not give it, or would have been slower.
+EVICTED_FROM_DISK = "evicted_from_disk"
+CORRUPT = "corrupt"
+RESTORE_FAILED = "restore_failed"
+RESTORE_DECLINED = "restore_declined"
 MISS_REASONS = (
     FIRST_SEEN,
     EVICTED,
@@ -27,6 +32,10 @@ MISS_REASONS = (
     ABOVE_LAST_BOUNDARY,
     DRAFTER,
     BYPASSED,
+    EVICTED_FROM_DISK,
+    CORRUPT,
+    RESTORE_FAILED,
+    RESTORE_DECLINED,
 )
 
 
@@ -78,6 +87,7 @@ class PrefillStats(msgspec.Struct, frozen=True, omit_defaults=True):
         num_external_tokens: Of ``num_cached_tokens``, loaded by a KV connector.
         rebuild_saved_tokens: Of ``num_cached_tokens``, hit because window rows above them, counted
             as missed, are computed again.
+        external_sources: ``num_external_tokens`` by where they lay, if the connector tells.
         predicted_tokens: What a router in front of several cores had foretold; None: there is none.
         prediction: Whether that came, "exact", or why not (``Router``).
     """
@@ -88,6 +98,7 @@ class PrefillStats(msgspec.Struct, frozen=True, omit_defaults=True):
     miss_tokens: dict[str, int] = {}
     num_external_tokens: int = 0
     rebuild_saved_tokens: int = 0
+    external_sources: dict[str, int] = {}
     predicted_tokens: int | None = None
     prediction: str = ""
 

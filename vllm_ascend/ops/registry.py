@@ -107,6 +107,11 @@ ASCEND_OPS: Mapping[str, AscendOp] = MappingProxyType(
         "choose_by_softmax": _aten("choose_by_softmax", "npu_moe_gating_top_k, not compared yet"),
         "run_experts": _aten("run_experts", "as mix_experts, without a shared expert"),
         "gated_mlp": _aten("gated_mlp", "two products and a gate"),
+        "short_convolution": _aten("short_convolution", "npu_causal_conv1d, not compared yet"),
+        "decay_logs": _aten("decay_logs", "a softplus in fp32"),
+        "gated_delta_scan": _aten("gated_delta_scan", "calls for it compute by chunks of tokens"),
+        "gated_rms_norm": _aten("gated_rms_norm", "npu_rms_norm has no gate"),
+        "gate_heads": _aten("gate_heads", "a sigmoid"),
     }
 )
 """Every name of the core's registry, once."""

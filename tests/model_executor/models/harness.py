@@ -62,7 +62,10 @@ def build_kv_cache_config(specs: dict[str, KVCacheSpec]) -> KVCacheConfig:
 
 @dataclass
 class Request:
-    """One request: its tokens, how many are computed, its blocks by group, its steps' bounds."""
+    """One request: its tokens, how many are computed, its blocks by group, its steps' bounds.
+
+    It may keep the recurrent states of all units that a step ends.
+    """
 
     token_ids: list[int]
     num_computed: int = 0
@@ -70,6 +73,7 @@ class Request:
     write_from: tuple[int, ...] = ()
     read_from: int = 0
     wanted_from: int = 0
+    keeps_states: bool = False
 
     @property
     def num_left(self) -> int:
@@ -108,7 +112,7 @@ class PagedHarness:
             name: self._make_pages(name, spec, num_blocks, packed) for name, spec in specs.items()
         }
         self._free = [list(range(num_blocks - 1, 0, -1)) for _ in self.layout.groups]
-        self.steps = make_torch_step_model(model, torch.device("cpu"))
+        self.steps = make_torch_step_model(model, torch.device("cpu"), self.layout, self.kv_caches)
         if native:
             found = make_native_model(model, self.layout, self.kv_caches, native)
             assert found is not None, "the library is not built or the model has no kernels"
@@ -117,13 +121,12 @@ class PagedHarness:
     def _make_pages(
         self, name: str, spec: KVCacheSpec, num_blocks: int, packed: bool
     ) -> torch.Tensor:
-        group = self.layout.groups[self.layout.group_of[name]]
-        page_bytes = spec.real_page_size_bytes  # type: ignore[attr-defined]
-        width = page_bytes // (group.rows_per_block * spec.dtype.itemsize)  # type: ignore[attr-defined]
-        shape = (num_blocks, group.rows_per_block, width)
+        page = spec.page_layout()
+        shape = (num_blocks, page.rows, page.width)
         gap = 24 if packed else 0
-        pool = torch.full((num_blocks, shape[1] * width + gap), float("nan"), dtype=spec.dtype)  # type: ignore[attr-defined]
-        pages = pool[:, gap // 2 : gap // 2 + shape[1] * width]
+        num_values = page.rows * page.width
+        pool = torch.full((num_blocks, num_values + gap), float("nan"), dtype=page.dtype)
+        pages = pool[:, gap // 2 : gap // 2 + num_values]
         return pages.view(shape)
 
     def add(self, token_ids: list[int]) -> Request:
@@ -169,6 +172,12 @@ class PagedHarness:
                 self.kv_caches,
             )
             logits = self.steps.model.compute_logits(streams)
+        if self.steps.settle_drafts is not None:
+            stand = [
+                item.num_drafts - num_wrong
+                for item, num_wrong in zip(slices, rejected, strict=True)
+            ]
+            self.steps.settle_drafts(slices, stand)
         for (sequence, count), num_wrong in zip(work, rejected, strict=True):
             sequence.num_computed += count - num_wrong
         self.last_streams, self.last_meta, self.last_slices = streams, meta, slices
@@ -197,7 +206,8 @@ class PagedHarness:
         tables = []
         for group_id, group in enumerate(self.layout.groups):
             held = sequence.blocks[group_id]
-            for index in _blocks_kept(group, end - num_rejected, end):
+            kept = start + 1 if sequence.keeps_states else end - num_rejected
+            for index in _blocks_kept(group, kept, end):
                 if index not in held:
                     held[index] = self._free[group_id].pop()
             tables.append(_to_table(held))
@@ -208,6 +218,8 @@ class PagedHarness:
             sequence.write_from,
             sequence.read_from,
             sequence.wanted_from,
+            # More of them than turn out wrong, where there are so many tokens.
+            min(count - 1, num_rejected + count % 3) if num_rejected else 0,
         )
 
     def forget_windows(self, sequence: Request) -> None:
@@ -283,6 +295,11 @@ def is_dense(group: GroupLayout) -> bool:
 
 def _blocks_kept(group: GroupLayout, accepted: int, end: int) -> range:
     """Block indices of the rows up to ``end`` that are needed after ``accepted`` tokens."""
+    if group.state is not None:
+        # Of the states inside a step all: some later request may resume at any.
+        spans = range(max(0, accepted - 1) // group.block_size, -(-end // group.block_size))
+        pieces = group.state.num_blocks
+        return range(spans.start * pieces, spans.stop * pieces) if end else range(0)
     if group.window:
         first = max(0, accepted - (group.window - 1))
     elif group.kind in ("dense", "keys"):

@@ -151,9 +151,19 @@ def lose_a_dense_block(c: CheckpointCoordinator, computed: dict[str, int]) -> No
 
 
 def lose_a_window_block(c: CheckpointCoordinator, computed: dict[str, int]) -> None:
-    table = c.requests[next(iter(computed))].windows[0]
-    c.block_pool.free_blocks([table.blocks[-1]])
+    cache = c.requests[next(iter(computed))]
+    table = cache.windows[0]
+    c._publisher.give_back(cache, [table.blocks[-1]])
     table.blocks[-1] = c.block_pool.null_block
+
+
+def give_back_without_a_word(c: CheckpointCoordinator, computed: dict[str, int]) -> None:
+    """A free block belongs to a checkpoint whose maker never said that it gave it back."""
+    tables = [table for name in computed for table in c.requests[name].windows]
+    held = [block for record in c.index._unlisted for block in record.all_blocks()]
+    table, block = next((t, b) for t in tables for b in t.blocks if b in held and b.ref_cnt == 1)
+    table.blocks[table.blocks.index(block)] = c.block_pool.null_block
+    c.block_pool.free_blocks([block])
 
 
 @pytest.mark.parametrize(
@@ -171,6 +181,7 @@ def lose_a_window_block(c: CheckpointCoordinator, computed: dict[str, int]) -> N
         (shorten_a_record, "I4"),
         (lose_a_dense_block, "I5"),
         (lose_a_window_block, "I5"),
+        (give_back_without_a_word, "I4"),
     ],
 )
 def test_each_breach_is_named(

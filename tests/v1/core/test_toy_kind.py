@@ -21,7 +21,7 @@ from vllm.v1.core.retention.sizes import max_window_blocks
 from vllm.v1.engine.kv_cache_setup import has_windows
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-PIECES = [1, 4, 32]
+PIECES = [1, 4, 18]
 
 
 def state_blocks(driver: Driver, request_id: str) -> list[set[int]]:
@@ -36,11 +36,10 @@ def test_what_is_needed_is_the_state_behind_the_last_token(pieces: int) -> None:
     assert geometry.lean == 32
     assert geometry.rebuild_tokens is None, "a state cannot be computed from some tokens before it"
     for group in geometry.windows:
-        size = group.block_size
         assert group.rows_below(0) == range(0)
         for position in range(1, 200):
-            span = (position - 1) // 32 * 32
-            read = range(span // size, (span + 32) // size)
+            span = (position - 1) // 32
+            read = range(span * pieces, (span + 1) * pieces)
             assert group.rows_below(position) == read
             # What the next token writes: the same blocks, but for a new span.
             written = group.block_range(position, position + 1)
@@ -67,8 +66,8 @@ def test_the_engine_takes_a_kind_that_nothing_is_registered_for() -> None:
 
 
 def test_a_state_that_ends_between_boundaries_is_refused() -> None:
-    spec = RecurrentStateSpec(block_size=16, num_values=64, num_pieces=4, dtype=None)
-    with pytest.raises(ConfigError, match="over 64 tokens does not end at every 32"):
+    spec = RecurrentStateSpec(block_size=64, num_values=64, num_pieces=4, dtype=None)
+    with pytest.raises(ConfigError, match="blocks of 64 tokens"):
         spec.geometry(0, 32)
 
 

@@ -1,10 +1,10 @@
 """A cache kind of no suffix of rows: a recurrent state, which stands for all tokens before it.
 
 All that the product is told of it is this one class; ``test_toy_kind.py`` serves it. A state is
-larger than the page of an attention layer, so it is cut into pieces that fill the blocks of one
-unit, and does not widen the pool's rows:
+larger than the page of an attention layer, so it is cut into pieces, a block each, and does not
+widen the pool's rows:
 
-    tokens     0 ............ 32 ............ 64 .... 70         unit 32, four pieces of 8 tokens
+    tokens     0 ............ 32 ............ 64 .... 70         unit 32, four pieces
     attention  every row
     states     .............. [0 1 2 3]                          of the checkpoint at 64: after 63
                .............................. [0 1 2 3]          of the request at 70: after 69
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tests.v1.core.specs import FLOAT, full
-from vllm.exceptions import ConfigError
 from vllm.v1.core.layout.packing import build_packed_tensors, group_for_packing
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, KVCacheSpecKind
 from vllm.v1.kv_cache_specs.base import PackingKey
@@ -28,8 +27,7 @@ class RecurrentStateSpec(KVCacheSpec):
 
     Attributes:
         num_values: Values of a state.
-        num_pieces: Blocks that hold one state; together they cover ``num_pieces * block_size``
-            tokens.
+        num_pieces: Blocks that hold one state.
         dtype: Of a value.
     """
 
@@ -55,10 +53,14 @@ class RecurrentStateSpec(KVCacheSpec):
 
     def geometry(self, group_id: int, unit: int) -> GroupGeometry:
         check_block_size(group_id, self.block_size, unit, is_window=True)
-        span = self.num_pieces * self.block_size
-        if unit % span:
-            raise ConfigError(f"a state over {span} tokens does not end at every {unit} tokens")
-        return GroupGeometry(group_id, True, self.block_size, align=span, is_recurrent=True)
+        return GroupGeometry(
+            group_id,
+            True,
+            self.block_size,
+            align=self.block_size,
+            is_recurrent=True,
+            num_pieces=self.num_pieces,
+        )
 
     def packing_key(self) -> PackingKey:
         return (2, self.num_values, self.block_size, self.kind)
@@ -75,7 +77,7 @@ def toy_specs(unit: int, num_pieces: int) -> dict[str, KVCacheSpec]:
             specs[f"layers.{i}.attn"] = full(block_size=2 * unit, num_kv_heads=1, head_size=16)
         else:
             specs[f"layers.{i}.state"] = RecurrentStateSpec(
-                block_size=unit // num_pieces,
+                block_size=unit,
                 num_values=num_pieces * unit * 32,
                 num_pieces=num_pieces,
                 dtype=FLOAT,

@@ -103,6 +103,7 @@ class Session:
         max_tokens: int,
         prompt_logprobs: int | None = None,
         transfer: dict[str, Any] | None = None,
+        cache_ttls: dict[int, float] | None = None,
         **params: Any,
     ) -> str:
         request_id = f"q{len(self.prompts)}"
@@ -115,7 +116,9 @@ class Session:
             extra_args=None if transfer is None else {"kv_transfer_params": transfer},
             **params,
         )
-        message = EngineCoreRequest(request_id, prompt, sampling, time.time())
+        message = EngineCoreRequest(
+            request_id, prompt, sampling, time.time(), cache_ttls=cache_ttls or {}
+        )
         self.prompts[request_id] = (prompt, max_tokens)
         self.answers[request_id] = Answer()
         self.core.add_request(self.core.make_request(message))

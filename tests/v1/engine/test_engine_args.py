@@ -49,6 +49,27 @@ def test_flags_reach_their_configs() -> None:
     assert not config.observability_config.log_stats
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "why"),
+    [
+        ("--mamba-cache-mode", "all", "retention-interval"),
+        ("--mamba-cache-dtype", "bfloat16", "share pages with states"),
+        ("--mamba-ssm-cache-dtype", "float16", "drifts"),
+        ("--mamba-block-size", "528", "at every 32 tokens"),
+    ],
+)
+def test_how_recurrent_states_are_kept_is_fixed(flag: str, value: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        _parse(flag, value).create_vllm_config()
+
+
+def test_flags_of_recurrent_states_that_say_what_is_done_are_taken() -> None:
+    _parse(
+        *("--mamba-cache-mode", "align", "--mamba-cache-dtype", "auto"),
+        *("--mamba-ssm-cache-dtype", "float32", "--mamba-block-size", "32"),
+    ).create_vllm_config()
+
+
 def test_a_connectors_settings_are_checked_before_anything_starts() -> None:
     raw = {"kv_connector": "TcpConnector", "kv_role": "kv_consumer"}
     extra = {"kv_connector_extra_config": {"peers": "nobody"}}

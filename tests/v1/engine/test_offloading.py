@@ -4,19 +4,27 @@ import os
 import random
 import shutil
 import time
+from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.v1.engine.test_cache_keeps_outputs import Session, make_core, random_tokens
+from tests.v1.engine.test_handover import Pair
 from tests.v1.executor.rank_engines import run_engine
 from vllm.config import KVTransferConfig, SpeculativeConfig
+from vllm.distributed.kv_events import BlockStored, KVEventBatch
+from vllm.distributed.kv_transfer.offloading.reporting import TierEvents
+from vllm.distributed.kv_transfer.offloading.tier import Tier
 from vllm.exceptions import ConfigError
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.engine_args import EngineArgs
+from vllm.v1.kv_offload.rates import Rates
 from vllm.v1.kv_offload.store import ObjectStore
 
 pytestmark = pytest.mark.slow
@@ -25,24 +33,48 @@ _WAIT_S = 60.0
 MTP = SpeculativeConfig(method="mtp", num_speculative_tokens=2)
 
 
-def config_of(root: Path, size: str = "64MiB", **extra: Any) -> KVTransferConfig:
-    tier = {"type": "fs", "root_dir": str(root), "max_size": size}
+def tiers_of(
+    root: Path | None, size: str = "64MiB", host: str | None = None, warm: int = 0
+) -> dict[str, Any]:
     # Tests are about right answers: nothing may depend on how quick this machine is.
-    settings = {"secondary_tiers": [tier], "always_restore": True, **extra}
+    settings: dict[str, Any] = {"always_restore": True, "warm": warm}
+    if root is not None:
+        tier = {"type": "fs", "root_dir": str(root), "max_size": size}
+        settings["secondary_tiers"] = [tier]
+    if host is not None:
+        settings["cpu_bytes_to_use"] = host
     raw = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
-    return KVTransferConfig.from_dict({**raw, "kv_connector_extra_config": settings})
+    return {**raw, "kv_connector_extra_config": settings}
 
 
-def start(root: Path | None, *, unit: int = 32, size: str = "64MiB", **settings: Any) -> Session:
-    transfer = None if root is None else config_of(root, size)
+def start(
+    root: Path | None,
+    *,
+    unit: int = 32,
+    size: str = "64MiB",
+    host: str | None = None,
+    warm: int = 0,
+    **settings: Any,
+) -> Session:
+    transfer = None
+    if root is not None or host is not None:
+        transfer = KVTransferConfig.from_dict(tiers_of(root, size, host, warm))
     settings = {"num_blocks": 3000, "budget": 256, **settings}
     session = Session(make_core(unit, transfer=transfer, **settings))
     if root is not None:
-        deadline = time.monotonic() + _WAIT_S
-        while keeper_of(session.core).is_opening:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_open(session.core.scheduler.connector)
     return session
+
+
+def wait_open(connector: Any) -> None:
+    deadline = time.monotonic() + _WAIT_S
+    while connector._tier.keeper.is_opening:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def tier_of(session: Session) -> Tier:
+    return session.core.scheduler.connector._tier
 
 
 def keeper_of(core: EngineCore):
@@ -71,9 +103,10 @@ def check_free(session: Session) -> None:
     manager.check_invariants()
     assert manager.usage == 0
     if session.core.scheduler.connector is not None:
-        store = keeper_of(session.core).store
-        if store is not None:
-            assert store.find_faults() == []
+        for store in (tier_of(session).host, tier_of(session).store):
+            if store is not None:
+                assert store.find_faults() == []
+                assert store._pins == {}
 
 
 def stop(session: Session, *, is_killed: bool = False) -> None:
@@ -198,6 +231,214 @@ def test_a_pool_far_too_small_hits_on_the_disk(tmp_path):
     # Many at a time, too.
     assert answer(session, prompts) == expected
     stop(session)
+
+
+def sources(session: Session) -> Counter[str]:
+    found = [Counter(a.stats.external_sources) for a in session.answers.values() if a.stats]
+    return sum(found, Counter())
+
+
+def misses(session: Session) -> list[dict[str, int]]:
+    found = [a.stats for a in session.answers.values() if a.stats is not None]
+    for stats in found:
+        assert stats.num_cached_tokens + sum(stats.miss_tokens.values()) == stats.num_prompt_tokens
+    return [stats.miss_tokens for stats in found]
+
+
+def test_host_memory_alone_keeps_what_the_pool_gives_up():
+    prompts = prompts_of(3, tuple(range(200, 440, 30)))
+    expected = cold(prompts)
+    # Every object is copied out of the pool, and its seal is checked on the way back.
+    session = start(None, host="32MiB", num_blocks=112, max_len=480)
+    for _ in range(2):
+        assert [answer(session, [prompt])[0] for prompt in prompts] == expected
+    assert set(sources(session)) == {"host"}
+    assert sources(session)["host"] > 1000
+    assert answer(session, prompts) == expected
+    assert session.core.reset_prefix_cache(reset_connector=True)
+    assert tier_of(session).host.list_objects() == []
+    stop(session)
+
+
+def test_both_tiers_behind_a_pool_far_too_small(tmp_path):
+    prompts = prompts_of(3, tuple(range(200, 440, 30)))
+    expected = cold(prompts)
+    session = start(tmp_path / "cache", host="3MiB", num_blocks=112, max_len=480)
+    tier = tier_of(session)
+    session.core.scheduler.log_stats = False  # counts stay here
+    tier._events = TierEvents(is_on=True)
+    batches: list[KVEventBatch] = []
+    session.core.scheduler.kv_event_publisher = SimpleNamespace(
+        publish=batches.append, shutdown=lambda: None
+    )
+    # Forward and back: what was used last is in host memory yet, the first ones on the disk alone.
+    for order in (range(8), reversed(range(8))):
+        for i in order:
+            assert answer(session, [prompts[i]]) == [expected[i]]
+    assert tier.host.counts.evicted > 0
+    assert tier.host.used_bytes <= tier.host.capacity_bytes <= 3 << 20
+    assert set(sources(session)) == {"host", "disk"}
+    session.core.scheduler.publish_kv_events()
+    check_events([event for batch in batches for event in batch.events], tier)
+    stats = tier.take_stats()
+    assert stats.restores["restored"] == sum(n > 0 for n in externals(session))
+    assert stats.stores["stored"] == len(tier.store.list_objects())
+    assert stats.read_bytes["disk"] > 0
+    stop(session)
+    again = start(tmp_path / "cache", host="2MiB")
+    assert answer(again, prompts[:2]) == expected[:2]
+    assert set(sources(again)) == {"disk"}
+    # What came from the disk stays in host memory.
+    again.core.reset_prefix_cache()
+    assert answer(again, prompts[:2]) == expected[:2]
+    assert set(sources(again)) == {"host", "disk"}
+    stop(again)
+
+
+def externals(session: Session) -> list[int]:
+    return [a.stats.num_external_tokens for a in session.answers.values() if a.stats]
+
+
+def check_events(events: list[Any], tier: Tier) -> None:
+    """What was announced and not taken back is what the tiers hold."""
+    for medium, store in (("CPU", tier.host), ("STORAGE", tier.store)):
+        held: Counter[Any] = Counter()
+        for event in events:
+            if event.medium == medium:
+                held[event.block_hashes[0]] += 1 if isinstance(event, BlockStored) else -1
+        assert set(held.values()) <= {0, 1, 2}
+        assert sum(held.values()) == len(store.list_objects())
+
+
+def test_every_miss_of_a_tier_has_its_reason(root, monkeypatch):
+    session = start(root)
+    tier = tier_of(session)
+    session.core.scheduler.log_stats = False  # counts stay here
+    # Computing is far quicker than this disk.
+    monkeypatch.setattr(tier, "_settings", replace(tier._settings, always_restore=False))
+    tier.rates = Rates(bytes_per_s=1.0, tokens_per_s={0: 1e9})
+    assert answer(session, KEPT[1:]) == cold(KEPT[1:])
+    declined = {"restore_declined": 256, "first_seen": 32, "above_last_boundary": 12}
+    assert misses(session)[-1] == declined
+    monkeypatch.setattr(tier, "_settings", replace(tier._settings, always_restore=True))
+    session.core.reset_prefix_cache()
+    # The disk refuses.
+    worker = session.core.executor._worker._runner._connector._connector._loader
+    monkeypatch.setattr(worker._rows, "read", refuse)
+    assert answer(session, KEPT[1:]) == cold(KEPT[1:])
+    assert misses(session)[-1]["restore_failed"] == 256
+    monkeypatch.undo()
+    # What it gave is not what was written.
+    session.core.reset_prefix_cache()
+    _change(root, "rows.0", lambda data: data.__setitem__(slice(None), bytes(len(data))))
+    assert answer(session, KEPT[1:]) == cold(KEPT[1:])
+    assert misses(session)[-1]["corrupt"] == 256
+    assert tier.take_stats().num_corrupt == 1
+    stop(session)
+
+
+def test_a_start_brings_back_what_was_used_most(tmp_path):
+    prompts = prompts_of(32, (300, 200, 260))
+    expected = cold(prompts)
+    first = start(tmp_path / "cache", warm=2)
+    for prompt, tokens in zip([*prompts, *prompts[:2]], [*expected, *expected[:2]], strict=True):
+        assert answer(first, [prompt]) == [tokens]
+    stop(first)
+    # The kill of one that did nothing forgets nothing.
+    stop(start(tmp_path / "cache", warm=2), is_killed=True)
+    second = start(tmp_path / "cache", warm=2)
+    second.run()
+    check_free(second)
+    assert answer(second, prompts) == expected
+    # Two lie in the pool before anybody asks; the third was asked for once.
+    assert externals(second) == [0, 0, 256]
+    assert hits(second) == [256, 128, 256]
+    stop(second)
+    # None at all, and none that is not there.
+    _change(tmp_path / "cache", "rows.0", lambda data: data.__setitem__(slice(None), bytes(9)))
+    third = start(tmp_path / "cache", warm=2)
+    third.run()
+    assert answer(third, prompts[:1]) == expected[:1]
+    assert hits(third) == [0]
+    stop(third)
+
+
+def test_a_prefix_that_somebody_asked_to_keep_stays_kept(tmp_path):
+    (prompt,) = prompts_of(33, (300,))
+    first = start(tmp_path / "cache", warm=1)
+    request_id = first.add(prompt, 2, cache_ttls={256: 3600.0})
+    first.run()
+    (held,) = first.core.scheduler.held_prefixes()[0]
+    assert (held.id, held.num_tokens, held.is_pinned) == (request_id, 256, True)
+    stop(first)
+    second = start(tmp_path / "cache", warm=1)
+    second.run()
+    (again,) = second.core.scheduler.held_prefixes()[0]
+    assert (again.id, again.num_tokens, again.is_pinned) == (request_id, 256, True)
+    assert 3000 < again.expires_in <= held.expires_in
+    assert second.core.scheduler.held_prefixes(request_id) == ((), True)
+    stop(second)
+    third = start(tmp_path / "cache", warm=1)
+    third.run()
+    assert list(third.core.scheduler.held_prefixes()[0]) == []
+    stop(third)
+
+
+def refuse(extent: Any) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_what_the_disk_gave_up_is_told(tmp_path):
+    prompts = prompts_of(4, (390, 520, 420, 500, 410, 430))
+    session = start(tmp_path / "cache", num_blocks=300, size="3MiB")
+    for prompt in prompts:
+        answer(session, [prompt])
+    assert store_of(session).counts.evicted > 0
+    session.core.reset_prefix_cache()
+    answer(session, prompts[:1])
+    assert misses(session)[-1]["evicted_from_disk"] == 384
+    stop(session)
+
+
+class PairWithTier(Pair):
+    """The decoding engine keeps prefixes on a disk, and takes the others from the first."""
+
+    def __init__(self, root: Path, **settings: Any) -> None:
+        self._root = root
+        super().__init__(**settings)
+
+    def make(self, transfer: KVTransferConfig, **settings: Any) -> EngineCore:
+        if transfer.kv_role == "kv_consumer":
+            peer = {"kv_connector": "TcpConnector", "kv_role": "kv_consumer"}
+            peer["kv_port"] = transfer.kv_port
+            extra = {"connectors": [tiers_of(self._root), peer]}
+            raw = {"kv_connector": "MultiConnector", "kv_role": "kv_consumer"}
+            transfer = KVTransferConfig.from_dict({**raw, "kv_connector_extra_config": extra})
+            assert transfer.has_tiers
+        core = super().make(transfer, **settings)
+        if transfer.kv_connector == "MultiConnector":
+            wait_open(core.scheduler.connector._parts[0])
+        return core
+
+
+def test_a_tier_and_a_handover_stand_together(tmp_path):
+    (prompt,) = prompts_of(31, (300,))
+    (expected,) = cold([prompt])
+    found = []
+    for _ in range(2):
+        pair = PairWithTier(tmp_path / "cache", unit=32, num_blocks=300, budget=256, max_len=450)
+        try:
+            answered = pair.answer(prompt)
+            assert answered.tokens == expected
+            assert answered.stats is not None
+            found.append((answered.stats.num_external_tokens, answered.stats.external_sources))
+            # The prefilling engine is told that nothing of it is held for the other any more.
+            pair.run()
+            pair.check_free()
+        finally:
+            pair.shutdown()
+    # The tier is nearer where it has as much.
+    assert found == [(288, {}), (288, {"disk": 288})]
 
 
 def test_a_disk_far_too_small_evicts_and_never_lies(tmp_path):
@@ -374,10 +615,18 @@ def test_other_weights_are_another_identity(tmp_path):
     ("arguments", "words"),
     [
         ({"prefix_cache_disk_size": "8GiB"}, "set --prefix-cache-dir"),
+        ({"prefix_cache_warm": 3}, "set --prefix-cache-dir"),
+        ({"prefix_cache_dir": "x", "prefix_cache_warm": -1}, "from 0 to 256"),
+        ({"kv_offloading_size": 0.0}, "GiB of host memory"),
+        ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "use native"),
         ({"prefix_cache_dir": "x", "prefix_cache_disk_size": "much"}, "no size"),
         ({"prefix_cache_dir": "x", "enable_prefix_caching": False}, "turn it on"),
         ({"prefix_cache_dir": "x", "prefix_caching_hash_algo": "xxhash"}, "can be forged"),
-        ({"prefix_cache_dir": "x", "kv_transfer_config": {}}, "leave one of them out"),
+        ({"prefix_cache_dir": "x", "kv_transfer_config": {}}, "kv_role"),
+        (
+            {"prefix_cache_dir": "x", "kv_transfer_config": {"kv_connector": "MultiConnector"}},
+            "leave one out",
+        ),
         ({"prefix_cache_dir": "x", "cache_trace": "y"}, "does not record"),
     ],
 )

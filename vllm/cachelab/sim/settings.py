@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from vllm import envs
 from vllm.cachelab.sim.geometries import GEOMETRIES
 from vllm.config import VllmConfig
 from vllm.config.cache import CacheConfig
@@ -114,7 +113,7 @@ class SimSettings:
         geometry = CacheGeometry.from_config(plan.scheduler_config)
         if geometry.windows:
             # Refused here, by name, and not in the middle of a grid.
-            read_interval(envs.retention_or_default(self.interval), geometry.unit)
+            read_interval(self.interval, geometry.unit)
         return plan
 
     def resized(self, num_blocks: int) -> "SimSettings":

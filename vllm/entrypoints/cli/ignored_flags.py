@@ -5,7 +5,6 @@ from vllm.utils.argparse_utils import IgnoredFlag
 _ONE_WORKER = "there is one worker, which needs no such choice"
 _NO_COMPILER = "nothing is compiled, and answers do not depend on it"
 _NO_GRAPHS = "no graphs are captured on a CPU, and answers do not depend on it"
-_NO_OFFLOAD = "there is no second tier of the KV cache: what is evicted is computed again"
 _NO_MEDIA = "only text is served"
 _NO_MOE_KERNELS = "experts are computed one way, and answers do not depend on it"
 _OWN_CHUNKS = "the scheduler shares out a step's tokens its own way"
@@ -23,18 +22,12 @@ def _switch(why: str, *names: str) -> IgnoredFlag:
 IGNORED_SERVE_FLAGS = (
     # Prefix cache and KV cache.
     _value("hits end at every --block-size tokens already", "--prefix-match-unit"),
-    _value(_NO_OFFLOAD, "--kv-offloading-size"),
-    _value(_NO_OFFLOAD, "--kv-offloading-backend"),
     _value("weights stay on the device", "--cpu-offload-gb"),
     _value("preempted requests are computed again, not swapped", "--swap-space"),
     _switch("the cache's layout is one for all layers", "--disable-hybrid-kv-cache-manager"),
     _switch("keys and values are stored in the model's type", "--calculate-kv-scales"),
     _switch("the cache decides how the window of a hit comes about", "--swa-bounded-replay"),
     _switch("prefill is computed one way", "--kv-sharing-fast-prefill"),
-    _value("state is kept as the model's cache needs it", "--mamba-cache-mode"),
-    _value("state is kept as the model's cache needs it", "--mamba-cache-dtype"),
-    _value("state is kept as the model's cache needs it", "--mamba-ssm-cache-dtype"),
-    _value("state is kept as the model's cache needs it", "--mamba-block-size"),
     # Scheduling.
     _switch("answers are the same with and without", "--async-scheduling"),
     _value("every token is sent as it comes", "--stream-interval"),

@@ -298,6 +298,7 @@ def make_stat_sinks(
             config.observability_config,
             index,
             config.external_source,
+            has_tiers=config.has_tiers,
         )
         stats.set_cache_config(cache_labels(config, kv_cache))
         sinks.append([stats, *others])

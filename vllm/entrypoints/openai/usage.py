@@ -80,6 +80,8 @@ class UsageCounter:
             details.dense_match_tokens = sum(prefill.dense_match_tokens for prefill in known)
             if num_external := sum(prefill.num_external_tokens for prefill in known):
                 details.external_tokens = num_external
+            if sources := sum((Counter(p.external_sources) for p in known), Counter()):
+                details.external_sources = dict(sources)
             foretold = [p for p in known if p.predicted_tokens is not None]
             if foretold:
                 details.predicted_tokens = sum(p.predicted_tokens or 0 for p in foretold)

@@ -12,6 +12,7 @@ import torch
 
 from vllm.distributed.parallel_state import shard_size
 from vllm.model_executor.layers.linear import TensorFactory
+from vllm.v1.attention.ops.stored import GatedExperts
 
 RunExperts = Callable[..., torch.Tensor]
 
@@ -35,6 +36,8 @@ def run_own_experts(
     own: range,
     run_expert: Callable[[torch.Tensor, int], torch.Tensor],
     run_experts: RunExperts,
+    num_experts: int | None = None,
+    stacked: GatedExperts | None = None,
 ) -> torch.Tensor:
     """Sums each token's chosen experts as far as this rank holds them.
 
@@ -46,10 +49,14 @@ def run_own_experts(
         run_expert: Maps rows [N, D] by an expert to [N, D]; experts count from the first of
             ``own``.
         run_experts: The platform's op.
+        num_experts: Experts of all ranks; None: more than ``own``.
+        stacked: All experts in one, which the op may take instead where this rank holds them all.
 
     Returns:
         [T, D]; zero where a token chose none of them.
     """
+    if len(own) == num_experts:
+        return run_experts(x, expert_ids, weights, run_expert, stacked)
     is_own = (expert_ids >= own.start) & (expert_ids < own.stop)
     tokens, choices = is_own.nonzero(as_tuple=True)
     output = torch.zeros_like(x)

@@ -14,6 +14,7 @@ from vllm.v1.attention.attention_plan import build_attention_plans
 from vllm.v1.attention.block_lookup import BlockLookup, to_device
 from vllm.v1.attention.key_tables import build_key_metadata
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
+from vllm.v1.attention.recurrent_tables import build_recurrent_rows
 from vllm.v1.attention.step_batch import StepBatch, ragged_arange
 from vllm.v1.attention.step_tables import (
     BlockTableView,
@@ -21,6 +22,7 @@ from vllm.v1.attention.step_tables import (
     KeyMetadata,
     PaddedRows,
     PageRows,
+    RecurrentRows,
     RequestSlice,
     RowWrites,
     StateMetadata,
@@ -60,7 +62,11 @@ def build_step_metadata(
     states: dict[int, StateMetadata] = {}
     entries: dict[int, DenseMetadata] = {}
     keys: dict[int, KeyMetadata] = {}
+    recurrent: dict[int, tuple[RecurrentRows, ...]] = {}
     for group_id, group in enumerate(layout.groups):
+        if group.kind == "recurrent":
+            recurrent[group_id] = build_recurrent_rows(batch, group, group_id, torch_device)
+            continue
         tables = [batch_slice.tables[group_id] for batch_slice in batch.slices]
         lookup = BlockLookup(tables, group, torch_device)
         if group.kind == "keys":
@@ -85,6 +91,7 @@ def build_step_metadata(
         entries=entries,
         group_of=layout.group_of,
         keys=keys,
+        recurrent=recurrent,
     )
 
 

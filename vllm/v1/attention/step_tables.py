@@ -13,7 +13,7 @@ Keys of a query, in column order:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -48,6 +48,8 @@ class RequestSlice:
         read_from: The first position whose window rows are stored; attention sees none before.
         wanted_from: The first position whose streams are read; the model may leave those before it
             undefined.
+        num_drafts: Of the last tokens so many are guesses: what is stored in the place of another
+            token's must not depend on them until they are settled.
     """
 
     start: int
@@ -56,6 +58,7 @@ class RequestSlice:
     write_from: tuple[int, ...] = ()
     read_from: int = 0
     wanted_from: int = 0
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +311,37 @@ class KeyMetadata:
     chunks: tuple[ChunkKeys, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """A state that a step leaves.
+
+    Attributes:
+        end: Tokens of the request's part of the step that it stands behind.
+        blocks: int64, of the whole state.
+    """
+
+    end: int
+    blocks: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentRows:
+    """One request's part of a step.
+
+    Attributes:
+        rows: Its flat rows.
+        source: Blocks of the state that it begins with, int64; None: before its first token.
+        stores: The states that it leaves, ascending; the last one behind its last token that is no
+            draft.
+        num_drafts: Its last rows that are drafts, whose states are stored when they are settled.
+    """
+
+    rows: slice
+    source: torch.Tensor | None
+    stores: tuple[StoredState, ...]
+    num_drafts: int = 0
+
+
 class AttendsPages(Protocol):
     """Kernels that write and read pages by themselves, over the tables of one step."""
 
@@ -332,7 +366,7 @@ class StepMetadata:
         decodes: Batches of requests with few tokens.
         chunks: The other requests.
         plans: (window, ratio) -> masks; ratio 0 is a layer without entries.
-        windows, states, entries, keys: By group id.
+        windows, states, entries, keys, recurrent: By group id.
         group_of: Cache name -> group id.
     """
 
@@ -348,6 +382,7 @@ class StepMetadata:
     entries: Mapping[int, DenseMetadata]
     group_of: Mapping[str, int]
     keys: Mapping[int, KeyMetadata]
+    recurrent: Mapping[int, tuple[RecurrentRows, ...]] = field(default_factory=dict)
 
     def find_wanted(self, device: torch.device) -> torch.Tensor | None:
         """Returns the flat rows whose streams are read, int64 ascending; None: all are.

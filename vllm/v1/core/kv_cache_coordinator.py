@@ -215,7 +215,7 @@ class CheckpointCoordinator(Coordinator):
         for window in cache.windows:
             passed = window.drop_below(cache.num_accepted)
             if passed:
-                self.block_pool.free_blocks(passed)
+                self._publisher.give_back(cache, passed)
         return False
 
     def _admitted(self, step: StepRequest) -> RequestCache | None:
@@ -377,7 +377,7 @@ class CheckpointCoordinator(Coordinator):
             if tables:
                 work.window_tables[request_id] = tables
             if cache.spared_until:
-                self.block_pool.free_blocks(cache.take_spared())
+                self._publisher.give_back(cache, cache.take_spared())
         self._changed.clear()
         return work
 
@@ -477,8 +477,7 @@ class CheckpointCoordinator(Coordinator):
         # A sequence's tail is reused before its head.
         for table in cache.tables():
             held += reversed(table.blocks)
-        pool.free_blocks(held)
-        self.store.leave(made, cache.origins, request_id, again=cache.is_resumed)
+        self.store.leave(made, cache.origins, request_id, held, again=cache.is_resumed)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return 0 for each group: nothing is computed from what requests share."""

@@ -35,7 +35,8 @@ class Publications:
     Attributes:
         num_units: Units whose keys are out, those of its hit included.
         trailing: Checkpoints it carries along and replaces as it advances.
-        kept: Checkpoints it made that outlive its advance.
+        kept: Checkpoints it made that outlive its advance; only ever appended to.
+        num_listed: How many of them the index knows the blocks of.
         wanted: Boundaries it wants kept: replay boundaries and junctions.
         junctions: Those of them where prompts part.
         spared: Boundaries near its prompt's end where it left spare checkpoints, and their kinds.
@@ -45,6 +46,7 @@ class Publications:
     num_units: int = 0
     trailing: list[Checkpoint] = field(default_factory=list)
     kept: list[Checkpoint] = field(default_factory=list)
+    num_listed: int = 0
     wanted: set[int] = field(default_factory=set)
     junctions: set[int] = field(default_factory=set)
     spared: dict[int, int] = field(default_factory=dict)
@@ -153,7 +155,7 @@ class RequestCache:
                     f"{table.geometry.group_id}, {num_computed} tokens need {needed}"
                 )
         for window in self.windows:
-            missing = window.find_missing(window.geometry.rows_below(num_computed))
+            missing = window.find_holes(window.geometry.rows_below(num_computed))
             if missing:
                 yield (
                     f"request {request_id} at {num_computed} tokens lacks blocks {missing} of "

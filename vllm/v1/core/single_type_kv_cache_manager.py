@@ -6,6 +6,7 @@ knows them, are in ``vllm.v1.core.whole_block``; their names are here, too.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from vllm.v1.core.geometry import GroupGeometry
@@ -79,7 +80,7 @@ class LiveWindow:
         is_dirty: Whether the worker has not seen the table as it is now.
     """
 
-    __slots__ = ("_null_block", "base", "blocks", "geometry", "is_dirty")
+    __slots__ = ("_null_block", "_num_null", "base", "blocks", "geometry", "is_dirty")
 
     def __init__(self, geometry: GroupGeometry, null_block: KVCacheBlock) -> None:
         self.geometry = geometry
@@ -87,6 +88,7 @@ class LiveWindow:
         self.blocks: list[KVCacheBlock] = []
         self.is_dirty = True
         self._null_block = null_block
+        self._num_null = 0
 
     def adopt(self, position: int, blocks: Sequence[KVCacheBlock]) -> None:
         """Begin with a checkpoint's blocks, already touched for the request."""
@@ -104,7 +106,7 @@ class LiveWindow:
     def drop_below(self, position: int) -> list[KVCacheBlock]:
         """Take out the blocks that going on at ``position`` does not need, the last one first."""
         # Where nothing is needed below the position, the whole table is below it.
-        end = self.geometry.first_needed(position) // self.geometry.block_size - self.base
+        end = self.geometry.first_block(self.geometry.first_needed(position)) - self.base
         if end <= 0 or not self.blocks:
             return []
         end = min(end, len(self.blocks))
@@ -112,16 +114,22 @@ class LiveWindow:
         null_block = self._null_block
         dropped = [block for block in self.blocks[end - 1 :: -1] if block is not null_block]
         del self.blocks[:end]
+        self._num_null -= end - len(dropped)
         self.base += end
         # The worker need not hear of it: it reads nothing below first_needed.
         return dropped
 
-    def find_missing(self, needed: Sequence[int], adopted: range = range(0)) -> list[int]:
+    def find_missing(self, needed: Sequence[int], adopted: range = range(0)) -> Sequence[int]:
         """Return which of the needed block indices are neither held nor about to be adopted."""
         if not self.blocks:
             return [i for i in needed if i not in adopted]
-        base, blocks = self.base, self.blocks
-        end = base + len(blocks)
+        if not self._num_null and needed and needed[0] >= self.base:
+            return needed[bisect_left(needed, self.end) :]  # most times: nothing, or what is new
+        return self.find_holes(needed)
+
+    def find_holes(self, needed: Sequence[int]) -> list[int]:
+        """Return which of the needed block indices have no block, by looking at each."""
+        base, blocks, end = self.base, self.blocks, self.end
         return [i for i in needed if not (base <= i < end) or blocks[i - base].is_null]
 
     def insert(self, indices: Sequence[int], blocks: Sequence[KVCacheBlock]) -> None:
@@ -138,6 +146,8 @@ class LiveWindow:
         gap = indices[-1] + 1 - self.base - len(self.blocks)
         if gap > 0:
             self.blocks.extend([self._null_block] * gap)
+        # Where new blocks go there was none.
+        self._num_null += max(0, below) + max(0, gap) - len(indices)
         for index, block in zip(indices, blocks, strict=True):
             self.blocks[index - self.base] = block
         self.is_dirty = True
@@ -162,7 +172,10 @@ class LiveWindow:
 
     def capacity(self) -> int:
         """Return the position up to which the table has blocks; 0 for an empty table."""
-        return (self.base + len(self.blocks)) * self.geometry.block_size if self.blocks else 0
+        if not self.blocks:
+            return 0
+        num_pieces = self.base + len(self.blocks)
+        return num_pieces // self.geometry.num_pieces * self.geometry.block_size
 
     @property
     def end(self) -> int:

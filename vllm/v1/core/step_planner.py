@@ -151,15 +151,17 @@ class StepPlanner:
         """
         indices: list[Sequence[int]] = []
         for number, group in enumerate(self._geometry.windows):
-            num_blocks, size = self._geometry.lean_blocks[number], group.block_size
+            num_blocks = self._geometry.lean_blocks[number]
             if not num_blocks:
                 indices.append(plan.window_indices[number])
                 continue
             # Below this, what going on at the step's start needs is held already.
-            held = plan.step.start // size if cache is None else cache.windows[number].end
+            held = (
+                group.first_block(plan.step.start) if cache is None else cache.windows[number].end
+            )
             needed = {*plan.window_indices[number]}
             for spare in spares:
-                end = spare.position // size
+                end = group.first_block(spare.position)
                 needed.update(range(max(held, end - num_blocks), end))
             indices.append(sorted(needed))
         return indices

@@ -68,7 +68,8 @@ class TieredPool:
         # By tier; and those that can have a block, the lowest first.
         self.tiers, self._queues = self._lay_out_tiers()
         self._num_free = num_gpu_blocks - 1
-        # Where a free block stands; of no meaning while it is held.
+        # Where a free block stands; of no meaning for a held one. Most have keys, and without pins
+        # these are all in REGULAR: of them it is not noted.
         self._tier_of: list[Tier] = [_SCRATCH] * num_gpu_blocks
 
     def _lay_out_tiers(self) -> tuple[_Tiers, _Tiers]:
@@ -107,8 +108,13 @@ class TieredPool:
 
     def tier_of(self, block: KVCacheBlock) -> Tier | None:
         """Return the tier a free block stands in; None for a held block and the null block."""
-        is_free = block.ref_cnt == 0 and not block.is_null
-        return self._tier_of[block.block_id] if is_free else None
+        return None if block.ref_cnt or block.is_null else self._place_of(block)
+
+    def _place_of(self, block: KVCacheBlock) -> Tier:
+        """Return the tier of a free block."""
+        if block.keys is not None and self.pins is None:
+            return _REGULAR
+        return self._tier_of[block.block_id]
 
     # ---- taking and giving back --------------------------------------------------------------
 
@@ -127,23 +133,27 @@ class TieredPool:
             # Every way to a block leads through here, so pins give way to any admission.
             self.pins.make_room(num_blocks)
         self._num_free -= num_blocks
-        lowest, collector = self.free_block_queue, self.metrics_collector
-        taken = lowest.popleft_n(min(num_blocks, lowest.num_free_blocks))
-        for block in taken:
-            block.ref_cnt = 1
-            # The field, not the property: a prompt takes thousands of blocks. Scratch that stands
-            # apart caches nothing (I3).
-            if block._block_hash is not None or collector is not None:
-                self._forget(block)
+        taken = self._take_lowest(num_blocks)
         while len(taken) < num_blocks:
             # One at a time: a checkpoint that loses a block gives its others to scratch.
             block = next(q for q in self._queues if q.num_free_blocks).popleft()
             block.ref_cnt = 1
             self._forget(block)
             taken.append(block)
-        if collector is not None:
+        if self.metrics_collector is not None:
             for block in taken:
-                collector.on_block_allocated(block)
+                self.metrics_collector.on_block_allocated(block)
+        return taken
+
+    def _take_lowest(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take blocks of the lowest tier, at most so many; nothing is cached in scratch (I3)."""
+        lowest = self.free_block_queue
+        taken = lowest.popleft_n(min(num_blocks, lowest.num_free_blocks))
+        for block in taken:
+            block.ref_cnt = 1
+        if self.metrics_collector is not None:
+            for block in taken:
+                self._forget(block)
         return taken
 
     def reserve_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
@@ -165,7 +175,7 @@ class TieredPool:
             if block is null_block:
                 continue
             if block.ref_cnt == 0:
-                tier = self._tier_of[block.block_id]
+                tier = self._place_of(block)
                 self.tiers[tier].remove(block)
                 self._num_free -= 1
                 if tier is _PINNED:
@@ -182,20 +192,55 @@ class TieredPool:
         Args:
             ordered_blocks: In the order in which they shall be reused.
         """
-        freed = self._release(ordered_blocks)
-        if freed:
-            self._enqueue(freed, self.index.tiers(freed))
+        self._join_all(*self._release(ordered_blocks))
 
-    def _release(self, blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
-        """Count one holder less (I2); returns the blocks nobody holds any more."""
-        freed, null_block = [], self.null_block
+    def free_and_age(
+        self, ordered_blocks: Iterable[KVCacheBlock], youngest: Iterable[KVCacheBlock]
+    ) -> None:
+        """Give blocks back; some that nobody holds become the youngest of their tiers.
+
+        Args:
+            ordered_blocks: In the order in which they shall be reused.
+            youngest: In the same order, those to age from now, given back or free before.
+        """
+        keyed, others = self._release(ordered_blocks)
+        last = {block: None for block in youngest if not block.ref_cnt}
+        self._join_all(
+            [block for block in keyed if block not in last],
+            [block for block in others if block not in last],
+        )
+        for block in last:
+            if block.next_free_block is not None:
+                self.tiers[self._place_of(block)].remove(block)
+                self._num_free -= 1
+        if last:
+            blocks = list(last)
+            self._enqueue(blocks, self.index.tiers(blocks))
+
+    def _join_all(self, keyed: Sequence[KVCacheBlock], others: Sequence[KVCacheBlock]) -> None:
+        """Let blocks that stand in no tier join theirs."""
+        if self.pins is not None:
+            keyed, others = (), [*keyed, *others]
+        if keyed:
+            self._num_free += len(keyed)
+            self.tiers[_REGULAR].append_n(keyed)
+        if others:
+            self._enqueue(others, self.index.tiers(others))
+
+    def _release(
+        self, blocks: Iterable[KVCacheBlock]
+    ) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
+        """Count one holder less (I2); returns the blocks nobody holds, those with keys first."""
+        keyed: list[KVCacheBlock] = []
+        others: list[KVCacheBlock] = []
+        null_block = self.null_block
         for block in blocks:
             if block is null_block:
                 continue
             block.ref_cnt = ref_cnt = block.ref_cnt - 1
-            if ref_cnt == 0 and not block.is_null:
-                freed.append(block)
-        return freed
+            if ref_cnt == 0:
+                (others if block.keys is None else keyed).append(block)
+        return keyed, others
 
     def _enqueue(self, freed: Sequence[KVCacheBlock], tiers: Sequence[Tier]) -> None:
         """Let blocks that stand in no tier join theirs, each tier's in one piece."""
@@ -244,7 +289,7 @@ class TieredPool:
         for block in blocks:
             if block.ref_cnt or block.is_null:
                 continue
-            current, tier = tier_of[block.block_id], self.index.tier(block)
+            current, tier = self._place_of(block), self.index.tier(block)
             if pins is not None and pins.holds(block):
                 tier = _PINNED
             if even_if_unchanged or tiers[tier] is not tiers[current]:
@@ -255,6 +300,13 @@ class TieredPool:
         if moved:
             self._num_free -= len(moved)
             self._enqueue(moved, [tier_of[block.block_id] for block in moved])
+
+    def replace_emptied(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Move blocks that have just lost their keys."""
+        if self.pins is None:
+            for block in blocks:
+                self._tier_of[block.block_id] = _REGULAR
+        self.replace(blocks)
 
     # ---- what is cached ----------------------------------------------------------------------
 
@@ -270,9 +322,9 @@ class TieredPool:
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         """Drop what a block caches, wherever it is; False if that is nothing."""
-        was_cached = self.index.is_cached(block)
+        was_cached, had_keys = self.index.is_cached(block), block.keys is not None
         self._forget(block)
-        self.replace((block,))
+        (self.replace_emptied if had_keys else self.replace)((block,))
         return was_cached
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
@@ -301,12 +353,13 @@ class TieredPool:
                 "Failed to reset the prefix cache: %d blocks are still in use", num_used_blocks
             )
             return False
+        free = self._note_places()
         self.index.clear()
         if self.pins is not None:
             self.pins.clear()
         for block in self.blocks:
             block.reset_hash()
-        self.replace([block for queue in self._queues for block in queue.get_all_free_blocks()])
+        self.replace(free)
         if self.metrics_collector is not None:
             self.metrics_collector.reset()
         self.index.events.cleared()
@@ -316,7 +369,15 @@ class TieredPool:
     def enable_pinning(self, max_pinned: int) -> None:
         """Let up to so many blocks be pinned."""
         assert self.pins is None
+        self._note_places()
         self.pins = Pins(self, max_pinned)
+
+    def _note_places(self) -> list[KVCacheBlock]:
+        """Note of all free blocks where they stand; returns them."""
+        free = [block for queue in self._queues for block in queue.get_all_free_blocks()]
+        for block in free:
+            self._tier_of[block.block_id] = self._place_of(block)
+        return free
 
     def take_events(self) -> list[AnyKVCacheEvent]:
         """Drain the events; none when they are off."""

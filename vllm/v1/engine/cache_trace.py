@@ -59,6 +59,7 @@ def make_scheduler(vllm_config: VllmConfig, plan: KVCachePlan, **parts: Any) -> 
 def make_header(vllm_config: VllmConfig, plan: KVCachePlan) -> Header:
     """Return what rebuilds the cache."""
     cache, config = vllm_config.cache_config, plan.worker_configs[0]
+    interval = config.prefix_cache_retention_interval
     pool_bytes = sum(tensor.size for tensor in config.kv_cache_tensors)
     speculative = vllm_config.speculative_config
     hf_config = vllm_config.model_config.hf_config
@@ -71,7 +72,7 @@ def make_header(vllm_config: VllmConfig, plan: KVCachePlan) -> Header:
             "block_size": cache.block_size,
             "num_blocks": config.num_blocks,
             "block_bytes": pool_bytes // config.num_blocks,
-            "interval": _retention(config.prefix_cache_retention_interval),
+            "interval": "auto" if interval is None else interval,
             "pinned_share": cache.prefix_cache_pinned_share,
             "dtype": _row_dtype(plan),
             "enable_prefix_caching": cache.enable_prefix_caching,
@@ -101,11 +102,6 @@ def _scheduler_fields(vllm_config: VllmConfig) -> dict[str, Any]:
     return {
         name: value for name, value in made.items() if isinstance(value, bool | int | float | str)
     }
-
-
-def _retention(interval: str | int | None) -> str | int:
-    found = envs.retention_or_default(interval)
-    return "auto" if found is None else found
 
 
 def _written(value: Any) -> str:

@@ -14,11 +14,11 @@ from vllm.config.additional import explain_additional_config
 from vllm.config.cache import CacheConfig
 from vllm.config.kv_connectors import KVConnectorRegistry
 from vllm.config.kv_events import KVEventsConfig
-from vllm.config.kv_transfer import KVTransferConfig
+from vllm.config.kv_transfer import MULTI_CONNECTOR, OFFLOADING_CONNECTOR, KVTransferConfig
 from vllm.config.load import LoadConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
-from vllm.config.options import check_options, option, option_of, values_for
+from vllm.config.options import POSITIVE, Limit, check_options, option, option_of, values_for
 from vllm.config.parallel import ParallelConfig
 from vllm.config.retention import POLICIES, read_interval
 from vllm.config.scheduler import SchedulerConfig
@@ -45,6 +45,8 @@ logger = init_logger(__name__)
 TOKENIZER_MODES = ("auto", "deepseek_v4")
 _DEFAULT_BLOCK_SIZE = 16
 _DEFAULT_MAX_NUM_SEQS = 128
+_OFFLOADING_BACKENDS = ("native",)
+_MAX_HOST_GIB = 1 << 14
 
 
 @dataclass
@@ -139,6 +141,44 @@ class EngineArgs:
         more="Unset: as `VLLM_PREFIX_CACHE_RETENTION_INTERVAL` says.",
     )
     prefix_cache_pinned_share: float | None = option_of(CacheConfig, "prefix_cache_pinned_share")
+    mamba_cache_mode: str = option(
+        "align",
+        "When recurrent states are kept: where hits can end (align), as the policy decides.",
+        group="KV cache",
+        limit=Limit(
+            lambda mode: mode in ("none", "align"),
+            "is not supported: states end at units of --block-size, and the policy keeps those "
+            "that pay; --prefix-cache-retention-interval keeps them at fixed distances. Use align, "
+            "or leave it out.",
+        ),
+        more="`none` is what `align` is: --no-enable-prefix-caching keeps nothing.",
+    )
+    mamba_cache_dtype: str = option(
+        "auto",
+        "Type of a short convolution's stored inputs: float32.",
+        group="KV cache",
+        limit=Limit(
+            lambda dtype: dtype in ("auto", "float32"),
+            "is not supported: convolution inputs share pages with states, which are float32. Use "
+            "float32, or leave it out.",
+        ),
+    )
+    mamba_ssm_cache_dtype: str = option(
+        "auto",
+        "Type of recurrent states: float32.",
+        group="KV cache",
+        limit=Limit(
+            lambda dtype: dtype in ("auto", "float32"),
+            "is not supported: a state that is rounded drifts from the exact one, and answers "
+            "would depend on where it was stored. Use float32, or leave it out.",
+        ),
+    )
+    mamba_block_size: int | None = option(
+        None,
+        "Tokens between places where a recurrent state can end: only --block-size.",
+        group="KV cache",
+        limit=POSITIVE,
+    )
     prefix_cache_dir: str | None = option(
         None,
         "Folder of your own in which cached prefixes outlive the server "
@@ -152,6 +192,26 @@ class EngineArgs:
         "is free, at most 16GiB.",
         group="KV cache",
         metavar="SIZE",
+    )
+    prefix_cache_warm: int | None = option(
+        None,
+        "Most used prefixes in --prefix-cache-dir to bring back at the start, before anybody asks "
+        "for them; 0: none. Default: 8.",
+        group="KV cache",
+        metavar="N",
+    )
+    kv_offloading_size: float | None = option(
+        None,
+        "GiB of host memory that keep what the KV cache gives up (docs/durable_cache.md). "
+        "Default: none.",
+        group="KV cache",
+        metavar="GIB",
+    )
+    kv_offloading_backend: str = option(
+        "native",
+        "What --kv-offloading-size goes by: native is the one there is.",
+        group="KV cache",
+        metavar="{native}",
     )
     kv_events_config: dict[str, Any] | None = option(
         None,
@@ -323,6 +383,12 @@ class EngineArgs:
 
     def _make_cache_config(self, model_config: ModelConfig) -> CacheConfig:
         block_size = _resolve_block_size(self.block_size, model_config)
+        if self.mamba_block_size not in (None, block_size):
+            raise ConfigError(
+                f"mamba_block_size={self.mamba_block_size} is not supported: a recurrent state can "
+                f"end wherever a hit can, at every {block_size} tokens (--block-size). Leave it "
+                "out."
+            )
         retention = envs.retention_or_default(self.prefix_cache_retention_interval)
         _check_retention(retention, block_size, model_config)
         if self.prefix_cache_pinned_share is not None and not envs.VLLM_PIN_SWA_TOKENS:
@@ -363,28 +429,11 @@ class EngineArgs:
         return config
 
     def _make_kv_transfer_config(self) -> KVTransferConfig | None:
-        asked = self.kv_transfer_config
-        flag = "--kv-transfer-config"
-        if self.prefix_cache_dir is not None:
-            flag = "--prefix-cache-dir"
-            if asked is not None:
-                raise ConfigError(
-                    "--prefix-cache-dir and --kv-transfer-config each name a KV connector, and "
-                    "there is one: leave one of them out."
-                )
-            tier = {"type": "fs", "root_dir": self.prefix_cache_dir}
-            if self.prefix_cache_disk_size is not None:
-                tier["max_size"] = str(self.prefix_cache_disk_size)
-            asked = {
-                "kv_connector": "OffloadingConnector",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": {"secondary_tiers": [tier]},
-            }
-        elif self.prefix_cache_disk_size is not None:
-            raise ConfigError(
-                f"prefix_cache_disk_size={self.prefix_cache_disk_size!r} bounds a folder, but "
-                "there is none: set --prefix-cache-dir."
-            )
+        asked, flag = self.kv_transfer_config, "--kv-transfer-config"
+        tiers = self._make_tiers()
+        if tiers is not None:
+            flag = "--kv-offloading-size" if self.prefix_cache_dir is None else "--prefix-cache-dir"
+            asked = tiers if asked is None else _join_connectors(tiers, asked)
         if asked is None:
             return None
         if self.cache_trace is not None:
@@ -395,6 +444,46 @@ class EngineArgs:
         config = KVTransferConfig.from_dict(asked)
         KVConnectorRegistry.load_class(config)
         return config
+
+    def _make_tiers(self) -> dict[str, Any] | None:
+        """Return the connector that the plain flags of tiers ask for."""
+        given = {
+            "prefix_cache_disk_size": self.prefix_cache_disk_size,
+            "prefix_cache_warm": self.prefix_cache_warm,
+        }
+        for name, value in given.items():
+            if value is not None and self.prefix_cache_dir is None:
+                raise ConfigError(
+                    f"{name}={value!r} is about a folder, but there is none: set "
+                    "--prefix-cache-dir."
+                )
+        if self.kv_offloading_backend not in _OFFLOADING_BACKENDS:
+            raise ConfigError(
+                f"kv_offloading_backend={self.kv_offloading_backend!r}: use "
+                f"{' or '.join(_OFFLOADING_BACKENDS)}."
+            )
+        extra: dict[str, Any] = {}
+        if self.kv_offloading_size is not None:
+            if not 0 < self.kv_offloading_size <= _MAX_HOST_GIB:
+                raise ConfigError(
+                    f"kv_offloading_size={self.kv_offloading_size!r} must be GiB of host memory "
+                    f"above 0, at most {_MAX_HOST_GIB}."
+                )
+            extra["cpu_bytes_to_use"] = int(self.kv_offloading_size * 2**30)
+        if self.prefix_cache_dir is not None:
+            tier = {"type": "fs", "root_dir": self.prefix_cache_dir}
+            if self.prefix_cache_disk_size is not None:
+                tier["max_size"] = str(self.prefix_cache_disk_size)
+            extra["secondary_tiers"] = [tier]
+            if self.prefix_cache_warm is not None:
+                extra["warm"] = self.prefix_cache_warm
+        if not extra:
+            return None
+        return {
+            "kv_connector": OFFLOADING_CONNECTOR,
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": extra,
+        }
 
     def _make_kv_events_config(self) -> KVEventsConfig | None:
         if self.kv_events_config is None:
@@ -465,6 +554,23 @@ def _check_backends(config: ParallelConfig) -> None:
         check_ray("data_parallel_backend")
     if config.distributed_executor_backend == "ray":
         check_ray("distributed_executor_backend")
+
+
+def _join_connectors(tiers: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """Return one connector of the tiers and of what else was asked for; tiers are nearer."""
+    name = asked.get("kv_connector")
+    if name in (OFFLOADING_CONNECTOR, MULTI_CONNECTOR):
+        raise ConfigError(
+            f"--prefix-cache-dir and --kv-offloading-size stand for an {OFFLOADING_CONNECTOR}, and "
+            f"--kv-transfer-config names {name} itself: put the folder there, or leave one out."
+        )
+    extra = {"connectors": [tiers, asked]}
+    shared: dict[str, Any] = {
+        key: asked[key] for key in ("engine_id", "kv_load_failure_policy") if key in asked
+    }
+    role = {"kv_role": asked["kv_role"]} if "kv_role" in asked else {}
+    joined: dict[str, Any] = {"kv_connector": MULTI_CONNECTOR, "kv_connector_extra_config": extra}
+    return {**joined, **role, **shared}
 
 
 def _check_mtp(model_config: ModelConfig) -> None:

@@ -68,7 +68,7 @@ def plan_kv_cache(
         ``cache_config.num_gpu_blocks``, and ``model_config.max_model_len`` when it was -1.
     """
     try:
-        configs = get_kv_cache_configs(vllm_config, specs, available_bytes)
+        configs = get_kv_cache_configs(vllm_config, specs, available_bytes, hits_at_units=True)
     except VllmError:
         raise
     except (ValueError, NotImplementedError) as error:
@@ -216,7 +216,7 @@ def smallest_pool_bytes(vllm_config: VllmConfig, specs: list[dict[str, KVCacheSp
         trial.model_config.max_model_len = 1
     own = specs[0]
     try:
-        groups = get_kv_cache_groups(trial, own)
+        groups = get_kv_cache_groups(trial, own, hits_at_units=True)
     except VllmError:
         raise
     except (ValueError, NotImplementedError) as error:

@@ -52,6 +52,7 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
             model.max_model_len,
             vllm_config.observability_config,
             external_source=vllm_config.external_source,
+            has_tiers=vllm_config.has_tiers,
         )
         self._stat_loggers = ((*self._stat_loggers[0], totals, *others),)
         self._pending: list[RequestOutput] = []

@@ -62,7 +62,8 @@ def report_start(vllm_config: VllmConfig, kv_cache: KVCacheInfo, load_s: float) 
         )
     if kv_cache.checkpoint_tokens is not None:
         logger.info(
-            "Window state kept at one place takes the room of %s tokens' full-attention rows.",
+            "A checkpoint (what resuming at one place needs beside full-attention rows: windows, "
+            "states) takes the room of %s tokens' full-attention rows.",
             f"{kv_cache.checkpoint_tokens:,}",
         )
     _report_kv_events(vllm_config)

@@ -37,6 +37,9 @@ class GroupGeometry:
             the state where it starts and writes it where it ends and at every boundary whose
             blocks it was given; so what it reads and what it writes are the same blocks only
             within ``align`` tokens, and a published state is never written again.
+        num_pieces: Blocks that hold what ``block_size`` tokens leave: a large state is cut. Block
+            indices count them all: those of tokens ``[i, i + 1) * block_size`` begin at
+            ``i * num_pieces``.
     """
 
     group_id: int
@@ -48,6 +51,7 @@ class GroupGeometry:
     has_drafter_rows: bool = False
     is_recurrent: bool = False
     extra: int = 0
+    num_pieces: int = 1
 
     def first_read(self, position: int) -> int:
         """Return the first row that computing the token at ``position`` reads.
@@ -81,7 +85,12 @@ class GroupGeometry:
         if self.is_recurrent:
             first_row = first_row // self.align * self.align
             end_row = cdiv(end_row, self.align) * self.align
-        return range(first_row // self.block_size, cdiv(end_row, self.block_size))
+        first = first_row // self.block_size * self.num_pieces
+        return range(first, cdiv(end_row, self.block_size) * self.num_pieces)
+
+    def first_block(self, row: int) -> int:
+        """Return the index of the first block that holds a row."""
+        return row // self.block_size * self.num_pieces
 
     def rows_below(self, position: int) -> range:
         """Return the block indices that a request needs to go on at ``position``."""

@@ -7,6 +7,7 @@ records         what an object is: its key, its place; a batch on its way to the
 cell_table      the index in memory: lookups, and which cell a new entry takes
 rows_file       objects' bytes in slots, sealed by a digest
 store           index and slots together: reserve, commit, evict
+host_store      the same in host memory, which no process outlives
 folder          the root folder: who owns it, its hash root, one sub-folder for each identity
 weights_digest  a digest of all bytes of a checkpoint, remembered between starts
 rates           whether restoring is quicker than computing

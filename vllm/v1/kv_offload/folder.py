@@ -7,6 +7,7 @@
       <identity>/         16 hex digits: of all that rows depend on
         meta              what the identity is, in words; sizes
         index             cells
+        rates, warm       what was measured; what to bring back at the start
         rows.<worker>     slots
 
 All files together stay below a limit. Rows of another identity, or of another version of the
@@ -42,6 +43,9 @@ FORMAT = 1
 _MAGIC = "vllm prefix cache"
 _MARKER, _LOCK, _META, _INDEX = "MARKER", "LOCK", "meta", "index"
 WEIGHTS_FILE = "weights.json"
+# Beside an index; each replaced as a whole, none of it a promise.
+SMALL_FILES = ("rates", "warm")
+_SMALL_FILE_BYTES = 1 << 18
 _OURS = frozenset({_MARKER, _LOCK, WEIGHTS_FILE})
 _ROOT_BYTES = 32
 _NAME_CHARS = 16
@@ -338,6 +342,15 @@ class CacheFolder:
                 others.append(name)
         return others
 
+    def write_small(self, path: Path, data: bytes) -> None:
+        """Replace a small file of an identity; what is too large is left out.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if len(data) <= _SMALL_FILE_BYTES:
+            self._files.replace(path, seal_small(data))
+
     def list_identities(self) -> list[tuple[str, FolderMeta]]:
         """Return what sub-folders say of themselves; of damaged ones nothing."""
         found = []
@@ -439,22 +452,42 @@ def read_meta(path: Path) -> FolderMeta | None:
     return meta if right and meta.format == FORMAT else None
 
 
+def seal_small(data: bytes) -> bytes:
+    """Return a small file's content: a checksum, and the data."""
+    return xxhash.xxh3_64_hexdigest(data).encode() + b" " + data
+
+
+def read_small(path: Path) -> bytes | None:
+    """Return a small file's data; None: there is none that is whole."""
+    raw = _read_raw(path)
+    if raw is None:
+        return None
+    digest, _, data = raw.partition(b" ")
+    return data if xxhash.xxh3_64_hexdigest(data).encode() == digest else None
+
+
 def _with_checksum(text: dict[str, Any]) -> bytes:
     body = json.dumps(text, sort_keys=True)
     return f"{xxhash.xxh3_64_hexdigest(body.encode())} {body}\n".encode()
 
 
-def _read_checked(path: Path) -> dict[str, Any] | None:
+def _read_raw(path: Path) -> bytes | None:
     try:
         handle = DiskFiles().open(path, writable=False)
     except OSError:
         return None
     try:
-        raw = os.pread(handle, _SMALL_BYTES, 0)
+        return os.pread(handle, _SMALL_BYTES, 0)
     except OSError:
         return None
     finally:
         os.close(handle)
+
+
+def _read_checked(path: Path) -> dict[str, Any] | None:
+    raw = _read_raw(path)
+    if raw is None:
+        return None
     digest, _, body = raw.rstrip(b"\n").partition(b" ")
     if xxhash.xxh3_64_hexdigest(body).encode() != digest:
         return None

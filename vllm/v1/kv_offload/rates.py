@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 
 # Before anything is measured.
 _BYTES_PER_S = 500e6
+_HOST_BYTES_PER_S = 4e9
 _DELAY_S = 0.003
 # Restoring must be clearly quicker: both are estimates.
 _MARGIN = 1.25
 _WEIGHT = 0.2
 # Steps with fewer tokens say little of prefill.
 _MIN_TOKENS = 32
+# Contexts are below 2 to this power.
+_MAX_BUCKET = 64
 
 
 @dataclass
@@ -19,17 +23,23 @@ class Rates:
     """Rates of loads and of prefill, as moving averages.
 
     Attributes:
-        bytes_per_s: Of verified reads.
+        bytes_per_s: Of verified reads from the disk.
+        host_bytes_per_s: Of those from host memory.
         tokens_per_s: Of prefill, by the power of two of the context.
     """
 
     bytes_per_s: float = _BYTES_PER_S
+    host_bytes_per_s: float = _HOST_BYTES_PER_S
     tokens_per_s: dict[int, float] = field(default_factory=dict)
 
-    def note_restore(self, num_bytes: int, seconds: float) -> None:
-        """Take a load into account."""
-        if num_bytes and seconds > _DELAY_S:
-            rate = num_bytes / (seconds - _DELAY_S)
+    def note_restore(self, num_bytes: int, seconds: float, *, is_host: bool = False) -> None:
+        """Take a load into account that came from one place."""
+        if not num_bytes or seconds <= _DELAY_S:
+            return
+        rate = num_bytes / (seconds - _DELAY_S)
+        if is_host:
+            self.host_bytes_per_s += _WEIGHT * (rate - self.host_bytes_per_s)
+        else:
             self.bytes_per_s += _WEIGHT * (rate - self.bytes_per_s)
 
     def note_prefill(self, context: int, num_tokens: int, seconds: float) -> None:
@@ -40,9 +50,16 @@ class Rates:
         known = self.tokens_per_s.get(bucket)
         self.tokens_per_s[bucket] = rate if known is None else known + _WEIGHT * (rate - known)
 
-    def restore_s(self, num_bytes: int, num_queued: int = 0) -> float:
-        """Return the seconds that a load of so many bytes takes, behind so many others."""
-        return _DELAY_S + (num_bytes + num_queued) / self.bytes_per_s
+    def restore_s(self, num_bytes: int, num_queued: int = 0, num_host: int = 0) -> float:
+        """Return the seconds that a load takes.
+
+        Args:
+            num_bytes: Bytes from the disk.
+            num_queued: Bytes from the disk that come first.
+            num_host: Bytes from host memory.
+        """
+        from_disk = (num_bytes + num_queued) / self.bytes_per_s
+        return _DELAY_S + from_disk + num_host / self.host_bytes_per_s
 
     def compute_s(self, start: int, end: int) -> float | None:
         """Return the seconds that computing tokens ``[start, end)`` takes; None: not known yet."""
@@ -60,9 +77,38 @@ class Rates:
         nearest = min(self.tokens_per_s, key=lambda known: abs(known - bucket))
         return self.tokens_per_s[nearest]
 
-    def pays(self, num_bytes: int, start: int, end: int, num_queued: int = 0) -> bool:
+    def pays(
+        self, num_bytes: int, start: int, end: int, num_queued: int = 0, num_host: int = 0
+    ) -> bool:
         """Whether restoring beats computing tokens ``[start, end)``."""
         computing = self.compute_s(start, end)
         if computing is None:
             return True
-        return _MARGIN * self.restore_s(num_bytes, num_queued) < computing
+        return _MARGIN * self.restore_s(num_bytes, num_queued, num_host) < computing
+
+    def to_json(self) -> str:
+        """Write the rates down, for the next start."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Rates:
+        """Read what an earlier run measured; what is not a rate is left at its default."""
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return cls()
+        rates = cls()
+        if not isinstance(found, dict):
+            return rates
+        for name in ("bytes_per_s", "host_bytes_per_s"):
+            if _is_rate(found.get(name)):
+                setattr(rates, name, float(found[name]))
+        by_context = found.get("tokens_per_s")
+        for bucket, rate in by_context.items() if isinstance(by_context, dict) else ():
+            if str(bucket).isdecimal() and int(bucket) <= _MAX_BUCKET and _is_rate(rate):
+                rates.tokens_per_s[int(bucket)] = float(rate)
+        return rates
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, int | float) and 1 <= value < 1e15

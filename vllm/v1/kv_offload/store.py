@@ -40,6 +40,8 @@ _GROWTH_SHARE = 16
 # Uses that are written with one batch; they are no promise.
 _MAX_USES = 256
 _FAILURES_TO_STOP = 2
+# Names remembered of what was given up, to tell it from what was never there.
+_MAX_GHOSTS = 1 << 16
 _FAILURE_WINDOW_S = 60.0
 
 
@@ -123,6 +125,9 @@ class ObjectStore:
         self._uses: dict[int, None] = {}
         self._failures: deque[float] = deque(maxlen=_FAILURES_TO_STOP)
         self._live_bytes = 0
+        # Given up since the start, the oldest first; what came back is not.
+        self._ghosts: dict[ObjectKey, None] = {}
+        self._removed: list[ObjectKey] = []
         self.is_ready = False
         self.is_writable = True
         self._wants_room = 0
@@ -171,6 +176,17 @@ class ObjectStore:
             return [
                 cell >= 0 or key in self._reserved for cell, key in zip(cells, keys, strict=True)
             ]
+
+    def was_given_up(self, key: ObjectKey) -> bool:
+        """Whether an object was here since the start, and went for want of room."""
+        with self._lock:
+            return key in self._ghosts
+
+    def take_removed(self) -> list[ObjectKey]:
+        """Drain the names of what can be found no more."""
+        with self._lock:
+            removed, self._removed = self._removed, []
+            return removed
 
     def pin(self, objects: Sequence[StoredObject]) -> bool:
         """Keep objects from being evicted, and note their use; False: one is gone."""
@@ -291,6 +307,7 @@ class ObjectStore:
             for reservation, index, cell in placed:
                 self._table.put(index, cell)
                 self._reserved.discard(reservation.spec.key)
+                self._ghosts.pop(reservation.spec.key, None)
                 size = reservation.spec.num_bytes
                 self._live_bytes += size + SEAL_BYTES
                 self.counts.committed += 1
@@ -401,11 +418,16 @@ class ObjectStore:
     def _evict(self, index: int) -> int:
         """Give an object up; returns its slots."""
         self.counts.evicted += 1
+        self._ghosts[self._table.describe(index).extent.key] = None
+        if len(self._ghosts) > _MAX_GHOSTS:
+            del self._ghosts[next(iter(self._ghosts))]
         return self._bury(index)
 
     def _bury(self, index: int) -> int:
         """Empty a cell; its slots are free once that is on the disk."""
         self._live_bytes -= int(self._table.cells["length"][index])
+        if len(self._removed) < _MAX_GHOSTS:
+            self._removed.append(self._table.describe(index).extent.key)
         slots = self._table.remove(index)
         self._dying[index] = slots
         self._uses.pop(index, None)

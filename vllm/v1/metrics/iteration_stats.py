@@ -106,6 +106,7 @@ class IterationStats:
         num_prompt_tokens: Tokens of prompts whose prefill ended in this step.
         num_cached_prompt_tokens: Of those, read from the prefix cache.
         num_external_prompt_tokens: Of those, loaded by a KV connector.
+        external_sources: Those by where they lay, as far as the connector tells.
         num_preemptions: Requests set back in this step.
         rejection_reason: The limit that a request met which was turned away.
         max_num_generation_tokens_iter: Longest answer so far, of each request that ended.
@@ -121,6 +122,7 @@ class IterationStats:
     num_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0
     num_external_prompt_tokens: int = 0
+    external_sources: dict[str, int] = field(default_factory=dict)
     num_preemptions: int = 0
     rejection_reason: str | None = None
     finished_requests: list[FinishedRequestStats] = field(default_factory=list)
@@ -184,6 +186,8 @@ class IterationStats:
         if prefill_stats is not None:
             self.num_cached_prompt_tokens += prefill_stats.num_cached_tokens
             self.num_external_prompt_tokens += prefill_stats.num_external_tokens
+            for source, count in prefill_stats.external_sources.items():
+                self.external_sources[source] = self.external_sources.get(source, 0) + count
             if prefill_stats.predicted_tokens is not None:
                 off = abs(prefill_stats.num_cached_tokens - prefill_stats.predicted_tokens)
                 self.predictions_iter.append((prefill_stats.prediction, off))

@@ -103,4 +103,7 @@ class SourceMetrics(PrometheusSink):
         ):
             self._by_source.labels(*self._labels, source).inc(num_tokens)
         self._cached_by_source.labels(*self._labels, "device").inc(num_local)
-        self._cached_by_source.labels(*self._labels, self._external_source).inc(num_external)
+        for source, num_tokens in stats.external_sources.items():
+            self._cached_by_source.labels(*self._labels, source).inc(num_tokens)
+        num_untold = num_external - sum(stats.external_sources.values())
+        self._cached_by_source.labels(*self._labels, self._external_source).inc(num_untold)

@@ -7,6 +7,7 @@ from vllm.v1.metrics.loggers import StatLogger
 from vllm.v1.metrics.prometheus import PrometheusStatLogger
 from vllm.v1.metrics.prometheus_blocks import BlockMetrics
 from vllm.v1.metrics.prometheus_cores import CoreMetrics
+from vllm.v1.metrics.prometheus_offload import OffloadMetrics
 from vllm.v1.metrics.prometheus_old_names import OldNames
 from vllm.v1.metrics.prometheus_sources import SourceMetrics
 from vllm.v1.metrics.tracing import TracingStatLogger, make_exporter
@@ -19,6 +20,7 @@ def make_sinks(
     observability: ObservabilityConfig,
     engine_index: int = 0,
     external_source: str = "external_unspecified",
+    has_tiers: bool = False,
 ) -> tuple[PrometheusStatLogger, list[StatLogger]]:
     """Return the sink of Prometheus' default metrics, and the others.
 
@@ -28,10 +30,13 @@ def make_sinks(
         max_model_len: In tokens; the largest bucket of token histograms.
         observability: What is measured beside the default.
         engine_index: Of several engine cores, that of the label ``engine``.
-        external_source: Where tokens lay that a KV connector loaded.
+        external_source: Where tokens lay that a KV connector loaded and does not tell of.
+        has_tiers: Whether host memory or a disk keep what the pool gives up.
     """
     engine = (registry, model_name, engine_index)
     others: list[StatLogger] = [SourceMetrics(*engine, external_source), CoreMetrics(*engine)]
+    if has_tiers:
+        others.append(OffloadMetrics(*engine))
     if observability.kv_cache_metrics:
         others.append(BlockMetrics(*engine))
     if observability.show_hidden_metrics:

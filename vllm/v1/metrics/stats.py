@@ -189,6 +189,39 @@ class CachePolicyStats:
 
 
 @dataclass(slots=True)
+class OffloadStats:
+    """What tiers behind the pool did since the last report, and what they hold now.
+
+    Attributes:
+        stores: Objects by what became of them: stored, failed, no_room, dropped, evicted.
+        restores: Prefixes by what became of them: restored, declined, corrupt, failed, cancelled.
+        queries: Objects asked for by tier ("host", "disk").
+        hits: Of those, objects that were there.
+        read_bytes: Bytes brought back by tier.
+        read_seconds: Seconds from the orders on, by tier.
+        write_bytes: Bytes written by tier.
+        write_seconds: Processor seconds of writing, by tier.
+        num_corrupt: Objects whose bytes were not those that were written.
+        capacity_bytes: By tier, what its slots take.
+        used_bytes: By tier, of slots in use.
+        live_bytes: By tier, of objects that can be found.
+    """
+
+    stores: dict[str, int] = field(default_factory=dict)
+    restores: dict[str, int] = field(default_factory=dict)
+    queries: dict[str, int] = field(default_factory=dict)
+    hits: dict[str, int] = field(default_factory=dict)
+    read_bytes: dict[str, int] = field(default_factory=dict)
+    read_seconds: dict[str, float] = field(default_factory=dict)
+    write_bytes: dict[str, int] = field(default_factory=dict)
+    write_seconds: dict[str, float] = field(default_factory=dict)
+    num_corrupt: int = 0
+    capacity_bytes: dict[str, int] = field(default_factory=dict)
+    used_bytes: dict[str, int] = field(default_factory=dict)
+    live_bytes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class SchedulerStats:
     """The scheduler's state after a step.
 
@@ -203,6 +236,7 @@ class SchedulerStats:
         spec_decoding_stats: None when nothing was drafted.
         cache_policy: None where nothing is learnt: a fixed interval, or hits at whole blocks.
         kv_cache_eviction_events: Lives of sampled blocks that ended since the last report.
+        offload: What tiers behind the pool did; None: there are none, or nothing happened.
         is_lost: Whether there was no step: the core died, and other cores go on.
     """
 
@@ -215,4 +249,5 @@ class SchedulerStats:
     spec_decoding_stats: SpecDecodingStats | None = None
     cache_policy: CachePolicyStats | None = None
     kv_cache_eviction_events: list[KVCacheEvictionEvent] = field(default_factory=list)
+    offload: OffloadStats | None = None
     is_lost: bool = False

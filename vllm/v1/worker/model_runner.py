@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from vllm.v1.attention.metadata import RequestSlice
+from vllm.v1.attention.step_model import SettlesDrafts
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
@@ -78,6 +79,7 @@ class ModelRunner:
         connector: ConnectorSteps | None = None,
         proposer: Proposer | None = None,
         draw_tokens: DrawTokens | None = None,
+        settle_drafts: SettlesDrafts | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -92,6 +94,7 @@ class ModelRunner:
         self._sampling_metadata: SamplingMetadata | None = None
         self._proposer = proposer
         self._draw_tokens = draw_tokens
+        self._settle_drafts = settle_drafts
         self._drafts: DraftTokenIds | None = None
 
     @property
@@ -123,6 +126,10 @@ class ModelRunner:
         streams = self._forward(step)
         sampled = self._sample(step, streams, output.grammar_masks)
         result = accept_tokens(step, sampled)
+        if self._settle_drafts is not None and any(step.drafts):
+            # Before anybody hears of the tokens: what they complete is published then.
+            stand = [max(0, len(tokens) - 1) for tokens in result.sampled_token_ids]
+            self._settle_drafts(step.slices, stand)
         result.prompt_logprobs_dict = gather_prompt_logprobs(
             step, streams, self._model.compute_logits, self._limits.vocab_size
         )

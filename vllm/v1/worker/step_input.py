@@ -111,7 +111,15 @@ class StepInputBuilder:
             reads_all = self._reads_all or state.sampling.params.prompt_logprobs is not None
             wanted, views = 0 if reads_all else end - count, state.tables.views
             slices.append(
-                RequestSlice(start, num_tokens, views, bounds.write_from, bounds.read_from, wanted)
+                RequestSlice(
+                    start,
+                    num_tokens,
+                    views,
+                    bounds.write_from,
+                    bounds.read_from,
+                    wanted,
+                    len(guessed),
+                )
             )
             row_starts.append(row)
             counts.append(count)

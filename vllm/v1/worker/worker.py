@@ -313,6 +313,7 @@ class Worker:
                 self._config.speculative_config, steps, layout, pool.layers, self._device
             ),
             steps.draw_tokens,
+            steps.settle_drafts,
         )
 
     def _make_step_model(

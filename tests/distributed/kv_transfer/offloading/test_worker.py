@@ -105,7 +105,9 @@ class Rig:
         return OffloadOrders(folder=str(self.folder), slot_bytes=64, **fields)
 
     def write(self, target: ObjectOrder, blocks: PrefixBlocks) -> OffloadReport:
-        orders = self.orders(writes=[WriteOrder(target, blocks)])
+        orders = self.orders(
+            writes=[WriteOrder(target.first, target.end, blocks, None, target.extent)]
+        )
         self.worker.begin(orders)
         self.worker.take_rows(orders)
         return self.wait(lambda report: report.written or report.unwritten)
@@ -165,7 +167,7 @@ def test_what_was_written_comes_back_where_it_is_asked_for(rigs):
     for there, here in ((7, 17), (8, 18)):
         assert torch.equal(other.caches["c"][here], expected["c"][there])
     report = other.worker.take_report()
-    assert report.restored_bytes == STATE.extent.num_bytes + ROWS.extent.num_bytes
+    assert report.read["disk"].num_bytes == STATE.extent.num_bytes + ROWS.extent.num_bytes
 
 
 def test_rows_on_a_device_are_the_same_bytes(rigs):
@@ -204,7 +206,8 @@ def test_a_disk_that_refuses_a_read_changes_nothing(rigs):
     before = {name: view.clone() for name, view in rig.caches.items()}
     rig.files.failing = {"read"}
     assert not rig.restore([STATE], PrefixBlocks(12, 8, (1, 1), ((15,), (17, 18))))
-    assert rig.worker.take_report().num_failed_reads == 1
+    report = rig.worker.take_report()
+    assert (report.num_failed_reads, report.failures) == (1, {"r": "restore_failed"})
     assert all(torch.equal(rig.caches[name], before[name]) for name in before)
 
 
@@ -217,7 +220,8 @@ def test_bytes_that_are_not_the_ones_written_change_nothing(rigs):
     data[STATE.extent.slots[0][0] * 64 + 5] ^= 1
     path.write_bytes(data)
     assert not rig.restore([STATE], PrefixBlocks(12, 8, (1, 1), ((15,), (17, 18))))
-    assert rig.worker.take_report().corrupt == {1}
+    report = rig.worker.take_report()
+    assert (report.corrupt, report.failures) == ({(False, 1)}, {"r": "corrupt"})
     assert all(torch.equal(rig.caches[name], before[name]) for name in before)
 
 

@@ -14,6 +14,7 @@ from tests.model_executor.models.decoder.reference import (
     llama,
     mistral,
     qwen3,
+    qwen3_5,
     qwen3_moe,
 )
 from tests.tokenizers.family_tokenizers import byte_level, spaced
@@ -28,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": mistral(vocab_size=VOCAB_SIZE),
     "qwen3": qwen3(vocab_size=VOCAB_SIZE),
     "qwen3-moe": qwen3_moe(vocab_size=VOCAB_SIZE),
+    "qwen3.5": qwen3_5(vocab_size=VOCAB_SIZE),
 }
 
 

@@ -95,6 +95,29 @@ def gpt_oss(**overrides: Any) -> dict[str, Any]:
     return {**_BASE, **own, **overrides}
 
 
+def qwen3_5(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny Qwen3_5ForCausalLM: three recurrent layers to one of attention."""
+    own = {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_conv_kernel_dim": 4,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
+    }
+    return {**_BASE, **own, **overrides}
+
+
 _GEMMA4: dict[str, Any] = {
     "architectures": ["Gemma4ForCausalLM"],
     "model_type": "gemma4_text",
@@ -175,6 +198,7 @@ PARITY_CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3-small-window": gemma3(
         sliding_window=6, rope_scaling=None, final_logit_softcapping=2.0, num_key_value_heads=1
     ),
+    "qwen3.5": qwen3_5(),
     "gemma4-small": gemma4_small(),
     "gemma4-moe": gemma4_moe(
         num_hidden_layers=3, layer_types=["sliding_attention"] * 2 + ["full_attention"]
@@ -199,9 +223,12 @@ def build_hf_model(raw: dict[str, Any], seed: int) -> Any:
         for name, tensor in model.state_dict().items():
             noise = torch.randn(tensor.shape, generator=generator)
             if "norm" in name:
-                # Gemma stores them less one.
-                base = 0.0 if raw["model_type"].startswith("gemma3") else 1.0
+                # Gemma 3 stores them less one, and Qwen 3.5 but for those of recurrent layers.
+                is_less_one = raw["model_type"].startswith(("gemma3", "qwen3_5"))
+                base = 0.0 if is_less_one and "linear_attn" not in name else 1.0
                 tensor.copy_(base + 0.2 * noise)
+            elif name.endswith(("conv1d.weight", "A_log", "dt_bias")):
+                pass  # as initialised: states that neither vanish nor grow
             elif name.endswith(("scalar", "router.scale", "per_expert_scale")):
                 tensor.copy_(1.0 + 0.2 * noise)
             elif name.endswith(("bias", "sinks")):

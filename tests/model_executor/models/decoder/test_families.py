@@ -14,6 +14,7 @@ from tests.model_executor.models.decoder.reference import (
     llama,
     mistral,
     qwen3,
+    qwen3_5,
     qwen3_moe,
 )
 from vllm.exceptions import ConfigError, UnsupportedFeatureError
@@ -41,6 +42,12 @@ def parse(raw: dict[str, Any]) -> Any:
         (qwen3(layer_types=["chunked_attention"] * 3), "'chunked_attention'"),
         (qwen3(layer_types=["sliding_attention"] * 3), "no window is set"),
         (qwen3_moe(num_experts_per_tok=9), "num_experts_per_tok is 9"),
+        (qwen3_5(output_gate_type="tanh"), "'tanh'"),
+        (qwen3_5(layer_types=["sliding_attention"] * 4), "'sliding_attention'"),
+        (qwen3_5(linear_num_value_heads=3), "linear_num_key_heads is 2"),
+        (qwen3_5(linear_conv_kernel_dim=1), "linear_conv_kernel_dim is 1"),
+        (qwen3_5(rope_parameters={"mrope_section": [2, 2, 1]}), "mrope_section"),
+        (qwen3_5(rope_parameters={"partial_rotary_factor": 0.01}), "partial_rotary_factor"),
         (gemma3(use_bidirectional_attention=True), "use_bidirectional_attention"),
         (gemma3(attn_logit_softcapping=50.0), "attn_logit_softcapping"),
     ],
@@ -84,6 +91,49 @@ def test_caches_by_layer() -> None:
     assert kinds == [SlidingWindowSpec, SlidingWindowSpec, FullAttentionSpec] * 2
     with pytest.raises(ConfigError, match="--block-size 48"):
         decoder_kv_cache_specs(parse(gemma3()), 48, torch.float32, torch.float32)
+
+
+def test_every_fourth_layer_attends_where_the_file_does_not_say() -> None:
+    layers = parse(qwen3_5(num_hidden_layers=8)).layers
+    assert [layer.recurrence is None for layer in layers] == [False, False, False, True] * 2
+    layers = parse(qwen3_5(num_hidden_layers=4, full_attention_interval=2)).layers
+    assert [layer.recurrence is None for layer in layers] == [False, True] * 2
+    assert layers[1].rope.dim == 8
+    beside = parse(qwen3_5(rope_parameters=None, partial_rotary_factor=0.5, rope_theta=1e5))
+    assert (beside.layers[3].rope.dim, beside.layers[3].rope.theta) == (16, 1e5)
+
+
+def test_recurrent_layers_are_not_shared_out() -> None:
+    entry = resolve_model(["Qwen3_5ForCausalLM"])
+    entry.check_ranks(parse(qwen3_5()), 1, False)
+    with pytest.raises(ConfigError, match="tensor_parallel_size=2"):
+        entry.check_ranks(parse(qwen3_5()), 2, False)
+
+
+@pytest.mark.slow
+def test_the_text_part_of_qwen_with_vision() -> None:
+    text = qwen3_5()
+    tensors = build_hf_model(text, seed=7).state_dict()
+    raw = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": {k: v for k, v in text.items() if k != "architectures"},
+        "vision_config": {"depth": 1},
+    }
+    nested = {
+        "model.language_model." + name.removeprefix("model.")
+        if name.startswith("model.")
+        else name: tensor
+        for name, tensor in tensors.items()
+    }
+    others = {
+        "model.visual.patch_embed.proj.weight": torch.zeros(1),
+        "mtp.fc.weight": torch.zeros(1),
+    }
+    model, expected = build_model(raw, {**nested, **others}), build_model(text, tensors)
+    slots = expected.weight_slots()
+    for name, slot in model.weight_slots().items():
+        torch.testing.assert_close(slot, slots[name], atol=0, rtol=0)
 
 
 @pytest.mark.slow

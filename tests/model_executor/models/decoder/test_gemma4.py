@@ -19,6 +19,7 @@ from tests.model_executor.models.hf_reference import random_tokens
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.decoder.kv_cache import decoder_kv_cache_specs
 from vllm.model_executor.models.registry import resolve_model
+from vllm.native.loader import load_library
 
 TOLERANCE = 1e-3
 LENGTH = 150
@@ -84,7 +85,7 @@ def test_numbers_are_those_of_transformers(name: str) -> None:
             break
     else:
         raise AssertionError("every sequence has a near-tie of a router")
-    for native in (0,):
+    for native in (0, 2) if load_library() else (0,):
         check_steps(model, token_ids, expected.logits, native)
 
 

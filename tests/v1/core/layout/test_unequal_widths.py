@@ -47,7 +47,7 @@ def config_of(size: str) -> object:
 def test_no_byte_of_a_row_is_unused(size: str, unit: int) -> None:
     *_, window, _, full_bytes, window_bytes = SIZES[size]
     specs = decoder_kv_cache_specs(config_of(size), unit, torch.bfloat16, torch.float32)  # type: ignore[arg-type]
-    groups = get_kv_cache_groups(make_vllm_config(), dict(specs))
+    groups = get_kv_cache_groups(make_vllm_config(), dict(specs), hits_at_units=True)
     stride = bytes_per_block(groups)
     dense = [group for group in groups if group.kv_cache_spec.keeps_every_token]
     windows = [group for group in groups if not group.kv_cache_spec.keeps_every_token]
@@ -66,7 +66,7 @@ def test_no_byte_of_a_row_is_unused(size: str, unit: int) -> None:
 
 def test_pages_lie_apart_in_a_row() -> None:
     specs = decoder_kv_cache_specs(config_of("E2B"), 16, torch.bfloat16, torch.float32)  # type: ignore[arg-type]
-    groups = get_kv_cache_groups(make_vllm_config(), dict(specs))
+    groups = get_kv_cache_groups(make_vllm_config(), dict(specs), hits_at_units=True)
     num_blocks, (tensor,) = build_tensors(groups, 10 * MIB)
     assert (num_blocks, tensor.block_stride) == (10 * MIB // (96 * KIB), 96 * KIB)
     for group in groups:
@@ -89,7 +89,7 @@ def test_odd_widths_waste_little() -> None:
     }
     config = resolve_model(["Gemma4ForCausalLM"]).parse_config(raw)
     specs = decoder_kv_cache_specs(config, 16, torch.bfloat16, torch.float32)
-    groups = get_kv_cache_groups(make_vllm_config(), dict(specs))
+    groups = get_kv_cache_groups(make_vllm_config(), dict(specs), hits_at_units=True)
     CacheGeometry.from_config(KVCacheConfig(1, [], groups, hit_unit=16))
     used = sum(len(g.layer_names) * g.kv_cache_spec.page_size_bytes for g in groups)
     assert used >= 0.7 * bytes_per_block(groups) * len(groups)

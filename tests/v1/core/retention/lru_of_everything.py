@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.retention.boundaries import multiples
 from vllm.v1.core.retention.fixed import FixedPolicy
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.retention.tiers import Tier
@@ -22,8 +23,7 @@ class LruOfEverything(FixedPolicy):
 
     def grid(self, start: int, end: int) -> Sequence[int]:
         """Return all boundaries."""
-        unit = self._geometry.unit
-        return range((start // unit + 1) * unit, end + 1, unit)
+        return multiples(self._geometry.unit, start, end)
 
     def tier(self, standing: CheckpointStanding, *, is_lean: bool, is_used: bool) -> Tier:
         """Return the one tier of all."""

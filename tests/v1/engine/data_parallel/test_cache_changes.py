@@ -46,6 +46,16 @@ def test_the_same_changes_are_told_once() -> None:
     assert changes.take(2, 0, 9).removed == {0: [2]}
 
 
+def test_what_lies_behind_the_pool_is_no_change_of_it() -> None:
+    changes = CacheChanges(NullEventPublisher())
+    assert changes.take(1, 0, 9) is not None
+    for medium in ("CPU", "STORAGE"):
+        event = stored(0, 1)
+        event.medium = medium
+        publish(changes, event, BlockRemoved([1], medium))
+    assert changes.take(1, 0, 9) is None
+
+
 def test_a_cleared_cache_is_told_before_what_came_after() -> None:
     changes = CacheChanges(NullEventPublisher())
     publish(changes, stored(0, 1))

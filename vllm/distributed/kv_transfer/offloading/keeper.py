@@ -10,8 +10,14 @@ from time import monotonic
 
 from vllm.exceptions import VllmError
 from vllm.logger import init_logger
-from vllm.v1.kv_offload.folder import CacheFolder, Identity, rows_path
-from vllm.v1.kv_offload.records import Reservation
+from vllm.v1.kv_offload.folder import (
+    SMALL_FILES,
+    CacheFolder,
+    Identity,
+    read_small,
+    rows_path,
+)
+from vllm.v1.kv_offload.records import ObjectKey, Reservation
 from vllm.v1.kv_offload.store import ObjectStore
 
 logger = init_logger(__name__)
@@ -20,6 +26,8 @@ _PROGRESS_S = 5.0
 _STOP_S = 5.0
 # A reset waits for the disk as long.
 _CLEAR_S = 30.0
+# Names that wait to be told to those who listen to KV events.
+_MAX_COMMITTED = 1 << 16
 
 IdentityFinder = Callable[[Callable[[int, int], None], threading.Event], Identity | None]
 
@@ -57,6 +65,8 @@ class StoreKeeper:
         self.is_opening = True
         # Whether opening takes long: all weights are being read.
         self.is_digesting = False
+        self._small: dict[str, bytes] = {}
+        self._committed: list[ObjectKey] = []
         self._lock = threading.Lock()
         self._last_progress = monotonic()
         self._thread = threading.Thread(target=self._run, name="prefix-cache-disk", daemon=True)
@@ -74,10 +84,24 @@ class StoreKeeper:
         """Have slots freed, or the file grown."""
         self._work.put(self._make_room)
 
+    def recall(self, name: str) -> bytes | None:
+        """Return a small file beside the index, as it was when the folder was opened."""
+        return self._small.get(name)
+
+    def remember(self, name: str, data: bytes) -> None:
+        """Have a small file beside the index replaced; it is no promise."""
+        self._work.put(lambda: self._remember(name, data))
+
+    def take_committed(self) -> list[ObjectKey]:
+        """Drain the names of what was acknowledged since the last call."""
+        with self._lock:
+            committed, self._committed = self._committed, []
+        return committed
+
     def clear(self) -> bool:
         """Forget everything; False: the disk did not take it."""
         done: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._work.put(lambda: done.put(self.store is not None and self.store.clear()))
+        self._work.put(lambda: done.put(self._clear()))
         try:
             return done.get(timeout=_CLEAR_S)
         except queue.Empty:
@@ -118,6 +142,7 @@ class StoreKeeper:
         for note in folder.notes:
             logger.warning("Prefix cache on disk: %s.", note)
         self.path = rows_path(folder.root / identity.name, 0).parent
+        self._small = {name: data for name in SMALL_FILES if (data := read_small(self.path / name))}
         self.store = store
         self._make_room()
         counts = store.num_objects()
@@ -144,7 +169,10 @@ class StoreKeeper:
     def _commit(self, reservations: Sequence[Reservation]) -> None:
         assert self.store is not None
         try:
-            self.store.commit(reservations)
+            done = self.store.commit(reservations)
+            with self._lock:
+                if len(self._committed) < _MAX_COMMITTED:
+                    self._committed += [reservation.spec.key for reservation in done]
         finally:
             with self._lock:
                 self.num_uncommitted -= len(reservations)
@@ -153,3 +181,14 @@ class StoreKeeper:
     def _make_room(self) -> None:
         if self.store is not None:
             self.store.make_room()
+
+    def _remember(self, name: str, data: bytes) -> None:
+        if self._folder is not None and self.path is not None and not self._read_only:
+            self._folder.write_small(self.path / name, data)
+
+    def _clear(self) -> bool:
+        if self._folder is None or self.path is None or self.store is None:
+            return False
+        for name in SMALL_FILES:
+            (self.path / name).unlink(missing_ok=True)
+        return self.store.clear()

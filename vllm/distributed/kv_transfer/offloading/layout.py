@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from vllm.distributed.kv_transfer.handover.regions import Region, list_regions, read_groups
+from vllm.exceptions import ConfigError
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
@@ -103,6 +104,11 @@ def make_layout(config: KVCacheConfig, unit: int) -> ObjectLayout:
         ConfigError: A group is of a kind that cannot be kept elsewhere.
     """
     groups = read_groups(config)
+    if any(geometry.is_recurrent for geometry in groups):
+        raise ConfigError(
+            "recurrent states cannot be kept outside of the KV cache yet: leave out the connector "
+            "(--prefix-cache-dir, --kv-transfer-config) for models with recurrent layers."
+        )
     layers = []
     for group in config.kv_cache_groups:
         specs = group.layer_specs().values()

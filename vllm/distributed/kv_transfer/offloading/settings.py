@@ -19,7 +19,10 @@ _FS = "fs"
 # When no size is given: this share of what is free, at most so many bytes.
 _FREE_SHARE = 4
 _MOST_BYTES = 16 << 30
-_KNOWN = ("spec_name", "secondary_tiers", "read_only", "always_restore")
+_KNOWN = ("spec_name", "cpu_bytes_to_use", "secondary_tiers", "read_only", "always_restore", "warm")
+# Prefixes that are brought back at the start.
+_WARM = 8
+_MAX_WARM = 256
 _KNOWN_OF_TIER = ("type", "root_dir", "disk_path", "max_size", "disk_capacity_bytes", "read_only")
 
 
@@ -28,23 +31,28 @@ class OffloadSettings:
     """What an operator may say.
 
     Attributes:
-        root: The folder.
+        root: The folder; None: there is no disk tier.
+        host_bytes: Host memory for objects; 0: there is no host tier.
         max_bytes: What all its files may take; None: by what is free when it is opened.
         num_cores: Engine cores that share what is free.
         read_only: Read what is there, write nothing, take no lock.
         always_restore: Restore even where computing is quicker; for tests and measurements.
+        warm: Prefixes to bring back at the start, before anybody asks for them.
     """
 
-    root: Path
+    root: Path | None
+    host_bytes: int
     max_bytes: int | None
     num_cores: int
     read_only: bool
     always_restore: bool
+    warm: int
 
     def find_max_bytes(self) -> int:
         """Return what the files may take."""
         if self.max_bytes is not None:
             return self.max_bytes
+        assert self.root is not None
         folder = self.root
         while not folder.exists():
             folder = folder.parent
@@ -77,28 +85,44 @@ def read_settings(config: VllmConfig) -> OffloadSettings:
         raise ConfigError(
             f"{_NAME} spec_name={spec!r}: use TieringOffloadingSpec, or leave it out."
         )
+    host_bytes = _bytes(extra, "cpu_bytes_to_use")
+    parallel = config.parallel_config
+    num_cores = parallel.data_parallel_size
     tier = _find_tier(extra)
+    if tier is None and not host_bytes:
+        raise ConfigError(
+            f"{_NAME} has nowhere to keep anything: set cpu_bytes_to_use, or one secondary tier: "
+            '"secondary_tiers": [{"type": "fs", "root_dir": "DIR", "max_size": "8GiB"}].'
+        )
+    folder, size = (None, None) if tier is None else _read_tier(tier)
+    if folder is not None and num_cores > 1:
+        # Each core keeps what it computed, and takes its share of the limit.
+        folder /= f"core-{parallel.data_parallel_index}"
+    return OffloadSettings(
+        folder,
+        host_bytes // num_cores,
+        None if size is None else size // num_cores,
+        num_cores,
+        _flag({**extra, **(tier or {})}, "read_only"),
+        _flag(extra, "always_restore"),
+        _count(extra, "warm", _WARM, _MAX_WARM),
+    )
+
+
+def _read_tier(tier: dict[str, Any]) -> tuple[Path, int | None]:
+    """Return a disk tier's folder, and what its files may take, if that is said."""
     root = tier.get("root_dir", tier.get("disk_path"))
     if not isinstance(root, str) or not root:
         raise ConfigError(f"{_NAME} needs a root_dir in its secondary tier: name a folder.")
     size = tier.get("max_size", tier.get("disk_capacity_bytes"))
     folder = Path(os.path.abspath(os.path.expanduser(root)))
-    parallel = config.parallel_config
-    num_cores = parallel.data_parallel_size
-    if num_cores > 1:
-        # Each core keeps what it computed, and takes its share of the limit.
-        folder /= f"core-{parallel.data_parallel_index}"
-    return OffloadSettings(
-        folder,
-        None if size is None else parse_size(str(size)) // num_cores,
-        num_cores,
-        _flag({**extra, **tier}, "read_only"),
-        _flag(extra, "always_restore"),
-    )
+    return folder, None if size is None else parse_size(str(size))
 
 
-def _find_tier(extra: dict[str, Any]) -> dict[str, Any]:
+def _find_tier(extra: dict[str, Any]) -> dict[str, Any] | None:
     tiers = extra.get("secondary_tiers")
+    if tiers is None or tiers == []:
+        return None
     if not (isinstance(tiers, list) and len(tiers) == 1 and isinstance(tiers[0], dict)):
         raise ConfigError(
             f"{_NAME} needs one secondary tier: "
@@ -124,4 +148,20 @@ def _flag(given: dict[str, Any], name: str) -> bool:
     value = given.get(name, False)
     if not isinstance(value, bool):
         raise ConfigError(f"{_NAME} {name}={value!r} must be true or false.")
+    return value
+
+
+def _bytes(given: dict[str, Any], name: str) -> int:
+    value = given.get(name, 0)
+    if type(value) is str:
+        return parse_size(value)
+    if type(value) not in (int, float) or not 0 <= value < 1 << 60:
+        raise ConfigError(f"{_NAME} {name}={value!r} must be bytes, or a size such as 8GiB.")
+    return int(value)
+
+
+def _count(given: dict[str, Any], name: str, default: int, most: int) -> int:
+    value = given.get(name, default)
+    if type(value) is not int or not 0 <= value <= most:
+        raise ConfigError(f"{_NAME} {name}={value!r} must be a whole number from 0 to {most}.")
     return value

@@ -6,6 +6,7 @@ for the disk. Restoring reads and verifies an object before one byte of it enter
 
 from __future__ import annotations
 
+import mmap
 import os
 import queue
 import threading
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
 from vllm.distributed.kv_transfer.offloading.orders import (
+    Moved,
     ObjectOrder,
     OffloadOrders,
     OffloadReport,
@@ -27,8 +29,10 @@ from vllm.distributed.kv_transfer.offloading.pool_rows import make_pool_rows
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.file_calls import DiskFiles, FileCalls
 from vllm.v1.kv_offload.folder import rows_path
+from vllm.v1.kv_offload.host_store import HostFile, host_slot_bytes
 from vllm.v1.kv_offload.records import Extent
 from vllm.v1.kv_offload.rows_file import CorruptObjectError, RowsFile
+from vllm.v1.messages import CORRUPT, RESTORE_FAILED
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +46,8 @@ _NUM_READERS = 2
 _BATCH_BYTES = 32 << 20
 _NICE = 10
 _STOP_S = 3.0
+HOST, DISK = "host", "disk"
+_HOST_HANDLE = 1
 
 
 @dataclass(slots=True)
@@ -54,9 +60,15 @@ class _Restore:
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_over: bool = False
     failure: str | None = None
-    corrupt: int | None = None
+    corrupt: tuple[bool, int] | None = None
     seconds: float = 0.0
-    num_bytes: int = 0
+    # By tier.
+    num_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_of_disk(self) -> bool:
+        """Whether some of it comes from the disk."""
+        return not all(found.is_host for found in self.order.objects)
 
     def end(self, failure: str | None = None) -> bool:
         """End it once; False: it had ended."""
@@ -71,7 +83,8 @@ class _Restore:
 class OffloadWorker:
     """One worker's reads and writes.
 
-    Owns: its rows file once the tier is open, its threads, what they have to report.
+    Owns: its rows file once the tier is open, its share of the host tier, its threads, what they
+    have to report.
 
     Args:
         layout: What objects are made of.
@@ -93,13 +106,17 @@ class OffloadWorker:
         self._rank = rank
         self._files = files or DiskFiles()
         self._pool = make_pool_rows(layout, kv_caches, groups)
+        self._is_on_device = any(view.device.type != "cpu" for view in kv_caches.values())
         self._rows: RowsFile | None = None
+        self._host: RowsFile | None = None
         self._has_complained = False
         self._handle: int | None = None
         self._restores: dict[str, _Restore] = {}
         self._failed: set[str] = set()
         self._reads: queue.SimpleQueue[_Restore | None] = queue.SimpleQueue()
-        self._writes: queue.SimpleQueue[tuple[Extent, bytearray] | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[tuple[Extent, bytearray | memoryview] | None] = (
+            queue.SimpleQueue()
+        )
         self._lock = threading.Lock()
         self._report = OffloadReport()
         self._threads = [
@@ -120,12 +137,14 @@ class OffloadWorker:
         """Begin what a step orders to be read."""
         if orders.folder is not None and self._rows is None:
             self._open(rows_path(Path(orders.folder), self._rank), orders.slot_bytes)
+        if orders.host_bytes and self._host is None:
+            self._host = self._make_host(orders.host_bytes)
         for order in orders.restores:
             restore = _Restore(order, time.monotonic() + order.timeout_s)
             self._restores[order.request_id] = restore
             if not order.objects:
                 restore.end("its prefix was given up meanwhile")
-            elif self._rows is None:
+            elif self._rows is None and not all(found.is_host for found in order.objects):
                 restore.end("its prefix cannot be read from disk")
             self._reads.put(restore)
         for request_id in orders.cancelled:
@@ -143,20 +162,56 @@ class OffloadWorker:
         else:
             self._rows = RowsFile(self._files, self._handle, slot_bytes)
 
+    def _make_host(self, num_bytes: int) -> RowsFile:
+        """Take the memory of the host tier; pinned where a device copies to it."""
+        slot_bytes = host_slot_bytes(self._layout.usual_bytes())
+        if self._is_on_device:
+            # Here, because it needs torch: a front end imports this package to check its settings.
+            import torch  # noqa: PLC0415
+
+            pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+            buffer = memoryview(pinned.numpy())  # type: ignore[arg-type]
+        else:
+            # Pages are taken as they are written.
+            buffer = memoryview(mmap.mmap(-1, num_bytes))
+        return RowsFile(HostFile(buffer, num_bytes), _HOST_HANDLE, slot_bytes)
+
     def take_rows(self, orders: OffloadOrders) -> None:
         """Copy what a step orders to be written, now that it has run."""
-        if self._rows is None and orders.writes:
-            refused = {order.target.extent.sequence: 1 for order in orders.writes}
-            with self._lock:
-                self._report = self._report.aggregate(OffloadReport(unwritten=refused))
-            return
+        refused: dict[int, int] = {}
+        wrote = Moved()
         for order in orders.writes:
-            self._writes.put((order.target.extent, self._gather(order)))
+            before = time.thread_time()
+            data = self._gather(order)
+            if data is not None and order.host is not None and order.blocks is not None:
+                assert self._host is not None
+                self._host.write(order.host, [data])
+                wrote.add(order.host.num_bytes, time.thread_time() - before)
+            if order.disk is not None:
+                if data is None or self._rows is None:
+                    refused[order.disk.sequence] = 1
+                else:
+                    self._writes.put((order.disk, data))
+        if refused or wrote.num_bytes:
+            report = OffloadReport(unwritten=refused)
+            if wrote.num_bytes:
+                report.wrote[HOST] = wrote
+            with self._lock:
+                self._report = self._report.aggregate(report)
 
-    def _gather(self, order: WriteOrder) -> bytearray:
-        target = order.target
-        data = bytearray(target.extent.num_bytes)
-        regions = self._layout.list_object(target.extent.key.kind, target.first, target.end)
+    def _gather(self, order: WriteOrder) -> bytearray | memoryview | None:
+        """Return an object's bytes; None: host memory does not hold what it should."""
+        extent = order.host or order.disk
+        assert extent is not None
+        if order.blocks is None:
+            assert self._host is not None
+            assert order.host is not None
+            try:
+                return self._host.read(order.host)
+            except CorruptObjectError:
+                return None
+        data = bytearray(extent.num_bytes)
+        regions = self._layout.list_object(extent.key.kind, order.first, order.end)
         self._pool.gather(regions, order.blocks, memoryview(data))
         return data
 
@@ -170,18 +225,28 @@ class OffloadWorker:
             if not restore.is_over:
                 continue
             del self._restores[request_id]
+            with self._lock:
+                self._note_end(request_id, restore)
             if restore.failure is None:
                 received.add(request_id)
-                self._report.restored_bytes += restore.num_bytes
-                self._report.restore_s += restore.seconds
-                continue
-            logger.warning("Request %s is computed: %s.", request_id, restore.failure)
-            self._failed.add(request_id)
-            if restore.corrupt is not None:
-                self._report.corrupt |= {restore.corrupt}
             else:
-                self._report.num_failed_reads += 1
+                logger.warning("Request %s is computed: %s.", request_id, restore.failure)
+                self._failed.add(request_id)
         return received
+
+    def _note_end(self, request_id: str, restore: _Restore) -> None:
+        report = self._report
+        if restore.failure is None:
+            # What came from two tiers counts for the slower: the time is nearly all its own.
+            tier = DISK if DISK in restore.num_bytes else HOST
+            num_bytes = restore.num_bytes.get(tier, 0)
+            report.read.setdefault(tier, Moved()).add(num_bytes, restore.seconds)
+        elif restore.corrupt is not None:
+            report.corrupt |= {restore.corrupt}
+            report.failures[request_id] = CORRUPT
+        else:
+            report.failures[request_id] = RESTORE_FAILED
+            report.num_failed_reads += restore.is_of_disk
 
     def take_failed(self) -> set[str]:
         """Drain the requests whose prefixes did not come."""
@@ -214,7 +279,7 @@ class OffloadWorker:
         _lower_priority()
         is_over = False
         while not is_over:
-            batch: list[tuple[Extent, bytearray]] = []
+            batch: list[tuple[Extent, bytearray | memoryview]] = []
             num_bytes = 0
             item = self._writes.get()
             while item is not None:
@@ -227,11 +292,12 @@ class OffloadWorker:
             if batch:
                 self._write_batch(batch)
 
-    def _write_batch(self, batch: list[tuple[Extent, bytearray]]) -> None:
+    def _write_batch(self, batch: list[tuple[Extent, bytearray | memoryview]]) -> None:
         assert self._rows is not None
         before = time.thread_time()
         written: list[int] = []
         unwritten: list[int] = []
+        num_bytes = sum(extent.num_bytes for extent, _ in batch)
         for extent, data in batch:
             try:
                 self._rows.write(extent, [data])
@@ -253,7 +319,7 @@ class OffloadWorker:
                     dict.fromkeys(written, 1),
                     dict.fromkeys(unwritten, 1),
                     unsynced,
-                    write_s=time.thread_time() - before,
+                    wrote={DISK: Moved(num_bytes, time.thread_time() - before)},
                 )
             )
 
@@ -268,20 +334,24 @@ class OffloadWorker:
                     self._bring_back(restore, target)
                 restore.end()
             except CorruptObjectError as error:
-                restore.corrupt = target.extent.sequence
+                restore.corrupt = (target.is_host, target.extent.sequence)
                 restore.end(str(error).removesuffix("."))
             except OSError as error:
                 restore.end(f"its prefix cannot be read from disk ({error})")
 
     def _bring_back(self, restore: _Restore, target: ObjectOrder) -> None:
-        assert self._rows is not None
-        data = self._rows.read(target.extent)
+        rows = self._host if target.is_host else self._rows
+        assert rows is not None
+        data = rows.read(target.extent)
+        if target.keep is not None and self._host is not None:
+            self._host.write(target.keep, [data])
         regions = self._layout.list_object(target.extent.key.kind, target.first, target.end)
         with restore.lock:
             # Never after its end: the blocks may be another request's by now.
             if not restore.is_over:
                 self._pool.scatter(regions, restore.order.blocks, data)
-                restore.num_bytes += len(data)
+                tier = HOST if target.is_host else DISK
+                restore.num_bytes[tier] = restore.num_bytes.get(tier, 0) + len(data)
 
 
 def _lower_priority() -> None:

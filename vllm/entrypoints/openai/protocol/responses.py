@@ -21,7 +21,8 @@ class PromptTokensDetails(msgspec.Struct):
             ``cached_tokens`` by was lost to window state.
         miss_tokens: The tokens that had to be computed, by reason; they add up to
             ``prompt_tokens - cached_tokens``.
-        external_tokens: Of ``cached_tokens``, loaded from another engine.
+        external_tokens: Of ``cached_tokens``, loaded from a tier or another engine.
+        external_sources: Those by where they lay ("host", "disk"), if that is known.
         predicted_tokens: What the router had foretold of ``cached_tokens``, with several cores.
         prediction: Whether that came, "exact", or why not; of several prompts all there are.
     """
@@ -30,6 +31,7 @@ class PromptTokensDetails(msgspec.Struct):
     dense_match_tokens: int | UnsetType = UNSET
     miss_tokens: dict[str, int] | UnsetType = UNSET
     external_tokens: int | UnsetType = UNSET
+    external_sources: dict[str, int] | UnsetType = UNSET
     predicted_tokens: int | UnsetType = UNSET
     prediction: str | UnsetType = UNSET
 

@@ -6,6 +6,7 @@ from torch import nn
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.models.decoder.config import LayerPlan
 from vllm.model_executor.models.decoder.kv_cache import cache_name
+from vllm.model_executor.models.decoder.rope_config import RopeConfig
 from vllm.model_executor.models.decoder.step import ModelParts, Step
 from vllm.v1.attention.step_tables import ChunkKeys, DecodeBatch, DecodeKeys, PageRows
 
@@ -40,7 +41,9 @@ class DecoderAttention(nn.Module):
         self._num_groups = shape.num_heads // shape.num_kv_heads
         kv_size = shape.num_kv_heads * shape.head_dim
         num_products = 0 if not self._has_own else 1 if shape.has_one_product else 2
-        sizes = (shape.num_heads * shape.head_dim, *[kv_size] * num_products)
+        # A gated head is projected with its gate behind it.
+        per_head = shape.head_dim * (2 if shape.has_output_gate else 1)
+        sizes = (shape.num_heads * per_head, *[kv_size] * num_products)
         self._names = ("q_proj", "k_proj", "v_proj")[: len(sizes)]
         self.qkv = MergedColumnParallelLinear(config.hidden_size, sizes, make, self._names)
         self.qkv_bias = make.parameter(sum(sizes)) if shape.has_qkv_bias else None
@@ -72,7 +75,7 @@ class DecoderAttention(nn.Module):
         self._write_rows, self._read_rows = ops("write_rows"), ops("read_rows")
         self._round_rows = ops("round_rows")
         self._attend, self._join = ops("attend_keys"), ops("join_attention")
-        self._weigh_sinks = ops("weigh_sinks")
+        self._weigh_sinks, self._gate_heads = ops("weigh_sinks"), ops("gate_heads")
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Maps the normed input [T, D] to the output [T, D]; writes the layer's cache, if any.
@@ -83,6 +86,9 @@ class DecoderAttention(nn.Module):
         product = self.qkv(x)
         if self.qkv_bias is not None:
             product += self.qkv_bias
+        gates: torch.Tensor | None = None
+        if self._shape.has_output_gate:
+            product, gates = self._take_gates(product)
         queries, rows = self._prepare(product, step)
         pages = step.meta.pages
         # Every write of the layer comes before any read from its pages.
@@ -96,10 +102,30 @@ class DecoderAttention(nn.Module):
             attended = pages.attend(self._cache_name, queries, rows, self.sinks, *self._score_args)
         else:
             attended = self._attend_wanted(queries, rows, step)
+        if gates is not None:
+            if self._narrows and step.wanted is not None:
+                gates = gates[step.wanted]
+            attended = self._gate_heads(attended, gates)
         output: torch.Tensor = self.output(attended.flatten(1))
         if self.output_bias is not None:
             output += self.output_bias
         return output
+
+    def _take_gates(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the projections without gates, and the gates [T, H, d]."""
+        shape = self._shape
+        width = 2 * shape.num_heads * shape.head_dim
+        pairs = qkv[:, :width].view(-1, shape.num_heads, 2, shape.head_dim)
+        return torch.cat([pairs[:, :, 0].flatten(1), qkv[:, width:]], 1), pairs[:, :, 1]
+
+    def _turn(self, heads: torch.Tensor, rope: RopeConfig, step: Step) -> torch.Tensor:
+        """Turns heads to their positions: all of each, or its first values."""
+        turned: torch.Tensor
+        if rope.dim == heads.shape[-1]:
+            turned = self._rotate(heads, *step.turns[rope])
+            return turned
+        turned = self._rotate(heads[..., : rope.dim].contiguous(), *step.turns[rope])
+        return torch.cat([turned, heads[..., rope.dim :]], -1)
 
     def _prepare(
         self, product: torch.Tensor, step: Step
@@ -115,7 +141,7 @@ class DecoderAttention(nn.Module):
         if self.qk_norm is not None:
             heads = self._norm(heads, self.qk_norm[self._norm_of_head], eps)
         if self._rope is not None:
-            heads = self._rotate(heads, *step.turns[self._rope])
+            heads = self._turn(heads, self._rope, step)
         queries = heads[:, : shape.num_heads]
         if not self._has_own:
             return queries, None

@@ -169,12 +169,12 @@ class ClampedExperts(nn.Module):
         logits = self._score(x, self.router, self.router_bias)
         # A softmax over the chosen logits is the softmax over all, scaled to a sum of one.
         ids, weights = self._choose(logits, self.plan.num_chosen, True)
-        output: torch.Tensor
-        if len(self._own) == self.plan.num_experts:
-            output = self._run(x, ids, weights, self._run_expert, self._experts)
-        else:
-            output = run_own_experts(x, ids, weights, self._own, self._run_expert, self._run)
-        return self._group.all_reduce(output)
+        num_experts = self.plan.num_experts
+        return self._group.all_reduce(
+            run_own_experts(
+                x, ids, weights, self._own, self._run_expert, self._run, num_experts, self._experts
+            )
+        )
 
     def _run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
         gate_up = self.gate_up(rows, expert) + self.gate_up_bias[expert]

@@ -25,6 +25,8 @@ class AttentionShape:
         has_qk_norm: Whether queries and keys are normed per head before they are turned.
         has_sinks: Whether each head has a learned score without a value.
         soft_cap: Scores are capped by tanh; 0: they are not.
+        has_output_gate: Whether each head's output is multiplied by the sigmoid of a gate, which
+            stands behind its query in the projection.
         has_value_norm: Whether values are normed per head, without weights.
         has_one_product: Whether keys and values come of one product, ``k_proj``: values before
             its weighted norm and its turn.
@@ -39,6 +41,7 @@ class AttentionShape:
     has_qk_norm: bool = False
     has_sinks: bool = False
     soft_cap: float = 0.0
+    has_output_gate: bool = False
     has_value_norm: bool = False
     has_one_product: bool = False
 
@@ -46,6 +49,33 @@ class AttentionShape:
         """Returns the heads of one of ``size`` ranks; several hold the same key head if need be."""
         num_kv_heads = max(1, self.num_kv_heads // size)
         return replace(self, num_heads=self.num_heads // size, num_kv_heads=num_kv_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaPlan:
+    """A recurrent layer by the gated delta rule, in the place of attention.
+
+    Attributes:
+        num_key_heads: Heads of queries and of keys; value heads next to each other share one.
+        num_value_heads: Heads of values, and of states.
+        key_dim, value_dim: Values of a head.
+        conv_width: Inputs that the short convolution reads of each channel, its own included.
+        is_interleaved: Whether the projections lie by key head: query, key, its values, its gates.
+        gate_activation: Of the output's gate: "silu" or "sigmoid".
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    is_interleaved: bool = False
+    gate_activation: str = "silu"
+
+    @property
+    def num_channels(self) -> int:
+        """Inputs of the short convolution: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +137,7 @@ class LayerPlan:
         kv_owner: The layer below whose keys and values it attends to in place of its own; None: it
             has its own.
         experts: Routed experts beside the feed-forward part, with norms of their own.
+        recurrence: What stands in the place of attention; None: attention.
     """
 
     window: int
@@ -115,6 +146,7 @@ class LayerPlan:
     attention: AttentionShape | None = None
     kv_owner: int | None = None
     experts: ExpertsPlan | None = None
+    recurrence: GatedDeltaPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +226,8 @@ class DecoderConfig:
 
     @property
     def last_owner(self) -> int:
-        """The last layer that stores keys and values; those above need only the rows whose logits
-        are read, and itself need their keys and values alone of the others."""
+        """The last layer that stores keys and values, or a state; those above need only the rows
+        whose logits are read, and itself need what it stores alone of the others."""
         return max(i for i, layer in enumerate(self.layers) if layer.kv_owner is None)
 
     def for_ranks(self, size: int) -> "DecoderConfig":
@@ -208,7 +240,13 @@ class DecoderConfig:
 
     def find_retention_step(self, block_size: int) -> int | None:
         """Returns of what tokens a retention interval must be a multiple; None: there is none."""
-        return block_size if any(layer.window for layer in self.layers) else None
+        has_checkpoints = any(layer.window or layer.recurrence for layer in self.layers)
+        return block_size if has_checkpoints else None
+
+    @property
+    def recurrences(self) -> tuple[GatedDeltaPlan, ...]:
+        """The recurrent layers' plans, in order."""
+        return tuple(layer.recurrence for layer in self.layers if layer.recurrence is not None)
 
     def check(self) -> "DecoderConfig":
         """Returns itself.
@@ -229,6 +267,16 @@ class DecoderConfig:
                 _check_experts(plan)
             if layer.window == 1:
                 raise ConfigError("sliding_window is 1: it must be at least 2")
+            own = layer.recurrence
+            if own is not None and own.num_value_heads % own.num_key_heads:
+                raise ConfigError(
+                    f"linear_num_key_heads is {own.num_key_heads}: it must divide "
+                    f"linear_num_value_heads ({own.num_value_heads})"
+                )
+            if own is not None and own.conv_width < 2:
+                raise ConfigError("linear_conv_kernel_dim is 1: it must be at least 2")
+        if len(set(self.recurrences)) > 1:
+            raise ConfigError("recurrent layers of different shapes are not supported")
         return self
 
 

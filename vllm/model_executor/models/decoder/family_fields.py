@@ -37,12 +37,15 @@ def read_length(fields: FieldReader) -> int:
     return fields.positive_int("max_position_embeddings", _DEFAULT_LENGTH)
 
 
-def read_layer_types(fields: FieldReader, default: list[str]) -> list[str]:
-    """Reads which layers attend to a window.
+def read_layer_types(
+    fields: FieldReader, default: list[str], allowed: tuple[str, ...] = LAYER_TYPES
+) -> list[str]:
+    """Reads what kind each layer is of.
 
     Args:
         fields: config.json, or its text part.
         default: What an absent ``layer_types`` means; one entry a layer.
+        allowed: Kinds that the family has.
 
     Raises:
         ConfigError: A kind of layer that is not supported.
@@ -51,8 +54,8 @@ def read_layer_types(fields: FieldReader, default: list[str]) -> list[str]:
         return default
     names = [str(name) for name in fields.sequence("layer_types", len(default))]
     for name in names:
-        if name not in LAYER_TYPES:
-            raise fields.error("layer_types", name, f"one of {', '.join(LAYER_TYPES)}")
+        if name not in allowed:
+            raise fields.error("layer_types", name, f"one of {', '.join(allowed)}")
     return names
 
 

@@ -160,12 +160,12 @@ class ExpertBank(nn.Module):
 
     def run(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Returns the chosen experts' weighted sum [T, D] of the normed input [T, D]."""
-        output: torch.Tensor
-        if len(self._own) == self.plan.num_experts:
-            output = self._run(x, ids, weights, self._run_expert, self._experts)
-        else:
-            output = run_own_experts(x, ids, weights, self._own, self._run_expert, self._run)
-        return self._group.all_reduce(output)
+        num_experts = self.plan.num_experts
+        return self._group.all_reduce(
+            run_own_experts(
+                x, ids, weights, self._own, self._run_expert, self._run, num_experts, self._experts
+            )
+        )
 
     def _run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
         if self.stored:

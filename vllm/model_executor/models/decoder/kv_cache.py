@@ -1,22 +1,34 @@
-"""A decoder's cache geometry (torch-free): one cache a layer, named after its attention.
+"""A decoder's cache geometry (torch-free): one cache an attention layer, named after it.
 
 A layer that attends to another's keys and values has none.
 
 A row holds one token's keys of all heads, then its values: 2 * num_kv_heads * head_dim values.
-Blocks are ``--block-size`` tokens in full-attention and window layers alike.
+Blocks are ``--block-size`` tokens in full-attention and window layers alike. The states of all
+recurrent layers are one cache, in pages as wide as a block of all attention layers.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.decoder.config import DecoderConfig
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheSpec,
+    RecurrentStateSpec,
+    SlidingWindowSpec,
+    StateShape,
+)
 
 if TYPE_CHECKING:
     import torch
 
 SUPPORTED_BLOCK_SIZES = (16, 32, 64, 128)
 """The values of ``--block-size`` that these models are tested with."""
+
+
+STATES = "model.recurrent_states"
+"""Name of the cache of all recurrent layers' states."""
 
 
 def cache_name(layer: int) -> str:
@@ -36,12 +48,11 @@ def decoder_kv_cache_specs(
         config: The architecture.
         block_size: ``--block-size``: tokens of one prefix unit.
         cache_dtype: Type of keys and values.
-        state_dtype: Not used: there is no recurrent state.
+        state_dtype: Type of recurrent states.
 
     Raises:
         ConfigError: The block size is not supported.
     """
-    del state_dtype
     if block_size not in SUPPORTED_BLOCK_SIZES:
         raise ConfigError(
             f"--block-size {block_size} is not supported; use one of "
@@ -49,7 +60,7 @@ def decoder_kv_cache_specs(
         )
     specs: dict[str, KVCacheSpec] = {}
     for index, layer in enumerate(config.layers):
-        if layer.kv_owner is not None:
+        if layer.kv_owner is not None or layer.recurrence is not None:
             continue
         shape = config.shape_of(layer)
         full = FullAttentionSpec(
@@ -59,7 +70,38 @@ def decoder_kv_cache_specs(
             dtype=cache_dtype,
         )
         specs[cache_name(index)] = _with_window(full, layer.window) if layer.window else full
+    if config.recurrences:
+        specs[STATES] = _state_spec(config, specs, block_size, state_dtype)
     return specs
+
+
+def state_shape(config: DecoderConfig) -> StateShape:
+    """Returns what a request's recurrent states are made of."""
+    plan = config.recurrences[0]
+    return StateShape(
+        num_layers=len(config.recurrences),
+        num_heads=plan.num_value_heads,
+        key_dim=plan.key_dim,
+        value_dim=plan.value_dim,
+        num_channels=plan.num_channels,
+        num_columns=plan.conv_width - 1,
+    )
+
+
+def _state_spec(
+    config: DecoderConfig,
+    attention: Mapping[str, KVCacheSpec],
+    block_size: int,
+    dtype: "torch.dtype",
+) -> RecurrentStateSpec:
+    """Cuts a state into pages as wide as a block of all attention layers: no block grows by it."""
+    shape = state_shape(config)
+    width_bytes = sum(spec.page_size_bytes for spec in attention.values() if spec.keeps_every_token)
+    smallest = max(shape.head_values, shape.num_columns)
+    page_values = max(width_bytes // dtype.itemsize, smallest)
+    return RecurrentStateSpec(
+        block_size=block_size, shape=shape, page_values=page_values, dtype=dtype
+    )
 
 
 def _with_window(full: FullAttentionSpec, window: int) -> SlidingWindowSpec:

@@ -16,9 +16,10 @@ from vllm.model_executor.models.decoder.attention import DecoderAttention
 from vllm.model_executor.models.decoder.config import DecoderConfig, ExpertsPlan, LayerPlan
 from vllm.model_executor.models.decoder.experts_beside import ExpertsBeside
 from vllm.model_executor.models.decoder.feed_forward import build_feed_forward
+from vllm.model_executor.models.decoder.gated_delta import GatedDeltaNet
 from vllm.model_executor.models.decoder.layer_inputs import LayerInputBlock, LayerInputs
 from vllm.model_executor.models.decoder.step import ModelParts, Step, StepFactory
-from vllm.v1.attention.step_tables import StepMetadata
+from vllm.v1.attention.step_tables import RecurrentRows, StepMetadata
 
 _EMBEDDING = "model.embed_tokens"
 _HEAD = "lm_head"
@@ -27,8 +28,15 @@ _STACKED_EXPERTS = re.compile(r"(.+\.(?:mlp\.)?experts\.)(gate_up_proj|down_proj
 _DERIVED = ".rotary_emb.inv_freq"
 
 
+def build_mixer(index: int, plan: LayerPlan, parts: ModelParts) -> DecoderAttention | GatedDeltaNet:
+    """Returns what mixes a layer's tokens, its tensors named within ``parts``' prefix."""
+    if plan.recurrence is None:
+        return DecoderAttention(index, plan, parts)
+    return GatedDeltaNet(index, plan.recurrence, parts)
+
+
 class DecoderBlock(nn.Module):
-    """One layer: attention, then a feed-forward part, each added to the residual stream.
+    """One layer: attention or a recurrence, then a feed-forward part, each added to the stream.
 
     Args:
         index: The layer.
@@ -41,7 +49,10 @@ class DecoderBlock(nn.Module):
         config, make = parts.config, parts.make
         self._prefix = prefix = f"model.layers.{index}"
         self._plan = config.norm
-        self.attention = DecoderAttention(index, plan, parts.within(f"{prefix}.self_attn"))
+        self._mixer_name = (
+            f"{prefix}.self_attn" if plan.recurrence is None else (f"{prefix}.linear_attn")
+        )
+        self.attention = build_mixer(index, plan, parts.within(self._mixer_name))
         self.feed_forward = build_feed_forward(plan.feed_forward, parts.within(f"{prefix}.mlp"))
         self.experts = (
             None if plan.experts is None else ExpertsBeside(plan.experts, parts.within(prefix))
@@ -95,7 +106,7 @@ class DecoderBlock(nn.Module):
         norms = zip(names, self.norms.data, strict=True)
         slots = {
             **{f"{self._prefix}.{name}.weight": weight for name, weight in norms},
-            **self.attention.weight_slots(f"{self._prefix}.self_attn"),
+            **self.attention.weight_slots(self._mixer_name),
             **self.feed_forward.weight_slots(f"{self._prefix}.mlp"),
         }
         if self.experts is not None:
@@ -188,6 +199,24 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         """Takes a tensor whose slot is on no device, as it lies in its file."""
         assert self.layer_inputs is not None, f"{name} has a slot of its own"
         self.layer_inputs.table.take(values)
+
+    def settle_drafts(
+        self, settled: Sequence[RecurrentRows | None], kv_caches: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Stores the recurrent states behind the last step's accepted drafts.
+
+        Args:
+            settled: For each request of that step that had drafts, in order, what its accepted
+                ones read and leave; None: none stands.
+            kv_caches: Cache name -> pages.
+
+        Mutates:
+            kv_caches.
+        """
+        for layer in self.layers:
+            assert isinstance(layer, DecoderBlock)
+            if isinstance(layer.attention, GatedDeltaNet):
+                layer.attention.settle_drafts(settled, kv_caches)
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """Maps the residual stream [M, D] of any chosen rows to fp32 logits [M, V]."""

@@ -46,13 +46,17 @@ class RopeConfig:
     num_turned: int = 0
 
 
-def read_rope(fields: FieldReader, dim: int, theta: float) -> RopeConfig:
+def read_rope(
+    fields: FieldReader, dim: int, theta: float, default_share: float | None = None
+) -> RopeConfig:
     """Reads a model's one rotary setting.
 
     Args:
         fields: config.json, or its text part.
         dim: Values of a head.
         theta: Base where the file gives none.
+        default_share: Where the family turns the first values of a head only, what share of them;
+            None: it turns all.
 
     Raises:
         ConfigError: A kind or value that is not supported; the message names it.
@@ -61,11 +65,15 @@ def read_rope(fields: FieldReader, dim: int, theta: float) -> RopeConfig:
     scaling = fields.sub_reader(name)
     if not scaling.has("rope_theta"):
         theta = fields.number("rope_theta", theta)
-    return read_rope_object(scaling, dim, theta, fields)
+    return read_rope_object(scaling, dim, theta, fields, default_share)
 
 
 def read_rope_object(
-    scaling: FieldReader, dim: int, theta: float, fields: FieldReader
+    scaling: FieldReader,
+    dim: int,
+    theta: float,
+    fields: FieldReader,
+    default_share: float | None = None,
 ) -> RopeConfig:
     """Reads one object of rotary settings; an empty one means "default".
 
@@ -74,6 +82,7 @@ def read_rope_object(
         dim: Values of a head.
         theta: Base where the object gives none.
         fields: config.json around it, for lengths.
+        default_share: As for ``read_rope``.
 
     Raises:
         ConfigError: As ``read_rope``.
@@ -82,11 +91,7 @@ def read_rope_object(
     # Older files say "type".
     key = "rope_type" if scaling.has("rope_type") else "type"
     kind = scaling.text(key, "default")
-    if scaling.has("partial_rotary_factor") or fields.has("partial_rotary_factor"):
-        source = scaling if scaling.has("partial_rotary_factor") else fields
-        share = source.number("partial_rotary_factor", 1.0)
-        if share != 1.0:
-            raise source.error("partial_rotary_factor", share, "1.0")
+    dim = _read_turned(scaling, dim, fields, default_share)
     if kind == "default":
         return RopeConfig(theta, dim)
     if kind == "linear":
@@ -107,6 +112,23 @@ def read_rope_object(
         divisors = scaling.sequence("divisors", dim // 2)
         return RopeConfig(theta, dim, "divided", divisors=tuple(float(value) for value in divisors))
     raise scaling.error(key, kind, f"one of {', '.join(_KINDS)}")
+
+
+def _read_turned(
+    scaling: FieldReader, dim: int, fields: FieldReader, default_share: float | None
+) -> int:
+    """Returns how many values of a head are turned."""
+    source = scaling if scaling.has("partial_rotary_factor") else fields
+    share = source.number("partial_rotary_factor", default_share or 1.0)
+    turned = int(dim * share)
+    if default_share is None:
+        if share != 1.0:
+            raise source.error("partial_rotary_factor", share, "1.0")
+    elif not 0 < turned <= dim or turned % 2:
+        raise source.error(
+            "partial_rotary_factor", share, f"a share of {dim} that is an even number"
+        )
+    return turned
 
 
 def _read_yarn(scaling: FieldReader, dim: int, theta: float, fields: FieldReader) -> RopeConfig:

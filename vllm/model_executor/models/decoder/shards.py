@@ -77,6 +77,10 @@ def check_ranks(config: DecoderConfig, size: int, spreads_experts: bool) -> None
         ConfigError: It does not divide one, or experts are to be dealt out that there are not; the
             message names the axis and its size.
     """
+    if size > 1 and config.recurrences:
+        raise ConfigError(
+            f"tensor_parallel_size={size} is not supported for models with recurrent layers: use 1."
+        )
     axes = {"vocab_size": config.vocab_size}
     for layer in config.layers:
         shape = config.shape_of(layer)

@@ -1,7 +1,7 @@
 """The names a model asks its platform's ops by, with the plain-torch op of each.
 
 A platform's ``get_op`` returns its own kernel for the names it speeds up and the reference for
-the rest. Signatures are those of ``reference`` and ``decoder``.
+the rest. Signatures are those of ``reference``, ``decoder`` and ``recurrent``.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vllm.exceptions import ConfigError
-from vllm.v1.attention.ops import decoder, reference
+from vllm.v1.attention.ops import decoder, recurrent, reference
 
 Op = Callable[..., Any]
 OpResolver = Callable[[str], Op]
@@ -51,6 +51,11 @@ REFERENCE_OPS: Mapping[str, Op] = MappingProxyType(
             decoder.choose_by_softmax,
             decoder.run_experts,
             decoder.gated_mlp,
+            recurrent.short_convolution,
+            recurrent.decay_logs,
+            recurrent.gated_delta_scan,
+            recurrent.gated_rms_norm,
+            recurrent.gate_heads,
         )
     }
 )

@@ -140,6 +140,8 @@ def get_kv_cache_configs(
     vllm_config: VllmConfig,
     kv_cache_specs: list[dict[str, KVCacheSpec]],
     available_memory: list[int],
+    *,
+    hits_at_units: bool = False,
 ) -> list[KVCacheConfig]:
     """Lay out the KV cache of every worker.
 
@@ -147,6 +149,7 @@ def get_kv_cache_configs(
         vllm_config: The configuration.
         kv_cache_specs: Per worker, spec by layer.
         available_memory: Per worker, bytes for the KV cache.
+        hits_at_units: See ``get_kv_cache_groups``.
 
     Mutates:
         ``vllm_config.model_config.max_model_len``, only if it was asked to be fitted (-1).
@@ -161,7 +164,7 @@ def get_kv_cache_configs(
     """
     merged = _merge_worker_specs(kv_cache_specs)
     check_managed(merged)
-    groups = get_kv_cache_groups(vllm_config, merged)
+    groups = get_kv_cache_groups(vllm_config, merged, hits_at_units=hits_at_units)
     if not groups:
         return [KVCacheConfig(1, [], []) for _ in kv_cache_specs]
     projected = [_project_kv_cache_groups_to_worker(groups, specs) for specs in kv_cache_specs]

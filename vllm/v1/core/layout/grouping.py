@@ -146,13 +146,15 @@ def needs_packed_pool(specs: Iterable[KVCacheSpec]) -> bool:
 
 
 def get_kv_cache_groups(
-    vllm_config: VllmConfig, kv_cache_spec: dict[str, KVCacheSpec]
+    vllm_config: VllmConfig, kv_cache_spec: dict[str, KVCacheSpec], *, hits_at_units: bool = False
 ) -> list[KVCacheGroupSpec]:
     """Group the layers of a model.
 
     Args:
         vllm_config: For ``disable_hybrid_kv_cache_manager``.
         kv_cache_spec: Spec by layer, of all workers.
+        hits_at_units: Whether hits end at one unit, as in an engine: a window's block divides it,
+            so it is not enlarged where pages are of unlike size.
 
     Mutates:
         ``kv_cache_spec``, when the hybrid manager is off.
@@ -171,7 +173,7 @@ def get_kv_cache_groups(
     uniform = UniformTypeKVCacheSpecs.from_specs(kv_cache_spec)
     if uniform is not None:
         return [KVCacheGroupSpec(list(kv_cache_spec), uniform)]
-    if (groups := group_unequal_widths(kv_cache_spec)) is not None:
+    if hits_at_units and (groups := group_unequal_widths(kv_cache_spec)) is not None:
         return groups
     kv_cache_spec = unify_page_sizes(kv_cache_spec)
     return _merged_groups(kv_cache_spec, _split_into_groups(kv_cache_spec))

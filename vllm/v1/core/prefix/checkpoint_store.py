@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.retention.policy import ASKED_FOR, RetentionPolicy
@@ -40,12 +40,14 @@ class CheckpointStore:
 
     # ---- from publication to eviction --------------------------------------------------------
 
-    def publish(self, record: Checkpoint, maker: str) -> bool:
+    def publish(self, record: Checkpoint, maker: str, *, lists_blocks: bool = True) -> bool:
         """Enter a checkpoint unless one of the same prefix exists.
 
         Args:
             record: Its standing says what its maker wants of it.
             maker: The request that made it, which runs.
+            lists_blocks: False: its maker holds all its blocks, and calls ``give_back`` before it
+                gives back some of them.
 
         Returns:
             Whether the record was entered; else the one that exists is kept if this one is.
@@ -59,8 +61,15 @@ class CheckpointStore:
         if record.kind is not None and self._policy.note_made(record.kind):
             record.standing = next_standing(record.standing, Event.KIND_PAYS)
         self._rank(record)
-        self._index.add_checkpoint(record)
+        self._index.add_checkpoint(record, lists_blocks=lists_blocks)
         return True
+
+    def give_back(
+        self, records: Iterable[Checkpoint], blocks: Sequence[KVCacheBlock] | None = None
+    ) -> None:
+        """Take note that who made checkpoints is about to give back blocks; None: all of them."""
+        for record in records:
+            self._index.list_blocks(record, blocks)
 
     def _publish_again(self, existing: Checkpoint, record: Checkpoint) -> None:
         """Let a checkpoint be what somebody wants who would have made the same one."""
@@ -81,8 +90,12 @@ class CheckpointStore:
             return
         record.standing = standing
         self._rank(record)
+        self._replace(record)
+
+    def _replace(self, record: Checkpoint) -> None:
+        """Move a checkpoint's free blocks to where they belong now."""
         if self._index.holds_checkpoint(record):
-            self._pool.replace(record.all_blocks())
+            self._pool.replace(self._index.listed_blocks(record))
 
     def _rank(self, record: Checkpoint) -> None:
         """Ask the policy for a checkpoint's tier."""
@@ -121,6 +134,7 @@ class CheckpointStore:
         made: Sequence[Checkpoint],
         origins: Sequence[Checkpoint],
         user: str,
+        held: Sequence[KVCacheBlock] = (),
         *,
         again: bool,
     ) -> None:
@@ -134,6 +148,7 @@ class CheckpointStore:
             made: Checkpoints it made that still stand; they age from now.
             origins: The checkpoints it began at, which age from now too.
             user: The request.
+            held: The blocks it gives back, in the order in which they shall be reused.
             again: Whether it was preempted before, and goes on with the turn it was at.
         """
         older = tuple(origins)
@@ -151,9 +166,11 @@ class CheckpointStore:
         for record in made:
             record.older = older
             self._let_go(record, user)
-        for record in (*made, *origins):
-            if self._index.holds_checkpoint(record):
-                self._pool.replace(record.all_blocks(), even_if_unchanged=True)
+        self.give_back(made)
+        # A block of several is as young as the last of them.
+        aging = [r for r in (*made, *origins) if self._index.holds_checkpoint(r)]
+        blocks = [block for record in aging for block in record.all_blocks()]
+        self._pool.free_and_age(held, list(dict.fromkeys(reversed(blocks)))[::-1])
 
     def _let_go(self, record: Checkpoint, user: str) -> None:
         record.users = tuple(name for name in record.users if name != user)
@@ -172,10 +189,10 @@ class CheckpointStore:
     def dissolve(self, record: Checkpoint) -> None:
         """Withdraw a checkpoint; free blocks that serve nothing else fall to SCRATCH."""
         if self._index.holds_checkpoint(record):
-            self._index.remove_checkpoint(record)
+            blocks = self._index.remove_checkpoint(record)
             if self._pool.pins is not None:
                 self._pool.pins.unpin(record)
-            self._pool.replace(record.all_blocks())
+            self._pool.replace(blocks)
 
     # ---- pins --------------------------------------------------------------------------------
 
@@ -183,6 +200,7 @@ class CheckpointStore:
         """Let allocation reach a checkpoint's blocks last; False if it is gone, or too large."""
         pins = self._pool.pins
         assert pins is not None, "pins are off"
+        self.give_back((record,))
         return self._index.holds_checkpoint(record) and pins.pin({record: [*record.all_blocks()]})
 
     # ---- checks ------------------------------------------------------------------------------

@@ -21,7 +21,9 @@ class Lineage:
     def add(self, prefix_hashes: Sequence[BlockHash], parents: Sequence[BlockHash | None]) -> None:
         """Enter units, each behind its parent (None: a prompt's first); known ones stay."""
         known, num_children = self._parents, self._num_children
-        if known.keys().isdisjoint(prefix_hashes) and num_children.keys().isdisjoint(parents):
+        is_new = known.keys().isdisjoint(prefix_hashes) and num_children.keys().isdisjoint(parents)
+        # A decode step adds one, for which a count is no gain.
+        if is_new and len(prefix_hashes) > 1:
             # A chain that nobody knows: each unit but the last has one child.
             known.update(zip(prefix_hashes, parents, strict=True))
             num_children.update(Counter(parents))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix.checkpoints import Checkpoint
@@ -15,6 +15,13 @@ from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.retention.tiers import Tier
 
 _SCRATCH, _REGULAR = Tier.SCRATCH, Tier.REGULAR
+
+
+def _tier_of(records: Sequence[Checkpoint]) -> Tier:
+    """Return the best tier of some checkpoints."""
+    if len(records) == 1:
+        return records[0].tier
+    return max(record.tier for record in records)
 
 
 class PrefixIndex:
@@ -64,7 +71,12 @@ class PrefixIndex:
         self._lineage_group = dense_group_ids[0] if dense_group_ids and window_group_ids else -1
         self.lineage = Lineage()
         self.checkpoints: dict[BlockHash, Checkpoint] = {}
-        self._checkpoints_of: dict[int, list[Checkpoint]] = {}
+        # By block id. Blocks that belong to the same checkpoints share one tuple: a window may have
+        # hundreds of blocks.
+        self._checkpoints_of: dict[int, tuple[Checkpoint, ...]] = {}
+        # Checkpoints whose blocks their maker holds, and those that it gave back. Of a held block
+        # nobody asks what it belongs to, and most such checkpoints are replaced by newer ones soon.
+        self._unlisted: dict[Checkpoint, list[KVCacheBlock]] = {}
         # A quarter of a million hashes of 32 bytes: a bound on memory, not on usefulness. Else for
         # several times the pool, whose blocks carry several keys each.
         self.ghosts = GhostList(capacity=max(1024, min(16 * num_blocks, 250_000)))
@@ -87,36 +99,36 @@ class PrefixIndex:
         if block_id not in self._checkpoints_of:
             return ()
         affected: list[KVCacheBlock] = []
-        for record in list(self._checkpoints_of[block_id]):
+        for record in self._checkpoints_of[block_id]:
             self.checkpoint_ghosts.add(record.prefix_hash)
-            self.remove_checkpoint(record)
-            affected += record.all_blocks()
+            affected += self.remove_checkpoint(record)
         return affected
 
     def is_cached(self, block: KVCacheBlock) -> bool:
         """Whether a block carries keys or belongs to a checkpoint."""
-        return block.keys is not None or block.block_id in self._checkpoints_of
+        return block.keys is not None or bool(self.checkpoints_of(block))
 
     def tier(self, block: KVCacheBlock) -> Tier:
         """Return where a free block belongs: with the best of what it serves."""
         if block.keys is not None:
             return _REGULAR
         records = self._checkpoints_of.get(block.block_id)
-        if not records:
-            return _SCRATCH
-        if len(records) == 1:
-            return records[0].tier
-        return max(record.tier for record in records)
+        return _tier_of(records) if records else _SCRATCH
 
     def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
-        """Return the tiers of many blocks: nearly all carry keys, or nothing at all."""
-        records, tier = self._checkpoints_of, self.tier
-        return [
-            _REGULAR
-            if block.keys is not None
-            else (tier(block) if block.block_id in records else _SCRATCH)
-            for block in blocks
-        ]
+        """Return the tiers of many blocks: most carry keys, or belong where the one before does."""
+        records_of = self._checkpoints_of
+        last: tuple[Checkpoint, ...] = ()
+        tier, tiers = _SCRATCH, []
+        for block in blocks:
+            if block.keys is not None:
+                tiers.append(_REGULAR)
+                continue
+            records = records_of.get(block.block_id, ())
+            if records is not last:
+                last, tier = records, _tier_of(records) if records else _SCRATCH
+            tiers.append(tier)
+        return tiers
 
     def note_hit(self, block: KVCacheBlock) -> None:
         """Take note that a block was hit."""
@@ -153,6 +165,8 @@ class PrefixIndex:
         Args:
             num_spare: Blocks of spare checkpoints, which are not counted.
         """
+        for record in tuple(self._unlisted):
+            self.list_blocks(record)
         num_dense = self._num_keyed
         return num_dense / max(1, num_dense + len(self._checkpoints_of) - num_spare)
 
@@ -166,6 +180,7 @@ class PrefixIndex:
         self.lineage.clear()
         self.checkpoints.clear()
         self._checkpoints_of.clear()
+        self._unlisted.clear()
         self.ghosts.clear()
         self.checkpoint_ghosts.clear()
 
@@ -216,21 +231,19 @@ class PrefixIndex:
         self, blocks: Sequence[KVCacheBlock], group_id: int, prefix_hashes: Sequence[BlockHash]
     ) -> None:
         """Let blocks carry keys, in ascending order of position."""
-        ranks_blocks, num_new = self._ranks_blocks, 0
+        fresh: list[KVCacheBlock] = []
         for block, prefix_hash in zip(blocks, prefix_hashes, strict=True):
-            keys = block.keys
-            if keys is None:
-                assert block.block_id  # the null block carries nothing
-                block.group_id = group_id
-                block.keys = [prefix_hash]
-                num_new += 1
-                if ranks_blocks:
-                    standing = self._first_standing(group_id, prefix_hash)
-                    self._standings[block.block_id] = standing
+            if block.keys is None:
+                block.group_id, block.keys = group_id, [prefix_hash]
+                fresh.append(block)
             else:
-                assert block.group_id == group_id
-                keys.append(prefix_hash)
-        self._num_keyed += num_new
+                block.keys.append(prefix_hash)
+        self._num_keyed += len(fresh)
+        if self._ranks_blocks:
+            for block in fresh:
+                assert block.keys is not None
+                standing = self._first_standing(group_id, block.keys[0])
+                self._standings[block.block_id] = standing
 
     def _first_standing(self, group_id: int, prefix_hash: BlockHash) -> Standing:
         """Return what is known of a prefix that is about to be published."""
@@ -298,36 +311,95 @@ class PrefixIndex:
     # ---- membership of checkpoints -----------------------------------------------------------
 
     def checkpoints_of(self, block: KVCacheBlock) -> Sequence[Checkpoint]:
-        """Return the checkpoints a window block belongs to."""
-        return self._checkpoints_of.get(block.block_id, ())
+        """Return the checkpoints a window block belongs to; for tests and checks."""
+        listed = self._checkpoints_of.get(block.block_id, ())
+        held = [r for r in self._unlisted if r not in listed and block in r.all_blocks()]
+        return (*listed, *held)
 
-    def add_checkpoint(self, record: Checkpoint) -> None:
-        """Enter a checkpoint of a prefix that has none."""
+    def add_checkpoint(self, record: Checkpoint, *, lists_blocks: bool = True) -> None:
+        """Enter a checkpoint of a prefix that has none.
+
+        Args:
+            record: The checkpoint.
+            lists_blocks: Whether to note of each block that it belongs to it; else whoever made it
+                does so of the blocks it gives back (``list_blocks``).
+        """
         assert record.prefix_hash not in self.checkpoints
         self.checkpoints[record.prefix_hash] = record
         for group_id in self._groups_of(record):
             self.events.stored((record.prefix_hash,), None, (), 0, group_id)
         self.checkpoint_ghosts.discard((record.prefix_hash,))
-        for block in record.all_blocks():
-            assert not block.is_null
-            self._checkpoints_of.setdefault(block.block_id, []).append(record)
+        self._unlisted[record] = []
+        if lists_blocks:
+            self.list_blocks(record)
+
+    def list_blocks(
+        self, record: Checkpoint, given_back: Sequence[KVCacheBlock] | None = None
+    ) -> None:
+        """Note of a checkpoint's blocks that they belong to it, unless that is done.
+
+        Args:
+            record: The checkpoint.
+            given_back: Blocks that its maker gives back, whether they belong to it or not; None:
+                all its blocks.
+        """
+        listed = self._unlisted.get(record)
+        if listed is None:
+            return
+        if given_back is None:
+            del self._unlisted[record]
+            blocks = [block for block in record.all_blocks() if block not in listed]
+        else:
+            groups = record.blocks
+            blocks = [block for block in given_back if any(block in group for group in groups)]
+            listed += blocks
+        records_of = self._checkpoints_of
+        block_ids = [block.block_id for block in blocks]
+        assert 0 not in block_ids  # the null block belongs to nothing
+        last: tuple[Checkpoint, ...] = ()
+        grown: tuple[Checkpoint, ...] = (record,)
+        if records_of.keys().isdisjoint(block_ids):
+            records_of.update(dict.fromkeys(block_ids, grown))
+            return
+        for block_id in block_ids:
+            records = records_of.get(block_id, ())
+            if records is not last:
+                last, grown = records, (*records, record)
+            records_of[block_id] = grown
+
+    def listed_blocks(self, record: Checkpoint) -> Sequence[KVCacheBlock]:
+        """Return the blocks of a checkpoint that may be free: its maker holds the others."""
+        listed = self._unlisted.get(record)
+        return [*record.all_blocks()] if listed is None else listed
 
     def holds_checkpoint(self, record: Checkpoint) -> bool:
         """Whether a checkpoint can be hit."""
         return self.checkpoints.get(record.prefix_hash) is record
 
-    def remove_checkpoint(self, record: Checkpoint) -> None:
-        """Withdraw a checkpoint that is entered."""
+    def remove_checkpoint(self, record: Checkpoint) -> Sequence[KVCacheBlock]:
+        """Withdraw a checkpoint that is entered; returns its blocks that may be free."""
         del self.checkpoints[record.prefix_hash]
         for group_id in self._groups_of(record):
             self.events.removed(record.prefix_hash, group_id)
-        for block in record.all_blocks():
-            records = self._checkpoints_of[block.block_id]
-            records.remove(record)
-            if not records:
-                del self._checkpoints_of[block.block_id]
+        blocks = self.listed_blocks(record)
+        self._unlisted.pop(record, None)
+        self._unlist_blocks(record, blocks)
         if not self.keys:
             self._prune_chain(record.prefix_hash)
+        return blocks
+
+    def _unlist_blocks(self, record: Checkpoint, blocks: Iterable[KVCacheBlock]) -> None:
+        records_of = self._checkpoints_of
+        last: tuple[Checkpoint, ...] = ()
+        rest: tuple[Checkpoint, ...] = ()
+        for block in blocks:
+            records = records_of[block.block_id]
+            if records is not last:
+                last, rest = records, tuple(other for other in records if other is not record)
+            if rest:
+                records_of[block.block_id] = rest
+            else:
+                del records_of[block.block_id]
 
     def _groups_of(self, record: Checkpoint) -> list[int]:
         """Return the window groups in which a checkpoint holds blocks, if events are on."""
@@ -355,6 +427,8 @@ class PrefixIndex:
                 yield f"a record at {record.position} is misfiled"
             for block in record.all_blocks():
                 members[block.block_id] += 1
+                if block.ref_cnt == 0 and block not in self.listed_blocks(record):
+                    yield f"free block {block.block_id} is not listed at {record.position}"
                 if record not in self.checkpoints_of(block):
                     yield f"block {block.block_id} does not know the record at {record.position}"
         for block in blocks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm.v1.core.kv_cache_utils import BlockHash, event_extra_keys
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, event_extra_keys
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
@@ -95,7 +95,7 @@ class Publisher:
             ]
             emptied = self._index.add_keys(table.blocks_below(ends), group_id, keys, parents)
             if emptied:
-                self._prefixes.pool.replace(emptied)
+                self._prefixes.pool.replace_emptied(emptied)
             if self._index.events.is_on:
                 self._announce(cache, group_id, keys, range(first, ends[-1], step))
         published.num_units = max(first_unit, num_units)
@@ -134,7 +134,8 @@ class Publisher:
             standing,
             is_lean=position % self._geometry.lean == 0,
         )
-        if self._store.publish(record, request.request_id):
+        # Its blocks are in the request's tables; see ``give_back``.
+        if self._store.publish(record, request.request_id, lists_blocks=False):
             if next_token is None:
                 published.unfollowed = record
             is_left = standing is CheckpointStanding.LEFT
@@ -147,13 +148,13 @@ class Publisher:
         num_tokens = len(token_ids)
         spared, maker = cache.published.spared, cache.request.request_id
         windows = [
-            (window.blocks, window.base, window.geometry.block_size, num_blocks)
+            (window.blocks, window.base, window.geometry, num_blocks)
             for window, num_blocks in zip(cache.windows, self._geometry.lean_blocks, strict=True)
         ]
         for position, kind in spares:
             blocks = []
-            for held, base, size, num_blocks in windows:
-                end = position // size
+            for held, base, geometry, num_blocks in windows:
+                end = geometry.first_block(position)
                 first = max(0, end - num_blocks)
                 blocks.append(tuple(held[first - base : end - base]))
             record = Checkpoint(
@@ -171,17 +172,31 @@ class Publisher:
     def _drop_passed(self, cache: RequestCache, end: int) -> None:
         """Give up trailing checkpoints that newer ones replace, unless somebody resumed there."""
         current = trailing_boundaries(self._geometry, end)
+        num_prompt_tokens = cache.request.num_prompt_tokens
         remaining = []
         for record in cache.published.trailing:
             if record.position in current:
                 remaining.append(record)
-            elif record.num_hits == 0 and record.standing is CheckpointStanding.LEFT:
-                num_prompt_tokens = cache.request.num_prompt_tokens
-                if self._policy.stays_when_passed(record.position, num_prompt_tokens):
-                    self._store.spare(record, cache.published.spared.get(record.position))
-                else:
-                    self._store.dissolve(record)
+                continue
+            is_wanted = record.num_hits or record.standing is not CheckpointStanding.LEFT
+            if not is_wanted and not self._policy.stays_when_passed(
+                record.position, num_prompt_tokens
+            ):
+                self._store.dissolve(record)
+                continue
+            self._store.give_back((record,))
+            if not is_wanted:
+                self._store.spare(record, cache.published.spared.get(record.position))
         cache.published.trailing = remaining
+
+    def give_back(self, cache: RequestCache, blocks: Sequence[KVCacheBlock]) -> None:
+        """Give back blocks that a request does not need any more, as its checkpoints may."""
+        published = cache.published
+        self._store.give_back(published.kept[published.num_listed :])
+        published.num_listed = len(published.kept)
+        # They are replaced before most of their blocks are given back.
+        self._store.give_back(published.trailing, blocks)
+        self._prefixes.pool.free_blocks(blocks)
 
     def publish_copies(self, cache: RequestCache) -> None:
         """Let copies carry their source's keys below the boundary."""
@@ -194,7 +209,7 @@ class Publisher:
                 keys, parents = (prefix_hash,), (parent,)
                 emptied = index.add_keys((copy.destination,), copy.group_id, keys, parents)
                 if emptied:
-                    self._prefixes.pool.replace(emptied)
+                    self._prefixes.pool.replace_emptied(emptied)
                 if index.events.is_on:
                     end = (cache.request.block_hashes.index(prefix_hash) + 1) * unit
                     self._announce(cache, copy.group_id, keys, range(end - step, end, step))

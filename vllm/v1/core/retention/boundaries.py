@@ -32,6 +32,11 @@ def replay_boundaries(
     return tuple(sorted(p for p in wanted if p > 0))
 
 
+def multiples(step: int, start: int, end: int) -> Sequence[int]:
+    """Return the multiples of ``step`` in ``(start, end]``; none of 0."""
+    return range((start // step + 1) * step, end + 1, step) if step else ()
+
+
 def with_lean(geometry: CacheGeometry, position: int) -> tuple[int, ...]:
     """Return a boundary and its lean one, ascending, without 0."""
     return tuple(p for p in sorted({geometry.floor_lean(position), position}) if p > 0)

@@ -5,7 +5,12 @@ from math import lcm
 
 from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.retention.boundaries import needed_window_blocks, replay_boundaries, with_lean
+from vllm.v1.core.retention.boundaries import (
+    multiples,
+    needed_window_blocks,
+    replay_boundaries,
+    with_lean,
+)
 from vllm.v1.core.retention.policy import PrefillStep, Spare
 from vllm.v1.core.retention.queues import ChooseVictim
 from vllm.v1.core.retention.standing import CheckpointStanding
@@ -49,8 +54,7 @@ class FixedPolicy:
 
     def grid(self, start: int, end: int) -> Sequence[int]:
         """Return the multiples of the interval."""
-        step = self.interval
-        return range((start // step + 1) * step, end + 1, step) if step else ()
+        return multiples(self.interval, start, end)
 
     def spares(self, step: PrefillStep) -> Sequence[Spare]:
         """Return none: what a fixed interval keeps is exactly what was asked for."""

@@ -63,13 +63,10 @@ class RetentionPolicy(Protocol):
         name: As operators write it.
         rebuild_tokens: Where dense rows reach further than checkpoints: how many tokens before
             their end to compute again for the window rows there; None: that is not done.
-        choose_victim: Says which free block that can be hit goes first; None: the one that was
-            used longest ago.
     """
 
     name: str
     rebuild_tokens: int | None
-    choose_victim: ChooseVictim | None
 
     # ---- which boundaries a step leaves ------------------------------------------------------
 
@@ -110,6 +107,11 @@ class RetentionPolicy(Protocol):
         ...
 
     # ---- which of them go first --------------------------------------------------------------
+
+    @property
+    def choose_victim(self) -> ChooseVictim | None:
+        """What says which free block that can be hit goes first; None: the one used longest ago."""
+        ...
 
     def tier(self, standing: CheckpointStanding, *, is_lean: bool, is_used: bool) -> Tier:
         """Return where a checkpoint's free blocks stand.

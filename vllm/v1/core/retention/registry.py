@@ -26,9 +26,6 @@ def make_policy(
     read = read_interval(value, geometry.unit)
     if isinstance(read, int):
         return FixedPolicy(geometry, read)
-    if read == "auto" and not (geometry.dense and geometry.windows):
-        # What it learns is how dense rows and checkpoints weigh against each other.
-        return FixedPolicy(geometry, 0, "auto")
     module_name, _, attributes = POLICIES[read].partition(":")
     maker = importlib.import_module(module_name)
     for attribute in attributes.split("."):

@@ -211,4 +211,6 @@ class AdmissionPass:
                 self.stats.record_query(request, found.num_local, found.num_external)
         if request.num_computed_tokens == 0:
             record = self.manager.record_admission(request, found.local, found.start)
-            self.stats.record_admission(request, record, found.num_local, found.num_external)
+            connector = self.held.connector
+            note = None if connector is None else connector.explain_admission(request)
+            self.stats.record_admission(request, record, found.num_local, found.num_external, note)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 from msgspec import structs
 
-from vllm.v1.messages import PrefillStats
+from vllm.v1.messages import (
+    EVICTED,
+    FIRST_SEEN,
+    WINDOW_EVICTED,
+    WINDOW_NOT_RETAINED,
+    PrefillStats,
+)
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request
 
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import AdmissionNote
+
+# What a tier behind the pool would have brought, in the order in which they lie in a prompt.
+_EXPLAINED_BY_TIERS = (WINDOW_EVICTED, WINDOW_NOT_RETAINED, EVICTED, FIRST_SEEN)
 # The reason, in the local cache's statistics, of tokens that a connector loads.
 EXTERNAL = "external"
 
@@ -49,7 +63,12 @@ class AdmissionStats:
             )
 
     def record_admission(
-        self, request: Request, record: PrefillStats, num_local: int, num_external: int
+        self,
+        request: Request,
+        record: PrefillStats,
+        num_local: int,
+        num_external: int,
+        note: AdmissionNote | None = None,
     ) -> None:
         """Count where the request's tokens come from, and note it for the client.
 
@@ -62,6 +81,7 @@ class AdmissionStats:
             record: What its manager noted, with what is loaded among the hits.
             num_local: Tokens of the local hit.
             num_external: Tokens beyond it that a connector loads.
+            note: What the connector tells of them, and of the others.
         """
         is_resumed = request.num_preemptions > 0
         if request.prefill_stats is not None and not is_resumed:
@@ -71,6 +91,14 @@ class AdmissionStats:
                 record,
                 num_external_tokens=num_external,
                 dense_match_tokens=min(record.dense_match_tokens, num_local),
+            )
+        if note is not None:
+            misses = record.miss_tokens
+            if note.miss_reason is not None:
+                num_missed = note.miss_until - record.num_cached_tokens
+                misses = _rename_misses(misses, note.miss_reason, num_missed)
+            record = structs.replace(
+                record, external_sources=dict(note.sources), miss_tokens=misses
             )
         request.record_prefill_stats(record)
         if not self._counts or request.is_extra_answer:
@@ -95,3 +123,19 @@ class AdmissionStats:
         local, self._local = self._local, PrefixCacheStats()
         external, self._external = self._external, PrefixCacheStats()
         return local, external if self._has_connector else None
+
+
+def _rename_misses(misses: Mapping[str, int], reason: str, num_tokens: int) -> dict[str, int]:
+    """Give the first missed tokens of a prompt a reason that explains more than their own."""
+    renamed = dict(misses)
+    moved = 0
+    for name in _EXPLAINED_BY_TIERS:
+        count = min(renamed.get(name, 0), num_tokens - moved)
+        if count > 0:
+            moved += count
+            renamed[name] -= count
+            if not renamed[name]:
+                del renamed[name]
+    if moved:
+        renamed[reason] = renamed.get(reason, 0) + moved
+    return renamed

@@ -59,17 +59,23 @@ class KVTransferUpdates:
             else:
                 self.held.free_blocks(request)
 
-    def apply_failed_loads(self, request_ids: Collection[str]) -> None:
+    def apply_failed_loads(self, output: KVConnectorOutput) -> None:
         """Deal with requests of which nothing may be used that the connector loaded.
 
         Nothing of it was published, and the connector writes it no more.
         """
+        request_ids, connector = output.failed_recving, self.held.connector
         requests = self.held.requests
         failed = [r for r in requests.find_loading() if r.request_id in request_ids]
         for request in failed:
             request.resume_at(0)
             if request.prefill_stats is not None:
-                request.record_prefill_stats(_without_loads(request.prefill_stats))
+                reason = EXTERNAL
+                if connector is not None and output.kv_connector_worker_meta is not None:
+                    reason = connector.why_failed(
+                        request.request_id, output.kv_connector_worker_meta
+                    )
+                request.record_prefill_stats(_without_loads(request.prefill_stats, reason))
             requests.loaded_ids.add(request.request_id)
             requests.failed_load_ids.add(request.request_id)
         if not self.recomputes:
@@ -141,17 +147,18 @@ class KVTransferUpdates:
         return [group.kv_cache_spec.block_size for group in self.kv_cache_config.kv_cache_groups]
 
 
-def _without_loads(stats: PrefillStats) -> PrefillStats:
+def _without_loads(stats: PrefillStats, reason: str) -> PrefillStats:
     """Return a record in which what a connector was to load is computed after all."""
     num_external = stats.num_external_tokens
     if not num_external:
         return stats
     misses = dict(stats.miss_tokens)
-    misses[EXTERNAL] = misses.get(EXTERNAL, 0) + num_external
+    misses[reason] = misses.get(reason, 0) + num_external
     return structs.replace(
         stats,
         num_cached_tokens=stats.num_cached_tokens - num_external,
         num_external_tokens=0,
+        external_sources={},
         miss_tokens=misses,
     )
 

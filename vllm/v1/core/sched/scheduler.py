@@ -182,6 +182,8 @@ class Scheduler(SchedulerNames, SchedulerInterface):
                 held, self.limits, step, self._stats, self._update_waiting_for_remote_kv
             )
             admission.run()
+        if self.connector is not None:
+            self.connector.begin_own_loads()
         assert step.token_budget >= 0
         assert len(self._requests.running) <= self.limits.max_num_seqs
         # All is allocated: from here on later steps may hit what this one computes.
@@ -288,7 +290,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
                 held, self.kv_cache_config, self.recompute_kv_load_failures
             )
             void = transfers.apply_failed(report.invalid_block_ids)
-            transfers.apply_failed_loads(report.failed_recving)
+            transfers.apply_failed_loads(report)
             outputs = update.run(scheduler_output, model_runner_output, void)
             transfers.apply_finished(report)
         self.publish_kv_events()
@@ -394,6 +396,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             spec_decoding_stats=spec_decoding_stats,
             cache_policy=self.kv_cache_manager.policy_stats(),
             kv_cache_eviction_events=[] if collector is None else collector.drain_events(),
+            offload=None if self.connector is None else self.connector.take_stats(),
         )
 
     def shutdown(self) -> None:

@@ -70,7 +70,7 @@ class BlockPool(TieredPool):
             ordered_blocks: In the order in which they shall be reused.
             prepend: Reuse them before anything else, whatever is cached in them.
         """
-        freed = self._release(ordered_blocks)
+        _, freed = self._release(ordered_blocks)
         if freed:
             self._enqueue(freed, [Tier.SCRATCH if prepend else Tier.REGULAR] * len(freed))
 
@@ -88,6 +88,15 @@ class BlockPool(TieredPool):
             self.free_blocks(unhashed, prepend=True)
         if hashed:
             self.free_blocks(hashed)
+
+    def _take_lowest(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take blocks of the one queue, at most so many, with what is cached in them."""
+        taken = super()._take_lowest(num_blocks)
+        for block in taken:
+            # The field, not the property: a prompt takes thousands of blocks.
+            if block._block_hash is not None:
+                self._forget(block)
+        return taken
 
     def _join(self, blocks: Sequence[KVCacheBlock], tier: Tier) -> None:
         """Put blocks that stand nowhere to the queue's front or back, in the order given."""

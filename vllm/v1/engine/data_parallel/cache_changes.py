@@ -4,6 +4,8 @@ import secrets
 from collections import Counter
 
 from vllm.distributed.kv_events import (
+    MEDIUM_CPU,
+    MEDIUM_STORAGE,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -57,6 +59,8 @@ class CacheChanges(EventPublisher):
     def publish(self, batch: KVEventBatch) -> None:
         """Note what a step did to the cache, and pass it on."""
         for event in batch.events:
+            if getattr(event, "medium", None) in (MEDIUM_CPU, MEDIUM_STORAGE):
+                continue  # tiers behind the pool name whole objects
             if isinstance(event, BlockStored):
                 self._store(event)
             elif isinstance(event, BlockRemoved):

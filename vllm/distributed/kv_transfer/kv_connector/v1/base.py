@@ -14,7 +14,8 @@ them is the metadata of the step and the worker's KVConnectorOutput.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.metrics.stats import OffloadStats
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
@@ -64,6 +66,26 @@ def supports_hma(connector: Any) -> bool:
     if isinstance(connector, type):
         return issubclass(connector, SupportsHMA)
     return isinstance(connector, SupportsHMA)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionNote:
+    """What a connector tells of a request that is admitted, for its record.
+
+    Attributes:
+        sources: Its loaded tokens by where they lie.
+        miss_reason: Why no more of its prompt is loaded; None: nothing is known of it.
+        miss_until: The token up to which that is the reason.
+    """
+
+    sources: Mapping[str, int] = field(default_factory=dict)
+    miss_reason: str | None = None
+    miss_until: int = 0
+
+    @property
+    def miss(self) -> tuple[str | None, int]:
+        """The reason, and how far it holds."""
+        return self.miss_reason, self.miss_until
 
 
 class SchedulerSide(ABC):
@@ -135,6 +157,22 @@ class SchedulerSide(ABC):
     def withdraw(self, names: Sequence[str]) -> None:
         """Let go of what is held for other engines under these names; unknown ones are ignored."""
         return
+
+    def begin_own_loads(self) -> None:
+        """Take blocks for prefixes that no request asked for; called while a step is scheduled."""
+        return
+
+    def explain_admission(self, request: Request) -> AdmissionNote | None:
+        """Say where a request's loaded tokens lie, and why others were not loaded."""
+        return None
+
+    def why_failed(self, request_id: str, worker_meta: Any) -> str:
+        """Return the reason of a miss, of a load that failed as a whole."""
+        return "external"
+
+    def take_stats(self) -> OffloadStats | None:
+        """Return what tiers behind the pool did since the last call; None: there are none."""
+        return None
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """Drain the connector's own KV events."""

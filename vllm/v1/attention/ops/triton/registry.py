@@ -133,6 +133,11 @@ TRITON_OPS: Mapping[str, TritonOp] = MappingProxyType(
         "expert_weights": _torch("expert_weights", "k values a token"),
         "mix_experts": TritonOp(mix_experts),
         "run_experts": TritonOp(run_experts),
+        "short_convolution": _torch("short_convolution", "no kernel for recurrent layers yet"),
+        "decay_logs": _torch("decay_logs", "likewise"),
+        "gated_delta_scan": _torch("gated_delta_scan", "likewise"),
+        "gated_rms_norm": _torch("gated_rms_norm", "likewise"),
+        "gate_heads": _torch("gate_heads", "a sigmoid"),
     }
 )
 """Every name of the core's registry, once."""

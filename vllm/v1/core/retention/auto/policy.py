@@ -11,9 +11,14 @@ from vllm.v1.core.retention.auto.interval import IntervalLearner
 from vllm.v1.core.retention.auto.spans import SpanSampler
 from vllm.v1.core.retention.auto.spare import spare_boundaries
 from vllm.v1.core.retention.auto.yields import Yields
-from vllm.v1.core.retention.boundaries import needed_window_blocks, replay_boundaries, with_lean
-from vllm.v1.core.retention.fixed import ENDS
-from vllm.v1.core.retention.policy import ASKED_FOR, PrefillStep, Spare
+from vllm.v1.core.retention.boundaries import (
+    multiples,
+    needed_window_blocks,
+    replay_boundaries,
+    with_lean,
+)
+from vllm.v1.core.retention.fixed import ENDS, FixedPolicy
+from vllm.v1.core.retention.policy import ASKED_FOR, PrefillStep, RetentionPolicy, Spare
 from vllm.v1.core.retention.queues import Standing, StandingQueues
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.retention.tiers import Tier
@@ -27,6 +32,18 @@ _TIERS = {
     CheckpointStanding.WARM: Tier.WARM,
     CheckpointStanding.SUPERSEDED: Tier.COLD,
 }
+
+
+def make_auto(geometry: CacheGeometry, num_blocks: int) -> RetentionPolicy:
+    """Return what "auto" stands for: a policy that learns, where there is something to learn.
+
+    That is how dense rows and checkpoints, which take blocks from each other, weigh against one
+    another. A model of full attention alone, or of windows alone, has nothing to weigh: it keeps
+    where prompts and answers end and part, and gives up what was used longest ago.
+    """
+    if geometry.dense and geometry.windows:
+        return AutoPolicy(geometry, num_blocks)
+    return FixedPolicy(geometry, 0, "auto")
 
 
 class AutoPolicy:
@@ -85,8 +102,7 @@ class AutoPolicy:
 
     def grid(self, start: int, end: int) -> Sequence[int]:
         """Return the multiples of the interval in force."""
-        step = self.interval
-        return range((start // step + 1) * step, end + 1, step) if step else ()
+        return multiples(self.interval, start, end)
 
     def spares(self, step: PrefillStep) -> Sequence[Spare]:
         """Return places near the prompt's end, and a grid, as far as memory is empty."""

@@ -1,0 +1,159 @@
+"""What the tiers tell others: counts for metrics, and KV events with their medium."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vllm.distributed.kv_events import AnyKVCacheEvent, BlockRemoved, BlockStored
+from vllm.distributed.kv_transfer.offloading.orders import OffloadReport
+from vllm.distributed.kv_transfer.offloading.restoring import Restorable
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+from vllm.v1.kv_offload.cells import ObjectKind
+from vllm.v1.kv_offload.records import ObjectKey
+from vllm.v1.kv_offload.store import ObjectStore, StoreCounts
+from vllm.v1.metrics.stats import OffloadStats
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
+    from vllm.v1.core.kv_cache_utils import BlockHash
+
+# Objects whose whole hashes are remembered for their events.
+_MAX_NAMES = 1 << 20
+
+
+@dataclass
+class TierCounts:
+    """Counts since the last report.
+
+    Attributes:
+        stores: Objects by what became of them.
+        restores: Prefixes by what became of them.
+        hits: Objects found, by tier.
+        queries: Objects asked for, by tier.
+        num_corrupt: Objects whose bytes were not those that were written.
+        num_backpressure: Objects dropped because too many waited for the disk.
+    """
+
+    stores: Counter[str] = field(default_factory=Counter)
+    restores: Counter[str] = field(default_factory=Counter)
+    hits: Counter[str] = field(default_factory=Counter)
+    queries: Counter[str] = field(default_factory=Counter)
+    num_corrupt: int = 0
+    num_backpressure: int = 0
+    _moves: OffloadReport = field(default_factory=OffloadReport)
+    _last: dict[str, tuple[StoreCounts, int]] = field(default_factory=dict)
+
+    def note_lookup(self, found: Restorable) -> None:
+        """Count the objects of a prefix that is brought back."""
+        for located in found.objects:
+            tier = "host" if located.is_host else "disk"
+            self.hits[tier] += 1
+            self.queries["host"] += 1
+            self.queries["disk"] += not located.is_host
+
+    def note_moves(self, report: OffloadReport) -> None:
+        """Count bytes and times."""
+        self._moves = self._moves.aggregate(OffloadReport(read=report.read, wrote=report.wrote))
+
+    def take(self, stores: Mapping[str, ObjectStore | None]) -> OffloadStats:
+        """Drain the counts, and add what the tiers hold."""
+        self.stores["dropped"] += self.num_backpressure
+        stats = OffloadStats(num_corrupt=self.num_corrupt)
+        for name, store in stores.items():
+            if store is None:
+                continue
+            counts, last = store.counts, self._last.get(name, (StoreCounts(), 0))[0]
+            if name == "disk" or len([s for s in stores.values() if s is not None]) == 1:
+                self.stores["stored"] += counts.committed - last.committed
+                self.stores["failed"] += counts.failed - last.failed
+            self.stores["evicted"] += counts.evicted - last.evicted
+            self._last[name] = (
+                StoreCounts(
+                    committed=counts.committed, failed=counts.failed, evicted=counts.evicted
+                ),
+                0,
+            )
+            stats.capacity_bytes[name] = store.capacity_bytes
+            stats.used_bytes[name] = store.used_bytes
+            stats.live_bytes[name] = store.live_bytes
+        stats.stores = {name: count for name, count in self.stores.items() if count}
+        stats.restores = dict(self.restores)
+        stats.hits, stats.queries = dict(self.hits), dict(self.queries)
+        for name, moved in self._moves.read.items():
+            stats.read_bytes[name], stats.read_seconds[name] = moved.num_bytes, moved.seconds
+        for name, moved in self._moves.wrote.items():
+            stats.write_bytes[name], stats.write_seconds[name] = moved.num_bytes, moved.seconds
+        self.stores.clear()
+        self.restores.clear()
+        self.hits.clear()
+        self.queries.clear()
+        self.num_corrupt = self.num_backpressure = 0
+        self._moves = OffloadReport()
+        return stats
+
+
+class TierEvents:
+    """KV events of what lies behind the pool; nothing while it is off.
+
+    An object's event carries the hash of the prefix at whose end it stands. Only what this process
+    announced is said to be gone: an index keeps no whole hashes.
+
+    Owns: the events, and the whole hashes of what was announced.
+
+    Args:
+        is_on: Whether events are published.
+    """
+
+    def __init__(self, *, is_on: bool) -> None:
+        self._is_on = is_on
+        self._names: dict[ObjectKey, tuple[BlockHash, int]] = {}
+        self._announced: set[tuple[ObjectKey, str]] = set()
+        self._queue: list[AnyKVCacheEvent] = []
+
+    def note(self, key: ObjectKey, block_hashes: Sequence[BlockHash], layout: ObjectLayout) -> None:
+        """Remember an object's whole hash, before it is stored."""
+        if not self._is_on or key in self._names:
+            return
+        for block_hash in reversed(block_hashes):
+            if bytes(block_hash[: len(key.digest)]) == key.digest:
+                size = layout.group_tokens if key.kind is ObjectKind.ROWS else 0
+                self._names[key] = (block_hash, size)
+                break
+        if len(self._names) > _MAX_NAMES:
+            del self._names[next(iter(self._names))]
+
+    def stored(self, keys: Iterable[ObjectKey], medium: str) -> None:
+        """Announce objects that can be found from now on."""
+        for key in keys:
+            known = self._names.get(key)
+            if known is None:
+                continue
+            self._announced.add((key, medium))
+            self._queue.append(
+                BlockStored(
+                    block_hashes=[maybe_convert_block_hash(known[0])],
+                    parent_block_hash=None,
+                    token_ids=[],
+                    block_size=known[1],
+                    lora_id=None,
+                    medium=medium,
+                    lora_name=None,
+                )
+            )
+
+    def removed(self, keys: Iterable[ObjectKey], medium: str) -> None:
+        """Announce objects that can be found no more."""
+        for key in keys:
+            known = self._names.get(key)
+            if known is not None and (key, medium) in self._announced:
+                self._announced.remove((key, medium))
+                converted = maybe_convert_block_hash(known[0])
+                self._queue.append(BlockRemoved([converted], medium=medium))
+
+    def take(self) -> list[AnyKVCacheEvent]:
+        """Drain the events."""
+        events, self._queue = self._queue, []
+        return events

@@ -1,0 +1,553 @@
+"""The scheduler's side of the tiers behind the pool: what is kept, and what is brought back."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, AnyKVCacheEvent
+from vllm.distributed.kv_transfer.kv_connector.v1.base import AdmissionNote
+from vllm.distributed.kv_transfer.offloading.keeper import StoreKeeper
+from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
+from vllm.distributed.kv_transfer.offloading.orders import (
+    ObjectOrder,
+    OffloadOrders,
+    OffloadReport,
+    RestoreOrder,
+    WriteOrder,
+)
+from vllm.distributed.kv_transfer.offloading.reporting import TierCounts, TierEvents
+from vllm.distributed.kv_transfer.offloading.restoring import (
+    Restorable,
+    Tiers,
+    find_given_up,
+    find_restorable,
+)
+from vllm.distributed.kv_transfer.offloading.settings import OffloadSettings
+from vllm.distributed.kv_transfer.offloading.tracking import Candidate, Tracker
+from vllm.distributed.kv_transfer.offloading.warming import WARM_FILE, Warming
+from vllm.v1.kv_offload.cells import ObjectKind
+from vllm.v1.kv_offload.rates import Rates
+from vllm.v1.kv_offload.records import Extent, ObjectSpec, Reservation, StoredObject
+from vllm.v1.kv_offload.store import ObjectStore
+from vllm.v1.messages import CORRUPT, EVICTED_FROM_DISK, RESTORE_DECLINED
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.coordinator_interface import Coordinator
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.prefix.exports import PrefixBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.metrics.stats import OffloadStats
+    from vllm.v1.request import Request
+
+# Copied out of the pool and not on the disk yet.
+_MAX_QUEUED_BYTES = 64 << 20
+# Objects in host memory that wait for the disk.
+_MAX_FOR_DISK = 8192
+_MAX_RESTORES = 4
+# A restore may take so many times what it should.
+_PATIENCE = 4.0
+_GRACE_S = 1.0
+# Prompts that the tiers failed so often are computed.
+_MAX_TRIES = 2
+_FAILURES_TO_STOP = 8
+_FAILURE_WINDOW_S = 60.0
+# Steps that an object waits at the head of the queue for room.
+_MAX_REFUSALS = 200
+RATES_FILE = "rates"
+
+
+class Tier:
+    """Host memory and a disk behind the pool, or one of them.
+
+    Owns: the host tier, what waits to be written, what is on its way, the requests that restore.
+
+    Args:
+        config: All configuration.
+        settings: The connector's.
+        manager: The pool's.
+        layout: What objects are made of.
+        host: The index of the host tier; None: there is none.
+        keeper: The disk's thread; None: there is no disk.
+    """
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        settings: OffloadSettings,
+        manager: KVCacheManager,
+        layout: ObjectLayout,
+        host: ObjectStore | None,
+        keeper: StoreKeeper | None,
+    ) -> None:
+        self.host = host
+        self.keeper = keeper
+        self._settings = settings
+        self._manager = manager
+        self._coordinator: Coordinator = manager.coordinator
+        self._layout = layout
+        self._num_workers = config.parallel_config.tensor_parallel_size
+        drafts = config.speculative_config is not None and config.speculative_config.use_eagle()
+        self.tracker = Tracker(self._coordinator, layout, needs_next_token=drafts)
+        self.rates: Rates | None = None
+        self.counts = TierCounts()
+        events = config.kv_events_config
+        self._events = TierEvents(is_on=events is not None and events.enable_kv_cache_events)
+        # What was computed by tokens nobody knows would be told with wrong ones.
+        publishes = events is not None and events.publisher not in (None, "null")
+        self.warming = Warming(manager, layout, 0 if publishes or keeper is None else settings.warm)
+        self._writing: dict[int, Reservation] = {}
+        # What a write to the disk reads in host memory, by the write's sequence.
+        self._held: dict[int, StoredObject] = {}
+        self._for_disk: deque[Candidate] = deque()
+        self._ended: dict[int, int] = {}
+        self._broken: dict[int, bool] = {}
+        self._queued_bytes = 0
+        self._found: dict[str, Restorable] = {}
+        self._notes: dict[str, AdmissionNote] = {}
+        self._loading: dict[str, Restorable] = {}
+        # Copies in host memory of what is being restored from the disk.
+        self._keeping: dict[str, list[Reservation]] = {}
+        self._tries: dict[str, int] = {}
+        self._orders = OffloadOrders()
+        self._read_failures: list[float] = []
+        self._num_refused = 0
+        self._step: tuple[float, int, int] | None = None
+        # Whether what the folder remembers was taken over.
+        self._is_open = False
+
+    @property
+    def store(self) -> ObjectStore | None:
+        """The disk's store; None while it opens, and if it cannot be."""
+        return None if self.keeper is None else self.keeper.store
+
+    @property
+    def _tiers(self) -> Tiers:
+        return Tiers(self.host, self.store)
+
+    def is_own(self, request_id: str) -> bool:
+        """Whether a load is of no request's: its end is nobody else's business."""
+        return self.warming.is_loading(request_id)
+
+    @property
+    def _is_opening(self) -> bool:
+        return self.keeper is not None and self.keeper.is_opening
+
+    def _get_rates(self) -> Rates:
+        """Return what was measured, by an earlier run too once the folder is open."""
+        if self.rates is None:
+            if self._is_opening:
+                return Rates()
+            text = None if self.keeper is None else self.keeper.recall(RATES_FILE)
+            self.rates = Rates() if text is None else Rates.from_json(text.decode(errors="replace"))
+        return self.rates
+
+    def has_pending_work(self) -> bool:
+        """Whether a step has something to do, or to hear, although no request runs."""
+        if self._loading or self._orders.cancelled or self.warming.is_busy:
+            return True
+        store = self.store
+        if self._is_opening and self._settings.warm:
+            assert self.keeper is not None
+            return not self.keeper.is_digesting
+        if store is not None and not self._is_open:
+            return True
+        writes = store is not None and store.is_writable
+        if not writes and self.host is None:
+            return False
+        if self.tracker.has_ended or self.tracker.waiting:
+            return True
+        if not writes:
+            return False
+        assert self.keeper is not None
+        return bool(self._writing or self._for_disk or self.keeper.num_uncommitted)
+
+    # ---- restoring ---------------------------------------------------------------------------
+
+    def find_tokens(self, request: Request, num_local: int) -> int | None:
+        """Return the tokens beyond the local hit to restore; None: ask again."""
+        request_id = request.request_id
+        self._found.pop(request_id, None)
+        self._notes.pop(request_id, None)
+        if request.skip_reading_prefix_cache:
+            return 0
+        if self.store is None and self._is_opening:
+            assert self.keeper is not None
+            # In a moment it will be known what is there; not so while all weights are read, when
+            # most likely nothing is.
+            if not self.keeper.is_digesting:
+                return None
+        if self._tries.get(request_id, 0) >= _MAX_TRIES:
+            return 0
+        tiers = Tiers(self.host, None if self._is_unreadable() else self.store)
+        most = request.num_tokens - 1
+        found = find_restorable(tiers, self._layout, request.block_hashes, num_local, most)
+        if found is None:
+            self._note_given_up(request, num_local)
+            return 0
+        if any(found.objects[-1] in other.objects for other in self._loading.values()):
+            # It will be in the pool in a moment.
+            return None
+        queued = sum(other.num_bytes(is_host=False) for other in self._loading.values())
+        from_disk, from_host = found.num_bytes(is_host=False), found.num_bytes(is_host=True)
+        if not (
+            self._settings.always_restore
+            or self._get_rates().pays(
+                from_disk, num_local, found.position, queued if from_disk else 0, from_host
+            )
+        ):
+            self._notes[request_id] = AdmissionNote({}, RESTORE_DECLINED, found.position)
+            return 0
+        if len(self._loading) >= _MAX_RESTORES:
+            return None
+        self._found[request_id] = found
+        self._note_given_up(request, found.position, found.count_sources(num_local))
+        return found.position - num_local
+
+    def _note_given_up(
+        self, request: Request, start: int, sources: dict[str, int] | None = None
+    ) -> None:
+        """Remember what to say of a request, should it be admitted in this step."""
+        until = find_given_up(
+            self._tiers, self._layout, request.block_hashes, start, request.num_tokens - 1
+        )
+        if until or sources:
+            reason = EVICTED_FROM_DISK if until else None
+            self._notes[request.request_id] = AdmissionNote(sources or {}, reason, until)
+
+    def begin_own_loads(self) -> None:
+        """Bring back what the last life used most, once it is known what is there."""
+        if not self._is_open and self.store is not None and not self._is_opening:
+            assert self.keeper is not None
+            self._is_open = True
+            self.warming.open(self.keeper.recall(WARM_FILE))
+        if self.warming.is_busy and len(self._loading) < _MAX_RESTORES:
+            self.warming.begin(self._tiers, self._order_restore)
+
+    def explain(self, request: Request) -> AdmissionNote | None:
+        """Return what is known of a request that was admitted in this step."""
+        note = self._notes.pop(request.request_id, None)
+        if note is not None and note.miss_reason == RESTORE_DECLINED:
+            self.counts.restores[RESTORE_DECLINED.removeprefix("restore_")] += 1
+        return note
+
+    def begin(self, request: Request, num_external: int) -> None:
+        """Order the restore of a request whose blocks are allocated."""
+        request_id = request.request_id
+        found = self._found.pop(request_id)
+        blocks = self._manager.find_import(request, found.position, num_external, found.next_token)
+        self._tries[request_id] = self._tries.get(request_id, 0) + 1
+        self._order_restore(request_id, found, blocks)
+
+    def _order_restore(self, request_id: str, found: Restorable, blocks: PrefixBlocks) -> None:
+        self.counts.note_lookup(found)
+        if not self._tiers.pin(found.objects):
+            # Its worker ends it at once, as a failure.
+            found = Restorable(found.position, (), (), None)
+        rates = self._get_rates()
+        timeout_s = _GRACE_S + _PATIENCE * rates.restore_s(
+            found.num_bytes(is_host=False), 0, found.num_bytes(is_host=True)
+        )
+        self._loading[request_id] = found
+        kept = self._keep_copies(request_id, found)
+        objects = tuple(
+            ObjectOrder(located.found.extent, first, end, located.is_host, keep)
+            for located, (first, end), keep in zip(found.objects, found.spans, kept, strict=True)
+        )
+        self._orders.restores.append(RestoreOrder(request_id, objects, blocks, timeout_s))
+
+    def _keep_copies(self, request_id: str, found: Restorable) -> list[Extent | None]:
+        """Reserve room in host memory for what comes from the disk."""
+        if self.host is None:
+            return [None] * len(found.objects)
+        kept: list[Extent | None] = []
+        reserved: list[Reservation] = []
+        for located in found.objects:
+            entry = located.found
+            reservation = None
+            if not located.is_host:
+                spec = ObjectSpec(
+                    entry.extent.key, entry.position, entry.extent.num_bytes, entry.next_token
+                )
+                reservation = self._reserve_host(spec)
+            kept.append(None if reservation is None else reservation.extent)
+            reserved += [] if reservation is None else [reservation]
+        if reserved:
+            self._keeping[request_id] = reserved
+        return kept
+
+    def settle(self, request_id: str, *, has_failed: bool) -> None:
+        """Take note that no worker writes a request's rows any more."""
+        found = self._loading.pop(request_id, None)
+        if found is None:
+            return
+        self._tiers.unpin(found.objects)
+        kept = self._keeping.pop(request_id, [])
+        if kept:
+            assert self.host is not None
+            if has_failed:
+                self.host.abandon(kept)
+            else:
+                self._commit_host(kept)
+        self.warming.settle(request_id, has_failed=has_failed)
+        if not has_failed:
+            self.counts.restores["restored"] += 1
+            self._tries.pop(request_id, None)
+
+    def end(self, request: Request) -> None:
+        """Take note of a request's end, perhaps before its restore's."""
+        self.tracker.end(request)
+        self.warming.note_end(request)
+        self._tries.pop(request.request_id, None)
+        if request.request_id in self._loading:
+            self._orders.cancelled.append(request.request_id)
+
+    def _is_unreadable(self) -> bool:
+        """Whether the disk failed too often of late."""
+        horizon = time.monotonic() - _FAILURE_WINDOW_S
+        self._read_failures = [at for at in self._read_failures if at > horizon]
+        return len(self._read_failures) >= _FAILURES_TO_STOP
+
+    # ---- writing -----------------------------------------------------------------------------
+
+    def make_orders(self, output: SchedulerOutput) -> OffloadOrders:
+        """Return a step's orders: restores that began, and what it leaves to be written."""
+        self._found.clear()
+        self._notes.clear()
+        self._note_step(output)
+        self.tracker.look(list(output.num_scheduled_tokens))
+        superseded, store = self.tracker.take_superseded(), self.store
+        if self.host is not None:
+            self.host.supersede(superseded)
+        if store is not None:
+            store.supersede(superseded)
+        orders, self._orders = self._orders, OffloadOrders()
+        if self.host is not None:
+            shape = self.host.shape
+            orders.host_bytes = shape.max_slots * shape.slot_bytes
+            self._fill_host(self.host, orders)
+        if store is not None:
+            assert self.keeper is not None
+            assert self.keeper.path is not None
+            orders.folder, orders.slot_bytes = str(self.keeper.path), store.shape.slot_bytes
+            self._fill_disk(store, orders)
+            if (news := self.warming.take_news()) is not None:
+                self.keeper.remember(WARM_FILE, news)
+        elif not self._is_opening:
+            # It will never be open.
+            self._for_disk.clear()
+            if self.host is None:
+                self.tracker.waiting.clear()
+        return orders
+
+    def _fill_host(self, host: ObjectStore, orders: OffloadOrders) -> None:
+        """Order what waits to be copied to host memory; the disk reads it there."""
+        waiting = self.tracker.waiting
+        while waiting:
+            candidate = waiting.popleft()
+            if not host.contains([candidate.key])[0]:
+                spec, blocks = self._locate(candidate)
+                if spec is None or blocks is None:
+                    self.counts.stores["dropped"] += 1
+                    continue
+                reservation = self._reserve_host(spec)
+                if reservation is not None:
+                    span = candidate.first, candidate.end
+                    orders.writes.append(WriteOrder(*span, blocks, reservation.extent, None))
+                    # Found by later steps only, whose orders workers take after this one's.
+                    self._events.note(reservation.spec.key, candidate.block_hashes, self._layout)
+                    self._commit_host([reservation])
+            if self.keeper is not None:
+                self._for_disk.append(candidate)
+        while len(self._for_disk) > _MAX_FOR_DISK:
+            self._for_disk.popleft()
+            self.counts.num_backpressure += 1
+
+    def _reserve_host(self, spec: ObjectSpec) -> Reservation | None:
+        """Take room in host memory, where giving up takes no time."""
+        assert self.host is not None
+        (reservation,) = self.host.reserve([spec])
+        if reservation is None and not self.host.contains([spec.key])[0]:
+            self.host.make_room()
+            (reservation,) = self.host.reserve([spec])
+        return reservation
+
+    def _commit_host(self, reservations: Sequence[Reservation]) -> None:
+        assert self.host is not None
+        done = self.host.commit(reservations)
+        self._events.stored([r.spec.key for r in done], MEDIUM_CPU)
+
+    def _fill_disk(self, store: ObjectStore, orders: OffloadOrders) -> None:
+        waiting = self.tracker.waiting if self.host is None else self._for_disk
+        if not store.is_writable:
+            waiting.clear()
+            return
+        while waiting and self._queued_bytes < _MAX_QUEUED_BYTES:
+            if not self._order_write(store, waiting[0], orders):
+                break
+            waiting.popleft()
+
+    def _order_write(self, store: ObjectStore, candidate: Candidate, orders: OffloadOrders) -> bool:
+        """Order an object to be written to the disk; False: there is no room for it yet."""
+        if store.contains([candidate.key])[0]:
+            return True
+        near = None if self.host is None else self.host.find([candidate.key])[0]
+        blocks: PrefixBlocks | None = None
+        if near is not None:
+            extent = near.extent
+            spec = ObjectSpec(extent.key, near.position, extent.num_bytes, near.next_token)
+        else:
+            found, blocks = self._locate(candidate)
+            if found is None:
+                self.counts.stores["dropped"] += 1
+                return True
+            spec = found
+        reservation = store.reserve([spec])[0]
+        if reservation is None:
+            assert self.keeper is not None
+            self.keeper.make_room()
+            self._num_refused += 1
+            if self._num_refused < _MAX_REFUSALS:
+                return False
+            # It is larger than the store takes, or the disk is full of what cannot be given up.
+            self.counts.stores["no_room"] += 1
+            self._num_refused = 0
+            return True
+        self._num_refused = 0
+        if near is not None and self.host is not None and self.host.pin([near]):
+            self._held[reservation.extent.sequence] = near
+        self._writing[reservation.extent.sequence] = reservation
+        self._queued_bytes += spec.num_bytes
+        self._events.note(candidate.key, candidate.block_hashes, self._layout)
+        orders.writes.append(
+            WriteOrder(
+                candidate.first,
+                candidate.end,
+                blocks,
+                None if near is None else near.extent,
+                reservation.extent,
+            )
+        )
+        return True
+
+    def _locate(self, candidate: Candidate) -> tuple[ObjectSpec | None, PrefixBlocks | None]:
+        """Return what an object is and where its rows lie; None: the pool gave them up."""
+        hashes, first, end = candidate.block_hashes, candidate.first, candidate.end
+        if candidate.key.kind is ObjectKind.ROWS:
+            blocks = self._coordinator.locate_rows(hashes, first, end)
+        else:
+            blocks = self._coordinator.locate_checkpoint(hashes, end, first)
+        if blocks is None:
+            return None, None
+        num_bytes = self._layout.object_bytes(candidate.key.kind, first, end)
+        return ObjectSpec(candidate.key, end, num_bytes, blocks.next_token), blocks
+
+    def take_report(self, report: OffloadReport) -> None:
+        """Take what the workers did."""
+        self._note_step_end()
+        for counts in (report.written, report.unwritten):
+            for sequence, count in counts.items():
+                self._ended[sequence] = self._ended.get(sequence, 0) + count
+        for sequence in report.unwritten:
+            is_unsynced = sequence in report.unsynced
+            self._broken[sequence] = self._broken.get(sequence, False) or is_unsynced
+        done = [s for s, count in self._ended.items() if count >= self._num_workers]
+        self._settle_writes(done)
+        for name, moved in report.read.items():
+            self._get_rates().note_restore(moved.num_bytes, moved.seconds, is_host=name == "host")
+        self.counts.note_moves(report)
+        self._read_failures += [time.monotonic()] * report.num_failed_reads
+        for is_host, sequence in report.corrupt:
+            self._forget_corrupt(is_host, sequence)
+        for reason in report.failures.values():
+            self.counts.restores["corrupt" if reason == CORRUPT else "failed"] += 1
+
+    def _settle_writes(self, done: Sequence[int]) -> None:
+        written: list[Reservation] = []
+        lost: list[Reservation] = []
+        unsynced: list[Reservation] = []
+        for sequence in done:
+            del self._ended[sequence]
+            reservation = self._writing.pop(sequence)
+            self._queued_bytes -= reservation.spec.num_bytes
+            near = self._held.pop(sequence, None)
+            if near is not None and self.host is not None:
+                self.host.unpin([near])
+            broken = self._broken.pop(sequence, None)
+            (written if broken is None else unsynced if broken else lost).append(reservation)
+        if written and self.keeper is not None:
+            self.keeper.commit(written)
+        if self.store is not None:
+            if lost:
+                self.store.abandon(lost)
+            if unsynced:
+                self.store.abandon(unsynced, retire=True)
+
+    def _forget_corrupt(self, is_host: bool, sequence: int) -> None:
+        self.counts.num_corrupt += 1
+        store = self.host if is_host else self.store
+        assert store is not None
+        for found in self._loading.values():
+            for located in found.objects:
+                if (located.is_host, located.found.extent.sequence) == (is_host, sequence):
+                    store.report_corrupt(located.found)
+        if is_host:
+            store.make_room()
+        elif self.keeper is not None:
+            self.keeper.make_room()
+
+    def reset(self) -> bool:
+        """Forget everything in the tiers, and what waits to get there."""
+        self.tracker.waiting.clear()
+        self._for_disk.clear()
+        self.warming.forget()
+        if self.host is not None:
+            self.host.clear()
+        return self.store is None or self.keeper is None or self.keeper.clear()
+
+    def close(self) -> None:
+        """Write down what was measured, and let go of the folder."""
+        if self.keeper is not None:
+            if (news := self.warming.take_news(is_last=True)) is not None:
+                self.keeper.remember(WARM_FILE, news)
+            if self.rates is not None:
+                self.keeper.remember(RATES_FILE, self.rates.to_json().encode())
+            self.keeper.close()
+
+    # ---- what others see ---------------------------------------------------------------------
+
+    def take_events(self) -> list[AnyKVCacheEvent]:
+        """Drain the KV events of both tiers."""
+        for store, medium in ((self.host, MEDIUM_CPU), (self.store, MEDIUM_STORAGE)):
+            if store is not None:
+                self._events.removed(store.take_removed(), medium)
+        if self.keeper is not None:
+            self._events.stored(self.keeper.take_committed(), MEDIUM_STORAGE)
+        return self._events.take()
+
+    def take_stats(self) -> OffloadStats | None:
+        """Return what happened since the last call, and what the tiers hold."""
+        return self.counts.take({"host": self.host, "disk": self.store})
+
+    # ---- measuring prefill -------------------------------------------------------------------
+
+    def _note_step(self, output: SchedulerOutput) -> None:
+        """Remember when a step began that computes one prompt, and where."""
+        self._step = None
+        counts = output.num_scheduled_tokens
+        if not counts:
+            return
+        longest = max(counts, key=lambda name: counts[name])
+        known = {data.req_id: data.num_computed_tokens for data in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        known.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        self._step = (time.monotonic(), known.get(longest, 0), sum(counts.values()))
+
+    def _note_step_end(self) -> None:
+        if self._step is not None:
+            started, context, num_tokens = self._step
+            self._get_rates().note_prefill(context, num_tokens, time.monotonic() - started)
+            self._step = None

@@ -1,0 +1,128 @@
+"""Index tables of recurrent states: which state a request's step begins with, which it leaves.
+
+    unit of 32, a step over tokens 40 .. 99     read       the state in the blocks of 32 .. 63
+                                                           (after token 39)
+                                                leaves     after token 63, if the request was given
+                                                           blocks for it besides (the same ones)
+                                                           after token 95, if it was given blocks
+                                                           after token 99, always, in those of 96 ..
+
+A state is stored wherever a unit ends whose blocks the request holds, so a chunk leaves several.
+A step with drafts leaves the state behind its last certain token. Once it is known which drafts
+stand, these are run again from there, so that whatever is published then is stored.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from vllm.exceptions import InvariantError
+from vllm.v1.attention.block_lookup import to_device
+from vllm.v1.attention.layout import CacheLayout, GroupLayout
+from vllm.v1.attention.step_batch import StepBatch
+from vllm.v1.attention.step_tables import (
+    BlockTableView,
+    RecurrentRows,
+    RequestSlice,
+    StoredState,
+)
+
+
+def build_recurrent_rows(
+    batch: StepBatch, group: GroupLayout, group_id: int, device: torch.device
+) -> tuple[RecurrentRows, ...]:
+    """Builds one group's tables, one entry a request.
+
+    Raises:
+        InvariantError: The state that a request begins with, or the one that it ends with, has no
+            blocks (I5).
+    """
+    found = []
+    for number, item in enumerate(batch.slices):
+        row = int(batch.row_starts[number])
+        found.append(_build_request(number, item, row, group, group_id, device))
+    return tuple(found)
+
+
+def build_settled_rows(
+    slices: Sequence[RequestSlice],
+    num_accepted: Sequence[int],
+    layout: CacheLayout,
+    device: torch.device,
+) -> tuple[RecurrentRows | None, ...]:
+    """Builds the tables by which a step's accepted drafts are run again, for what they leave.
+
+    Args:
+        slices: The step's requests.
+        num_accepted: Of each, how many of its drafts stand.
+        layout: The groups, of which one keeps states.
+        device: Where the tables are used.
+
+    Returns:
+        One entry for each request with tokens that had drafts, in order; None: none stands. Rows
+        count from a request's first draft.
+
+    Raises:
+        InvariantError: As ``build_recurrent_rows``.
+    """
+    group_id = next(i for i, group in enumerate(layout.groups) if group.kind == "recurrent")
+    group = layout.groups[group_id]
+    found: list[RecurrentRows | None] = []
+    for number, (item, accepted) in enumerate(zip(slices, num_accepted, strict=True)):
+        if not item.num_tokens or not item.num_drafts:
+            continue
+        start = item.start + item.num_tokens - item.num_drafts
+        own = replace(item, start=start, num_tokens=accepted, num_drafts=0)
+        rows = _build_request(number, own, 0, group, group_id, device) if accepted else None
+        found.append(rows)
+    return tuple(found)
+
+
+def _build_request(
+    number: int,
+    item: RequestSlice,
+    row: int,
+    group: GroupLayout,
+    group_id: int,
+    device: torch.device,
+) -> RecurrentRows:
+    assert group.state is not None
+    unit, num_pieces, table = group.block_size, group.state.num_blocks, item.tables[group_id]
+    start, end = item.start, item.start + item.num_tokens - item.num_drafts
+    source = None
+    if start:
+        ids = _find_state(table, start, unit, num_pieces)
+        if ids is None:
+            raise _missing(number, start, table)
+        source = to_device(ids, device)
+    stores = []
+    for boundary in range((start // unit + 1) * unit, end, unit):
+        ids = _find_state(table, boundary, unit, num_pieces)
+        if ids is not None:
+            stores.append(StoredState(boundary - start, to_device(ids, device)))
+    ids = _find_state(table, end, unit, num_pieces)
+    if ids is None:
+        raise _missing(number, end, table)
+    stores.append(StoredState(end - start, to_device(ids, device)))
+    rows = slice(row, row + item.num_tokens)
+    return RecurrentRows(rows, source, tuple(stores), item.num_drafts)
+
+
+def _find_state(
+    table: BlockTableView, position: int, unit: int, num_pieces: int
+) -> np.ndarray | None:
+    """Returns the blocks of the state behind ``position`` tokens; None: there are none."""
+    first = (position - 1) // unit * num_pieces - table.base
+    if first < 0 or first + num_pieces > len(table.block_ids):
+        return None
+    ids: np.ndarray = table.block_ids[first : first + num_pieces]
+    return ids if ids.all() else None
+
+
+def _missing(number: int, position: int, table: BlockTableView) -> InvariantError:
+    return InvariantError(
+        f"I5: the step's request {number} needs the recurrent state behind {position} tokens, but "
+        f"its table ({len(table.block_ids)} blocks from number {table.base}) stores no block there"
+    )
