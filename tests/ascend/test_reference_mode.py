@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.v1.engine.test_cache_keeps_outputs import (
 )
 from tests.v1.engine.test_cache_keeps_outputs import make_core as make_embedded_core
 from vllm import platforms
-from vllm.config import SpeculativeConfig
+from vllm.config import KVTransferConfig, SpeculativeConfig
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import Platform
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
@@ -223,3 +224,26 @@ def test_a5_pages_equal_a_reference_that_rounds_the_same_way(
     expected, actual, plain = drive_all(platforms, seed=6)
     assert share_compared(expected, actual) > 0.9
     assert largest_gap(expected, actual) < 3e-3 < largest_gap(plain, actual)
+
+
+@pytest.mark.slow
+def test_tiers_keep_pages_of_the_device(tmp_path: Path) -> None:
+    tier = {"type": "fs", "root_dir": str(tmp_path / "cache"), "max_size": "64MiB"}
+    extra = {"secondary_tiers": [tier], "cpu_bytes_to_use": "16MiB", "always_restore": True}
+    raw = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    raw |= {"kv_connector_extra_config": {**extra, "warm": 0}}
+    prompt = random_tokens(random.Random(3), 300)
+    answers = []
+    for _ in range(2):
+        transfer = KVTransferConfig.from_dict(raw)
+        core = make_core(ReferencePlatform(), transfer=transfer)
+        keeper = core.scheduler.connector._tier.keeper
+        while keeper.is_opening:
+            core.step()
+        answers.append(run_alone(core, prompt, 8))
+        # Out of host memory when the pool has forgotten it.
+        core.reset_prefix_cache()
+        answers.append(run_alone(core, prompt, 8))
+        core.shutdown()
+    assert [hit for _, hit in answers] == [0, 256, 256, 256]
+    assert all(tokens == answers[0][0] for tokens, _ in answers)

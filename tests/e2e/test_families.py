@@ -23,7 +23,7 @@ CPU = {"VLLM_ASCEND_REFERENCE": "0"}
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3.5"])
 def test_a_family_is_served(family: str, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     reference = write_checkpoint(family, folder)

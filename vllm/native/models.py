@@ -67,4 +67,4 @@ def _find_obstacle(model: Any, kv_caches: Mapping[str, torch.Tensor]) -> str:
         takes = can_run_decoder(model, kv_caches)
     else:
         return f"none for {type(model).__name__}"
-    return "" if takes else "none for this model's quantised weights or cache types"
+    return "" if takes else "none for this model's layers, quantised weights or cache types"

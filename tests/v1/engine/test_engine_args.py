@@ -63,6 +63,23 @@ def test_how_recurrent_states_are_kept_is_fixed(flag: str, value: str, why: str)
         _parse(flag, value).create_vllm_config()
 
 
+def test_mtp_is_refused_by_name_where_no_block_is_run(tmp_path: Path) -> None:
+    raw = {
+        **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96},
+        **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1},
+        "num_attention_heads": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    args = EngineArgs(
+        model=str(tmp_path),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        speculative_config={"method": "mtp", "num_speculative_tokens": 1},
+    )
+    with pytest.raises(ConfigError, match="method 'mtp' needs an MTP block"):
+        args.create_vllm_config()
+
+
 def test_flags_of_recurrent_states_that_say_what_is_done_are_taken() -> None:
     _parse(
         *("--mamba-cache-mode", "align", "--mamba-cache-dtype", "auto"),

@@ -95,3 +95,19 @@ def test_a_rank_that_hangs_is_named_and_all_end(ranks: ProcessRanks) -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_tier_of_two_ranks(lend: Callable[[], LentRanks], tmp_path: Path) -> None:
+    prompts = [random_tokens(300, 5, 500), random_tokens(150, 6, 500)]
+    arguments: dict[str, Any] = {"model": "deepseek-v4", "kv_cache_memory_bytes": 8 << 20}
+    arguments |= {"max_model_len": 1024, "block_size": 32}
+    expected, _ = run_engine(prompts, **arguments)
+    tier = {"type": "fs", "root_dir": str(tmp_path / "cache"), "max_size": "64MiB"}
+    extra = {"secondary_tiers": [tier], "cpu_bytes_to_use": "16MiB", "always_restore": True}
+    transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    transfer |= {"kv_connector_extra_config": {**extra, "warm": 0}}
+    # Each rank writes its rows; an object is there when both have.
+    for hits in ([0, 0], [256, 128]):
+        found = run_engine(prompts, lend(), kv_transfer_config=transfer, **arguments)
+        assert found == (expected, hits)
+    assert len(list((tmp_path / "cache").glob("*/rows.*"))) == 2

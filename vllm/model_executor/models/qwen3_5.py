@@ -1,21 +1,23 @@
-"""Qwen 3.5: three recurrent layers by the gated delta rule to one of gated attention.
+"""Qwen 3.5 and Qwen3-Next: three recurrent layers by the gated delta rule to one of attention.
 
 Attention's output is multiplied by the sigmoid of a gate that is projected with the queries; a
 quarter of a head is turned; norms of layers, queries and keys store their weights less one, the
 gated norm inside recurrent layers does not. Source: arXiv:2412.06464 for the recurrence, the
 releases' config.json for the rest.
 
-``Qwen3_5ForConditionalGeneration`` is served as its text part: with text alone its positions on
-three axes are equal, which is plain rotary embedding.
+Wrappers with vision, ``Qwen3_5ForConditionalGeneration`` and its kin, are served as text: with text
+alone positions on three axes are equal, which is plain rotary embedding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm.model_executor.models.config_fields import FieldReader
 from vllm.model_executor.models.decoder.config import (
     AttentionShape,
     DecoderConfig,
+    ExpertsPlan,
+    FeedForwardPlan,
     GatedDeltaPlan,
     LayerPlan,
     MlpPlan,
@@ -55,38 +57,101 @@ def read_qwen3_5(raw: Mapping[str, Any]) -> DecoderConfig:
         ConfigError: A field is missing, of the wrong type, or not one we serve.
         UnsupportedFeatureError: The weights are quantised in a way that is not read.
     """
-    fields = FieldReader(raw)
-    fields.require("model_type", "qwen3_5_text", ("qwen3_5_text",))
-    refuse_quantization(fields)
-    return _read_dense(fields, _TEXT_ONLY, fields.boolean("tie_word_embeddings", False))
+    return _read_text(raw, "qwen3_5_text", _read_dense)
 
 
 def read_qwen3_5_with_vision(raw: Mapping[str, Any]) -> DecoderConfig:
     """Reads the text part of a Qwen3_5ForConditionalGeneration; raises as ``read_qwen3_5``."""
+    return _read_wrapped(raw, "qwen3_5", _read_dense)
+
+
+def read_qwen3_5_moe(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Reads the config.json of a Qwen3_5MoeForCausalLM; raises as ``read_qwen3_5``."""
+    return _read_text(raw, "qwen3_5_moe_text", _read_experts)
+
+
+def read_qwen3_5_moe_with_vision(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Reads the text part of a Qwen3_5MoeForConditionalGeneration; raises as ``read_qwen3_5``."""
+    return _read_wrapped(raw, "qwen3_5_moe", _read_experts)
+
+
+def read_qwen3_next(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Reads the config.json of a Qwen3NextForCausalLM; raises as ``read_qwen3_5``."""
     fields = FieldReader(raw)
-    fields.require("model_type", "qwen3_5", ("qwen3_5",))
+    fields.require("model_type", "qwen3_next", ("qwen3_next",))
+    refuse_quantization(fields)
+    experts = _read_experts(fields)
+    plans: list[FeedForwardPlan] = [experts] * fields.positive_int("num_hidden_layers")
+    dense = fields.int_list("mlp_only_layers")
+    step = fields.positive_int("decoder_sparse_step", 1)
+    if dense or step > 1:
+        mlp = _read_dense(fields)
+        plans = [
+            experts if i not in dense and (i + 1) % step == 0 else mlp for i in range(len(plans))
+        ]
+    is_tied = fields.boolean("tie_word_embeddings", False)
+    return _read(fields, plans, _TEXT_ONLY, is_tied, is_interleaved=True)
+
+
+_PlanReader = Callable[[FieldReader], FeedForwardPlan]
+
+
+def _read_text(raw: Mapping[str, Any], model_type: str, read_plan: _PlanReader) -> DecoderConfig:
+    fields = FieldReader(raw)
+    fields.require("model_type", model_type, (model_type,))
+    refuse_quantization(fields)
+    plans = [read_plan(fields)] * fields.positive_int("num_hidden_layers")
+    return _read(fields, plans, _TEXT_ONLY, fields.boolean("tie_word_embeddings", False))
+
+
+def _read_wrapped(raw: Mapping[str, Any], model_type: str, read_plan: _PlanReader) -> DecoderConfig:
+    fields = FieldReader(raw)
+    fields.require("model_type", model_type, (model_type,))
     refuse_quantization(fields)
     text = fields.sub_reader("text_config")
     is_tied = fields.boolean("tie_word_embeddings", text.boolean("tie_word_embeddings", False))
-    return _read_dense(text, _WITH_VISION, is_tied)
+    plans = [read_plan(text)] * text.positive_int("num_hidden_layers")
+    return _read(text, plans, _WITH_VISION, is_tied)
 
 
-def _read_dense(fields: FieldReader, names: TensorNames, is_tied: bool) -> DecoderConfig:
+def _read_dense(fields: FieldReader) -> MlpPlan:
+    return MlpPlan(fields.positive_int("intermediate_size"), read_activation(fields))
+
+
+def _read_experts(fields: FieldReader) -> ExpertsPlan:
+    activation = read_activation(fields)
+    return ExpertsPlan(
+        num_experts=fields.positive_int("num_experts", 512),
+        num_chosen=fields.positive_int("num_experts_per_tok", 10),
+        inner_size=fields.positive_int("moe_intermediate_size", 512),
+        normalises=fields.boolean("norm_topk_prob", True),
+        activation=activation,
+        shared=MlpPlan(fields.positive_int("shared_expert_intermediate_size", 512), activation),
+    )
+
+
+def _read(
+    fields: FieldReader,
+    plans: Sequence[FeedForwardPlan],
+    names: TensorNames,
+    is_tied: bool,
+    *,
+    is_interleaved: bool = False,
+) -> DecoderConfig:
     num_heads = fields.positive_int("num_attention_heads")
     head_dim = read_head_dim(fields, num_heads)
     rope = _read_rope(fields, head_dim)
-    recurrence = read_gated_delta(fields)
-    mlp = MlpPlan(fields.positive_int("intermediate_size"), read_activation(fields))
+    recurrence = read_gated_delta(fields, is_interleaved=is_interleaved)
     has_bias = fields.boolean("attention_bias", False)
     return DecoderConfig(
         vocab_size=fields.positive_int("vocab_size"),
         hidden_size=fields.positive_int("hidden_size"),
         max_position_embeddings=read_length(fields),
         layers=tuple(
-            LayerPlan(0, rope, mlp)
+            LayerPlan(0, rope, plan)
             if kind == "full_attention"
-            else LayerPlan(0, None, mlp, recurrence=recurrence)
-            for kind in read_kinds(fields)
+            else LayerPlan(0, None, plan, recurrence=recurrence)
+            for kind, plan in zip(read_kinds(fields), plans, strict=True)
         ),
         attention=AttentionShape(
             num_heads=num_heads,

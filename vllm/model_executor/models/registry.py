@@ -111,6 +111,9 @@ MODELS: Mapping[str, ModelEntry] = MappingProxyType(
         "MistralForCausalLM": _decoder("llama:read_mistral"),
         "Qwen3ForCausalLM": _decoder("qwen3:read_qwen3"),
         "Qwen3MoeForCausalLM": _decoder("qwen3:read_qwen3_moe"),
+        "Qwen3NextForCausalLM": _decoder("qwen3_5:read_qwen3_next"),
+        "Qwen3_5MoeForCausalLM": _decoder("qwen3_5:read_qwen3_5_moe"),
+        "Qwen3_5MoeForConditionalGeneration": _decoder("qwen3_5:read_qwen3_5_moe_with_vision"),
         "Qwen3_5ForCausalLM": _decoder("qwen3_5:read_qwen3_5"),
         "Qwen3_5ForConditionalGeneration": _decoder("qwen3_5:read_qwen3_5_with_vision"),
     }

@@ -583,8 +583,9 @@ def _check_mtp(model_config: ModelConfig) -> None:
         )
     if not parsed.num_nextn_predict_layers:
         raise ConfigError(
-            "speculative-config method 'mtp' needs an MTP block, but config.json says "
-            "num_nextn_predict_layers=0; use method 'ngram'."
+            "speculative-config method 'mtp' needs an MTP block, and of this checkpoint none is "
+            f"served (num_nextn_predict_layers={parsed.num_nextn_predict_layers}); use method "
+            "'ngram'."
         )
 
 
@@ -599,6 +600,6 @@ def _check_retention(
     if step is None:
         raise ConfigError(
             f"prefix_cache_retention_interval={retention!r} needs a model with sliding-window "
-            "layers: use auto, none or 0, or leave it out."
+            "or recurrent layers: use auto, none or 0, or leave it out."
         )
     read_interval(retention, step)

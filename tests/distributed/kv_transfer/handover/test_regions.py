@@ -3,6 +3,7 @@
 import pytest
 
 from tests.v1.core.v4_geometry import v4_config
+from vllm.distributed.kv_transfer.handover.host_memory import row_range
 from vllm.distributed.kv_transfer.handover.regions import Region, list_regions, read_groups
 from vllm.v1.core.geometry import GroupGeometry
 
@@ -44,3 +45,11 @@ def test_the_window_is_clipped() -> None:
     window = GroupGeometry(3, is_window=True, block_size=32, keep=127)
     regions = list_regions([window], 4096, 0)
     assert regions == tuple(Region(3, i, 32 * i, 32 * i + 32) for i in range(124, 128))
+
+
+def test_a_state_travels_whole_block_after_block() -> None:
+    """The blocks of a cut state are those that its span holds, each a whole page."""
+    state = GroupGeometry(1, True, 32, align=32, is_recurrent=True, num_pieces=3)
+    regions = list_regions((state,), 64, 0)
+    assert [region.block_index for region in regions] == [3, 4, 5]
+    assert [row_range(state, 1, region) for region in regions] == [(0, 1)] * 3

@@ -34,14 +34,37 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("shape", list(SHAPES))
+_EXPERTS = {
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+OTHERS = {
+    "qwen 3.5 with experts": {
+        **qwen3_5(**_EXPERTS),
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+    },
+    "qwen3-next": {
+        **qwen3_5(**_EXPERTS, norm_topk_prob=True, mlp_only_layers=[1], intermediate_size=96),
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    },
+}
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *OTHERS])
 def test_other_shapes_equal_transformers(shape: str) -> None:
-    raw = qwen3_5(**SHAPES[shape])
+    raw = OTHERS.get(shape) or qwen3_5(**SHAPES[shape])
     reference = build_hf_model(raw, seed=7)
     model = build_model(raw, reference.state_dict())
     rng = random.Random(1)
     sequences = [random_tokens(LENGTH, seed) for seed in (1, 2, 3)]
-    expected = [run_reference(reference, token_ids).logits for token_ids in sequences]
+    runs = [run_reference(reference, token_ids) for token_ids in sequences]
+    assert min(run.margins.min() for run in runs) > 1e-5, "a near-tie of a router"
+    expected = [run.logits for run in runs]
     harness = make_harness(model, 32, packed=True)
     live = [harness.add(token_ids) for token_ids in sequences]
     while any(sequence.num_left for sequence in live):

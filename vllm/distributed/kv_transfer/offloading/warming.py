@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -57,7 +58,7 @@ class Warming:
         self._prefix: WarmPrefix | None = None
         self._position = 0
         self._num_loaded = self._num_tokens = 0
-        self._written_at = time.monotonic()
+        self._written_at = -math.inf
 
     @property
     def is_busy(self) -> bool:
@@ -191,7 +192,7 @@ class Warming:
         self._written_at = now
         self._list.has_news = False
         held = {
-            prefix.id: float("inf") if prefix.expires_in is None else prefix.expires_in
+            prefix.id: math.inf if prefix.expires_in is None else prefix.expires_in
             for prefix in self._manager.held_prefixes()
             if prefix.is_pinned
         }

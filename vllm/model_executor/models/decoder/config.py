@@ -5,7 +5,7 @@ network from it. Sizes are in values, windows in tokens, the query's own include
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.decoder.rope_config import RopeConfig
@@ -95,6 +95,7 @@ class ExpertsPlan:
         inner_size: Of one expert.
         num_chosen: Experts per token.
         normalises: Whether the chosen weights are scaled to a sum of one.
+        shared: A gated MLP that every token passes besides, times the sigmoid of a learned gate.
     """
 
     num_experts: int
@@ -102,6 +103,7 @@ class ExpertsPlan:
     inner_size: int
     normalises: bool
     activation: Activation = "silu"
+    shared: MlpPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,10 @@ class DecoderConfig:
         has_layer_scalars: Whether each layer's output is scaled by a stored number.
         layer_inputs: What each layer adds for its token beside attention and feed-forward, if so.
     """
+
+    # Blocks that draft tokens are not run.
+    has_dspark_drafter: ClassVar[bool] = False
+    num_nextn_predict_layers: ClassVar[int] = 0
 
     vocab_size: int
     hidden_size: int

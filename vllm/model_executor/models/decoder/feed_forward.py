@@ -31,11 +31,13 @@ _ACTIVATION_OPS = {"silu": "silu_and_mul", "gelu_tanh": "gelu_tanh_and_mul"}
 
 def build_feed_forward(
     plan: FeedForwardPlan, parts: ModelParts
-) -> "GatedMlp | Experts | ClampedExperts":
+) -> "GatedMlp | Experts | SharedExperts | ClampedExperts":
     """Returns the module of a plan, its tensors named within ``parts``' prefix."""
     if isinstance(plan, ClampedExpertsPlan):
         return ClampedExperts(plan, parts)
-    return Experts(plan, parts) if isinstance(plan, ExpertsPlan) else GatedMlp(plan, parts)
+    if isinstance(plan, MlpPlan):
+        return GatedMlp(plan, parts)
+    return Experts(plan, parts) if plan.shared is None else SharedExperts(plan, parts)
 
 
 class GatedMlp(nn.Module):
@@ -199,3 +201,29 @@ class Experts(ExpertBank):
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination."""
         return {f"{prefix}.gate.weight": self.router.data, **super().weight_slots(prefix)}
+
+
+class SharedExperts(Experts):
+    """Routed experts, and beside them one MLP for every token, times the sigmoid of its gate."""
+
+    def __init__(self, plan: ExpertsPlan, parts: ModelParts) -> None:
+        super().__init__(plan, parts)
+        assert plan.shared is not None
+        prefix = f"{parts.make.prefix}shared_expert"
+        self.shared = GatedMlp(plan.shared, parts.within(prefix))
+        self.shared_gate = parts.make.parameter(1, parts.config.hidden_size)
+        self._linear = parts.ops("linear")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps the normed input [T, D] to [T, D]."""
+        share: torch.Tensor = self._linear(x, self.shared_gate).sigmoid()
+        shared: torch.Tensor = self.shared(x)
+        return super().forward(x) + shared * share
+
+    def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination."""
+        return {
+            **super().weight_slots(prefix),
+            **self.shared.weight_slots(f"{prefix}.shared_expert"),
+            f"{prefix}.shared_expert_gate.weight": self.shared_gate.data,
+        }

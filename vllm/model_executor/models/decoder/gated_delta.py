@@ -14,6 +14,8 @@ from vllm.model_executor.models.decoder.step import ModelParts, Step
 from vllm.v1.attention.step_tables import RecurrentRows
 
 _PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+# By key head: its query, key, values and gates; its betas and decays.
+_INTERLEAVED = ("in_proj_qkvz", "in_proj_ba")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,11 @@ class GatedDeltaNet(nn.Module):
         self._eps = config.norm.eps
         heads, width = plan.num_value_heads, plan.num_value_heads * plan.value_dim
         self.in_sizes = [plan.num_channels, width, heads, heads]
-        names = () if plan.is_interleaved else _PROJECTIONS
-        self.in_proj = MergedColumnParallelLinear(config.hidden_size, self.in_sizes, make, names)
+        self._names: tuple[str, ...] = _PROJECTIONS
+        sizes = self.in_sizes
+        if plan.is_interleaved:
+            self._names, sizes = _INTERLEAVED, [plan.num_channels + width, 2 * heads]
+        self.in_proj = MergedColumnParallelLinear(config.hidden_size, sizes, make, self._names)
         self.output = RowParallelLinear(
             "linear_num_value_heads * linear_value_head_dim",
             width,
@@ -86,7 +91,7 @@ class GatedDeltaNet(nn.Module):
         The last layer with a cache gives the step's wanted rows alone.
         """
         plan = self.plan
-        mixed, gates, betas, decays = torch.split(self.in_proj(x), self.in_sizes, -1)
+        mixed, gates, betas, decays = self._project(x)
         channels = mixed.float()
         rates = betas.float().sigmoid()
         logs = self._decay_logs(decays, self.dt_bias, self.a_log)
@@ -106,6 +111,21 @@ class GatedDeltaNet(nn.Module):
             normed = normed[step.wanted]
         output: torch.Tensor = self.output(normed.flatten(1))
         return output
+
+    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns the convolution's inputs [T, C], gates [T, H * V], betas and decays [T, H]."""
+        plan, projected = self.plan, self.in_proj(x)
+        if not plan.is_interleaved:
+            return torch.split(projected, self.in_sizes, -1)
+        heads, repeats = plan.num_key_heads, plan.num_value_heads // plan.num_key_heads
+        main, rest = torch.split(projected, [sum(self.in_sizes[:2]), sum(self.in_sizes[2:])], -1)
+        width = repeats * plan.value_dim
+        by_head = main.view(len(x), heads, -1)
+        parts = torch.split(by_head, [plan.key_dim, plan.key_dim, width, width], -1)
+        queries, keys, values, gates = (part.flatten(1) for part in parts)
+        betas, decays = torch.split(rest.view(len(x), heads, -1), repeats, -1)
+        mixed = torch.cat([queries, keys, values], -1)
+        return mixed, gates, betas.flatten(1), decays.flatten(1)
 
     def settle_drafts(
         self, settled: Sequence[RecurrentRows | None], kv_caches: Mapping[str, torch.Tensor]
@@ -157,6 +177,6 @@ class GatedDeltaNet(nn.Module):
             f"{prefix}.dt_bias": self.dt_bias.data,
             f"{prefix}.norm.weight": self.norm.data,
         }
-        for index, name in enumerate(_PROJECTIONS):
+        for index, name in enumerate(self._names):
             slots |= self.in_proj.part_slots(index, f"{prefix}.{name}")
         return slots
