@@ -1,6 +1,7 @@
 """The distribution, built from a copy of the sources: a checkout stays as it is."""
 
 import fcntl
+import functools
 import os
 import runpy
 import shlex
@@ -8,11 +9,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from vllm.native.loader import load_library
 
 ROOT = Path(__file__).parents[1]
-_SCRIPT = runpy.run_path(str(ROOT / "csrc" / "compile.py"))
 _SOURCES = (
     *(
         "CHANGELOG.md",
@@ -45,16 +46,22 @@ def build_once(tree: Path) -> Path:
     return tree / "dist"
 
 
+@functools.cache
+def _load_script() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "csrc" / "compile.py"))
+
+
 def has_compiler() -> bool:
     """Whether the package is built with its library here."""
-    return _SCRIPT["find_compiler"]() is not None
+    return _load_script()["find_compiler"]() is not None
 
 
 def _choose_compiler() -> dict[str, str]:
     """Return variables of the build: a library that is newer than all sources is built no more."""
-    library = _SCRIPT["DEFAULT_FOLDER"] / _SCRIPT["LIBRARY_NAME"]
-    compiler = _SCRIPT["find_compiler"]()
-    if compiler is None or not _SCRIPT["is_current"](library) or load_library() is None:
+    script = _load_script()
+    library = script["DEFAULT_FOLDER"] / script["LIBRARY_NAME"]
+    compiler = script["find_compiler"]()
+    if compiler is None or not script["is_current"](library) or load_library() is None:
         return {}
     ready = [sys.executable, str(ROOT / "tests" / "ready_compiler.py"), str(library)]
     return {"CXX": shlex.join([*ready, *compiler])}
@@ -81,7 +88,7 @@ def _build(tree: Path) -> None:
 def read_pins() -> dict[str, str]:
     """Return package -> exact version, of what ``make serve`` and the extras install."""
     pins = {}
-    for name in ("common", "cpu", "otel"):
+    for name in ("common", "cpu", "otel", "ray"):
         text = (ROOT / "requirements" / f"{name}.txt").read_text("utf-8")
         for line in text.splitlines():
             requirement = line.partition("#")[0].strip()

@@ -52,7 +52,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Answers]]:
     get_current_platform.cache_clear()
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+# What llama and qwen3 do is in these too; their kernels: tests/accelerators/test_steps.py.
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("llama", "qwen3")])
 def test_a_decoder_answers_as_on_a_cpu(
     family: str, run: Callable[..., Answers], tmp_path: Path
 ) -> None:

@@ -50,7 +50,8 @@ def test_asking_loads_neither_torch_nor_the_tree() -> None:
         "assert not any(m.startswith('vllm_ascend.') and m.split('.')[1] not in"
         " ('plugin', 'envs') for m in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False)
+    assert run.returncode == 0
 
 
 def test_reference_mode_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,8 @@ def test_roles(role: str, gives: bool, takes: bool) -> None:
 
 
 def test_fields_of_others_are_passed_over() -> None:
-    KVTransferConfig.from_dict({**TCP, "kv_rank": 0, "kv_parallel_size": 2})
+    config = KVTransferConfig.from_dict({**TCP, "kv_rank": 0, "kv_parallel_size": 2})
+    assert {name: getattr(config, name) for name in TCP} == TCP
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ decides what it works on:
 
 The drafter's row at P - 1 was made with the token that followed then. Where another one follows
 now, it is made again in a private copy of its block, by a query at P - 1, whose window begins one
-row below that of the next token. With that row in the checkpoint it always can be.
+row below that of the next token. With that row in the checkpoint it always can be. At the published
+window of 128 tokens and at every block size it lies in a block that is kept anyway, so it costs
+nothing; it takes a block of its own where the window is no multiple of the block size.
 """
 
 from collections.abc import Collection, Sequence

@@ -80,14 +80,16 @@ class Keeper:
 
     def __init__(self, coordinator_path: str | None, config: KVCacheConfig) -> None:
         config = replace(config, coordinator_path=coordinator_path)
-        self.manager = KVCacheManager(config, 1024, 32, 32, enable_kv_cache_events=True)
+        self.unit = config.hit_unit
+        sizes = (1024, self.unit, self.unit)
+        self.manager = KVCacheManager(config, *sizes, enable_kv_cache_events=True)
         self.num_requests = 0
 
     def serve(self, prompt: list[int]) -> list[dict[int, int]]:
         """Serve a prompt; the blocks that each of its checkpoints holds, by group."""
         manager = self.manager
         self.num_requests += 1
-        request = make_request(f"r{self.num_requests}", prompt, 32)
+        request = make_request(f"r{self.num_requests}", prompt, self.unit)
         manager.new_step_starts()
         found = manager.look_up(request)
         hit = found.num_tokens
@@ -153,6 +155,27 @@ def test_a_boundary_keeps_what_the_drafter_reads_too(path: str | None) -> None:
     assert {record[drafter] for record in records} == {4 if path is None else 5}
     geometry = keeper.manager.coordinator.geometry
     assert can_rebuild(geometry.groups[drafter], 672) is (path is not None)
+
+
+@pytest.mark.parametrize("unit", [32, 64, 128])
+def test_a_window_of_whole_units_holds_the_drafters_row_already(unit: int) -> None:
+    """Of a window of 128, P - 128 begins the block of P - 127: it costs nothing, and is there."""
+    model = v4_config([0, 4, 128, 4])
+    groups = group_for_packing(ascend_kv_cache_specs(model, unit, DEVICE_PAGES))
+    for group in groups:
+        group.is_eagle_group = "mtp.0.attn.window" in group.layer_names
+    blocks, tensors = build_packed_tensors(groups, 0, 400)
+    config = KVCacheConfig(blocks, tensors, groups, hit_unit=unit, coordinator_path=PATH)
+    kept = {}
+    for path in (None, PATH):
+        keeper = Keeper(path, config)
+        kept[path] = keeper.serve(list(range(700)))
+        geometry = keeper.manager.coordinator.geometry
+        (drafter,) = [group for group in geometry.groups if group.has_drafter_rows]
+        boundary = 5 * 128
+        assert drafter.first_needed(boundary) == boundary - 127 - int(path is not None)
+        assert can_rebuild(drafter, boundary)
+    assert kept[None] == kept[PATH]
 
 
 def test_another_choice_keeps_other_blocks_and_hits_the_same() -> None:

@@ -197,4 +197,4 @@ def test_rubbish_is_refused_or_becomes_a_chat(system: Any, messages: Any) -> Non
             json.dumps(chat.messages)
         except UserInputError:
             continue
-        parse_messages(chat.messages)
+        assert len(parse_messages(chat.messages)) == len(chat.messages)

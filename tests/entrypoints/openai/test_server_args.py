@@ -26,4 +26,6 @@ def test_wrong_values_are_named(wrong: dict[str, Any]) -> None:
 
 
 def test_limits_are_allowed() -> None:
-    ServerArgs(port=0, shutdown_timeout_s=0, max_log_len=0, allowed_origins=("*",))
+    args = ServerArgs(port=0, shutdown_timeout_s=0, max_log_len=0, allowed_origins=("*",))
+    found = (args.port, args.shutdown_timeout_s, args.max_log_len, args.allowed_origins)
+    assert found == (0, 0, 0, ("*",))

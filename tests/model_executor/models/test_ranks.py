@@ -125,6 +125,15 @@ def test_deepseek_v4_over_ranks_is_the_whole_model(
     assert all(report.num_bytes < 0.75 * whole.num_bytes for report in reports)
 
 
+def test_deepseek_v4_over_eight_ranks_with_their_own_experts(tmp_path: Path) -> None:
+    """As on eight NPUs: a head, a group of outputs and an expert each."""
+    heads = {"num_attention_heads": 8, "o_groups": 8, "index_n_heads": 16}
+    write_published({**_V4, **heads}, tmp_path, _SPELLING)
+    reports = check_ranks(tmp_path / "float", 8, True)
+    whole = reports.pop()
+    assert all(report.num_bytes < 0.5 * whole.num_bytes for report in reports)
+
+
 def test_a_cut_through_a_block_of_scales_is_refused(tmp_path: Path) -> None:
     folder = write_published(_V4, tmp_path, Spelling())
     with pytest.raises(ConfigError, match=r"wq_b\.weight.*128 rows.*2 ranks would get 32"):

@@ -37,4 +37,4 @@ def test_configs_and_specs_need_no_torch() -> None:
         "        pass\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

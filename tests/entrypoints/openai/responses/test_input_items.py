@@ -211,4 +211,4 @@ def test_rubbish_is_refused_or_becomes_a_chat(value: Any) -> None:
     except UserInputError:
         return
     if messages:
-        parse_messages(messages)
+        assert len(parse_messages(messages)) == len(messages)

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from benchmarks.policies import VariantPolicy
 from tests.v1.core.unit_cache_driver import coordinator_of, make_manager, make_request
 from tests.v1.core.v4_geometry import v4_config
@@ -73,12 +75,41 @@ def test_a_later_chunk_leaves_the_checkpoint_too() -> None:
     donor, follower = prompts(shared=500)
     manager = scheduled(donor, 256)
     assert waits(manager, follower)
+    pending = coordinator_of(manager).requests["donor"].pending
+    assert max(pending.boundaries, default=0) <= 256
     manager.commit_step()
     donor.num_computed_tokens = 256
     manager.new_step_starts()
     assert manager.allocate_slots(donor, donor.num_tokens - 256) is not None
     manager.commit_step()
     assert manager.look_up(follower).num_tokens == 480
+
+
+def test_a_chunk_that_ends_where_they_part_leaves_it_at_its_end() -> None:
+    donor, follower = prompts(shared=500)
+    manager = scheduled(donor, 480)
+    assert waits(manager, follower)
+    assert 480 in coordinator_of(manager).requests["donor"].pending.boundaries
+
+
+@pytest.mark.parametrize("start", [384, 448])
+def test_a_chunk_leaves_nothing_at_its_start_or_before(start: int) -> None:
+    """The lean boundary below where they part, 384, is not this chunk's to leave any more."""
+    donor, follower = prompts(shared=500)
+    manager = scheduled(donor, start)
+    manager.commit_step()
+    donor.num_computed_tokens = start
+    manager.new_step_starts()
+    assert manager.allocate_slots(donor, donor.num_tokens - start) is not None
+    coordinator = coordinator_of(manager)
+    before = set(coordinator.requests["donor"].pending.boundaries)
+    # As if the first chunk's checkpoints were gone again, its dense rows not: worth a wait.
+    found = manager.look_up(follower)._replace(num_tokens=0)
+    assert manager.should_wait(follower, found)
+    assert set(coordinator.requests["donor"].pending.boundaries) - before == {480}
+    manager.commit_step()
+    donor.num_computed_tokens = donor.num_tokens
+    manager.check_invariants({"donor": donor.num_tokens})
 
 
 def test_without_room_for_it_the_checkpoint_is_left_out() -> None:
