@@ -23,10 +23,11 @@ from vllm.tokenizers import Tokenizer
 # The piece a text begins with, and those that follow it.
 Script = Mapping[str, Sequence[str]]
 _SCALE = 8.0
-# gpt-oss tells messages apart by special tokens.
+# gpt-oss tells messages apart by special tokens, Gemma 4 thoughts and calls.
 _MARKS = ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>")
+_MARKS += ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>")
 # What blocks add to the residual stream, in any family's spelling.
-_OUTPUTS = ("wo_b.", ".w2.", "o_proj.", "down_proj")
+_OUTPUTS = ("wo_b.", ".w2.", "o_proj.", "down_proj", ".per_layer_projection.")
 
 
 def write_scripted_v4(folder: Path, script: Script) -> None:
@@ -73,6 +74,8 @@ def _write(
     old_size, width = config["vocab_size"], config["hidden_size"]
     config["tie_word_embeddings"] = False
     config["vocab_size"] = vocab_size = max(old_size, backend.get_vocab_size())
+    if "vocab_size_per_layer_input" in config:
+        config["vocab_size_per_layer_input"] = vocab_size
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
     embedding, head = (torch.zeros(vocab_size, width) for _ in names)

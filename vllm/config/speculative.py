@@ -6,8 +6,10 @@ from typing import Any
 
 from vllm.exceptions import ConfigError
 
-METHODS = ("mtp", "ngram")
+ASSISTANT = "gemma4_assistant"
+METHODS = ("mtp", "ngram", ASSISTANT)
 MAX_MTP_TOKENS = 4
+MAX_ASSISTANT_TOKENS = 8
 MAX_NGRAM_TOKENS = 32
 STALE_ROWS = ("rebuild", "keep", "drop")
 _NUMBERS = ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
@@ -19,9 +21,10 @@ class SpeculativeConfig:
     """A drafter and how many tokens it drafts.
 
     Attributes:
-        model: Name of the drafter; "ngram" implies that method.
+        model: Name of the drafter; "ngram" implies that method. gemma4_assistant: its checkpoint.
         num_speculative_tokens: Draft tokens a step.
-        method: "ngram", "mtp" or "eagle"; None: from ``model``. The server offers no "eagle".
+        method: "ngram", "mtp", "gemma4_assistant" or "eagle"; None: from ``model``. The server
+            offers no "eagle".
         prompt_lookup_max: ngram: most last tokens that are looked up.
         prompt_lookup_min: ngram: fewest last tokens that must match.
         stale_row: mtp: what becomes, after a prefix hit, of the drafter's one row that another next
@@ -75,7 +78,13 @@ class SpeculativeConfig:
                 f"speculative-config method {method!r} is not supported: use "
                 f"{' or '.join(METHODS)}."
             )
-        if values.get("model") not in (None, method, f"[{method}]"):
+        if method == ASSISTANT:
+            if not isinstance(values.get("model"), str) or values["model"] == ASSISTANT:
+                raise ConfigError(
+                    f"speculative-config method {method!r} needs 'model': the assistant's folder "
+                    "or hub name."
+                )
+        elif values.get("model") not in (None, method, f"[{method}]"):
             raise ConfigError(
                 f"speculative-config model {values['model']!r} does not go with method "
                 f"{method!r}: leave it out, there are no separate draft models."
@@ -85,14 +94,15 @@ class SpeculativeConfig:
                 f"speculative-config stale_row={values['stale_row']!r} is not valid: use "
                 f"{', '.join(STALE_ROWS)}."
             )
-        if method == "ngram" and "stale_row" in values:
-            raise ConfigError("stale_row needs method 'mtp': ngram has no rows in the cache.")
+        if method != "mtp" and "stale_row" in values:
+            raise ConfigError(f"stale_row needs method 'mtp': {method} has no rows in the cache.")
         for key in _NUMBERS:
             if key in values and type(values[key]) is not int:
                 raise ConfigError(f"speculative-config {key}={values[key]!r} must be a number.")
-        if method == "mtp" and any(key.startswith("prompt_lookup") for key in values):
+        if method != "ngram" and any(key.startswith("prompt_lookup") for key in values):
             raise ConfigError("prompt_lookup_max and prompt_lookup_min need method 'ngram'.")
-        limit = MAX_MTP_TOKENS if method == "mtp" else MAX_NGRAM_TOKENS
+        limits = {"mtp": MAX_MTP_TOKENS, ASSISTANT: MAX_ASSISTANT_TOKENS}
+        limit = limits.get(method, MAX_NGRAM_TOKENS)
         if values.get("num_speculative_tokens", 1) > limit:
             raise ConfigError(
                 f"num_speculative_tokens={values['num_speculative_tokens']} is too many for method "

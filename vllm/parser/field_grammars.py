@@ -103,7 +103,8 @@ def _gemma_object(schema: Mapping[str, Any], quote: str, depth: int) -> Format:
     required = schema.get("required")
     required = required if isinstance(required, list) else []
     if not isinstance(properties, Mapping) or not properties:
-        return text("{}") if depth else any_of(text("{}"), _gemma_any_object(quote))
+        is_closed = schema.get("additionalProperties") is False
+        return text("{}") if depth or is_closed else any_of(text("{}"), _gemma_any_object(quote))
     items = [
         (sequence(text(f"{name}:"), _gemma_value(value, quote, depth + 1)), name in required)
         for name, value in properties.items()

@@ -196,6 +196,13 @@ def _analysis(grammar: AnswerGrammar) -> Sequence[Format]:
     return [sequence(text(opening), ANY_TEXT, text(closing))]
 
 
+def _thought_channel(grammar: AnswerGrammar) -> Sequence[Format]:
+    """A model that thinks opens its channel itself, and closes it before it calls."""
+    if grammar.in_reasoning or not grammar.may_reason:
+        return []
+    return [sequence(text("<|channel>thought\n"), ANY_TEXT, text("<channel|>"))]
+
+
 def _mistral(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     tags = [
         tag(
@@ -247,7 +254,9 @@ _LLAMA = "llama3_json"
 _HERMES = _Spelling(_hermes, _think_tags)
 _SPELLINGS: Mapping[str, _Spelling] = {
     "deepseek_v4": _Spelling(_deepseek),
-    "gemma4": _Spelling(_listed(gemma_call("<|tool_call>", "<tool_call|>", '<|"|>'), "")),
+    "gemma4": _Spelling(
+        _listed(gemma_call("<|tool_call>", "<tool_call|>", '<|"|>'), ""), _thought_channel
+    ),
     "functiongemma": _Spelling(
         _listed(gemma_call("<start_function_call>", "<end_function_call>", "<escape>"), "")
     ),

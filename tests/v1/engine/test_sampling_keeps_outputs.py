@@ -120,6 +120,8 @@ class Crowd:
 class PartlyRight:
     """Drafts known answers, each token wrong at times; notes how many drafts it made."""
 
+    reads_all_rows = True
+
     def __init__(self, answers: Mapping[str, list[int]]) -> None:
         self._answers = answers
         self._rng = random.Random(5)

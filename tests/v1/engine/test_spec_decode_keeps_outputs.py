@@ -35,6 +35,8 @@ class PartlyRight:
     The embedded checkpoint's MTP block is untrained and is never right by itself.
     """
 
+    reads_all_rows = True
+
     def __init__(self, inner: Proposer, answers: dict[str, list[int]]) -> None:
         self._inner = inner
         self._answers = answers

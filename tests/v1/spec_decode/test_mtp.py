@@ -89,6 +89,8 @@ class Drafted:
 class RecordingProposer:
     """Runs a real MTP proposer and remembers every draft."""
 
+    reads_all_rows = True
+
     def __init__(self, inner: MTPProposer) -> None:
         self.model = RecordingModel(inner._model)
         steps = StepModel(self.model, inner._build_metadata)

@@ -26,6 +26,8 @@ class AlwaysWrong:
         answer: What the model says.
     """
 
+    reads_all_rows = True
+
     def __init__(self, inner: Proposer, answer: list[int]) -> None:
         self._inner = inner
         self._answer = answer

@@ -18,6 +18,15 @@ _COMMON: dict[str, Any] = {
     "num_nextn_predict_layers": 1,
 }
 
+_GEMMA4: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "vocab_size": 262_144,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "max_position_embeddings": 262_144,
+}
+
 GEOMETRIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "v4-flash": {
@@ -41,6 +50,29 @@ GEOMETRIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "compress_ratios": [128, 128] + [4, 128] * 29 + [4],
             "n_routed_experts": 384,
             "moe_intermediate_size": 3072,
+        },
+        "gemma4-e4b": {
+            **_GEMMA4,
+            "hidden_size": 2560,
+            "intermediate_size": 10_240,
+            "num_hidden_layers": 42,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "sliding_window": 512,
+            "num_kv_shared_layers": 18,
+            "hidden_size_per_layer_input": 256,
+        },
+        "gemma4-12b": {
+            **_GEMMA4,
+            "hidden_size": 3840,
+            "intermediate_size": 15_360,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "sliding_window": 1024,
+            "hidden_size_per_layer_input": 0,
         },
     }
 )

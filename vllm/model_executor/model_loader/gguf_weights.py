@@ -16,7 +16,7 @@ from vllm.model_executor.layers.quantization.gguf_blocks import BLOCK_READERS, r
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.layers.quantization.panels import CodedRows
 from vllm.model_executor.layers.quantization.storages import PlainRows, Storage
-from vllm.model_executor.layers.quantization.stored_matrix import StoredMatrix
+from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.utils.gguf_file import GgufTensor, read_gguf
 
@@ -126,17 +126,16 @@ def _describe(
     return StoredTensor(name, (*shape[:-1], row_bytes), "U8", tensor.file, offset, num_bytes)
 
 
-class GgufWeights:
+class GgufWeights(MatrixStorages):
     """A ``WeightQuantization`` of one GGUF file.
 
     Args:
         path: The file, or the first part of it.
         head_dim: Width of a head, for the rows of queries and keys.
-
-    Owns: the storages it made, until loading has finished.
     """
 
     def __init__(self, path: str | Path, head_dim: int) -> None:
+        super().__init__()
         file = read_gguf(path)
         self._head_dim = head_dim
         architecture = str(file.keys.get("general.architecture"))
@@ -146,7 +145,6 @@ class GgufWeights:
             if tensor.name not in _LEFT_OUT:
                 for stored in _translate(tensor, architecture):
                     self._tensors[stored.name] = (tensor, stored)
-        self._made: list[StoredMatrix] = []
 
     def describe_types(self) -> str:
         """Return the types of the matrices by their shares of the bytes, largest first."""
@@ -157,24 +155,7 @@ class GgufWeights:
         shares = sorted(sizes.items(), key=lambda item: -item[1])
         return ", ".join(f"{name} {100 * size / total:.0f}%" for name, size in shares)
 
-    def make_matrix(
-        self,
-        name: str,
-        in_size: int,
-        out_size: int,
-        num_groups: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> StoredMatrix | None:
-        """See ``WeightQuantization``."""
-        storage = self._make_storage(name, in_size, out_size, dtype, device)
-        if storage is None:
-            return None
-        made = StoredMatrix(name, storage, num_groups)
-        self._made.append(made)
-        return made
-
-    def _make_storage(
+    def _find_storage(
         self, name: str, in_size: int, out_size: int, dtype: torch.dtype, device: torch.device
     ) -> Storage | None:
         if name.endswith(".gate_up_proj"):
@@ -231,18 +212,6 @@ class GgufWeights:
 
         return _SiblingStorage(out_size, in_size, raw, convert)
 
-    def make_experts(
-        self,
-        prefix: str,
-        num_experts: int,
-        hidden_size: int,
-        inner_size: int,
-        limit: float,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """See ``WeightQuantization``: no such family is read from GGUF."""
-
     def has_part(self, prefix: str) -> bool:
         """See ``WeightQuantization``."""
         return any(name.startswith(prefix) for name in self._tensors)
@@ -251,12 +220,6 @@ class GgufWeights:
         """See ``WeightQuantization``: plain bf16 matrices stay as stored."""
         types = {self._tensors[name][0].type.name for name in names if name in self._tensors}
         return torch.bfloat16 if types == {"BF16"} else None
-
-    def finish_loading(self) -> None:
-        """See ``WeightQuantization``: packs matrix by matrix, and lets the blocks go."""
-        for made in self._made:
-            made.check()
-        self._made.clear()
 
 
 class _SiblingStorage(PackingStorage):

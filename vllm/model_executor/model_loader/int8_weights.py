@@ -5,18 +5,15 @@ from collections.abc import Sequence
 import torch
 
 from vllm.model_executor.layers.quantization.storages import Int8Rows
-from vllm.model_executor.layers.quantization.stored_matrix import (
-    StoredExpert,
-    StoredExperts,
-    StoredMatrix,
-)
+from vllm.model_executor.layers.quantization.stored_matrix import StoredExpert, StoredExperts
+from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
 
 _TABLES = ("model.embed_tokens", "lm_head")
 # Asked for where experts' gate and up alternate, which files have in one stack.
 _STACKED = ".gate_up_proj"
 
 
-class Int8Weights:
+class Int8Weights(MatrixStorages):
     """A ``WeightQuantization`` that a checkpoint of plain weights is loaded through.
 
     Every matrix that a layer asks for by name gets one scale per row. Embeddings, the output head,
@@ -24,29 +21,18 @@ class Int8Weights:
 
     Args:
         names: Names of the checkpoint's tensors; None: all that a model asks for are there.
-
-    Owns: the storages it made, until loading has finished.
     """
 
     def __init__(self, names: Sequence[str] | None) -> None:
+        super().__init__()
         self._names = names
-        self._made: list[StoredMatrix | StoredExperts] = []
 
-    def make_matrix(
-        self,
-        name: str,
-        in_size: int,
-        out_size: int,
-        num_groups: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> StoredMatrix | None:
-        """See ``WeightQuantization``."""
+    def _find_storage(
+        self, name: str, in_size: int, out_size: int, dtype: torch.dtype, device: torch.device
+    ) -> Int8Rows | None:
         if name in _TABLES or name.endswith(_STACKED):
             return None
-        made = StoredMatrix(name, Int8Rows(out_size, in_size, dtype, device), num_groups)
-        self._made.append(made)
-        return made
+        return Int8Rows(out_size, in_size, dtype, device)
 
     def make_experts(
         self,
@@ -78,9 +64,3 @@ class Int8Weights:
 
     def plain_dtype(self, names: Sequence[str]) -> None:
         """See ``WeightQuantization``: the type that the model asks for."""
-
-    def finish_loading(self) -> None:
-        """See ``WeightQuantization``: rounds, matrix by matrix, and lets the plain values go."""
-        for made in self._made:
-            made.check()
-        self._made.clear()

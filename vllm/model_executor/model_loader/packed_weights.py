@@ -24,7 +24,7 @@ from vllm.model_executor.layers.quantization.code_layouts import (
 from vllm.model_executor.layers.quantization.packing_storage import Convert, PackingStorage
 from vllm.model_executor.layers.quantization.panels import CodedRows
 from vllm.model_executor.layers.quantization.storages import Fp8Blocks, Storage
-from vllm.model_executor.layers.quantization.stored_matrix import StoredMatrix
+from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
 from vllm.model_executor.model_loader.quantization_config import (
     QuantizationConfig,
     WeightScheme,
@@ -40,15 +40,13 @@ _INVERSE = ".weight_scale_inv"
 _INTEGERS = {"I32": torch.int32, "I64": torch.int64}
 
 
-class PackedWeights:
+class PackedWeights(MatrixStorages):
     """A ``WeightQuantization`` read from a config and the files' headers.
 
     Args:
         stored: What the files hold.
         config: What the checkpoint says about it.
         prefixes: Prefix of names in the files -> prefix of the names the model asks by.
-
-    Owns: the storages it made, until loading has finished.
     """
 
     def __init__(
@@ -57,10 +55,10 @@ class PackedWeights:
         config: QuantizationConfig,
         prefixes: Sequence[tuple[str, str]] = (),
     ) -> None:
+        super().__init__()
         self._config, self._prefixes = config, tuple(prefixes)
         # By the model's name: the tensor and its module's name in the file.
         self._tensors = {self._translate(tensor.name): tensor for tensor in stored}
-        self._made: list[StoredMatrix] = []
 
     def _translate(self, name: str) -> str:
         for in_file, here in self._prefixes:
@@ -68,16 +66,9 @@ class PackedWeights:
                 return here + name.removeprefix(in_file)
         return name
 
-    def make_matrix(
-        self,
-        name: str,
-        in_size: int,
-        out_size: int,
-        num_groups: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> StoredMatrix | None:
-        """See ``WeightQuantization``."""
+    def _find_storage(
+        self, name: str, in_size: int, out_size: int, dtype: torch.dtype, device: torch.device
+    ) -> Storage | None:
         del dtype
         anchor = self._find_anchor(name)
         if anchor is None:
@@ -94,10 +85,7 @@ class PackedWeights:
         if anchor.dtype in _FLOATS:
             logger.debug("%s is plain although the config quantises it", stored_name)
             return None
-        storage = self._make_storage(name, scheme, out_size, in_size, device)
-        made = StoredMatrix(name, storage, num_groups)
-        self._made.append(made)
-        return made
+        return self._make_storage(name, scheme, out_size, in_size, device)
 
     def make_experts(
         self,
@@ -130,12 +118,6 @@ class PackedWeights:
         if len(dtypes) != 1:
             return None
         return torch.bfloat16 if dtypes == {"BF16"} else None
-
-    def finish_loading(self) -> None:
-        """See ``WeightQuantization``: packs matrix by matrix, and lets the files' layout go."""
-        for made in self._made:
-            made.check()
-        self._made.clear()
 
     def _find_anchor(self, name: str) -> StoredTensor | None:
         for suffix in (".weight_packed", ".qweight", ".weight"):

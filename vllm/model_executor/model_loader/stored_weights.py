@@ -21,12 +21,9 @@ from vllm.model_executor.layers.quantization.storages import (
     PlainRows,
     Storage,
 )
-from vllm.model_executor.layers.quantization.stored_matrix import (
-    StoredExpert,
-    StoredExperts,
-    StoredMatrix,
-)
+from vllm.model_executor.layers.quantization.stored_matrix import StoredExpert, StoredExperts
 from vllm.model_executor.model_loader.load_plan import DSPARK_MARK, Copy, part_shape
+from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.model_loader.shards import Shard, ShardFinder, find_whole
 from vllm.model_executor.model_loader.weight_names import published_parts
@@ -40,15 +37,13 @@ _DEFAULT_BLOCK_SHAPE = (128, 128)
 _MTP = "mtp."
 
 
-class StoredWeights:
+class StoredWeights(MatrixStorages):
     """A ``WeightQuantization`` read from safetensors headers.
 
     Args:
         stored: What the files hold.
         quantization_config: The config's, or empty; see the module docstring.
         find_shard: Tells which part of a tensor this rank holds.
-
-    Owns: the storages it made, until loading has finished.
     """
 
     def __init__(
@@ -57,6 +52,7 @@ class StoredWeights:
         quantization_config: Mapping[str, Any],
         find_shard: ShardFinder = find_whole,
     ) -> None:
+        super().__init__()
         self._find_shard = find_shard
         self._tensors: dict[str, StoredTensor] = {}
         for tensor in stored:
@@ -66,29 +62,16 @@ class StoredWeights:
                     tensor.name, shape, tensor.dtype, tensor.file
                 )
         self._block_shape = _read_block_shape(quantization_config)
-        self._made: list[StoredMatrix | StoredExperts] = []
         self.is_quantised = any(
             tensor.dtype in _QUANTISED and name.endswith(".weight")
             for name, tensor in self._tensors.items()
         )
 
-    def make_matrix(
-        self,
-        name: str,
-        in_size: int,
-        out_size: int,
-        num_groups: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> StoredMatrix | None:
-        """See ``WeightQuantization``."""
+    def _find_storage(
+        self, name: str, in_size: int, out_size: int, dtype: torch.dtype, device: torch.device
+    ) -> Storage | None:
         del dtype
-        storage = self._make_storage(name, out_size, in_size, device)
-        if storage is None:
-            return None
-        made = StoredMatrix(name, storage, num_groups)
-        self._made.append(made)
-        return made
+        return self._make_storage(name, out_size, in_size, device)
 
     def make_experts(
         self,
@@ -135,12 +118,6 @@ class StoredWeights:
             return None
         dtypes = {self._tensors[name].dtype for name in names if name in self._tensors}
         return _NARROW_FLOATS.get(dtypes.pop()) if len(dtypes) == 1 else None
-
-    def finish_loading(self) -> None:
-        """See ``WeightQuantization``."""
-        for made in self._made:
-            made.check()
-        self._made.clear()
 
     def _make_storage(
         self, name: str, num_rows: int, num_columns: int, device: torch.device

@@ -140,6 +140,22 @@ def _read_text(fields: FieldReader, is_tied: bool) -> DecoderConfig:
     ).check()
 
 
+def read_assistant_layers(fields: FieldReader) -> tuple[LayerPlan, ...]:
+    """Reads the layers of an assistant, whose keys and values are its target's.
+
+    Raises:
+        ConfigError: As ``read_gemma4``.
+    """
+    num_layers = fields.positive_int("num_hidden_layers", 4)
+    kinds = read_layer_types(fields, [_LOCAL] * (num_layers - 1) + [_FULL])
+    window = fields.positive_int("sliding_window", 512)
+    mlp = MlpPlan(fields.positive_int("intermediate_size", 9216), "gelu_tanh")
+    return tuple(
+        LayerPlan(window if kind == _LOCAL else 0, _read_rope(fields, kind, shape), mlp, shape)
+        for kind, shape in zip(kinds, _read_shapes(fields, kinds), strict=True)
+    )
+
+
 def _find_owners(fields: FieldReader, kinds: list[str]) -> list[int | None]:
     """Returns by layer whose keys and values it attends to; None: its own.
 

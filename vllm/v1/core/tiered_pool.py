@@ -205,6 +205,9 @@ class TieredPool:
         """
         keyed, others = self._release(ordered_blocks)
         last = {block: None for block in youngest if not block.ref_cnt}
+        if not last:
+            self._join_all(keyed, others)
+            return
         self._join_all(
             [block for block in keyed if block not in last],
             [block for block in others if block not in last],
@@ -213,9 +216,8 @@ class TieredPool:
             if block.next_free_block is not None:
                 self.tiers[self._place_of(block)].remove(block)
                 self._num_free -= 1
-        if last:
-            blocks = list(last)
-            self._enqueue(blocks, self.index.tiers(blocks))
+        blocks = list(last)
+        self._enqueue(blocks, self.index.tiers(blocks))
 
     def _join_all(self, keyed: Sequence[KVCacheBlock], others: Sequence[KVCacheBlock]) -> None:
         """Let blocks that stand in no tier join theirs."""

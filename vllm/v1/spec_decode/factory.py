@@ -2,13 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from vllm.config import SpeculativeConfig
+from vllm.config.speculative import ASSISTANT
 from vllm.exceptions import ConfigError
+from vllm.model_executor.model_loader.loader import load_model_weights
+from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from vllm.model_executor.models.decoder.model import DecoderForCausalLM
+from vllm.model_executor.models.gemma4_assistant import Gemma4Assistant, read_assistant
 from vllm.v1.attention.metadata import CacheLayout
 from vllm.v1.attention.step_model import StepModel
+from vllm.v1.spec_decode.assistant import AssistantProposer
 from vllm.v1.spec_decode.interface import Proposer
 from vllm.v1.spec_decode.mtp import BlockCache, MTPProposer
 from vllm.v1.spec_decode.ngram import NgramProposer
@@ -22,6 +29,7 @@ def make_proposer(
     layout: CacheLayout,
     layers: Mapping[str, torch.Tensor],
     device: torch.device,
+    target: Any = None,
 ) -> Proposer | None:
     """Build the drafter; None when nothing is to be drafted.
 
@@ -31,6 +39,7 @@ def make_proposer(
         layout: Its KV groups.
         layers: Its cache views by name.
         device: Where it runs.
+        target: The loaded model itself, for a drafter that uses its embedding.
 
     Raises:
         ConfigError: The method is not offered, or the model has no MTP block.
@@ -41,6 +50,8 @@ def make_proposer(
         return NgramProposer(
             config.num_speculative_tokens, config.prompt_lookup_min, config.prompt_lookup_max
         )
+    if config.method == ASSISTANT:
+        return _make_assistant(config, target, layout, layers, device)
     if config.method != "mtp":
         raise ConfigError(f"method {config.method!r} is not supported: use mtp or ngram.")
     if _MTP_CACHE not in layout.group_of:
@@ -50,3 +61,20 @@ def make_proposer(
     return MTPProposer(
         steps, config.num_speculative_tokens, BlockCache(group_id, own, layers), device
     )
+
+
+def _make_assistant(
+    config: SpeculativeConfig,
+    target: Any,
+    layout: CacheLayout,
+    layers: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> AssistantProposer:
+    if not isinstance(target, DecoderForCausalLM) or not target.config.has_layer_scalars:
+        raise ConfigError(f"method {ASSISTANT!r} needs a Gemma 4 model: use method 'ngram'.")
+    if device.type != "cpu" or target.share.size > 1:
+        raise ConfigError(f"method {ASSISTANT!r} is served by one worker on a CPU: leave it out.")
+    path = resolve_checkpoint(str(config.model)).path
+    assistant = Gemma4Assistant(read_assistant(read_hf_config(path)), target.norm.dtype)
+    load_model_weights(assistant, path, use_tqdm=False)
+    return AssistantProposer(assistant, target, config.num_speculative_tokens, layout, layers)

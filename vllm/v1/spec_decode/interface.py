@@ -1,7 +1,7 @@
 """What the model runner asks of a drafter."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -9,7 +9,14 @@ from vllm.v1.worker.step_input import StepInput
 
 
 class Proposer(Protocol):
-    """Guesses the tokens that follow those a step accepted. Keeps no state per request."""
+    """Guesses the tokens that follow those a step accepted. Keeps no state per request.
+
+    Attributes:
+        reads_all_rows: Whether it reads the streams of every row of a step; else those of sampled
+            rows alone, so that others need not be computed to the end.
+    """
+
+    reads_all_rows: ClassVar[bool]
 
     def propose(
         self, step: StepInput, streams: torch.Tensor, rebuilds: Mapping[str, int]

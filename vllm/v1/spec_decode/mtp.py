@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -66,6 +66,8 @@ class MTPProposer:
         cache: Where its rows lie.
         device: Where the model is.
     """
+
+    reads_all_rows: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """Prompt lookup: what followed the last tokens where they stood before is drafted again."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ class NgramProposer:
         min_length: Fewest last tokens that must match.
         max_length: Most last tokens that are compared.
     """
+
+    reads_all_rows: ClassVar[bool] = False
 
     def __init__(self, num_drafts: int, min_length: int, max_length: int) -> None:
         self._num_drafts = num_drafts

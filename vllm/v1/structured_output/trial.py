@@ -11,6 +11,7 @@ import json
 import select
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
@@ -111,7 +112,9 @@ class TrialProcess:
         process.wait()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
-                stream.close()
+                # What a child that is gone has not taken is written once more, in vain.
+                with suppress(BrokenPipeError):
+                    stream.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(

@@ -88,7 +88,9 @@ class ModelRunner:
         self._connector = connector
         self._states = RequestStates(limits.num_groups, limits.seed)
         self._builder = StepInputBuilder(
-            limits.max_num_tokens, limits.max_model_len, reads_all=proposer is not None
+            limits.max_num_tokens,
+            limits.max_model_len,
+            reads_all=proposer is not None and proposer.reads_all_rows,
         )
         self._sampled: list[RowSampling] = []
         self._sampling_metadata: SamplingMetadata | None = None

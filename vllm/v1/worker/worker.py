@@ -310,7 +310,12 @@ class Worker:
             ),
             make_connector_steps(self._config, kv_cache_config, pool.layers, self._place.rank),
             make_proposer(
-                self._config.speculative_config, steps, layout, pool.layers, self._device
+                self._config.speculative_config,
+                steps,
+                layout,
+                pool.layers,
+                self._device,
+                self._model,
             ),
             steps.draw_tokens,
             steps.settle_drafts,

@@ -37,7 +37,7 @@ def write_checkpoint(family: str, folder: Path) -> Any:
     """Write a family's checkpoint; returns transformers' model."""
     model = build_hf_model(FAMILIES[family], seed=7)
     model.save_pretrained(folder)
-    tokenizer = spaced() if family.startswith("gemma") else byte_level()
+    tokenizer = spaced() if family == "gemma3" else byte_level()
     (folder / "tokenizer.json").write_text(tokenizer.backend.to_str(), encoding="utf-8")
     config = {**tokenizer.template_tokens, "chat_template": tokenizer.chat_template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")

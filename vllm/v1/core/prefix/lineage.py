@@ -1,6 +1,5 @@
 """Which cached prefixes continue which."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash
@@ -22,11 +21,10 @@ class Lineage:
         """Enter units, each behind its parent (None: a prompt's first); known ones stay."""
         known, num_children = self._parents, self._num_children
         is_new = known.keys().isdisjoint(prefix_hashes) and num_children.keys().isdisjoint(parents)
-        # A decode step adds one, for which a count is no gain.
-        if is_new and len(prefix_hashes) > 1:
+        if is_new:
             # A chain that nobody knows: each unit but the last has one child.
             known.update(zip(prefix_hashes, parents, strict=True))
-            num_children.update(Counter(parents))
+            num_children.update(dict.fromkeys(parents, 1))
             return
         for prefix_hash, parent in zip(prefix_hashes, parents, strict=True):
             if prefix_hash not in known:

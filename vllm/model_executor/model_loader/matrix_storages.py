@@ -1,0 +1,61 @@
+"""What all ways of reading quantised matrices have in common: who makes them, and when they end."""
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from vllm.model_executor.layers.quantization.storages import Storage
+from vllm.model_executor.layers.quantization.stored_matrix import StoredExperts, StoredMatrix
+
+
+class MatrixStorages(ABC):
+    """The part of a ``WeightQuantization`` that does not ask how values are stored.
+
+    Owns: the storages it made, until loading has finished.
+    """
+
+    def __init__(self) -> None:
+        self._made: list[StoredMatrix | StoredExperts] = []
+
+    @abstractmethod
+    def _find_storage(
+        self, name: str, in_size: int, out_size: int, dtype: torch.dtype, device: torch.device
+    ) -> Storage | None:
+        """Returns the storage of a matrix [out_size, in_size], still empty; None: it is plain."""
+
+    def make_matrix(
+        self,
+        name: str,
+        in_size: int,
+        out_size: int,
+        num_groups: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> StoredMatrix | None:
+        """See ``WeightQuantization``."""
+        storage = self._find_storage(name, in_size, out_size, dtype, device)
+        if storage is None:
+            return None
+        made = StoredMatrix(name, storage, num_groups)
+        self._made.append(made)
+        return made
+
+    def make_experts(
+        self,
+        prefix: str,
+        num_experts: int,
+        hidden_size: int,
+        inner_size: int,
+        limit: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> StoredExperts | None:
+        """See ``WeightQuantization``: only some formats have experts apart from matrices."""
+        del prefix, num_experts, hidden_size, inner_size, limit, dtype, device
+        return None
+
+    def finish_loading(self) -> None:
+        """See ``WeightQuantization``: packs matrix by matrix, and lets the files' layout go."""
+        for made in self._made:
+            made.check()
+        self._made.clear()
