@@ -19,6 +19,7 @@ from vllm.entrypoints.cli.main import make_parser
 from vllm.entrypoints.cli.serve import prepare
 from vllm.entrypoints.openai.api_server import run_server
 from vllm.platforms import current_platform
+from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.retention.policy import RetentionPolicy
@@ -59,15 +60,16 @@ class OldScheduler(Scheduler):
             hash_block_size=unit,
             log_stats=log_stats,
         )
-        self.kv_cache_manager = KVCacheManager(
-            plan.scheduler_config,
-            self.max_model_len,
-            unit,
-            unit,
+        settings = CacheSettings(
+            kv_cache_config=plan.scheduler_config,
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+            scheduler_block_size=unit,
+            hash_block_size=unit,
             enable_caching=config.cache_config.enable_prefix_caching,
-            log_stats=False,
             policy=old_policy(plan.scheduler_config),
         )
+        self.kv_cache_manager = KVCacheManager.from_settings(settings)
 
 
 class OldCore(EngineCore):

@@ -88,7 +88,7 @@ def _build(tree: Path) -> None:
 def read_pins() -> dict[str, str]:
     """Return package -> exact version, of what ``make serve`` and the extras install."""
     pins = {}
-    for name in ("common", "cpu", "otel"):
+    for name in ("common", "cpu", "otel", "ray"):
         text = (ROOT / "requirements" / f"{name}.txt").read_text("utf-8")
         for line in text.splitlines():
             requirement = line.partition("#")[0].strip()

@@ -69,7 +69,8 @@ def test_the_wheel_holds_both_packages_and_the_checkpoint(
 
 def _read_dependencies() -> dict[str, Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["otel"]]
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["otel"], *extras["ray"]]
     return {(one := Requirement(line)).name.lower(): one for line in lines}
 
 

@@ -3,9 +3,10 @@
     python -m tests.clients.run [--envs DIR] [--only NAME ...] [--write]
 
 Every environment is made on demand from the pins of requirements/clients.txt and package.json and
-kept; one whose packages cannot be had is skipped by name, which the page then says. The model says
-a script: it calls a tool in every turn. A row fails with its client, with a status of the server's
-that it does not expect, and where client and server count differently.
+kept; one whose packages cannot be had is skipped by name, which the page then says. Two servers:
+the model of one calls a tool in every turn, that of the other does what clients with tools and
+formats of their own hope for (``worker_model``). A row fails with its client, with a status of the
+servers' that it does not expect, and where client and servers count differently.
 """
 
 import argparse
@@ -16,11 +17,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tests.clients import worker_model
+from tests.e2e.collector import Collector
 from tests.e2e.conftest import AGENT_SCRIPT
 from tests.e2e.scripted_checkpoint import write_scripted_v4
 from tests.e2e.server_process import ServerProcess
@@ -33,9 +39,15 @@ BEGIN, END = "<!-- clients: begin -->\n", "<!-- clients: end -->\n"
 _INSTALL_TIMEOUT_S = 900
 # Ends a hang and says nothing of speed.
 _ROWS_TIMEOUT_S = 600
-NODE = "node"
-# Rows that the server refuses once, and whose clients know what to do: a full context, a thread.
-_REFUSED = ("overflow", "exec", "tool runner")
+_IDLE_TIMEOUT_S = 60.0
+_BUSY = [(f"vllm:num_requests_{state}",) for state in ("running", "waiting")]
+_HANDLERS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+NODE, PROMETHEUS, TEMPLATES = "node", "prometheus", "trl"
+# Their rows run where this project is installed.
+_OWN_PYTHON = (PROMETHEUS, TEMPLATES)
+# Rows that a server refuses once or more, and whose clients know what to do: a full context, a
+# thread, a wrong key, an image.
+_REFUSED = ("overflow", "tool runner", "refused")
 # Environment -> the files of rows that run in it.
 ROWS: dict[str, tuple[str, ...]] = {
     "openai, anthropic": ("openai_py.py", "anthropic_py.py"),
@@ -44,8 +56,35 @@ ROWS: dict[str, tuple[str, ...]] = {
     "instructor": ("instructor_py.py",),
     "langchain": ("langchain_py.py",),
     "litellm": ("litellm_py.py",),
-    NODE: ("openai_js.mjs", "ai_sdk.mjs", "codex.mjs"),
+    "llama-index": ("llama_index_py.py",),
+    "dspy": ("dspy_py.py",),
+    "smolagents": ("smolagents_py.py",),
+    "outlines, guidance": ("outlines_py.py", "guidance_py.py"),
+    "aider": ("aider_py.py",),
+    "lm-eval": ("lm_eval_py.py",),
+    "guidellm": ("guidellm_py.py",),
+    "aiperf": ("aiperf_py.py",),
+    PROMETHEUS: ("prometheus_py.py",),
+    TEMPLATES: ("templates_py.py",),
+    NODE: ("openai_js.mjs", "ai_sdk.mjs", "coding_agents.mjs"),
 }
+# The OpenTelemetry sink is ours, and reads with that package; it gets what both servers send.
+SINK = "opentelemetry-proto"
+
+
+@dataclass(frozen=True)
+class Servers:
+    """What rows talk to.
+
+    Attributes:
+        agent: Calls a tool in every turn.
+        worker: Does what a client's own tools and formats ask for; wants a key.
+        folder: The first one's checkpoint, whose tokenizer some clients read.
+    """
+
+    agent: ServerProcess
+    worker: ServerProcess
+    folder: Path
 
 
 @dataclass
@@ -88,8 +127,12 @@ def make_environment(name: str, envs: Path) -> tuple[list[str], str]:
     """Make an environment, unless it is there; return its interpreter and why it cannot be had."""
     folder = envs / name.replace(", ", "-")
     stamp = folder / ".pins"
-    pins = json.dumps(read_pins().get(name) or (HERE / "package.json").read_text("utf-8"))
+    pins = json.dumps(read_pins().get(name, []))
+    if name == NODE:
+        pins = json.dumps((HERE / "package.json").read_text("utf-8"))
     program = ["node"] if name == NODE else [str(folder / "bin" / "python")]
+    if name in _OWN_PYTHON:
+        program = [sys.executable]
     if stamp.is_file() and stamp.read_text("utf-8") == pins:
         return program, ""
     print(f"Installing {name} into {folder}, once (a few minutes) ...", flush=True)
@@ -99,6 +142,17 @@ def make_environment(name: str, envs: Path) -> tuple[list[str], str]:
             return program, "npm is not there"
         shutil.copy(HERE / "package.json", folder / "package.json")
         commands = [["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder)]]
+    elif name == PROMETHEUS:
+        if shutil.which("promtool") is None and shutil.which("apt-get") is None:
+            return program, "neither promtool nor apt-get is there"
+        # Unpacked beside the rest: needs no rights, and changes nothing of the system.
+        fetch = f"cd {folder} && apt-get download prometheus && dpkg -x prometheus_*.deb ."
+        commands = [] if shutil.which("promtool") else [["sh", "-c", fetch]]
+    elif name == TEMPLATES:
+        # Its templates alone: what it needs to run is large.
+        fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
+        unpack = f"cd {folder} && {sys.executable} -m zipfile -e trl-*.whl ."
+        commands = [[*fetch, *read_pins()[name]], ["sh", "-c", unpack]]
     else:
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q"]
         commands = [[sys.executable, "-m", "venv", str(folder)], [*pip, *read_pins()[name]]]
@@ -119,7 +173,7 @@ def make_environment(name: str, envs: Path) -> tuple[list[str], str]:
 
 
 def run_rows(
-    program: list[str], file: str, envs: Path, server: ServerProcess, scratch: Path
+    program: list[str], file: str, envs: Path, servers: Servers, scratch: Path
 ) -> Iterator[Result]:
     """Run one file of rows; yield their results."""
     source = HERE / "rows" / file
@@ -128,8 +182,17 @@ def run_rows(
         for path in (HERE / "rows").glob("*.mjs"):
             shutil.copy(path, envs / NODE / path.name)
         source = envs / NODE / file
-    variables = {"CLIENTS_URL": server.url, "CLIENTS_HOME": str(scratch), "OPENAI_API_KEY": "none"}
-    variables |= {"PYTHONPATH": str(HERE / "rows"), "NO_PROXY": "127.0.0.1"}
+    is_own = program == [sys.executable]
+    variables = {
+        "CLIENTS_URL": servers.agent.url,
+        "CLIENTS_WORKER_URL": servers.worker.url,
+        "CLIENTS_HOME": str(scratch),
+        "CLIENTS_TOKENIZER": str(servers.folder),
+        "CLIENTS_ENVS": str(envs),
+        "OPENAI_API_KEY": "none",
+        "PYTHONPATH": f"{HERE / 'rows'}{os.pathsep}{ROOT}" if is_own else str(HERE / "rows"),
+        "NO_PROXY": "127.0.0.1",
+    }
     process = subprocess.Popen(
         [*program, str(source)],
         stdin=subprocess.PIPE,
@@ -139,7 +202,7 @@ def run_rows(
         env={**os.environ, **variables},
     )
     about = {"package": file, "version": "?"}
-    open_row, before = "", read_metrics(server)
+    open_row, before = "", read_metrics(servers)
     try:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -148,11 +211,11 @@ def run_rows(
             if "package" in told:
                 about = told
             elif "begin" in told:
-                open_row, before = told["begin"], read_metrics(server)
+                open_row, before = told["begin"], read_metrics(servers)
                 print("go", file=process.stdin, flush=True)
             elif "row" in told:
                 open_row = ""
-                yield checked(Result(**about, **told), before, read_metrics(server))
+                yield checked(Result(**about, **told), before, read_metrics(servers))
                 print("go", file=process.stdin, flush=True)
     finally:
         try:
@@ -173,19 +236,50 @@ def parse_line(line: str) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
-def read_metrics(server: ServerProcess) -> dict[str, int]:
-    """Return the counters that rows are checked by, once nothing runs."""
-    server.wait_idle()
-    counters = {
-        "cached": server.metric("vllm:prefix_cache_hits_total"),
-        "tokens": server.metric("vllm:generation_tokens_total"),
-    }
-    for status in ("2xx", "4xx", "5xx"):
-        counters[status] = sum(
-            server.metric("http_requests_total", method="POST", status=status, handler=handler)
-            for handler in ("/v1/chat/completions", "/v1/responses", "/v1/messages")
-        )
+def read_metrics(servers: Servers) -> dict[str, int]:
+    """Return the counters that rows are checked by, of both servers, once nothing runs."""
+    counters = dict.fromkeys(("cached", "tokens", "2xx", "4xx", "5xx"), 0.0)
+    for server in (servers.agent, servers.worker):
+        deadline = time.monotonic() + _IDLE_TIMEOUT_S
+        while any((series := read_series(server)).get(name, 0) for name in _BUSY):
+            assert time.monotonic() < deadline, f"{server.url} is not idle"
+            time.sleep(0.1)
+        for key, value in series.items():
+            name, *labels = key
+            if name == "vllm:prefix_cache_hits_total":
+                counters["cached"] += value
+            elif name == "vllm:generation_tokens_total":
+                counters["tokens"] += value
+            elif name == "http_requests_total" and labels and labels[0] in _HANDLERS:
+                counters[labels[1]] += value
     return {name: round(value) for name, value in counters.items()}
+
+
+def read_series(server: ServerProcess) -> dict[tuple[str, ...], float]:
+    """Return the sums of a server's series by name; answers to POST by route and status, too."""
+    sums: dict[tuple[str, ...], float] = {}
+    for line in server.get("/metrics").text.splitlines():
+        found = re.fullmatch(r"([\w:]+)\{(.*)\} (\S+)", line)
+        if found is None:
+            continue
+        key: tuple[str, ...] = (found[1],)
+        if found[1] == "http_requests_total":
+            labels = dict(re.findall(r'(\w+)="([^"]*)"', found[2]))
+            if labels["method"] == "POST":
+                key = (found[1], labels["handler"], labels["status"])
+        sums[key] = sums.get(key, 0.0) + float(found[3])
+    return sums
+
+
+def read_sink(sink: Collector) -> Result:
+    """Return the row of the spans that the servers have sent."""
+    names = {span.name for span in sink.spans}
+    kinds = {a.key for span in sink.spans for a in span.attributes}
+    wanted = {"gen_ai.request.id", "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"}
+    missing = sorted(wanted - kinds)
+    error = f"{len(sink.spans)} spans lack {missing}" if missing else ""
+    told = f"{len(sink.spans)} spans, {', '.join(sorted(names))}"
+    return Result(SINK, version(SINK), "spans of all rows", not error, error, shown=told)
 
 
 def checked(result: Result, before: dict[str, int], after: dict[str, int]) -> Result:
@@ -206,17 +300,54 @@ def checked(result: Result, before: dict[str, int], after: dict[str, int]) -> Re
     return result
 
 
-def make_page(results: list[Result], skipped: dict[str, str]) -> str:
-    """Return the table of docs/clients.md."""
-    lines = ["| client | row | | calls | tokens | cached | |", "|---|---|---|---|---|---|---|"]
+def make_page(results: list[Result], skipped: dict[str, str], old: str = "") -> str:
+    """Return the table of docs/clients.md.
+
+    Args:
+        results: Of the rows that ran.
+        skipped: Environments that cannot be had, and why.
+        old: The table before; its rows of packages that did not run stay.
+    """
+    rows: dict[str, list[str]] = {}
+    for line in old.splitlines()[2:]:
+        cell = line.split("|")[1].strip()
+        rows.setdefault(cell if "| skipped |" in line else cell.rpartition(" ")[0], []).append(line)
+    for name in [*(result.package for result in results), *skipped]:
+        rows.pop(name, None)
     for result in results:
         mark = "works" if result.ok else "**fails**"
-        said = (result.shown or result.error).replace("|", "\\|").replace("\n", " ")[:120]
+        said = " ".join((result.shown or result.error).split()).replace("|", "\\|")[:120]
         counts = [n or "" for n in (result.calls, result.server_tokens, result.server_cached)]
         cells = [f"{result.package} {result.version}", result.row, mark, *counts, said]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    lines += [f"| {name} | | skipped | | | | {why} |" for name, why in skipped.items()]
-    return "\n".join(lines) + "\n"
+        rows.setdefault(result.package, []).append(f"| {' | '.join(map(str, cells))} |")
+    for name, why in skipped.items():
+        rows.setdefault(name, []).append(f"| {name} | | skipped | | | | {why} |")
+    head = ["| client | row | | calls | tokens | cached | |", "|---|---|---|---|---|---|---|"]
+    return "\n".join([*head, *(line for listed in rows.values() for line in listed)]) + "\n"
+
+
+@contextmanager
+def start_servers(scratch: Path, sink: Collector) -> Iterator[Servers]:
+    """Run both servers while the ``with`` block does."""
+    write_scripted_v4(scratch / "checkpoint", AGENT_SCRIPT)
+    worker_model.write_worker(scratch / "worker")
+    shared = ("--otlp-traces-endpoint", sink.endpoint)
+    agent = ServerProcess(
+        scratch / "agent.txt",
+        *("--served-model-name", "agent", "--max-model-len", "16384"),
+        *("--enable-tokenizer-info-endpoint", *shared),
+        model=str(scratch / "checkpoint"),
+        environment={"VLLM_CHECK_INVARIANTS": "0", "OTEL_SERVICE_NAME": "agent"},
+    )
+    worker = ServerProcess(
+        scratch / "worker.txt",
+        *("--served-model-name", "worker", "--api-key", worker_model.API_KEY),
+        *("--chat-template", str(scratch / "worker" / "template.jinja"), *shared),
+        model=str(scratch / "worker"),
+        environment={"VLLM_CHECK_INVARIANTS": "0", "VLLM_CPU_KVCACHE_SPACE": "0.5"},
+    )
+    with agent, worker:
+        yield Servers(agent, worker, scratch / "checkpoint")
 
 
 def main() -> None:
@@ -224,23 +355,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--envs", type=Path, default=ROOT / ".venv-clients")
     parser.add_argument("--only", nargs="*", default=list(ROWS), choices=list(ROWS))
-    parser.add_argument("--write", action="store_true", help="write docs/clients.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/clients.md; rows that did not run stay"
+    )
     args = parser.parse_args()
     results: list[Result] = []
     skipped: dict[str, str] = {}
     # Codex wants its folder elsewhere than under /tmp.
     args.envs.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=args.envs) as made:
+    with tempfile.TemporaryDirectory(dir=args.envs) as made, Collector() as sink:
         scratch = Path(made)
-        write_scripted_v4(scratch / "checkpoint", AGENT_SCRIPT)
-        flags = ("--served-model-name", "agent", "--max-model-len", "16384")
-        server = ServerProcess(
-            scratch / "log.txt",
-            *flags,
-            model=str(scratch / "checkpoint"),
-            environment={"VLLM_CHECK_INVARIANTS": "0"},
-        )
-        with server:
+        with start_servers(scratch, sink) as servers:
             for name in args.only:
                 program, why = make_environment(name, args.envs)
                 if why:
@@ -248,15 +373,18 @@ def main() -> None:
                     print(f"skipped: {name}: {why}", flush=True)
                     continue
                 for file in ROWS[name]:
-                    for result in run_rows(program, file, args.envs, server, scratch):
+                    for result in run_rows(program, file, args.envs, servers, scratch):
                         results.append(result)
                         print(json.dumps(vars(result), ensure_ascii=False), flush=True)
+        # Servers send the last spans when they end.
+        results.append(read_sink(sink))
+        for server in (servers.agent, servers.worker):
             assert "Traceback" not in server.log, server.log[-5000:]
     if args.write:
         text = PAGE.read_text(encoding="utf-8")
         before, _, rest = text.partition(BEGIN)
-        after = rest.partition(END)[2]
-        page = before + BEGIN + make_page(results, skipped) + END + after
+        old, _, after = rest.partition(END)
+        page = before + BEGIN + make_page(results, skipped, old) + END + after
         PAGE.write_text(page, encoding="utf-8")
     failed = [f"{result.package}: {result.row}" for result in results if not result.ok]
     print(f"{len(results)} rows, {len(failed)} failed, {len(skipped)} environments skipped")

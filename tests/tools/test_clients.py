@@ -11,6 +11,7 @@ from tests.clients.run import (
     HERE,
     NODE,
     PAGE,
+    PROMETHEUS,
     ROWS,
     Result,
     checked,
@@ -19,12 +20,13 @@ from tests.clients.run import (
     read_pins,
 )
 
+NODE_PACKAGES = ("openai", "ai", "@openai/codex", "@anthropic-ai/claude-code", "opencode-ai")
 NOTHING = dict.fromkeys(("cached", "tokens", "2xx", "4xx", "5xx"), 0)
 
 
 def test_every_environment_is_pinned_and_every_row_runs() -> None:
     pins = read_pins()
-    assert set(pins) == set(ROWS) - {NODE}
+    assert set(pins) == set(ROWS) - {NODE, PROMETHEUS}
     assert all("==" in requirement for listed in pins.values() for requirement in listed)
     node = json.loads((HERE / "package.json").read_text("utf-8"))["dependencies"]
     assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in node.values())
@@ -35,7 +37,7 @@ def test_every_environment_is_pinned_and_every_row_runs() -> None:
 def test_the_page_tells_of_every_environment() -> None:
     table = PAGE.read_text("utf-8").split(BEGIN)[1].split(END)[0]
     for name in ROWS:
-        packages = name.split(", ") if name != NODE else ["openai", "ai", "@openai/codex"]
+        packages = name.split(", ") if name != NODE else list(NODE_PACKAGES)
         for package in packages:
             assert f"| {package}" in table, f"run make clients: {package} is missing"
 
@@ -64,3 +66,9 @@ def test_lines_of_clients_are_no_results() -> None:
     page = make_page([Result("p", "1", "r", False, "a|b")], {"q": "no registry"})
     assert "**fails**" in page
     assert "| q | | skipped | | | | no registry |" in page
+
+
+def test_rows_that_did_not_run_stay_on_the_page() -> None:
+    old = make_page([Result("p", "1", "r", True), Result("o", "2", "r", True)], {"q": "none"})
+    page = make_page([Result("p", "3", "s", True)], {}, old)
+    assert [line.split(" |")[0] for line in page.splitlines()[2:]] == ["| o 2", "| q", "| p 3"]

@@ -20,6 +20,7 @@ from vllm.cachelab.sim.grid import run_side_by_side
 from vllm.cachelab.sim.requests import PrefixUnits, SimRequest, at_unit
 from vllm.cachelab.sim.settings import SimSettings, find_hf_config
 from vllm.exceptions import ConfigError
+from vllm.v1.engine.data_parallel.router import EXACT
 
 _GIB = 1 << 30
 # One server with the memory and the speed of all: what no balancer can beat but by luck.
@@ -283,9 +284,9 @@ def describe(result: FleetResult, num_servers: int) -> dict[str, Any]:
         "p90_ttft_ms": result.ttft_ms(90),
         "p99_ttft_ms": result.ttft_ms(99),
         "most_placed_of_mean": max(placed) * num_servers / max(1, sum(placed)),
-        "foretold_exactly": result.outcomes[""] / foretold if foretold else None,
-        "differences": {reason: n for reason, n in result.outcomes.items() if reason},
-        "different_tokens": {reason: n for reason, n in result.missed_by.items() if reason},
+        "foretold_exactly": result.outcomes[EXACT] / foretold if foretold else None,
+        "differences": {r: n for r, n in result.outcomes.items() if r != EXACT},
+        "different_tokens": {r: n for r, n in result.missed_by.items() if r != EXACT},
         "retried": result.num_retried,
         "cut": result.num_cut,
         "refused": result.num_refused,

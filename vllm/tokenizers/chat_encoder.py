@@ -7,6 +7,7 @@ from vllm.exceptions import ConfigError, UserInputError
 from vllm.tokenizers.chat_messages import ChatEncoder, ChatOptions, ChatPrompt
 from vllm.tokenizers.deepseek_v4_encoding import DeepseekV4ChatEncoder, resolve_thinking
 from vllm.tokenizers.literal_text import LiteralText
+from vllm.tokenizers.mistral_template import find_mistral_template
 from vllm.tokenizers.template_files import ChatTemplates, choose_templates, read_template
 from vllm.tokenizers.tokenizer import Tokenizer
 
@@ -50,7 +51,8 @@ def make_chat_encoder(
     """Choose how a checkpoint's chats become prompts.
 
     The user's template wins; then the encoding built in for the model type; then the checkpoint's
-    own template. Without any, chats are refused request by request.
+    own template; then Mistral's format, where the vocabulary has its tokens. Without any, chats are
+    refused request by request.
 
     Args:
         checkpoint_config: The content of config.json.
@@ -91,7 +93,10 @@ def find_templates(
     is_built_in = checkpoint_config.get("model_type") in _ENCODER_OF_MODEL_TYPE
     if chat_template is None and is_built_in:
         return None
-    return choose_templates(chat_template, tokenizer.chat_templates)
+    templates = choose_templates(chat_template, tokenizer.chat_templates)
+    if templates is None and (known := find_mistral_template(tokenizer)) is not None:
+        templates = ChatTemplates(known)
+    return templates
 
 
 def check_chat_flags(

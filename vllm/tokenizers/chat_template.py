@@ -173,6 +173,7 @@ def compile_template(template: str) -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
+    environment.filters["as_json"] = _as_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     try:
@@ -248,6 +249,14 @@ def _to_json(
         separators=separators,
         sort_keys=sort_keys,
     )
+
+
+def _as_json(text: str) -> str:
+    """Return the JSON that a text is, or the text as JSON: for templates of our own."""
+    try:
+        return json.dumps(json.loads(text), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
 
 
 def _raise_exception(message: str) -> NoReturn:

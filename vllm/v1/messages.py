@@ -88,6 +88,8 @@ class PrefillStats(msgspec.Struct, frozen=True, omit_defaults=True):
         rebuild_saved_tokens: Of ``num_cached_tokens``, hit because window rows above them, counted
             as missed, are computed again.
         external_sources: ``num_external_tokens`` by where they lay, if the connector tells.
+        predicted_tokens: What a router in front of several cores had foretold; None: there is none.
+        prediction: Whether that came, "exact", or why not (``Router``).
     """
 
     num_prompt_tokens: int
@@ -97,6 +99,8 @@ class PrefillStats(msgspec.Struct, frozen=True, omit_defaults=True):
     num_external_tokens: int = 0
     rebuild_saved_tokens: int = 0
     external_sources: dict[str, int] = {}
+    predicted_tokens: int | None = None
+    prediction: str = ""
 
 
 class HeldPrefix(msgspec.Struct, frozen=True):

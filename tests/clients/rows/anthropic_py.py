@@ -4,7 +4,20 @@ from typing import Any
 
 import anthropic
 from anthropic import beta_tool
-from client import ASK, MODEL, RESULT, SCHEMA, TOO_LONG, TURNS, URL, Row, run
+from client import (
+    ASK,
+    IMAGE,
+    MODEL,
+    RESULT,
+    SCHEMA,
+    TOO_LONG,
+    TURNS,
+    URL,
+    URL_WORKER,
+    WORKER,
+    Row,
+    run,
+)
 
 client = anthropic.Anthropic(base_url=URL, api_key="none", max_retries=0)
 TOOL: Any = {"name": "look_up", "input_schema": SCHEMA}
@@ -68,7 +81,76 @@ def context_overflow(row: Row) -> None:
     raise AssertionError("no error")
 
 
+def image(row: Row) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": IMAGE}
+    block: Any = {"type": "image", "source": source}
+    try:
+        client.messages.create(
+            model=MODEL, max_tokens=50, messages=[{"role": "user", "content": [block]}]
+        )
+    except anthropic.BadRequestError as error:
+        assert "image" in str(error), error
+        row.shown = str(error)
+        return
+    raise AssertionError("no error")
+
+
+def wrong_key(row: Row) -> None:
+    other = anthropic.Anthropic(base_url=URL_WORKER, api_key="another", max_retries=0)
+    try:
+        other.messages.create(
+            model=WORKER, max_tokens=50, messages=[{"role": "user", "content": ASK}]
+        )
+    except anthropic.AuthenticationError as error:
+        row.shown = str(error)
+        return
+    raise AssertionError("no error")
+
+
+def left_stream(row: Row) -> None:
+    """Whoever leaves a stream is not waited for, and the next answer is whole."""
+    for _ in range(4):
+        with client.messages.stream(
+            model=MODEL,
+            max_tokens=2000,
+            messages=[{"role": "user", "content": ASK}],
+            extra_body={"ignore_eos": True, "min_tokens": 2000},
+        ) as stream:
+            next(iter(stream))
+    said = client.messages.create(
+        model=MODEL, max_tokens=200, messages=[{"role": "user", "content": ASK}]
+    )
+    row.tokens = said.usage.output_tokens
+    assert said.stop_reason == "end_turn"
+    row.shown = said.content[-1].text
+
+
+def refused_tool(row: Row) -> None:
+    """Anthropic's own tools with a server behind them are refused by name."""
+    tool: Any = {"type": "web_search_20250305", "name": "web_search"}
+    try:
+        client.messages.create(
+            model=MODEL,
+            max_tokens=50,
+            messages=[{"role": "user", "content": ASK}],
+            tools=[tool],
+        )
+    except anthropic.BadRequestError as error:
+        assert "web_search" in str(error), error
+        row.shown = str(error)
+        return
+    raise AssertionError("no error")
+
+
 run(
-    {"messages, 10 turns": agent, "tool runner": tool_runner, "context overflow": context_overflow},
+    {
+        "messages, 10 turns": agent,
+        "tool runner": tool_runner,
+        "context overflow": context_overflow,
+        "image, refused": image,
+        "wrong key, refused": wrong_key,
+        "server's tool, refused": refused_tool,
+        "left streams": left_stream,
+    },
     "anthropic",
 )

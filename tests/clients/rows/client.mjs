@@ -4,6 +4,11 @@ import { readFileSync, readSync } from 'node:fs';
 
 export const URL_ = process.env.CLIENTS_URL;
 export const V1 = `${URL_}/v1`;
+// The other server's model does what each agent's own tools ask for, three times.
+export const URL_WORKER = process.env.CLIENTS_WORKER_URL;
+export const WORKER_KEY = 'worker-key';
+export const WORKER_TURNS = 3;
+export const SAID = 'All three records are found.';
 export const ARGUMENTS = { key: 'Bérgen 🏔', days: 3 };
 export const ASK = 'Find the record. '.repeat(8);
 export const RESULT = 'The record holds nothing of note. ';
@@ -37,7 +42,8 @@ function wait() {
 export async function run(rows, name) {
   const path = new URL(`./node_modules/${name}/package.json`, import.meta.url);
   const version = JSON.parse(readFileSync(path)).version;
-  console.log(JSON.stringify({ package: name, version }));
+  // A Python package may have the same name.
+  console.log(JSON.stringify({ package: `${name} (npm)`, version }));
   for (const [title, work] of Object.entries(rows)) {
     console.log(JSON.stringify({ begin: title }));
     wait();

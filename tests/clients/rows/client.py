@@ -6,17 +6,30 @@ server says the same in every turn: it calls ``look_up`` with ``ARGUMENTS``.
 
 import json
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
+# Clients draw on the standard output; the runner reads lines from what was there before.
+_told = os.fdopen(os.dup(1), "w", encoding="utf-8")
+os.dup2(2, 1)
 URL = os.environ.get("CLIENTS_URL", "http://127.0.0.1:8000")
 V1 = URL + "/v1"
 MODEL = "agent"
 ARGUMENTS = {"key": "Bérgen 🏔", "days": 3}
 TURNS = 10
+# The other server's model does what each client's own tools and formats ask for, three times.
+URL_WORKER = os.environ.get("CLIENTS_WORKER_URL", "http://127.0.0.1:8001")
+WORKER_V1 = URL_WORKER + "/v1"
+WORKER = "worker"
+WORKER_KEY = "worker-key"
+WORKER_TURNS = 3
+WORKER_CALLS = [ARGUMENTS] * WORKER_TURNS
+SAID = "All three records are found."
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"key": {"type": "string"}, "days": {"type": "integer"}},
@@ -24,6 +37,11 @@ SCHEMA: dict[str, Any] = {
 }
 ASK = "Find the record. " * 8
 RESULT = "The record holds nothing of note. "
+# A picture of one point.
+IMAGE = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
+    "+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 # Longer than the context of the server.
 TOO_LONG = "word " * 20_000
 
@@ -60,15 +78,27 @@ class Row:
             assert rising[-1] > rising[0], self.cached
 
 
-def run(rows: dict[str, Callable[[Row], None]], package: str) -> None:
-    """Run rows, or those that the command line names; print one JSON line each."""
-    from importlib.metadata import version
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
+
+def run(rows: dict[str, Callable[[Row], None]], package: str, version: str = "") -> None:
+    """Run rows, or those that the command line names; print one JSON line each.
+
+    Args:
+        rows: Functions by the names of their rows.
+        package: Whose version is told.
+        version: Of what is no Python package.
+    """
     wanted = sys.argv[1:] or list(rows)
-    print(json.dumps({"package": package, "version": version(package)}), flush=True)
+    told_version = version or metadata.version(package)
+    _tell(package=package, version=told_version)
     for name in wanted:
         row = Row()
-        print(json.dumps({"begin": name}), flush=True)
+        _tell(begin=name)
         _wait()
         error = ""
         try:
@@ -85,8 +115,12 @@ def run(rows: dict[str, Callable[[Row], None]], package: str) -> None:
             "tokens": row.tokens,
             "shown": row.shown,
         }
-        print(json.dumps(told), flush=True)
+        _tell(**told)
         _wait()
+
+
+def _tell(**fields: Any) -> None:
+    print(json.dumps(fields), file=_told, flush=True)
 
 
 def _wait() -> None:

@@ -1,10 +1,24 @@
 """openai (Python): chats, responses, completions."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import openai
-from client import ARGUMENTS, ASK, MODEL, SCHEMA, TOO_LONG, TURNS, V1, Row, run
+from client import (
+    ARGUMENTS,
+    ASK,
+    IMAGE,
+    MODEL,
+    SCHEMA,
+    TOO_LONG,
+    TURNS,
+    V1,
+    WORKER,
+    WORKER_V1,
+    Row,
+    run,
+)
 
 client = openai.OpenAI(base_url=V1, api_key="none", max_retries=0)
 FUNCTION = {"name": "look_up", "parameters": SCHEMA}
@@ -83,6 +97,51 @@ def not_served(row: Row) -> None:
     raise AssertionError("no error")
 
 
+def image(row: Row) -> None:
+    part: Any = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{IMAGE}"}}
+    chat: Any = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, part]}]
+    _check_refused(row, lambda: client.chat.completions.create(model=MODEL, messages=chat))
+    url = f"data:image/png;base64,{IMAGE}"
+    item: Any = {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
+    _check_refused(row, lambda: client.responses.create(model=MODEL, input=[item]))
+
+
+def _check_refused(row: Row, ask: Callable[[], Any]) -> None:
+    try:
+        ask()
+    except openai.BadRequestError as error:
+        assert "image" in str(error), error
+        row.shown = str(error)
+        return
+    raise AssertionError("no error")
+
+
+def wrong_key(row: Row) -> None:
+    other = openai.OpenAI(base_url=WORKER_V1, api_key="another", max_retries=0)
+    try:
+        other.chat.completions.create(model=WORKER, messages=[{"role": "user", "content": ASK}])
+    except openai.AuthenticationError as error:
+        row.shown = f"AuthenticationError: {error.code}"
+        return
+    raise AssertionError("no error")
+
+
+def left_stream(row: Row) -> None:
+    """Whoever leaves a stream is not waited for, and the next answer is whole."""
+    long = "Find " * 400
+    for _ in range(4):
+        stream = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": long}],
+            stream=True,
+            extra_body={"ignore_eos": True, "min_tokens": 2000},
+            max_tokens=2000,
+        )
+        next(iter(stream))
+        stream.close()
+    chat_stream(row)
+
+
 def models(row: Row) -> None:
     assert client.models.retrieve(MODEL).id == MODEL
     assert MODEL in [model.id for model in client.models.list()]
@@ -100,6 +159,9 @@ run(
         "responses, 10 turns": responses_agent,
         "context overflow": context_overflow,
         "what is not served": not_served,
+        "image, refused": image,
+        "wrong key, refused": wrong_key,
+        "left streams": left_stream,
         "models, scoring": models,
     },
     "openai",

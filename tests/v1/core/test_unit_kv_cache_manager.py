@@ -12,6 +12,7 @@ from tests.v1.core.unit_cache_driver import Driver, coordinator_of, make_manager
 from tests.v1.core.v4_geometry import v4_config
 from vllm.distributed.kv_events import BlockStored
 from vllm.exceptions import ConfigError, InvariantError
+from vllm.v1.core.cache_step import StepRequest
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import salt_digest
 from vllm.v1.core.retention.auto.eviction import Rule
@@ -52,6 +53,23 @@ def test_next_turn_hits_prompt_and_answer(unit: int) -> None:
         # The last sampled token was never computed, so its unit may be missing.
         assert driver.hits[follow_up.request_id] == (len(answered) - 1) // unit * unit
         history = driver.finished[follow_up.request_id]
+
+
+def test_full_blocks_of_a_hit_that_one_other_holds_are_not_needed_twice() -> None:
+    manager = make_manager(v4_config(32, 600), 2048)
+    first, second = (make_request(name, tokens_of(1, 900), 32) for name in ("first", "second"))
+    manager.new_step_starts()
+    assert manager.allocate_slots(first, 900) is not None
+    manager.commit_step()
+    found = manager.look_up(second)
+    assert found.hit is not None
+    num_full = sum(map(len, found.hit.full_blocks))
+    assert num_full > 0
+    needed = [
+        coordinator_of(manager).num_blocks_in_full(StepRequest(second, 0, 900, 900, 900, lookup))
+        for lookup in (None, found)
+    ]
+    assert needed[0] - needed[1] == num_full
 
 
 def test_a_longer_sibling_resumes_at_an_aligned_prompt_end() -> None:

@@ -104,9 +104,11 @@ def test_a_trace_of_what_other_servers_computed_is_refused() -> None:
 
 
 def test_ray_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm.v1.engine.engine_args.find_spec", lambda name: None)
+    monkeypatch.setattr("vllm.utils.ray_cluster.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs the package ray"):
         EngineArgs(data_parallel_backend="ray", data_parallel_size=2).create_vllm_config()
+    with pytest.raises(ConfigError, match=r"distributed_executor_backend=.ray. needs"):
+        EngineArgs(distributed_executor_backend="ray").create_vllm_config()
     EngineArgs(data_parallel_backend="ray").create_vllm_config()
     EngineArgs(data_parallel_size=2).create_vllm_config()
 

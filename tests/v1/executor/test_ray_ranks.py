@@ -1,7 +1,6 @@
 """Ranks as Ray actors, Ray itself apart: orders, beats, deaths, and where ranks stand."""
 
 import pickle
-import sys
 import threading
 from typing import Any
 
@@ -119,6 +118,6 @@ def test_places_follow_machines() -> None:
 
 
 def test_without_ray_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match="pip install ray, or use mp"):
+    monkeypatch.setattr("vllm.utils.ray_cluster.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'vllm\[ray\]', or use mp"):
         start_ray_ranks(CONFIG)

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from vllm.v1.engine.data_parallel.router import Outcome, Router, RouterSettings
+from vllm.v1.engine.data_parallel.router import Router, RouterSettings
 from vllm.v1.engine.wire import CoreStatus
 from vllm.v1.messages import EngineCoreOutput
 
@@ -32,8 +32,8 @@ class Balancer(Protocol):
     def observe(self, rank: int, status: CoreStatus, now: float) -> bool:
         """Take in what a server says; returns whether it must say everything again."""
 
-    def take_step(self, outputs: Sequence[EngineCoreOutput]) -> list[tuple[str, Outcome]]:
-        """Note what a step brought; returns how hits came out that were foretold."""
+    def take_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        """Note what a step brought; prefill statistics get what was foretold, if it was."""
 
     def rest(self, rank: int) -> None:
         """Send a server nothing more."""
@@ -105,12 +105,11 @@ class SimpleBalancer:
         """Pass over what a server says."""
         return False
 
-    def take_step(self, outputs: Sequence[EngineCoreOutput]) -> list[tuple[str, Outcome]]:
+    def take_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
         """Note who ended."""
         for output in outputs:
             if output.finished:
                 self.num_open[self._sent.pop(output.request_id)] -= 1
-        return []
 
     def rest(self, rank: int) -> None:
         """Send a server nothing more."""

@@ -20,11 +20,11 @@ from vllm.config.parallel import ParallelConfig
 from vllm.distributed.kv_events import NullEventPublisher
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.data_parallel.cache_changes import CacheChanges, count_unused_blocks
-from vllm.v1.engine.data_parallel.router import Outcome, RouterSettings
+from vllm.v1.engine.data_parallel.router import RouterSettings
 from vllm.v1.engine.data_parallel.short_hash import shorten
 from vllm.v1.engine.kv_cache_setup import describe_kv_cache
 from vllm.v1.engine.wire import CoreStatus
-from vllm.v1.messages import EngineCoreOutput
+from vllm.v1.messages import EngineCoreOutput, PrefillStats
 
 _LOSS_STREAM = 47
 
@@ -77,7 +77,7 @@ class FleetResult:
         num_retried: Requests sent again because their server died before they had a token.
         num_cut: Requests that had tokens when their server died.
         num_refused: Requests that no server can hold.
-        outcomes: Requests by why their hit was not the foretold one; "": it was.
+        outcomes: Requests by how their hit came out, beside the foretold one.
         missed_by: Tokens between what was foretold and what came, by reason.
         placed: Requests by server.
         duration_s: By the simulated clock.
@@ -104,11 +104,14 @@ class FleetResult:
         """Return a percentile."""
         return float(np.percentile(self.ttft_s, percent)) * 1000 if self.ttft_s else float("nan")
 
-    def note_outcome(self, outcome: Outcome) -> None:
-        """Count how a hit came out."""
-        self.outcomes[outcome.reason] += 1
-        missed = abs(outcome.cached_tokens - outcome.predicted_tokens)
-        self.missed_by[outcome.reason] += missed
+    def note_prefill(self, stats: PrefillStats) -> None:
+        """Count where a prompt's tokens came from, and whether that was foretold."""
+        self.prompt_tokens += stats.num_prompt_tokens
+        self.cached_tokens += stats.num_cached_tokens
+        if stats.predicted_tokens is not None:
+            self.outcomes[stats.prediction] += 1
+            missed = abs(stats.num_cached_tokens - stats.predicted_tokens)
+            self.missed_by[stats.prediction] += missed
 
 
 @dataclass(slots=True)
@@ -253,8 +256,7 @@ class SimFleet:
         outputs = server.engine.finish(server.step)
         server.step = None
         self._tell(rank, server)
-        for _, outcome in self._balancer.take_step(outputs):
-            self.result.note_outcome(outcome)
+        self._balancer.take_step(outputs)
         for output in outputs:
             self._take(output)
         if server.is_draining and not server.engine.has_work():
@@ -282,8 +284,7 @@ class SimFleet:
         waiting = self._open[output.request_id]
         result = self.result
         if output.prefill_stats is not None:
-            result.prompt_tokens += output.prefill_stats.num_prompt_tokens
-            result.cached_tokens += output.prefill_stats.num_cached_tokens
+            result.note_prefill(output.prefill_stats)
         begun_s = waiting.load.request.arrival_s
         if output.new_token_ids and waiting.first_s is None:
             waiting.first_s = self._now

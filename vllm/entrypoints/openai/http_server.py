@@ -188,62 +188,20 @@ class HttpServer:
         if self._job is None:
             _log_routes(app)
             logger.info("Starting vLLM server on %s", url)
-        model = self._config.model_config
-        tokenizer = Tokenizer.from_folder(model.tokenizer or model.path or model.model)
-        encoder = make_chat_encoder(
-            model.hf_config,
-            tokenizer,
-            self._args.chat_template,
-            allows_special_tokens=self._args.allow_special_tokens_in_content,
-        )
-        templates = find_templates(model.hf_config, tokenizer, self._args.chat_template)
-        parsers = choose_parsers(
-            model.hf_config.get("model_type", ""),
-            templates.for_tools if templates is not None else None,
-            self._args.tool_call_parser,
-            self._args.reasoning_parser,
-        )
+        finish = start_context(self._config, self._args, state)
         ready = await _unless(self._stop, in_daemon_thread(self._core.wait_ready))
         if ready is None:
             return None
-        sinks = self._make_sinks(ready)
+        sinks = make_stat_sinks(self._config, self._registry, ready)
         engine = AsyncLLM(
             self._config, self._core, stat_loggers=sinks[0], further_stat_loggers=sinks[1:]
         )
-        app.state.context = ServingContext(
-            served_model=make_served_model(
-                self._config, ready.kv_cache.max_model_len, self._args.generation_config
-            ),
-            tokenizer=tokenizer,
-            chat_encoder=encoder,
-            args=self._args,
-            state=state,
-            engine=engine,
-            config=self._config,
-            parsers=parsers,
-        )
+        app.state.context = finish(engine)
         state.set_ready()
         logger.info("Application startup complete.")
         if self._job is None:
             logger.info("Try it: %s", curl_line(url, bool(self._args.api_keys)))
         return engine
-
-    def _make_sinks(self, ready: Ready) -> list[list[StatLogger]]:
-        """Return the sinks of each engine core's statistics."""
-        sinks: list[list[StatLogger]] = []
-        for index, kv_cache in enumerate(ready.kv_caches or [ready.kv_cache]):
-            stats, others = make_sinks(
-                self._registry,
-                self._config.model_config.served_model_name,
-                ready.kv_cache.max_model_len,
-                self._config.observability_config,
-                index,
-                self._config.external_source,
-                has_tiers=self._config.has_tiers,
-            )
-            stats.set_cache_config(cache_labels(self._config, kv_cache))
-            sinks.append([stats, *others])
-        return sinks
 
     async def _serve(self, state: ServerState, engine: AsyncLLM) -> int:
         died = await _unless(self._stop, asyncio.ensure_future(_until_dead(engine)))
@@ -283,6 +241,68 @@ class HttpServer:
             await state.wait_idle(_END_GRACE_S)
         logger.info("[shutdown] done")
         return died
+
+
+def start_context(
+    config: VllmConfig, args: ServerArgs, state: ServerState
+) -> Callable[[AsyncLLM], ServingContext]:
+    """Load what routes need beside the engine; return what makes it whole once the engine is up.
+
+    Args:
+        config: The engine's.
+        args: The server's.
+        state: Phase of the server.
+    """
+    model = config.model_config
+    tokenizer = Tokenizer.from_folder(model.tokenizer or model.path or model.model)
+    encoder = make_chat_encoder(
+        model.hf_config,
+        tokenizer,
+        args.chat_template,
+        allows_special_tokens=args.allow_special_tokens_in_content,
+    )
+    templates = find_templates(model.hf_config, tokenizer, args.chat_template)
+    parsers = choose_parsers(
+        model.hf_config.get("model_type", ""),
+        templates.for_tools if templates is not None else None,
+        args.tool_call_parser,
+        args.reasoning_parser,
+    )
+
+    def finish(engine: AsyncLLM) -> ServingContext:
+        max_model_len = engine.kv_cache_info.max_model_len
+        return ServingContext(
+            served_model=make_served_model(config, max_model_len, args.generation_config),
+            tokenizer=tokenizer,
+            chat_encoder=encoder,
+            args=args,
+            state=state,
+            engine=engine,
+            config=config,
+            parsers=parsers,
+        )
+
+    return finish
+
+
+def make_stat_sinks(
+    config: VllmConfig, registry: SharedRegistry, ready: Ready
+) -> list[list[StatLogger]]:
+    """Return the sinks of each engine core's statistics."""
+    sinks: list[list[StatLogger]] = []
+    for index, kv_cache in enumerate(ready.kv_caches or [ready.kv_cache]):
+        stats, others = make_sinks(
+            registry,
+            config.model_config.served_model_name,
+            ready.kv_cache.max_model_len,
+            config.observability_config,
+            index,
+            config.external_source,
+            has_tiers=config.has_tiers,
+        )
+        stats.set_cache_config(cache_labels(config, kv_cache))
+        sinks.append([stats, *others])
+    return sinks
 
 
 async def _app_placeholder(*_: object) -> None:

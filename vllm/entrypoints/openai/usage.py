@@ -82,5 +82,9 @@ class UsageCounter:
                 details.external_tokens = num_external
             if sources := sum((Counter(p.external_sources) for p in known), Counter()):
                 details.external_sources = dict(sources)
+            foretold = [p for p in known if p.predicted_tokens is not None]
+            if foretold:
+                details.predicted_tokens = sum(p.predicted_tokens or 0 for p in foretold)
+                details.prediction = ", ".join(sorted({p.prediction for p in foretold}))
             details.miss_tokens = dict(sum((Counter(p.miss_tokens) for p in known), Counter()))
         return details

@@ -37,6 +37,7 @@ from vllm.model_executor.model_loader.resolve import (
 from vllm.model_executor.models.registry import resolve_model
 from vllm.platforms.resolve import find_plugin_platform
 from vllm.utils.argparse_utils import human_int_or_auto
+from vllm.utils.ray_cluster import check_ray
 from vllm.v1.engine.option_flags import add_option_flags
 
 logger = init_logger(__name__)
@@ -374,7 +375,7 @@ class EngineArgs:
 
     def _make_parallel_config(self, model_config: ModelConfig) -> ParallelConfig:
         config = ParallelConfig(**values_for(ParallelConfig, self))
-        _check_data_parallel_backend(config)
+        _check_backends(config)
         size = self.tensor_parallel_size
         entry = resolve_model(model_config.architectures)
         entry.check_ranks(_parse_model(model_config), size, self.enable_expert_parallel)
@@ -547,14 +548,12 @@ def _parse_model(model_config: ModelConfig) -> Any:
     return resolve_model(model_config.architectures).parse_config(model_config.hf_config)
 
 
-def _check_data_parallel_backend(config: ParallelConfig) -> None:
+def _check_backends(config: ParallelConfig) -> None:
     """Refuse a backend whose package is not installed."""
-    wants_ray = config.data_parallel_size > 1 and config.data_parallel_backend == "ray"
-    if wants_ray and find_spec("ray") is None:
-        raise ConfigError(
-            "data_parallel_backend='ray' needs the package ray: install it (pip install ray), or "
-            "use mp for cores on this machine."
-        )
+    if config.data_parallel_size > 1 and config.data_parallel_backend == "ray":
+        check_ray("data_parallel_backend")
+    if config.distributed_executor_backend == "ray":
+        check_ray("distributed_executor_backend")
 
 
 def _join_connectors(tiers: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:

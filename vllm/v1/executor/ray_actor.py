@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from vllm.platforms.resolve import get_current_platform
 from vllm.utils.liveness import thread_cpu_clock
+from vllm.utils.ray_cluster import Environment, describe_environment
 from vllm.v1.executor.messages import Answer, Failure, Order
 
 
@@ -18,11 +19,13 @@ class NodeInfo(NamedTuple):
         node_id: The machine.
         address: Its address in the cluster.
         free_port: A port that was free a moment ago.
+        environment: What runs there; None: nobody asked.
     """
 
     node_id: str
     address: str
     free_port: int
+    environment: Environment | None = None
 
 
 class RankActor:
@@ -65,5 +68,8 @@ class RankActor:
         with socket.socket() as probe:
             probe.bind((address, 0))
             return NodeInfo(
-                ray.get_runtime_context().get_node_id(), address, probe.getsockname()[1]
+                ray.get_runtime_context().get_node_id(),
+                address,
+                probe.getsockname()[1],
+                describe_environment(address),
             )

@@ -11,7 +11,7 @@ from vllm.distributed.parallel_state import WorkerPlace
 from vllm.exceptions import ConfigError, EngineDeadError
 from vllm.logger import init_logger
 from vllm.utils.liveness import beat_interval_s
-from vllm.utils.ray_cluster import PASSED_ON, connect_ray
+from vllm.utils.ray_cluster import PASSED_ON, check_environments, connect_ray
 from vllm.v1.executor.messages import Beat, Failure, Order, RunStep, rebuild_failure
 from vllm.v1.executor.rank_watch import OWN_SHARE, RankWatch
 from vllm.v1.executor.ray_actor import NodeInfo, RankActor
@@ -48,13 +48,26 @@ class RayRanks:
         try:
             self._await_room(needs, size)
             self._actors = [self._make_actor(rank, key) for rank in range(size)]
-            nodes = ray.get([actor.describe_node.remote() for actor in self._actors])
+            nodes = self._describe_nodes()
         except BaseException:
             self.close()
             raise
         self.places = find_places(nodes)
         # Never answered: that one is means that its actor is gone.
         self._lives = [actor.live.remote() for actor in self._actors]
+
+    def _describe_nodes(self) -> list[NodeInfo]:
+        try:
+            nodes: list[NodeInfo] = self._ray.get(
+                [actor.describe_node.remote() for actor in self._actors]
+            )
+        except self._ray.exceptions.RayActorError as error:
+            raise ConfigError(
+                f"A worker cannot start on its machine of the Ray cluster: {error}. Every node "
+                "must be started from an environment that has this package."
+            ) from error
+        check_environments([node.environment for node in nodes if node.environment])
+        return nodes
 
     def _await_room(self, needs: dict[str, float], size: int) -> None:
         if not self._group.wait(_ROOM_TIMEOUT_S):

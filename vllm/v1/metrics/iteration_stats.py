@@ -112,6 +112,8 @@ class IterationStats:
         max_num_generation_tokens_iter: Longest answer so far, of each request that ended.
         n_params_iter: ``n`` of each request that ended.
         time_to_first_tokens_iter: A sample for each first token.
+        predictions_iter: Of each first token whose hit was foretold: how it came out, and by how
+            many tokens it was off.
         inter_token_latencies_iter: A sample for each later output of a request.
     """
 
@@ -127,6 +129,7 @@ class IterationStats:
     max_num_generation_tokens_iter: list[int] = field(default_factory=list)
     n_params_iter: list[int] = field(default_factory=list)
     time_to_first_tokens_iter: list[float] = field(default_factory=list)
+    predictions_iter: list[tuple[str, int]] = field(default_factory=list)
     inter_token_latencies_iter: list[float] = field(default_factory=list)
 
     @property
@@ -185,6 +188,9 @@ class IterationStats:
             self.num_external_prompt_tokens += prefill_stats.num_external_tokens
             for source, count in prefill_stats.external_sources.items():
                 self.external_sources[source] = self.external_sources.get(source, 0) + count
+            if prefill_stats.predicted_tokens is not None:
+                off = abs(prefill_stats.num_cached_tokens - prefill_stats.predicted_tokens)
+                self.predictions_iter.append((prefill_stats.prediction, off))
 
     def update_from_finished_request(
         self,

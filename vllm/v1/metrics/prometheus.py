@@ -100,6 +100,16 @@ class PrometheusStatLogger(PrometheusSink):
             "Tokens of admitted prompts that had to be computed, by reason.",
             "reason",
         )
+        self._predictions = self._labelled_counter(
+            "prefix_cache_predictions",
+            "Requests whose hit a router had foretold, by how it came out.",
+            "outcome",
+        )
+        self._prediction_errors = self._labelled_counter(
+            "prefix_cache_prediction_error_tokens",
+            "Tokens between the hit foretold and the one that came, by reason.",
+            "outcome",
+        )
         self._accepted_per_pos = self._labelled_counter(
             "spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens accepted, by position in the draft.",
@@ -253,6 +263,9 @@ class PrometheusStatLogger(PrometheusSink):
         num_tokens = stats.num_computed_prompt_tokens + stats.num_generation_tokens
         if num_tokens:
             self._iteration.observe(num_tokens)
+        for outcome, off in stats.predictions_iter:
+            self._predictions.labels(*self._labels, outcome).inc()
+            self._prediction_errors.labels(*self._labels, outcome).inc(off)
         for seconds in stats.time_to_first_tokens_iter:
             self._ttft.observe(seconds)
         for seconds in stats.inter_token_latencies_iter:

@@ -385,6 +385,18 @@ def test_reset_prefix_cache() -> None:
     assert scheduler.schedule().preempted_req_ids == set()
 
 
+def test_who_ends_after_a_preemption_is_told_as_ended_alone() -> None:
+    scheduler = make_scheduler()
+    for name in "01":
+        scheduler.add_request(make_request(name, [int(name)] * 20))
+    scheduler.schedule()
+    assert scheduler.reset_prefix_cache(reset_running_requests=True)
+    scheduler.finish_requests("1", RequestStatus.FINISHED_ABORTED)
+    output = scheduler.schedule()
+    assert output.preempted_req_ids == {"0"}
+    assert output.finished_req_ids == {"1"}
+
+
 # ---------------------------------------------------------------- room
 
 

@@ -23,6 +23,8 @@ class PromptTokensDetails(msgspec.Struct):
             ``prompt_tokens - cached_tokens``.
         external_tokens: Of ``cached_tokens``, loaded from a tier or another engine.
         external_sources: Those by where they lay ("host", "disk"), if that is known.
+        predicted_tokens: What the router had foretold of ``cached_tokens``, with several cores.
+        prediction: Whether that came, "exact", or why not; of several prompts all there are.
     """
 
     cached_tokens: int
@@ -30,6 +32,8 @@ class PromptTokensDetails(msgspec.Struct):
     miss_tokens: dict[str, int] | UnsetType = UNSET
     external_tokens: int | UnsetType = UNSET
     external_sources: dict[str, int] | UnsetType = UNSET
+    predicted_tokens: int | UnsetType = UNSET
+    prediction: str | UnsetType = UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct):

@@ -13,7 +13,13 @@ from vllm import platforms
 from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
-from vllm.utils.ray_cluster import PASSED_ON, connect_ray
+from vllm.utils.ray_cluster import (
+    PASSED_ON,
+    Environment,
+    check_environments,
+    connect_ray,
+    describe_environment,
+)
 from vllm.v1.engine.core_proc import LaunchOrder
 from vllm.v1.engine.process_client import ProcessCore, spawn_process
 
@@ -39,6 +45,12 @@ class CoreHost:
     def get_pid(self) -> int:
         """Return the process id, on the actor's machine."""
         return self._process.pid
+
+    def describe(self) -> Environment:
+        """Return what runs on the actor's machine."""
+        import ray  # noqa: PLC0415  (optional: here it is there)
+
+        return describe_environment(ray.util.get_node_ip_address())
 
     def poll(self) -> int | None:
         """Return the exit status; None while it runs."""
@@ -69,7 +81,7 @@ class RayProcess:
         order: What the core shall run.
 
     Raises:
-        ConfigError: The cluster has no room for it.
+        ConfigError: The cluster has no room for it, or other versions.
     """
 
     # The actor holds the other end of its lifeline.
@@ -83,6 +95,16 @@ class RayProcess:
         self._actor = _make_actor(ray, parallel.world_size).remote(pickle.dumps(order))
         try:
             self.pid: int = ray.get(self._actor.get_pid.remote(), timeout=_ROOM_TIMEOUT_S)
+            check_environments([ray.get(self._actor.describe.remote(), timeout=_CALL_TIMEOUT_S)])
+        except ConfigError:
+            ray.kill(self._actor, no_restart=True)
+            raise
+        except ray.exceptions.RayActorError as error:
+            raise ConfigError(
+                f"Engine core {parallel.data_parallel_rank} cannot start on its machine of the Ray "
+                f"cluster: {error}. Every node must be started from an environment that has this "
+                "package."
+            ) from error
         except ray.exceptions.GetTimeoutError as error:
             ray.kill(self._actor, no_restart=True)
             raise ConfigError(

@@ -23,6 +23,8 @@ from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest, PrefillStats
 from vllm.v1.request import Request
 
 RoutingPolicy = Literal["prefix", "round-robin"]
+# A hit that came as it was foretold.
+EXACT = "exact"
 PromptHasher = Callable[[EngineCoreRequest], Sequence[bytes]]
 
 
@@ -62,23 +64,6 @@ class RouterSettings:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What was foretold of a request's hit, and what came.
-
-    Attributes:
-        predicted_tokens: Of the prompt, foretold when it was sent.
-        cached_tokens: Really hit.
-        reason: Why they differ: "" where they do not; "waited": the prefix was being computed for
-            another request; "unsure": news of the replica were missing; "bypassed": the request
-            reads no cache; "late": news came after the choice; "evicted": it went meanwhile.
-    """
-
-    predicted_tokens: int
-    cached_tokens: int
-    reason: str
-
-
 class Router:
     """Chooses a replica for each request, and remembers where it went. Any thread may call.
 
@@ -95,6 +80,7 @@ class Router:
         # As the replicas said last; the requests are those of all front ends.
         self._serves = np.ones(num, np.bool_)
         self._is_sure = np.ones(num, np.bool_)
+        self._is_heard = np.ones(num, np.bool_)
         self._reported = np.zeros(num, np.int64)
         self._unused_tokens = np.full(num, self._tokens_of(settings.num_blocks))
         self._placed_tokens = np.zeros(num, np.int64)
@@ -134,12 +120,12 @@ class Router:
         """
         with self._lock:
             cached = self._directory.find_cached_tokens(hashes, num_tokens)
-            cached *= self._is_sure
+            cached *= self._is_sure & self._is_heard
             pending = self._count_pending(cached, hashes, num_tokens)
             soon = cached if pending is None else pending
             rank = self._choose(wanted, soon, num_tokens)
             predicted = int(soon[rank])
-            doubt = "" if self._is_sure[rank] else "unsure"
+            doubt = "" if self._is_sure[rank] and self._is_heard[rank] else "unsure"
             if predicted > cached[rank]:
                 doubt = "waited"
             self._predicted[request_id] = (predicted, doubt)
@@ -220,39 +206,26 @@ class Router:
                 self._is_sure[rank] = False
         return asked
 
-    def take_step(self, outputs: Sequence[EngineCoreOutput]) -> list[tuple[str, Outcome]]:
-        """Note whose prompt is computed now, and who ended; returns how hits came out."""
-        outcomes = []
+    def take_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        """Note whose prompt is computed now, and who ended.
+
+        Mutates:
+            The prefill statistics among the outputs: they get what had been foretold.
+        """
         with self._lock:
             for output in outputs:
-                if output.prefill_stats is not None:
-                    outcome = self._compare(output.request_id, output.prefill_stats)
-                    if outcome is not None:
-                        outcomes.append((output.request_id, outcome))
+                foretold = self._predicted.get(output.request_id)
+                if foretold is not None and output.prefill_stats is not None:
+                    output.prefill_stats = _compare(output.prefill_stats, *foretold)
                 if output.finished:
                     self._forget(output.request_id)
                 else:
                     self._in_flight.note_computed(output.request_id)
-        return outcomes
 
     def foretold(self, request_id: str) -> int:
         """Return the hit foretold of a request whose prompt is not computed yet, in tokens."""
         with self._lock:
             return self._predicted[request_id][0]
-
-    def _compare(self, request_id: str, stats: PrefillStats) -> Outcome | None:
-        foretold = self._predicted.pop(request_id, None)
-        if foretold is None:
-            return None
-        predicted, reason = foretold
-        actual = stats.num_cached_tokens
-        if actual == predicted:
-            reason = ""
-        elif stats.miss_tokens.get("bypassed"):
-            reason = "bypassed"
-        elif not reason:
-            reason = "late" if actual > predicted else "evicted"
-        return Outcome(predicted, actual, reason)
 
     def _forget(self, request_id: str) -> int | None:
         self._predicted.pop(request_id, None)
@@ -269,7 +242,7 @@ class Router:
             self._serves[rank] = False
             self._directory.drop(rank)
             self._followers[rank] = NewsFollower()
-            self._is_sure[rank] = True
+            self._is_sure[rank] = self._is_heard[rank] = True
             self._reported[rank] = 0
             self._unused_tokens[rank] = self._tokens_of(self._settings.num_blocks)
             lost = self._in_flight.take_all(rank)
@@ -281,6 +254,16 @@ class Router:
         """Send a core nothing more; what it has goes on."""
         with self._lock:
             self._serves[rank] = False
+
+    def doubt(self, rank: int) -> None:
+        """Believe nothing of a core's cache until ``trust``: nothing is heard of it."""
+        with self._lock:
+            self._is_heard[rank] = False
+
+    def trust(self, rank: int) -> None:
+        """Believe what a core said again: it is heard."""
+        with self._lock:
+            self._is_heard[rank] = True
 
     def revive(self, rank: int) -> None:
         """Send requests to a core again."""
@@ -295,6 +278,7 @@ class Router:
             full = self._tokens_of(self._settings.num_blocks)
             self._serves = np.append(self._serves, True)
             self._is_sure = np.append(self._is_sure, True)
+            self._is_heard = np.append(self._is_heard, True)
             self._reported = np.append(self._reported, 0)
             self._unused_tokens = np.append(self._unused_tokens, full)
             self._placed_tokens = np.append(self._placed_tokens, 0)
@@ -308,6 +292,23 @@ class Router:
     def num_alive(self, without: int | None = None) -> int:
         """Return how many cores serve, one of them left out."""
         return sum(rank != without for rank in self.living())
+
+
+def _compare(stats: PrefillStats, predicted: int, doubt: str) -> PrefillStats:
+    """Return where a prompt's tokens came from, with what had been foretold.
+
+    Why they differ: "waited", the prefix was being computed for another request; "unsure", news of
+    the core were missing; "bypassed", the request reads no cache; "late", it was computed
+    meanwhile, or news were on their way; "evicted", it went meanwhile.
+    """
+    actual = stats.num_cached_tokens - stats.num_external_tokens
+    if actual == predicted:
+        outcome = EXACT
+    elif stats.miss_tokens.get("bypassed"):
+        outcome = "bypassed"
+    else:
+        outcome = doubt or ("late" if actual > predicted else "evicted")
+    return msgspec.structs.replace(stats, predicted_tokens=predicted, prediction=outcome)
 
 
 def make_prompt_hasher(config: VllmConfig, hash_block_size: int) -> PromptHasher | None:

@@ -1,0 +1,109 @@
+"""trl ships the chat templates of many families: our prompts have transformers' token ids.
+
+Runs where this project is installed; of trl only the templates are read. 200 random conversations
+for each: system, tools, calls, results, reasoning, answers that are continued; as a file, and some
+as text and in the checkpoint's folder, which must not matter.
+"""
+
+import json
+import os
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from client import Row, run
+from transformers import PreTrainedTokenizerFast
+
+from tests.tokenizers.family_tokenizers import byte_level
+from tests.tokenizers.test_rendering import TOOLS, as_sent, conversation
+from vllm.exceptions import UserInputError
+from vllm.tokenizers import ChatOptions, Tokenizer, make_chat_encoder
+from vllm.tokenizers.chat_tools import parse_tools
+
+FOLDER = Path(os.environ["CLIENTS_ENVS"]) / "trl" / "trl" / "chat_templates"
+VERSION = next(FOLDER.parents[1].glob("trl-*.dist-info")).name.split("-")[1].removesuffix(".dist")
+# Of models that see: they take parts alone, and lose a text that is none.
+IMAGES_ONLY = ("idefics3", "llava_next", "smolvlm")
+CONFIG = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+CONVERSATIONS = int(os.environ.get("CLIENTS_CONVERSATIONS", "200"))
+PARTS = [{"type": "text", "text": "left"}, {"type": "text", "text": "right"}]
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def _takes_parts(oracle: Any) -> bool:
+    """Whether a template iterates over parts; another shows a list, which is nobody's format."""
+    messages = [{"role": role, "content": PARTS, "tool_call_id": "call00001"} for role in ROLES]
+    try:
+        text = oracle.apply_chat_template(messages, tokenize=False)
+    except Exception:  # a template is a program: any error says no
+        return False
+    return text.count("left") == len(ROLES) and "'text'" not in text and '"text"' not in text
+
+
+def _encoders(path: Path, folder: Path) -> list[Any]:
+    (folder / "tokenizer.json").write_text(byte_level().backend.to_str(), "utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(CONFIG), "utf-8")
+    bare = Tokenizer.from_folder(folder)
+    text = path.read_text("utf-8")
+    (folder / "chat_template.jinja").write_text(text, "utf-8")
+    own = Tokenizer.from_folder(folder)
+    given = [make_chat_encoder({}, bare, template) for template in (str(path), text)]
+    return [*given, make_chat_encoder({}, own)]
+
+
+def _compare(path: Path, folder: Path) -> tuple[int, int]:
+    """Return how many conversations have the same token ids, and how many both refuse."""
+    oracle = PreTrainedTokenizerFast(tokenizer_object=byte_level().backend, **CONFIG)
+    oracle.chat_template = path.read_text("utf-8")
+    encoders = _encoders(path, folder)
+    rng, num_same, num_refused = random.Random(path.stem), 0, 0
+    takes_parts = _takes_parts(oracle)
+    for i in range(CONVERSATIONS):
+        messages = conversation(rng, takes_parts)
+        last = messages[-1]
+        continues = last["role"] == "assistant" and i % 2 == 0
+        kwargs = {"enable_thinking": False} if i % 5 == 0 else {}
+        tools = TOOLS if i % 3 == 0 else None
+        try:
+            wanted = oracle.apply_chat_template(
+                messages,
+                tools=tools,
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
+                return_dict=False,
+                **kwargs,
+            )
+        except Exception:  # a template is a program: any error is a refusal
+            wanted = None
+        options = ChatOptions(
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            template_kwargs=kwargs,
+            tools=parse_tools(tools),
+        )
+        for encoder in encoders if i % 10 == 0 else encoders[:1]:
+            try:
+                found = encoder.encode_chat(as_sent(messages), options).token_ids
+            except UserInputError:
+                found = None
+            assert found == wanted, (path.stem, messages, wanted and oracle.decode(wanted))
+        num_refused += wanted is None
+        num_same += wanted is not None
+    return num_same, num_refused
+
+
+def renderings(row: Row) -> None:
+    told: dict[str, tuple[int, int]] = {}
+    for path in sorted(FOLDER.glob("*.jinja")):
+        # Those for training are others with marks.
+        if not path.stem.endswith("_training") and path.stem not in IMAGES_ONLY:
+            with tempfile.TemporaryDirectory() as made:
+                told[path.stem] = _compare(path, Path(made))
+    num_same = sum(same for same, _ in told.values())
+    num_refused = sum(refused for _, refused in told.values())
+    assert num_same > 0.8 * (num_same + num_refused), told
+    row.shown = f"{len(told)} templates, {num_same} prompts equal, {num_refused} refused by both"
+
+
+run({"transformers' token ids": renderings}, "trl", VERSION)

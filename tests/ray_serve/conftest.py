@@ -1,0 +1,18 @@
+"""One Ray cluster for all tests here: it takes longest to start."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.ray_cluster import ray_cluster
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """Two nodes of three CPUs by name, and this process as a driver."""
+    with ray_cluster(num_cpus=3) as cluster:
+        import ray
+
+        ray.init(cluster.address, log_to_driver=False, logging_level="error")
+        yield cluster

@@ -1,0 +1,103 @@
+"""The application: replicas that are engine cores, and an ingress over them."""
+
+import secrets
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from vllm import platforms
+from vllm.config import VllmConfig
+from vllm.ray_serve.arguments import FleetArgs
+from vllm.ray_serve.ingress import Ingress
+from vllm.ray_serve.replica import EngineReplica
+from vllm.ray_serve.request_router import FleetRequestRouter
+from vllm.v1.engine.launch import DEFAULT_CORE_FACTORY
+
+# Requests wait in the cores' own queues, by their own rules; Serve shall never hold one back.
+_MAX_ONGOING = 100_000
+_HEALTH_PERIOD_S = 2.0
+_HEALTH_TIMEOUT_S = 10.0
+
+
+def app(args: FleetArgs) -> Any:
+    """Return the application that ``serve run vllm.ray_serve:app name=value ...`` runs.
+
+    Args:
+        args: Checked; Serve makes them of the names and values.
+
+    Raises:
+        ConfigError: The model or a flag is wrong.
+    """
+    return build(args, DEFAULT_CORE_FACTORY)
+
+
+def build(args: FleetArgs, core_factory: str) -> Any:
+    """Return the application with engine cores of a kind."""
+    config, server = args.prepare()
+    fleet = secrets.token_hex(8)
+    engines = serve.deployment(EngineReplica).options(
+        name="engines",
+        max_ongoing_requests=_MAX_ONGOING,
+        request_router_config=RequestRouterConfig(
+            request_router_class=FleetRequestRouter, request_router_kwargs={"fleet": fleet}
+        ),
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=args.drain_timeout_s,
+        graceful_shutdown_wait_loop_s=1.0,
+        **_resources(args, config),
+        **_number(args),
+    )
+    ingress = serve.deployment(serve.ingress()(Ingress)).options(
+        name="ingress",
+        num_replicas=args.ingress_replicas,
+        max_ongoing_requests=_MAX_ONGOING,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=server.shutdown_timeout_s + _HEALTH_TIMEOUT_S,
+    )
+    return ingress.bind(engines.bind(config, core_factory), config, server, fleet)
+
+
+def _resources(args: FleetArgs, config: VllmConfig) -> dict[str, Any]:
+    """Return what a replica takes: all its workers on one machine, with their devices."""
+    num_workers = config.parallel_config.world_size
+    key = platforms.current_platform.ray_device_key
+    one: dict[str, float] = {"CPU": args.num_cpus}
+    if key != "CPU":
+        one[key] = 1
+    if num_workers == 1:
+        options: dict[str, Any] = {"num_cpus": args.num_cpus}
+        if key == "GPU":
+            options["num_gpus"] = 1
+        elif key != "CPU":
+            options["resources"] = {key: 1}
+        return {"ray_actor_options": options}
+    return {
+        # The actor starts the workers itself: it stands for all of them.
+        "ray_actor_options": {"num_cpus": 0},
+        "placement_group_bundles": [{"CPU": 0}, *([one] * num_workers)],
+        "placement_group_strategy": "STRICT_PACK",
+    }
+
+
+def _number(args: FleetArgs) -> dict[str, Any]:
+    if not args.scales:
+        return {"num_replicas": args.replicas}
+    policy = {
+        "policy_function": "vllm.ray_serve.scaling:LoadPolicy",
+        "policy_kwargs": {
+            "target_requests": args.target_requests,
+            "target_prefill_tokens": args.target_prefill_tokens,
+        },
+    }
+    return {
+        "autoscaling_config": {
+            "min_replicas": args.fewest,
+            "initial_replicas": args.replicas,
+            "max_replicas": args.most,
+            "policy": policy,
+        }
+    }

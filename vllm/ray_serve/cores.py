@@ -1,0 +1,329 @@
+"""The fleet's replicas, as one handle of engine cores in front of the server's own application."""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import RayServeException
+
+from vllm.config import VllmConfig
+from vllm.exceptions import EngineCoreLostError, EngineDeadError, VllmError
+from vllm.logger import init_logger
+from vllm.ray_serve.placement import Anyone, Fleet, Only, Place
+from vllm.ray_serve.replica import News, Taken
+from vllm.v1.engine.client import MailboxHandle
+from vllm.v1.engine.data_parallel.gather import Gathering, Question
+from vllm.v1.engine.data_parallel.router import (
+    Router,
+    RouterSettings,
+    make_prompt_hasher,
+    with_hashes,
+)
+from vllm.v1.engine.data_parallel.short_hash import shorten
+from vllm.v1.engine.process_client import on_this_clock
+from vllm.v1.engine.wire import (
+    AbortRequests,
+    AddRequest,
+    AskCacheView,
+    CallAnswer,
+    Codec,
+    CoreBack,
+    CoreLost,
+    CoreStatus,
+    Dead,
+    ErrorInfo,
+    FromCore,
+    Ready,
+    RequestRejected,
+    StepOutputs,
+    TellAll,
+    ToCore,
+    WithdrawPrefixes,
+)
+from vllm.v1.messages import EngineCoreRequest
+
+logger = init_logger(__name__)
+
+# A replica that says nothing for so long is not believed to cache anything.
+_SILENT_S = 5.0
+# Who there is, is looked at so often.
+_WATCH_S = 0.2
+# No replica took a request for so long: the client is told instead of waiting for ever.
+_PLACE_S = 60.0
+# Replicas that may die under a request before it had a token.
+_MAX_TRIES = 5
+_ASK_S = 30.0
+
+
+class _LostError(Exception):
+    """The replica of a request is gone."""
+
+
+def _is_end(error: Exception) -> bool:
+    """Whether a replica that failed so will never serve again."""
+    if isinstance(error, RayTaskError):
+        return isinstance(error.cause, EngineDeadError)
+    return isinstance(error, ActorDiedError | _LostError)
+
+
+class FleetCores(MailboxHandle):
+    """A handle of a fleet: requests go where Serve's request router sends them, questions to all.
+
+    A request whose replica dies before it had a token is sent to another one; one that had gets an
+    error, and is computed nowhere else. For one event loop.
+
+    Owns: the tasks that follow requests and replicas, the questions that wait for answers.
+
+    Args:
+        config: Of all replicas.
+        engines: Serve's handle of them.
+        fleet: Who there is.
+    """
+
+    def __init__(self, config: VllmConfig, engines: Any, fleet: Fleet) -> None:
+        super().__init__()
+        self._config = config
+        self._engines = engines
+        self._fleet = fleet
+        self._loop = asyncio.get_running_loop()
+        self._codec = Codec()
+        self._name = secrets.token_hex(8)
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._listening: dict[str, asyncio.Task[None]] = {}
+        self._asking: set[asyncio.Task[None]] = set()
+        self._ready: Ready | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Wait for the first replica, and follow all from then on."""
+        data = await self._engines.describe.remote(Anyone())
+        ready = self._codec.decode_from_core(data)
+        assert isinstance(ready, Ready)
+        self._hash_prompt = make_prompt_hasher(self._config, ready.kv_cache.hash_block_size)
+        settings = RouterSettings.from_config(self._config, ready.kv_cache)
+        self._fleet.start(Router(settings))
+        self._ready = msgspec.structs.replace(
+            ready, kv_caches=[ready.kv_cache] * settings.num_cores
+        )
+        self._watching = asyncio.create_task(self._watch())
+
+    def wait_ready(self) -> Ready:
+        """Return what the first replica said; ``start`` comes first."""
+        assert self._ready is not None
+        return self._ready
+
+    def living(self) -> Sequence[int]:
+        """Return the ranks of the replicas that serve."""
+        return self._fleet.router.living()
+
+    def send(self, message: ToCore) -> None:
+        """Send a message to the replicas that it concerns; refusals come back as messages."""
+        self._loop.call_soon_threadsafe(self._send, message)
+
+    def shutdown(self, timeout: float = 5.0) -> None:
+        """Follow nobody any more; the replicas are Serve's to stop."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        tasks = [*self._following.values(), *self._listening.values(), *self._asking]
+        for task in (*tasks, *([self._watching] if self._watching else [])):
+            task.cancel()
+
+    def _send(self, message: ToCore) -> None:
+        if isinstance(message, AddRequest):
+            request = message.request
+            task = asyncio.create_task(self._follow(request))
+            self._following[request.request_id] = task
+            # Not in the task: one that is cancelled before it began runs no line.
+            task.add_done_callback(lambda _: self._settle(request.request_id))
+        elif isinstance(message, AbortRequests):
+            for request_id in message.request_ids:
+                followed = self._following.get(request_id)
+                if followed is not None:
+                    followed.cancel()
+        elif isinstance(message, WithdrawPrefixes):
+            data = self._codec.encode(message)
+            for name in self._fleet.living():
+                self._spawn(self._tell(name, data))
+        elif isinstance(message, Question):
+            self._spawn(self._ask(message))
+
+    def _settle(self, request_id: str) -> None:
+        self._following.pop(request_id, None)
+        self._fleet.forget(request_id)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    async def _follow(self, request: EngineCoreRequest) -> None:
+        """See a request to its end, on one replica after another as long as it has no token."""
+        request_id = request.request_id
+        try:
+            request = with_hashes(request, self._hash_prompt)
+            wanted = request.data_parallel_rank
+            if wanted is not None and wanted not in self.living():
+                raise EngineDeadError(
+                    f"No replica serves as rank {wanted}: choose among {list(self.living())}, or "
+                    "leave X-data-parallel-rank out."
+                )
+            hashes = [shorten(block_hash) for block_hash in request.block_hashes]
+            self._fleet.expect(request_id, hashes, len(request.prompt_token_ids), wanted)
+            data = msgspec.msgpack.encode(request)
+            for _ in range(_MAX_TRIES):
+                if await self._try(request_id, data):
+                    return
+                logger.warning("Request %s is sent again: its replica is gone.", request_id)
+            raise EngineCoreLostError(
+                f"{_MAX_TRIES} replicas died under this request, one after another: send it again "
+                "later."
+            )
+        except VllmError as error:
+            self._mailbox.put(RequestRejected(request_id, ErrorInfo.from_exception(error)))
+
+    async def _try(self, request_id: str, data: bytes) -> bool:
+        """Run a request on one replica; returns whether that settled it.
+
+        Raises:
+            VllmError: It is settled by this.
+        """
+        stream = self._engines.options(stream=True).generate.remote(Place(request_id), data)
+        taken: str | None = None
+        has_token = False
+        try:
+            async with asyncio.timeout(_PLACE_S):
+                first = await anext(stream)
+            assert isinstance(first, Taken)
+            taken = first.replica
+            self._fleet.open(taken)
+            async for item in stream:
+                message = self._codec.decode_from_core(item)
+                if isinstance(message, Dead):
+                    raise _LostError(message.message)
+                has_token |= isinstance(message, StepOutputs)
+                if self._take(request_id, taken, message):
+                    return True
+            raise _LostError("its answer ended early")
+        except TimeoutError as error:
+            raise EngineCoreLostError(
+                f"No replica took this request within {_PLACE_S:g} s: send it again later."
+            ) from error
+        except (RayActorError, RayTaskError, RayServeException, _LostError) as error:
+            name = taken or self._fleet.find_place(request_id)
+            logger.error("Replica %s of request %s failed: %s", name, request_id, error)
+            if name is not None and _is_end(error):
+                self._fleet.lose(name)
+            elif not isinstance(error, RayActorError):
+                raise EngineCoreLostError(f"The replica failed: {error}") from error
+            if has_token:
+                raise EngineCoreLostError(
+                    "The replica died while it answered this request: send it again, others serve "
+                    "on."
+                ) from error
+            return False
+        finally:
+            if taken is not None:
+                self._fleet.close(taken)
+            stream.cancel()
+
+    def _take(self, request_id: str, name: str, message: FromCore) -> bool:
+        """Take in a message about a request; returns whether it was the last."""
+        if isinstance(message, RequestRejected):
+            self._mailbox.put(message)
+            return True
+        assert isinstance(message, StepOutputs)
+        message = on_this_clock(message)
+        outputs = message.outputs
+        outputs.engine_index = self._fleet.rank_of(name) or 0
+        self._fleet.router.take_step(outputs.outputs)
+        self._mailbox.put(message)
+        return outputs.outputs[0].finished
+
+    # ---- replicas ----------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Listen to every replica that serves."""
+        known: dict[str, int] = {}
+        while True:
+            living = self._fleet.living()
+            for name, rank in living.items():
+                if name not in known:
+                    self._listening[name] = asyncio.create_task(self._listen(name, rank))
+                    self._mailbox.put(CoreBack(rank))
+            for name, rank in known.items():
+                if name not in living:
+                    self._listening.pop(name).cancel()
+                    self._mailbox.put(CoreLost(rank, f"replica {name} left"))
+            known = living
+            for rank in self._fleet.router.check_news():
+                for name in [name for name, r in living.items() if r == rank]:
+                    self._spawn(self._tell(name, self._codec.encode(TellAll())))
+            await asyncio.sleep(_WATCH_S)
+
+    async def _listen(self, name: str, rank: int) -> None:
+        """Take in the news of a replica, as long as it serves."""
+        router = self._fleet.router
+        while True:
+            try:
+                async with asyncio.timeout(_SILENT_S):
+                    news: News = await self._engines.news.remote(Only(name), self._name)
+            except (TimeoutError, RayActorError, RayTaskError, RayServeException) as error:
+                # It may come to itself; until then nothing is believed of its cache.
+                logger.warning("No news of replica %s: %r", name, error)
+                router.doubt(rank)
+                await asyncio.sleep(_WATCH_S)
+                continue
+            if news.replica != name:
+                router.doubt(rank)
+                await asyncio.sleep(_WATCH_S)
+                continue
+            router.trust(rank)
+            for data in news.messages:
+                message = self._codec.decode_from_core(data)
+                assert isinstance(message, CoreStatus)
+                if router.observe(rank, message):
+                    await self._tell(name, self._codec.encode(TellAll()))
+
+    async def _tell(self, name: str, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(_SILENT_S):
+                await self._engines.tell.remote(Only(name), data)
+        except (TimeoutError, RayActorError, RayTaskError, RayServeException) as error:
+            logger.warning("Replica %s was not told: %r", name, error)
+
+    # ---- questions ---------------------------------------------------------------------------
+
+    async def _ask(self, question: Question) -> None:
+        living = self._fleet.living()
+        names = sorted(living, key=living.__getitem__)
+        if isinstance(question, AskCacheView):
+            # A picture shows one cache.
+            names = names[:1]
+        gathering = Gathering(question, {living[name] for name in names})
+        data = self._codec.encode(question)
+        await asyncio.gather(*(self._ask_one(n, living[n], data, gathering) for n in names))
+        self._mailbox.put(gathering.merge())
+
+    async def _ask_one(self, name: str, rank: int, data: bytes, gathering: Gathering) -> None:
+        try:
+            async with asyncio.timeout(_ASK_S):
+                answer = await self._engines.ask.remote(Only(name), data)
+        except (TimeoutError, RayActorError, RayTaskError, RayServeException) as error:
+            logger.warning("Replica %s does not answer: %r", name, error)
+            answer = None
+        except (asyncio.CancelledError, TaskCancelledError):
+            gathering.lose(rank)
+            raise
+        if answer is None:
+            gathering.lose(rank)
+            return
+        message = self._codec.decode_from_core(answer)
+        assert isinstance(message, CallAnswer)
+        gathering.take(rank, message)

@@ -1,0 +1,77 @@
+"""The HTTP side of a fleet: the server's application, with all its routes, over all replicas."""
+
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.entrypoints.openai.app import build_app
+from vllm.entrypoints.openai.http_server import make_stat_sinks, start_context
+from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.entrypoints.openai.state import ServerState
+from vllm.exceptions import EngineDeadError
+from vllm.logger import init_logger, setup_logging
+from vllm.ray_serve.cores import FleetCores
+from vllm.ray_serve.placement import open_fleet
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.prometheus import add_process_metrics
+from vllm.v1.metrics.prometheus_sink import SharedRegistry
+
+logger = init_logger(__name__)
+
+
+class Ingress:
+    """Answers HTTP; Serve's proxy brings the requests.
+
+    Owns: the application, the engine that stands for all replicas.
+
+    Args:
+        engines: Serve's handle of the replicas.
+        config: Of all replicas.
+        args: The server's.
+        fleet: Name by which Serve's request router finds the fleet.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, engines: Any, config: VllmConfig, args: ServerArgs, fleet: str
+    ) -> None:
+        observability = config.observability_config
+        setup_logging(
+            "(Ingress) ",
+            log_format=observability.log_format,
+            config_file=observability.logging_config,
+        )
+        registry = SharedRegistry()
+        add_process_metrics(registry)
+        self._state = ServerState()
+        self._args = args
+        self._app = build_app(self._state, args, registry)
+        finish = start_context(config, args, self._state)
+        places = open_fleet(fleet, config.parallel_config.data_parallel_size)
+        cores = FleetCores(config, engines, places)
+        await cores.start()
+        ready = cores.wait_ready()
+        sinks = make_stat_sinks(config, registry, ready)
+        self._engine = AsyncLLM(
+            config, cores, stat_loggers=sinks[0], further_stat_loggers=sinks[1:]
+        )
+        self._app.state.context = finish(self._engine)
+        self._state.set_ready()
+        logger.info("The fleet serves.")
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """Return the application, for Serve."""
+        return self._app
+
+    def check_health(self) -> None:
+        """Return while it serves.
+
+        Raises:
+            EngineDeadError: It does not: Serve starts another one.
+        """
+        if self._engine.errored:
+            raise EngineDeadError(str(self._engine.dead_error))
+
+    async def __del__(self) -> None:
+        """Let running requests finish, when Serve stops this one."""
+        self._state.start_drain()
+        await self._state.wait_idle(self._args.shutdown_timeout_s)
+        self._engine.shutdown()

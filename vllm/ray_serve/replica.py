@@ -1,0 +1,278 @@
+"""A replica of the fleet: one engine core, in a process of its own beside the actor."""
+
+import asyncio
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import msgspec
+from ray import serve
+
+from vllm.config import VllmConfig
+from vllm.exceptions import EngineDeadError
+from vllm.logger import init_logger, setup_logging
+from vllm.ray_serve.placement import Anyone, Only, Place
+from vllm.v1.engine.data_parallel.ranks import make_rank_config
+from vllm.v1.engine.process_client import ProcessCore
+from vllm.v1.engine.wire import (
+    AbortRequests,
+    AddRequest,
+    CallAnswer,
+    Codec,
+    CoreStatus,
+    Dead,
+    FromCore,
+    RequestRejected,
+    StepOutputs,
+    TellAll,
+    ToCore,
+    WithdrawPrefixes,
+)
+from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.metrics.stats import SchedulerStats
+
+logger = init_logger(__name__)
+
+# How long a question for news waits for some.
+_POLL_S = 1.0
+# Messages kept for a front end that does not ask; it notices the gap.
+_MAX_NEWS = 4096
+# A front end that has not asked for so long is gone.
+_FORGET_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """First word about a request: a replica has it.
+
+    Attributes:
+        replica: Its unique id.
+    """
+
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a replica says to a front end.
+
+    Attributes:
+        replica: Its unique id.
+        messages: Encoded ``CoreStatus``.
+    """
+
+    replica: str
+    messages: list[bytes]
+
+
+@dataclass(slots=True)
+class _Listener:
+    waiting: deque[bytes] = field(default_factory=lambda: deque(maxlen=_MAX_NEWS))
+    is_new: asyncio.Event = field(default_factory=asyncio.Event)
+    asked_at: float = 0.0
+
+
+class EngineReplica:
+    """Serves requests from its engine core, and tells front ends of its cache.
+
+    Owns: the core's process, the requests' queues, who listens.
+
+    Args:
+        config: Of all replicas.
+        core_factory: ``module:function`` that makes the core.
+    """
+
+    def __init__(self, config: VllmConfig, core_factory: str) -> None:
+        context = serve.get_replica_context()
+        self._name: str = context.replica_id.unique_id
+        observability = config.observability_config
+        setup_logging(
+            f"(Replica_{self._name[:6]}) ",
+            log_format=observability.log_format,
+            config_file=observability.logging_config,
+        )
+        self._codec = Codec()
+        self._queues: dict[str, asyncio.Queue[bytes]] = {}
+        self._listeners: dict[str, _Listener] = {}
+        self._calls: dict[int, asyncio.Future[bytes]] = {}
+        self._call_ids = itertools.count(1)
+        self._backlog: dict[str, int] = {}
+        rank = context.rank.rank % config.parallel_config.data_parallel_size
+        self._core = ProcessCore(make_rank_config(config, rank), core_factory)
+        self._ready = self._core.wait_ready()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _bind(self) -> asyncio.AbstractEventLoop:
+        """Hand the core's messages to the event loop that serves calls, from the first on."""
+        if self._loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+            self._core.subscribe(lambda message: _hand_over(loop, self._on_message, message))
+        return self._loop
+
+    # ---- calls -------------------------------------------------------------------------------
+
+    async def describe(self, _to: Anyone) -> bytes:
+        """Return what the core said when it was ready."""
+        self._bind()
+        return self._codec.encode(self._ready)
+
+    async def generate(self, _place: Place, data: bytes) -> AsyncIterator[Taken | bytes]:
+        """Run a request: yields who has it, then its outputs as encoded messages.
+
+        Closing it aborts the request.
+        """
+        self._bind()
+        request = msgspec.msgpack.decode(data, type=EngineCoreRequest)
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        request_id = request.request_id
+        self._queues[request_id] = queue
+        self._backlog[request_id] = len(request.prompt_token_ids)
+        try:
+            self._check_alive()
+            self._core.send(AddRequest(request))
+            yield Taken(self._name)
+            while True:
+                message = await queue.get()
+                yield message
+                if request_id not in self._queues:
+                    while not queue.empty():
+                        yield queue.get_nowait()
+                    return
+        finally:
+            self._backlog.pop(request_id, None)
+            if self._queues.pop(request_id, None) is not None:
+                self._core.send(AbortRequests([request_id]))
+
+    async def news(self, to: Only, listener: str) -> News:
+        """Return what is new for a front end; waits a moment where nothing is."""
+        loop = self._bind()
+        self._check_alive()
+        if to.replica != self._name:
+            return News(self._name, [])
+        known = self._listeners.get(listener)
+        if known is None:
+            known = self._listeners[listener] = _Listener()
+            self._core.send(TellAll())
+        known.asked_at = loop.time()
+        if not known.waiting:
+            known.is_new.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(known.is_new.wait(), _POLL_S)
+        messages = list(known.waiting)
+        known.waiting.clear()
+        known.asked_at = loop.time()
+        return News(self._name, messages)
+
+    async def tell(self, to: Only, data: bytes) -> None:
+        """Hand the core a message that has no answer."""
+        if to.replica == self._name:
+            self._core.send(self._codec.decode_to_core(data))
+
+    async def ask(self, to: Only, data: bytes) -> bytes | None:
+        """Put a question to the core; None: it was for another replica."""
+        loop = self._bind()
+        self._check_alive()
+        question = self._codec.decode_to_core(data)
+        if to.replica != self._name or isinstance(question, WithdrawPrefixes | AddRequest):
+            return None
+        call_id = next(self._call_ids)
+        answer: asyncio.Future[bytes] = loop.create_future()
+        self._calls[call_id] = answer
+        asked: ToCore = msgspec.structs.replace(question, call_id=call_id)
+        self._core.send(asked)
+        try:
+            return await answer
+        finally:
+            self._calls.pop(call_id, None)
+
+    # ---- Serve's own questions ---------------------------------------------------------------
+
+    def check_health(self) -> None:
+        """Return while the core lives.
+
+        Raises:
+            EngineDeadError: It does not: Serve starts another replica.
+        """
+        self._check_alive()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return what the fleet's number follows."""
+        return {
+            "requests": float(len(self._queues)),
+            "prefill_tokens": float(sum(self._backlog.values())),
+        }
+
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)
+        if core is not None:
+            core.shutdown()
+
+    def _check_alive(self) -> None:
+        if self._core.dead_error is not None:
+            raise EngineDeadError(str(self._core.dead_error))
+
+    # ---- from the core -----------------------------------------------------------------------
+
+    def _on_message(self, message: FromCore) -> None:
+        if isinstance(message, StepOutputs):
+            self._share_out(message.outputs)
+        elif isinstance(message, CoreStatus):
+            self._publish(self._codec.encode(message))
+        elif isinstance(message, RequestRejected):
+            queue = self._queues.pop(message.request_id, None)
+            if queue is not None:
+                queue.put_nowait(self._codec.encode(message))
+        elif isinstance(message, CallAnswer):
+            answer = self._calls.get(message.call_id)
+            if answer is not None and not answer.done():
+                answer.set_result(self._codec.encode(message))
+        elif isinstance(message, Dead):
+            self._end_all(message)
+
+    def _share_out(self, outputs: EngineCoreOutputs) -> None:
+        """Send each request its part of a step; the statistics go along with the first."""
+        stats = outputs.scheduler_stats
+        for output in outputs.outputs:
+            queue = self._queues.get(output.request_id)
+            if queue is None:
+                continue
+            if output.new_token_ids:
+                self._backlog.pop(output.request_id, None)
+            queue.put_nowait(self._codec.encode(_of_one(outputs, output, stats)))
+            stats = None
+            if output.finished:
+                del self._queues[output.request_id]
+
+    def _publish(self, data: bytes) -> None:
+        assert self._loop is not None
+        now = self._loop.time()
+        for name, listener in tuple(self._listeners.items()):
+            if now - listener.asked_at > _FORGET_S:
+                del self._listeners[name]
+                continue
+            listener.waiting.append(data)
+            listener.is_new.set()
+
+    def _end_all(self, message: Dead) -> None:
+        data = self._codec.encode(message)
+        for queue in self._queues.values():
+            queue.put_nowait(data)
+        self._queues.clear()
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(EngineDeadError(message.message))
+
+
+def _of_one(
+    outputs: EngineCoreOutputs, output: EngineCoreOutput, stats: SchedulerStats | None
+) -> StepOutputs:
+    return StepOutputs(
+        EngineCoreOutputs([output], scheduler_stats=stats, timestamp=outputs.timestamp)
+    )
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, take: object, message: FromCore) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(take, message)  # type: ignore[arg-type]
