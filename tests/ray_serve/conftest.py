@@ -1,11 +1,15 @@
 """One Ray cluster for all tests here: it takes longest to start."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.ray_cluster import ray_cluster
+
+# Ray reads it when it is imported, which modules here do before any fixture runs.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
 @pytest.fixture(scope="session")
