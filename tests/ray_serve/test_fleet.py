@@ -97,12 +97,15 @@ def test_conversations_get_one_servers_tokens_and_hits_are_foretold(fleet: str) 
 
 
 def find_cores() -> list[psutil.Process]:
-    """The processes of the engine cores: the cluster's nodes are this process's children."""
+    """The processes of the engine cores: below the cluster's nodes, this process's children."""
     found = []
-    for process in psutil.Process().children(recursive=True):
+    for node in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "vllm.v1.engine.core_proc" in " ".join(process.cmdline()):
-                found.append(process)
+            if node.name() != "raylet":
+                continue
+            for process in node.children(recursive=True):
+                if "vllm.v1.engine.core_proc" in " ".join(process.cmdline()):
+                    found.append(process)
     return found
 
 

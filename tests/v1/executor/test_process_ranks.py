@@ -82,21 +82,6 @@ def test_an_error_keeps_its_class() -> None:
     assert str(rebuild_failure(1, Failure("EngineError", "KeyError: 3"))) == "rank 1: KeyError: 3"
 
 
-def test_a_rank_that_hangs_is_named_and_all_end(ranks: ProcessRanks) -> None:
-    # The last test here: it ends the ranks, whose workers the tests before have left.
-    step = RunStep(SchedulerOutput.make_empty())
-    assert ranks.order([step, step])[1] is None
-    assert ranks.find_fault() is None
-    pids = ranks.pids
-    os.kill(pids[1], signal.SIGSTOP)
-    ranks.timeout_s = 4.0
-    with pytest.raises(EngineDeadError, match="rank 1 gave no sign of life for 3 s"):
-        ranks.order([step, step])
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
 def test_a_tier_of_two_ranks(lend: Callable[[], LentRanks], tmp_path: Path) -> None:
     prompts = [random_tokens(300, 5, 500), random_tokens(150, 6, 500)]
     arguments: dict[str, Any] = {"model": "deepseek-v4", "kv_cache_memory_bytes": 8 << 20}
@@ -111,3 +96,18 @@ def test_a_tier_of_two_ranks(lend: Callable[[], LentRanks], tmp_path: Path) -> N
         found = run_engine(prompts, lend(), kv_transfer_config=transfer, **arguments)
         assert found == (expected, hits)
     assert len(list((tmp_path / "cache").glob("*/rows.*"))) == 2
+
+
+def test_a_rank_that_hangs_is_named_and_all_end(ranks: ProcessRanks) -> None:
+    # The last test here: it ends the ranks, whose workers the tests before have left.
+    step = RunStep(SchedulerOutput.make_empty())
+    assert ranks.order([step, step])[1] is None
+    assert ranks.find_fault() is None
+    pids = ranks.pids
+    os.kill(pids[1], signal.SIGSTOP)
+    ranks.timeout_s = 4.0
+    with pytest.raises(EngineDeadError, match="rank 1 gave no sign of life for 3 s"):
+        ranks.order([step, step])
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

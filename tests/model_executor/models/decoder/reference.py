@@ -215,7 +215,10 @@ def build_hf_model(raw: dict[str, Any], seed: int) -> Any:
         raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"}
     )
     config._attn_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(config)
+    with torch.random.fork_rng():
+        # What stays as initialised is drawn from the common generator.
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
     model.train(False)
     model.set_attn_implementation("eager")
     generator = torch.Generator().manual_seed(seed)
@@ -234,6 +237,9 @@ def build_hf_model(raw: dict[str, Any], seed: int) -> Any:
             elif name.endswith(("bias", "sinks")):
                 tensor.copy_(0.5 * noise)
             elif "embed_tokens" in name:
+                tensor.copy_(noise)
+            elif name.endswith("router.proj.weight"):
+                # Gemma 4 scales the router's input down: without this all experts score alike.
                 tensor.copy_(noise)
             else:
                 tensor.copy_(noise * 1.3 * raw["hidden_size"] ** -0.5)

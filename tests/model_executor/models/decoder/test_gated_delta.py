@@ -61,7 +61,7 @@ def test_other_shapes_equal_transformers(shape: str) -> None:
     reference = build_hf_model(raw, seed=7)
     model = build_model(raw, reference.state_dict())
     rng = random.Random(1)
-    sequences = [random_tokens(LENGTH, seed) for seed in (1, 2, 3)]
+    sequences = [random_tokens(LENGTH, seed) for seed in (1, 4, 5)]
     runs = [run_reference(reference, token_ids) for token_ids in sequences]
     assert min(run.margins.min() for run in runs) > 1e-5, "a near-tie of a router"
     expected = [run.logits for run in runs]

@@ -32,6 +32,8 @@ LONG_LENGTH = 1500
 # Four sequences and a long one, where the defaults have near-ties.
 SEEDS = {
     "qwen3-moe-step": (1, 3, 4, 5, 1000),
+    "gemma4-small": (5, 6, 7, 8, 1000),
+    "gemma4-moe": (2, 3, 4, 5, 1004),
     "gpt-oss": (1, 2, 3, 4, 1001),
     "gpt-oss-wide-window": (1, 2, 3, 4, 1001),
 }

@@ -185,15 +185,18 @@ class Warming:
     def take_news(self, *, is_last: bool = False) -> bytes | None:
         """Return what to write down now; None: nothing."""
         now = time.monotonic()
-        if not (self._most and self._list.has_news):
+        if not self._most or not (self._list.has_news or self._list.names):
             return None
         if self.is_busy or (now < self._written_at + _WRITE_S and not is_last):
             return None
-        self._written_at = now
-        self._list.has_news = False
         held = {
             prefix.id: math.inf if prefix.expires_in is None else prefix.expires_in
             for prefix in self._manager.held_prefixes()
             if prefix.is_pinned
         }
+        # What was let go must not be kept again after a restart.
+        if not self._list.has_news and self._list.names <= held.keys():
+            return None
+        self._written_at = now
+        self._list.has_news = False
         return dump_prefixes(self._list.choose(held, self._most), time.time())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,11 @@ class WarmList:
         if hashes:
             self._named[name] = list(hashes[:_MAX_HASHES])
             self.has_news = True
+
+    @property
+    def names(self) -> Set[str]:
+        """Names of the prefixes that were kept when it was last asked what to bring back."""
+        return self._named.keys()
 
     def choose(self, held: dict[str, float], most: int) -> list[WarmPrefix]:
         """Return what to bring back, the most wanted first.
