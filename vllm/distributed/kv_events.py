@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -45,6 +46,7 @@ _IDLE_POLL_S = 1.0
 _DROPS_PER_WARNING = 1000
 _LINGER_MS = 1000
 _SHUTDOWN_TIMEOUT_S = 2.0
+_REBIND_S = 0.5
 
 
 def _hashable(value: Any) -> Any:
@@ -181,6 +183,19 @@ def offset_endpoint_port(endpoint: str, data_parallel_rank: int) -> str:
     return f"{base}:{int(port) + data_parallel_rank}"
 
 
+def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Bind a socket; an address that a socket closed before is freed by ZeroMQ's own thread."""
+    deadline = time.monotonic() + _REBIND_S
+    while True:
+        try:
+            socket.bind(endpoint)
+            return
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
+
+
 def _binds(endpoint: str) -> bool:
     """Whether an address is ours to open, rather than somebody's to connect to.
 
@@ -238,7 +253,7 @@ class ZmqEventPublisher(EventPublisher):
         socket.setsockopt(zmq.LINGER, _LINGER_MS)
         try:
             if kind == zmq.ROUTER or _binds(endpoint):
-                socket.bind(endpoint)
+                _bind(socket, endpoint)
             else:
                 socket.connect(endpoint)
         except zmq.ZMQError as error:
