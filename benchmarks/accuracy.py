@@ -53,7 +53,6 @@ class Question:
     Attributes:
         kind: Row of the table.
         body: What is sent.
-        wanted: The answer.
         wanted: Its answer in full.
         is_right: Judges the answer's text.
     """

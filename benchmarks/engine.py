@@ -16,7 +16,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,15 +140,22 @@ def make_engines(reference: Any, names: str, **settings: Any) -> dict[str, Gener
 
 
 def measure(
-    generate: Generate, num_ids: int, num_decoded: int, clock: Callable[[], float]
+    generate: Generate,
+    num_ids: int,
+    num_decoded: int,
+    clock: Callable[[], float],
+    batches: Sequence[int] = BATCHES,
+    prefill_len: int = PREFILL_LEN,
 ) -> dict[str, float]:
-    """Measure once: decode tokens/s at some batches, prefill tokens/s at 2,048.
+    """Measure once: decode tokens/s at some batches, prefill tokens/s.
 
     Args:
         generate: The engine.
         num_ids: Prompts are of token ids below.
         num_decoded: Tokens of a timed answer.
         clock: Seconds.
+        batches: Of decode.
+        prefill_len: Tokens of the prompt.
     """
 
     def time_s(prompts: list[list[int]], num_tokens: int) -> float:
@@ -157,12 +164,12 @@ def measure(
         return clock() - begin
 
     values = {}
-    for batch in BATCHES:
+    for batch in batches:
         prompts = make_prompts(batch, PROMPT_LEN, num_ids)
         short, long = time_s(prompts, 1), time_s(prompts, 1 + num_decoded)
         values[f"decode_tokens_per_s_batch_{batch}"] = batch * num_decoded / (long - short)
-    prompts = make_prompts(1, PREFILL_LEN, num_ids)
-    values["prefill_tokens_per_s_2048"] = PREFILL_LEN / time_s(prompts, 1)
+    prompts = make_prompts(1, prefill_len, num_ids)
+    values[f"prefill_tokens_per_s_{prefill_len}"] = prefill_len / time_s(prompts, 1)
     return values
 
 
@@ -172,18 +179,19 @@ def compare(
     num_ids: int,
     num_decoded: int,
     clock: Callable[[], float] = time.perf_counter,
+    **sizes: Any,
 ) -> dict[str, Any]:
-    """Alternate the engines, so that noise falls on all.
+    """Alternate the engines, so that noise falls on all; ``sizes`` are ``measure``'s.
 
     Returns:
         Per metric the percentiles of each, and how often the others' medians go into ``engine``'s.
     """
     samples: dict[str, list[dict[str, float]]] = {key: [] for key in engines}
     for generate in engines.values():
-        measure(generate, num_ids, 4, clock)  # warm-up
+        measure(generate, num_ids, 4, clock, **sizes)  # warm-up
     for _ in range(repeats):
         for key, generate in engines.items():
-            samples[key].append(measure(generate, num_ids, num_decoded, clock))
+            samples[key].append(measure(generate, num_ids, num_decoded, clock, **sizes))
     values: dict[str, Any] = {}
     for metric in samples["engine"][0]:
         per_engine = {

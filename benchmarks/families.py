@@ -1,7 +1,7 @@
 """Speed of other families against transformers' generate, same weights, one run.
 
-    python -m benchmarks.families [--family gemma3|qwen3] [--dtype float32|bfloat16] [--repeats 3]
-        [--clock cpu] [--with transformers,engine]
+    python -m benchmarks.families [--family gemma3|qwen3|qwen3_5] [--dtype float32|bfloat16]
+        [--repeats 3] [--clock cpu] [--short] [--with transformers,engine]
 
 Builds a random model of 100 to 200M parameters, saves it with transformers, and measures as
 ``benchmarks.engine`` does. ``bandwidth`` compares the bytes of weights that decode steps at batch 1
@@ -29,7 +29,8 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
-# A Gemma 3 270M with a smaller vocabulary, and a Qwen 3 0.6B with fewer layers and tokens.
+# A Gemma 3 270M with a smaller vocabulary; a Qwen 3 0.6B and a Qwen 3.5 0.8B with fewer layers and
+# tokens.
 CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3": {
         **_COMMON,
@@ -53,8 +54,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "tie_word_embeddings": True,
     },
+    "qwen3_5": {
+        **_COMMON,
+        "model_type": "qwen3_5_text",
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "tie_word_embeddings": True,
+    },
 }
 DECODE_TOKENS = 32
+# Batches, prompt and tokens of --short.
+SHORT: dict[str, Any] = {"batches": (1, 8), "prefill_len": 512}
+SHORT_TOKENS = 8
 
 
 def build_reference(family: str, dtype: torch.dtype, folder: Path) -> Any:
@@ -85,6 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--family", choices=tuple(CONFIGS), default="gemma3")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--short", action="store_true", help="Smaller batches, prompt, answers.")
     add_arguments(parser)
     args = parser.parse_args()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -96,7 +114,8 @@ def main() -> None:
             model, args.engines, model=str(folder), dtype=args.dtype, skip_tokenizer_init=True
         )
         clock = CLOCKS[args.clock]
-        values = compare(engines, args.repeats, _COMMON["vocab_size"], DECODE_TOKENS, clock)
+        tokens, sizes = (SHORT_TOKENS, SHORT) if args.short else (DECODE_TOKENS, {})
+        values = compare(engines, args.repeats, _COMMON["vocab_size"], tokens, clock, **sizes)
     # Tied embeddings count once, as the output head.
     num_bytes = sum(p.nbytes for p in model.parameters())
     rate = values["decode_tokens_per_s_batch_1"]["engine"]["p50"] * num_bytes / 1e9

@@ -13,84 +13,51 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from benchmarks.policies import VariantPolicy
 from vllm.config import VllmConfig
 from vllm.entrypoints.cli.main import make_parser
 from vllm.entrypoints.cli.serve import prepare
 from vllm.entrypoints.openai.api_server import run_server
 from vllm.platforms import current_platform
-from vllm.v1.core.cache_settings import CacheSettings
-from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.retention.policy import RetentionPolicy
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.kv_cache_setup import KVCachePlan
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
-from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.structured_output import StructuredOutputManager
 
 
-def old_policy(config: KVCacheConfig) -> RetentionPolicy:
-    """Return the policy: every whole block of all groups, and nothing cleverer."""
-    geometry = CacheGeometry.from_config(config)
-    return VariantPolicy(
-        geometry,
-        "old",
-        interval=geometry.unit,
-        keeps_lean=False,
-        keeps_junctions=False,
-        supersedes=False,
-        keeps_coarse=False,
-        private_window=False,
-    )
-
-
-class OldScheduler(Scheduler):
-    """The scheduler over a cache of whole blocks."""
-
-    def __init__(self, config: VllmConfig, plan: KVCachePlan, log_stats: bool) -> None:
-        unit = plan.hash_block_size
-        super().__init__(
-            config,
-            plan.scheduler_config,
-            StructuredOutputManager(config),
-            block_size=unit,
-            hash_block_size=unit,
-            log_stats=log_stats,
-        )
-        settings = CacheSettings(
-            kv_cache_config=plan.scheduler_config,
-            max_model_len=self.max_model_len,
-            max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
-            scheduler_block_size=unit,
-            hash_block_size=unit,
-            enable_caching=config.cache_config.enable_prefix_caching,
-            policy=old_policy(plan.scheduler_config),
-        )
-        self.kv_cache_manager = KVCacheManager.from_settings(settings)
-
-
 class OldCore(EngineCore):
-    """The engine core with that scheduler."""
+    """The engine core over hits at whole blocks (``vllm/v1/core/whole_block``).
+
+    The worker's pages are as ever: only what the scheduler caches, and takes blocks for, differs.
+    """
+
+    _plan: KVCachePlan
 
     def __init__(
         self, vllm_config: VllmConfig, executor_class: Callable[[VllmConfig], Executor]
     ) -> None:
-        self._plan: KVCachePlan | None = None
         super().__init__(vllm_config, executor_class)
-        assert self._plan is not None
-        log_stats = vllm_config.observability_config.log_stats
-        self.scheduler = OldScheduler(vllm_config, self._plan, log_stats)
+        config = replace(
+            self._plan.scheduler_config, hit_unit=None, prefix_cache_retention_interval="none"
+        )
+        sizes = [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
+        self.scheduler = Scheduler(
+            vllm_config,
+            config,
+            StructuredOutputManager(vllm_config),
+            block_size=math.lcm(*sizes),
+            hash_block_size=math.gcd(*sizes),
+            log_stats=vllm_config.observability_config.log_stats,
+        )
+        if vllm_config.cache_config.enable_prefix_caching:
+            hash_fn = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
+            self._block_hasher = get_request_block_hasher(math.gcd(*sizes), hash_fn)
 
     def _set_up_kv_cache(self, vllm_config: VllmConfig) -> KVCachePlan:
-        plan = super()._set_up_kv_cache(vllm_config)
-        groups = plan.scheduler_config.kv_cache_groups
-        unit = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
-        configs = [replace(config, hit_unit=unit) for config in plan.worker_configs]
-        scheduler_config = replace(plan.scheduler_config, hit_unit=unit)
-        self._plan = KVCachePlan(configs, scheduler_config, unit, unit)
+        self._plan = super()._set_up_kv_cache(vllm_config)
         return self._plan
 
 

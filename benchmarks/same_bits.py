@@ -124,22 +124,28 @@ def main() -> int:
     parser.add_argument(
         "--model", default="deepseek-v4", help="A folder or GGUF file; of 1,000 tokens at least."
     )
+    parser.add_argument("--dtype", default="auto", help="As the server's.")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--settings", default=",".join(SETTINGS))
     args = parser.parse_args()
-    prompts = make_prompts(args.requests)
+    prompts, dtype = make_prompts(args.requests), ("--dtype", args.dtype)
     equal: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        alone = answer_with(folder, args.model, ALONE, prompts, args.tokens, 1, 1)
+        alone = answer_with(folder, args.model, (*ALONE, *dtype), prompts, args.tokens, 1, 1)
         for setting in args.settings.split(","):
             flags, in_flight, threads = SETTINGS[setting]
             answers = answer_with(
-                folder, args.model, flags, prompts, args.tokens, in_flight, threads
+                folder, args.model, (*flags, *dtype), prompts, args.tokens, in_flight, threads
             )
             equal[setting] = sum(a == b for a, b in zip(answers, alone, strict=True))
-    options = {"model": args.model, "requests": args.requests, "tokens": args.tokens}
+    options = {
+        "model": args.model,
+        "dtype": args.dtype,
+        "requests": args.requests,
+        "tokens": args.tokens,
+    }
     print_result("same_bits", options, equal)
     return int(any(count < args.requests for count in equal.values()))
 

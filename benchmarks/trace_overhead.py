@@ -38,7 +38,7 @@ def make(path: Path | None) -> Scheduler:
     )
     hash_fn = get_hash_fn_by_name("sha256")
     init_none_hash(hash_fn)
-    hasher = get_request_block_hasher(plan.hash_block_size, hash_fn)
+    hasher = get_request_block_hasher(plan.unit, hash_fn)
     params = SamplingParams(max_tokens=7000, ignore_eos=True)
     for i in range(_BATCH):
         prompt = list(range(i, i + 64))

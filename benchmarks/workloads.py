@@ -31,7 +31,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -311,9 +311,13 @@ def make_workloads(args: argparse.Namespace) -> list[Workload]:
     return made
 
 
-def format_table(rates: dict[str, dict[str, float]], policies: Sequence[str]) -> str:
-    """Return a markdown table of hit rates (%), and how `auto` compares with the others."""
-    fixed = [name for name in policies if name in FIXED]
+def format_table(
+    rates: dict[str, dict[str, float]],
+    policies: Sequence[str],
+    intervals: Collection[str] = FIXED,
+) -> str:
+    """Return a markdown table of hit rates (%), and how `auto` compares with fixed intervals."""
+    fixed = [name for name in policies if name in intervals]
     lines = [
         "| workload | " + " | ".join(f"`{name}`" for name in policies) + " | auto - best fixed |",
         "|---|" + "--:|" * (len(policies) + 1),

@@ -47,9 +47,11 @@ struct Build {
                           float* stream);
   void (*decoder_logits)(ThreadPool&, Workspace&, const vn_decoder_model&, const float* stream,
                          int64_t num_rows, float* logits);
+  void (*decoder_settle)(ThreadPool&, Workspace&, const vn_decoder_model&, const vn_step&);
   void (*sample)(ThreadPool&, float* logits, int64_t vocab_size, const vn_draws&,
                  int64_t* token_ids);
   void (*matmul)(ThreadPool&, const vn_matrix&, const float* x, int64_t num_rows, float* output);
+  void (*gated_delta)(ThreadPool&, const vn_delta_scan&);
 };
 
 #if defined(__x86_64__)

@@ -28,6 +28,7 @@ _FLAGS += ["-fvisibility=hidden", "-g0", "-Wall", "-Wextra"]
 _FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", *_AVX2]
+_AMX = ["-mamx-tile", "-mamx-bf16", *_AVX512]
 _PLAIN_SOURCES = ("prefix_hash.cpp", "thread_pool.cpp", "vllm_native.cpp")
 _SANITISE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
 
@@ -45,10 +46,15 @@ class VectorBuild:
     flags: list[str]
 
 
+def is_x86() -> bool:
+    """Whether this is a processor of the x86-64 kind."""
+    return platform.machine() in ("x86_64", "AMD64")
+
+
 def vector_builds() -> list[VectorBuild]:
     """Return the builds of this kind of processor; which one runs is chosen at run time."""
     builds = [VectorBuild("portable", "kPortableBuild", [])]
-    if platform.machine() in ("x86_64", "AMD64"):
+    if is_x86():
         builds.append(VectorBuild("avx2", "kAvx2Build", _AVX2))
         builds.append(VectorBuild("avx512", "kAvx512Build", _AVX512))
     return builds
@@ -92,6 +98,7 @@ def build(folder: Path, *, sanitises: bool = False) -> Path:
             names.append(f'-DVN_BUILD_NAME="{item.name}"')
             jobs.append(("build.cpp", f"{item.name}.o", [*item.flags, *names]))
         jobs += [(name, f"{name}.o", []) for name in _PLAIN_SOURCES]
+        jobs.append(("tiles.cpp", "tiles.o", _AMX if is_x86() else []))
         objects = [str(Path(scratch) / target) for _, target, _ in jobs]
         commands = [
             [*compiler, *flags, *own, "-c", str(SOURCES / source), "-o", target]
@@ -110,10 +117,9 @@ def build(folder: Path, *, sanitises: bool = False) -> Path:
 
 def _baseline(compiler: list[str]) -> list[str]:
     """Return what makes a compiler forget this machine's own processor."""
-    is_x86 = platform.machine() in ("x86_64", "AMD64")
     if "ziglang" in compiler:
-        return ["-mcpu=x86_64" if is_x86 else "-mcpu=generic"]
-    return ["-march=x86-64"] if is_x86 else []
+        return ["-mcpu=x86_64" if is_x86() else "-mcpu=generic"]
+    return ["-march=x86-64"] if is_x86() else []
 
 
 def _run_all(commands: list[list[str]]) -> None:

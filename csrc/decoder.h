@@ -9,15 +9,17 @@
 #include "kernels.h"
 #include "layer_parts.h"
 #include "mixture.h"
+#include "recurrent.h"
 #include "wanted_rows.h"
 
 namespace vn {
 namespace VN_BUILD {
 
-// Consecutive queries of a request that share one pass over their keys, at most so many; fewer
-// where their scores would leave the second-level cache.
-constexpr int64_t kQueryRows = 12;
-constexpr int64_t kMaxScores = 1 << 17;
+// Heads of consecutive queries of a request that share one pass over their keys, at most so many;
+// fewer where their scores would leave the second-level cache, or where threads would have no work.
+constexpr int64_t kQueryHeads = 64, kMaxScores = 1 << 19, kTasksPerThread = 4;
+// Keys, then values, that all of these meet while they are in that cache.
+constexpr int64_t kAttendedKeys = 512;
 
 inline void silu_row(const float* gate_up, int64_t width, float* out) {
   for (int64_t at = 0; at < width; at += kLanes) {
@@ -76,6 +78,9 @@ class DecoderLayers {
                 const vn_step& step, const float* inputs)
       : pool_(pool), space_(space), m_(model), step_(step), pages_(step), inputs_(inputs),
         wanted_(find_wanted(step)), t_(step.num_tokens) {
+    for (int32_t i = 0; i < model.num_layers && runs_.empty(); ++i) {
+      if (model.layers[i].recurrence != nullptr) runs_ = find_runs(step, *model.layers[i].recurrence);
+    }
     for (int64_t r = 0, first = 0; r < step.num_requests; ++r) {
       narrow_starts_.push_back(first);
       first += step.counts[r] - count_unwanted(step, r);
@@ -91,7 +96,11 @@ class DecoderLayers {
     float* x = space_.input.take(t_ * d);
     float* output = space_.output.take(t_ * d);
     norm_rows(stream, layer.norms[0], x);
-    attend(layer, index >= m_.last_owner, x, output);
+    if (layer.recurrence != nullptr) {
+      recur(*layer.recurrence, index == m_.last_owner, x, output);
+    } else {
+      attend(layer, index >= m_.last_owner, x, output);
+    }
     if (index == m_.last_owner) {
       gather_rows(wanted_, d, stream);
       is_narrow_ = true;
@@ -106,6 +115,7 @@ class DecoderLayers {
     } else {
       route_and_run(layer, x, output);
     }
+    if (layer.shared_expert != nullptr) add_shared_expert(layer, x, output);
     if (layer.beside != nullptr) {
       const auto activate = [&](const float* gate_up, float* out) {
         activate_row(layer, gate_up, layer.beside->inner, out);
@@ -194,6 +204,26 @@ class DecoderLayers {
         output);
   }
 
+  // output += the shared expert's of x, times the sigmoid of its gate.
+  void add_shared_expert(const vn_decoder_layer& layer, const float* x, float* output) {
+    const vn_shared_expert& own = *layer.shared_expert;
+    const int64_t inner = own.inner, d = m_.hidden_size;
+    float* gate_up = space_.hidden.take(t_ * 2 * inner);
+    float* hidden = space_.projected.take(t_ * inner);
+    float* mapped = space_.routed.take(t_ * d);
+    float* gates = space_.logits.take(t_);
+    multiply(pool_, x, t_, own.gate_up, gate_up);
+    multiply(pool_, x, t_, own.gate, gates);
+    for_rows(pool_, t_, 30 * inner, [&](int64_t row) {
+      activate_row(layer, gate_up + row * 2 * inner, inner, hidden + row * inner);
+    });
+    multiply(pool_, hidden, t_, own.down, mapped);
+    for_rows(pool_, t_, 2 * d, [&](int64_t row) {
+      const float share = sigmoid(gates[row]);
+      for (int64_t i = 0; i < d; ++i) output[row * d + i] += share * mapped[row * d + i];
+    });
+  }
+
   // The chosen experts' shares of a softmax over all of them, or over the chosen alone.
   static void weigh_chosen(const vn_decoder_layer& layer, const float* logits,
                            const int32_t* chosen, float* weights) {
@@ -207,6 +237,17 @@ class DecoderLayers {
       if (layer.normalises) total += weights[k];
     }
     for (int k = 0; k < layer.num_chosen; ++k) weights[k] /= total;
+  }
+
+  // ---- recurrence ---------------------------------------------------------------------------
+
+  // As attend(), by a recurrence in its place.
+  void recur(const vn_recurrence& layer, bool narrows, const float* x, float* output) {
+    const int64_t kept = narrows ? static_cast<int64_t>(wanted_.size()) : t_;
+    const float* normed = run_recurrence(pool_, space_, layer, step_, runs_, x, t_, m_.norm_eps, kept,
+                                         [&](int64_t i) { return narrows ? wanted_[i] : i; });
+    t_ = kept;
+    if (t_ > 0) multiply(pool_, normed, t_, layer.output, output);
   }
 
   // ---- attention ----------------------------------------------------------------------------
@@ -227,6 +268,8 @@ class DecoderLayers {
     const int64_t width = layer.qkv.rows;
     float* product = space_.queries.take(t_ * width);
     multiply(pool_, x, t_, layer.qkv, product);
+    // A row of the product for each that is attended.
+    const bool was_narrow = is_narrow_;
     const OwnRows own_rows = prepare_rows(layer, product);
     struct Task {
       int64_t request, first, rows, kv_head;
@@ -234,10 +277,12 @@ class DecoderLayers {
     std::vector<Task> tasks;
     int64_t work = 0;
     const int64_t group = heads / kv_heads;
+    const int64_t share = ceil_div(t_ * kv_heads, kTasksPerThread * pool_.num_threads());
+    const int64_t most = std::min(share, kQueryHeads / group);
     for (int64_t r = 0; r < step_.num_requests; ++r) {
       const int64_t end = step_.starts[r] + step_.counts[r];
       const int64_t rows = std::max<int64_t>(
-          1, std::min(kQueryRows, kMaxScores / (group * std::max<int64_t>(1, end))));
+          1, std::min(most, kMaxScores / (group * std::max<int64_t>(1, end))));
       for (int64_t first = narrows ? count_unwanted(step_, r) : 0; first < step_.counts[r];
            first += rows) {
         for (int64_t k = 0; k < kv_heads; ++k) {
@@ -262,16 +307,40 @@ class DecoderLayers {
       gather_rows(wanted_, heads * d, attended);
       t_ = static_cast<int64_t>(wanted_.size());
     }
+    if (layer.has_output_gate != 0) {
+      for_rows(pool_, t_, 20 * heads * d, [&](int64_t row) {
+        const int64_t source = narrows && !was_narrow ? wanted_[row] : row;
+        gate_heads(product + source * width, heads, d, attended + row * heads * d);
+      });
+    }
     if (t_ > 0) multiply(pool_, attended, t_, layer.output, output);
+  }
+
+  // Multiplies heads by the sigmoids of the gates behind their queries.
+  static void gate_heads(const float* queries, int64_t heads, int64_t d, float* attended) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const float* gate = queries + (2 * h + 1) * d;
+      float* own = attended + h * d;
+      for (int64_t i = 0; i < d; i += kLanes) {
+        const int lanes = static_cast<int>(std::min<int64_t>(kLanes, d - i));
+        store_some(own + i, mul(load_some(own + i, lanes), sigmoid(load_some(gate + i, lanes))),
+                   lanes);
+      }
+    }
+  }
+
+  // From a head's query to the next in a row of the product.
+  static int64_t query_stride(const vn_decoder_layer& layer) {
+    return layer.head_dim * (layer.has_output_gate != 0 ? 2 : 1);
   }
 
   // Norms and turns heads, and stores the rows of a layer that has its own; returns those to read.
   OwnRows prepare_rows(const vn_decoder_layer& layer, float* product) {
-    const int64_t d = layer.head_dim, heads = layer.num_heads;
-    const int64_t width = layer.qkv.rows, key_width = layer.num_kv_heads * d;
+    const int64_t query_width = layer.num_heads * query_stride(layer);
+    const int64_t width = layer.qkv.rows, key_width = layer.num_kv_heads * layer.head_dim;
     const int64_t row_width = 2 * key_width;
-    const bool has_one_product = layer.has_own_rows && width < heads * d + row_width;
-    OwnRows found = {product + heads * d, width};
+    const bool has_one_product = layer.has_own_rows && width < query_width + row_width;
+    OwnRows found = {product + query_width, width};
     float* apart = nullptr;
     if (layer.shared_slot != 0 && layer.has_own_rows) {
       apart = space_.shared_rows[layer.shared_slot - 1].take(t_ * row_width);
@@ -287,10 +356,10 @@ class DecoderLayers {
       float* own = product + row * width;
       const int64_t position = step_.positions[flat_row(row)];
       add_bias(own, layer.qkv_bias, width);
-      float* stored = own + heads * d;  // keys, then values: a row of the cache
+      float* stored = own + query_width;  // keys, then values: a row of the cache
       if (apart != nullptr) {
         stored = apart + row * row_width;
-        const float* keys = own + heads * d;
+        const float* keys = own + query_width;
         std::memcpy(stored, keys, sizeof(float) * key_width);
         std::memcpy(stored + key_width, has_one_product ? keys : keys + key_width,
                     sizeof(float) * key_width);
@@ -307,18 +376,18 @@ class DecoderLayers {
   // stored: keys, then values, or null.
   void prepare_heads(const vn_decoder_layer& layer, int64_t position, float* queries,
                      float* stored) {
-    const int64_t d = layer.head_dim, num_heads = layer.num_heads;
+    const int64_t d = layer.head_dim, num_heads = layer.num_heads, stride = query_stride(layer);
     thread_local Floats turns;
     if (layer.frequencies != nullptr) {
-      turns.resize(d);
-      compute_turns(position, layer.frequencies, static_cast<int32_t>(d / 2), turns.data());
+      turns.resize(layer.num_turned);
+      compute_turns(position, layer.frequencies, layer.num_turned / 2, turns.data());
       for (float& turn : turns) turn *= layer.magnitude;
     }
     for (int64_t h = 0; h < num_heads + (stored == nullptr ? 0 : layer.num_kv_heads); ++h) {
-      float* head = h < num_heads ? queries + h * d : stored + (h - num_heads) * d;
+      float* head = h < num_heads ? queries + h * stride : stored + (h - num_heads) * d;
       const float* norm = h < num_heads ? layer.q_norm : layer.k_norm;
       if (norm != nullptr) rms_norm(head, norm, 1.0f, d, m_.norm_eps, head);
-      if (layer.frequencies != nullptr) rotate_halves(head, turns.data(), d);
+      if (layer.frequencies != nullptr) rotate_halves(head, turns.data(), layer.num_turned);
     }
     if (stored == nullptr || !layer.has_value_norm) return;
     for (int64_t h = layer.num_kv_heads; h < 2 * layer.num_kv_heads; ++h) {
@@ -342,8 +411,7 @@ class DecoderLayers {
                             ? narrow_starts_[request] + first - count_unwanted(step_, request)
                             : step_.row_starts[request] + first;
     const int64_t from = find_first(layer, request, position), end = position + rows;
-    thread_local RowList keys, values;
-    gather(layer, request, from, end, kv_head, own_rows, keys, values);
+    thread_local RowList found;
     const int64_t count = end - from, padded = (count + kLanes - 1) / kLanes * kLanes;
     thread_local Floats scores;
     thread_local std::vector<const float*> x, weights;
@@ -358,21 +426,31 @@ class DecoderLayers {
     scale.resize(total);
     for (int64_t i = 0; i < total; ++i) {
       const int64_t head = kv_head * group + i % group;
-      x[i] = product + (row + i / group) * width + head * d;
+      x[i] = product + (row + i / group) * width + head * query_stride(layer);
       out[i] = attended + ((row + i / group) * heads + head) * d;
       y[i] = scores.data() + i * padded;
-      weights[i] = y[i];
     }
-    for (int64_t c = 0; c < count; c += kColumns) {
-      const int columns = static_cast<int>(std::min<int64_t>(kColumns, count - c));
-      dot_floats(x.data(), total, keys.data() + c, columns, d, y.data(), c);
+    const int64_t own_keys = kv_head * d, own_values = (layer.num_kv_heads + kv_head) * d;
+    for (int64_t begin = 0; begin < count; begin += kAttendedKeys) {
+      const int64_t size = std::min(kAttendedKeys, count - begin);
+      gather(layer, request, from + begin, size, own_keys, own_rows, found);
+      for (int64_t c = 0; c < size; c += kColumns) {
+        const int columns = static_cast<int>(std::min<int64_t>(kColumns, size - c));
+        dot_floats(x.data(), total, found.data() + c, columns, d, y.data(), begin + c);
+      }
     }
     for (int64_t i = 0; i < total; ++i) {
       const int64_t own = position + i / group;
       const int64_t low = find_first(layer, request, own) - from, high = own + 1 - from;
       scale[i] = weigh(layer, kv_head * group + i % group, y[i], low, high, count);
     }
-    mix_all(total, weights.data(), values.data(), count, d, scale.data(), out.data());
+    for (int64_t begin = 0; begin < count; begin += kAttendedKeys) {
+      const int64_t size = std::min(kAttendedKeys, count - begin);
+      gather(layer, request, from + begin, size, own_values, own_rows, found);
+      for (int64_t i = 0; i < total; ++i) weights[i] = y[i] + begin;
+      const MixPart part = {found.data(), size, begin == 0, begin + size == count};
+      mix_all(total, weights.data(), part, d, scale.data(), out.data());
+    }
   }
 
   // Turns the scores of keys low .. high - 1 into softmax terms and hides the others; returns what
@@ -391,18 +469,16 @@ class DecoderLayers {
     return 1.0f / total;
   }
 
-  void gather(const vn_decoder_layer& layer, int64_t request, int64_t from, int64_t end,
-              int64_t kv_head, OwnRows own_rows, RowList& keys, RowList& values) {
-    const int64_t d = layer.head_dim, kv_heads = layer.num_kv_heads;
-    const int64_t start = step_.starts[request];
+  // Lists d values at `column` of the rows of `count` positions.
+  void gather(const vn_decoder_layer& layer, int64_t request, int64_t from, int64_t count,
+              int64_t column, OwnRows own_rows, RowList& found) {
+    const int64_t d = layer.head_dim, start = step_.starts[request], end = from + count;
     // Rows that the step does not write are taken as they are stored: its own may lack what they
     // depend on.
     const int64_t written =
         std::max(start, step_.write_from[layer.cache.group * step_.num_requests + request]);
-    keys.clear();
-    values.clear();
-    keys.reserve_decoded(end - from, d);
-    values.reserve_decoded(end - from, d);
+    found.clear();
+    found.reserve_decoded(count, d);
     pages_.each_row(layer.cache, request, from, std::min(written, end),
                     [&](int64_t position, int64_t offset) {
                       if (offset < 0) {
@@ -410,13 +486,11 @@ class DecoderLayers {
                         missing_position_.store(position);
                         offset = 0;
                       }
-                      keys.add_stored(layer.cache, offset + kv_head * d, d);
-                      values.add_stored(layer.cache, offset + (kv_heads + kv_head) * d, d);
+                      found.add_stored(layer.cache, offset + column, d);
                     });
     for (int64_t p = std::max(from, written); p < end; ++p) {
       const float* row = own_rows.data + (step_.row_starts[request] + p - start) * own_rows.stride;
-      keys.add(row + kv_head * d);
-      values.add(row + (kv_heads + kv_head) * d);
+      found.add(row + column);
     }
   }
 
@@ -427,6 +501,7 @@ class DecoderLayers {
   const Pages pages_;
   const float* inputs_;
   const std::vector<int64_t> wanted_;  // flat rows, ascending
+  std::vector<StateRun> runs_;         // without recurrent layers: none
   std::vector<int64_t> narrow_starts_;  // by request: where its wanted rows begin among them
   OwnRows shared_[2] = {};
   int64_t t_;  // rows that the layer still computes
@@ -442,11 +517,22 @@ inline void decoder_forward(ThreadPool& pool, Workspace& space, const vn_decoder
     decode_matrix_row(m.embed, step.token_ids[row], own);
     for (int64_t i = 0; i < d; ++i) own[i] *= m.embedding_scale;
   });
-  const float* inputs = make_layer_inputs(pool, space, m, step.token_ids, stream, step.num_tokens);
+  const float* inputs = make_layer_inputs(pool, space, m, step, stream);
   DecoderLayers layers(pool, space, m, step, inputs);
   for (int32_t i = 0; i < m.num_layers; ++i) layers.run(i, stream);
   layers.finish(stream);
   layers.check();
+}
+
+inline void decoder_settle(ThreadPool& pool, Workspace& space, const vn_decoder_model& m,
+                           const vn_step& step) {
+  std::vector<StateRun> runs;
+  for (int32_t i = 0; i < m.num_layers; ++i) {
+    const vn_recurrence* layer = m.layers[i].recurrence;
+    if (layer == nullptr) continue;
+    if (runs.empty()) runs = find_runs(step, *layer);
+    settle_recurrence(pool, space, *layer, step, runs);
+  }
 }
 
 inline void decoder_logits(ThreadPool& pool, Workspace& space, const vn_decoder_model& m,

@@ -119,55 +119,60 @@ inline float softmax_terms(float* scores, int64_t count, float extra) {
   return exp_terms(scores, count, top) + std::exp(extra - top);
 }
 
-// out[r] = sum over k of weights[r][k] * rows[k], times scale[r]; sums run along k.
+// What a mix adds up: values that are weighed. Sums rest in the output between two parts.
+struct MixPart {
+  const float* const* rows;
+  int64_t count;
+  bool is_first, is_last;
+};
+
+// out[r] += sum over k of weights[r][k] * rows[k] for V vectors, and the whole times scale[r] in the
+// end; sums run along k.
 template <int R, int V>
-inline void mix_tile(const float* const* weights, const float* const* rows, int64_t count,
-                     int64_t at, const float* scale, float* const* out) {
-  Vec sums[R][V];
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < V; ++v) sums[r][v] = zero();
-  }
-  for (int64_t k = 0; k < count; ++k) {
+inline void mix_tile(const float* const* weights, const MixPart& part, int64_t at,
+                     const float* scale, float* const* out) {
+  Vec sums[R * V];
+  each<R * V>([&](auto i) VN_NOW {
+    sums[i] = part.is_first ? zero() : load(out[i / V] + at + i % V * kLanes);
+  });
+  for (int64_t k = 0; k < part.count; ++k) {
     Vec values[V];
-    for (int v = 0; v < V; ++v) values[v] = load(rows[k] + at + v * kLanes);
-    for (int r = 0; r < R; ++r) {
+    each<V>([&](auto v) VN_NOW { values[v] = load(part.rows[k] + at + v * kLanes); });
+    each<R>([&](auto r) VN_NOW {
       const Vec weight = fill(weights[r][k]);
-      for (int v = 0; v < V; ++v) sums[r][v] = fma(weight, values[v], sums[r][v]);
-    }
+      each<V>([&](auto v) VN_NOW { sums[r * V + v] = fma(weight, values[v], sums[r * V + v]); });
+    });
   }
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < V; ++v) {
-      store(out[r] + at + v * kLanes, mul(sums[r][v], fill(scale[r])));
-    }
-  }
+  each<R * V>([&](auto i) VN_NOW {
+    store(out[i / V] + at + i % V * kLanes,
+          part.is_last ? mul(sums[i], fill(scale[i / V])) : sums[i]);
+  });
 }
 
 template <int R>
-inline void mix_rows(const float* const* weights, const float* const* rows, int64_t count,
-                     int64_t width, const float* scale, float* const* out) {
+inline void mix_rows(const float* const* weights, const MixPart& part, int64_t width,
+                     const float* scale, float* const* out) {
+  constexpr int V = R == 1 ? 4 : R == 2 && kMixVecs < 2 ? 2 : kMixVecs;
   int64_t at = 0;
-  for (; at + 2 * kLanes <= width; at += 2 * kLanes) {
-    mix_tile<R, 2>(weights, rows, count, at, scale, out);
+  for (; at + V * kLanes <= width; at += V * kLanes) {
+    mix_tile<R, V>(weights, part, at, scale, out);
   }
-  for (; at + kLanes <= width; at += kLanes) {
-    mix_tile<R, 1>(weights, rows, count, at, scale, out);
-  }
+  for (; at + kLanes <= width; at += kLanes) mix_tile<R, 1>(weights, part, at, scale, out);
   for (; at < width; ++at) {
     for (int r = 0; r < R; ++r) {
-      float total = 0.0f;
-      for (int64_t k = 0; k < count; ++k) total += weights[r][k] * rows[k][at];
-      out[r][at] = total * scale[r];
+      float total = part.is_first ? 0.0f : out[r][at];
+      for (int64_t k = 0; k < part.count; ++k) total += weights[r][k] * part.rows[k][at];
+      out[r][at] = part.is_last ? total * scale[r] : total;
     }
   }
 }
 
-// mix_rows for any number of rows of weights.
-inline void mix_all(int64_t rows, const float* const* weights, const float* const* values,
-                    int64_t count, int64_t width, const float* scale, float* const* out) {
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) mix_rows<4>(weights + r, values, count, width, scale + r, out + r);
-  for (; r + 2 <= rows; r += 2) mix_rows<2>(weights + r, values, count, width, scale + r, out + r);
-  for (; r < rows; ++r) mix_rows<1>(weights + r, values, count, width, scale + r, out + r);
+// Mixes for any number of rows of weights.
+inline void mix_all(int64_t rows, const float* const* weights, const MixPart& part, int64_t width,
+                    const float* scale, float* const* out) {
+  each_tile<kMixRows>(rows, [&](auto height, int64_t r) {
+    mix_rows<height>(weights + r, part, width, scale + r, out + r);
+  });
 }
 
 // ---- choices --------------------------------------------------------------------------------
@@ -195,16 +200,6 @@ inline void choose_highest(float* scores, int64_t count, int64_t wanted, Floats&
 }
 
 // ---- pages ----------------------------------------------------------------------------------
-
-inline float round_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  // To nearest, ties to even; a NaN stays one.
-  if ((bits & 0x7fffffffu) <= 0x7f800000u) bits += 0x7fffu + (bits >> 16 & 1u);
-  bits &= 0xffff0000u;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
 
 // What a row is once it has been stored.
 inline void round_row(int32_t kind, float* row, int64_t width) {
@@ -273,12 +268,7 @@ inline void write_row(const vn_cache& cache, int64_t offset, const float* row) {
     return;
   }
   uint16_t* out = static_cast<uint16_t*>(cache.data) + offset;
-  for (int32_t i = 0; i < cache.width; ++i) {
-    const float rounded = round_bf16(row[i]);
-    uint32_t bits;
-    std::memcpy(&bits, &rounded, sizeof(bits));
-    out[i] = static_cast<uint16_t>(bits >> 16);
-  }
+  for (int32_t i = 0; i < cache.width; ++i) out[i] = bf16_bits(row[i]);
 }
 
 // Stores a flat row where its table has room for it and the step is to write it.

@@ -71,21 +71,28 @@ inline void add_experts_beside(ThreadPool& pool, Workspace& space, const vn_expe
   });
 }
 
-// Inputs of all layers [T, L * w] for token ids [T] and their scaled embeddings [T, D]; null where
+// Inputs of all layers [T, L * w] for a step's tokens and their scaled embeddings [T, D]; null where
 // the model has none.
 inline const float* make_layer_inputs(ThreadPool& pool, Workspace& space,
-                                      const vn_decoder_model& m, const int64_t* token_ids,
-                                      const float* embedded, int64_t t) {
+                                      const vn_decoder_model& m, const vn_step& step,
+                                      const float* embedded) {
   if (m.input_width == 0) return nullptr;
+  const int64_t t = step.num_tokens;
   const int64_t width = m.input_width, all = width * m.num_layers;
   float* inputs = space.layer_inputs.take(t * all);
   multiply(pool, embedded, t, m.input_projection, inputs);
   const float half = std::sqrt(0.5f);
   for_rows(pool, t, 8 * all, [&](int64_t row) {
     float* own = inputs + row * all;
-    thread_local Floats stored;
-    stored.resize(all);
-    decode_matrix_row(m.input_table, token_ids[row], stored.data());
+    thread_local Floats decoded;
+    const float* stored;
+    if (step.input_rows != nullptr) {
+      stored = step.input_rows + row * all;
+    } else {
+      decoded.resize(all);
+      decode_matrix_row(m.input_table, step.token_ids[row], decoded.data());
+      stored = decoded.data();
+    }
     for (int64_t i = 0; i < all; ++i) own[i] *= m.input_projection_scale;
     for (int64_t at = 0; at < all; at += width) {
       rms_norm(own + at, m.input_norm, 1.0f, width, m.norm_eps, own + at);

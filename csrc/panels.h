@@ -183,42 +183,48 @@ inline void decode_panel(const PanelView& panel, int first, int64_t begin, int64
 
 // One chain over widened weights [count, C, 16].
 template <int R, int C>
-inline void dot_widened(const float* const* x, const float* weights, int64_t count, bool is_first,
+inline void dot_widened(const float* const* x, const float* weights, int64_t begin, int64_t count,
                         int first, float* sums) {
   Vec chain[R * C];
+  const float* inputs[R];
+  each<R>([&](auto r) VN_NOW { inputs[r] = x[r] + begin; });
   each<R * C>([&](auto i) VN_NOW { chain[i] = zero(); });
   for (int64_t k = 0; k < count; ++k) {
     Vec own[C];
     each<C>([&](auto c) VN_NOW { own[c] = load(weights + (k * C + c) * kLanes); });
     each<R>([&](auto r) VN_NOW {
-      const Vec input = fill(x[r][k]);
+      const Vec input = fill(inputs[r][k]);
       each<C>([&](auto c) VN_NOW { chain[r * C + c] = fma(input, own[c], chain[r * C + c]); });
     });
   }
-  close_chain<R, C>(chain, is_first, first, sums);
+  close_chain<R, C>(chain, begin == 0, first, sums);
+}
+
+// Calls body with the height of each tile of so many rows, a constant, and its first row: tiles of
+// R, then one of the rest.
+template <int R, typename Body>
+VN_INLINE void each_tile(int64_t rows, Body&& body, int64_t row = 0) {
+  for (; rows - row >= R; row += R) body(std::integral_constant<int, R>{}, row);
+  if constexpr (R > 1) {
+    if (row < rows) each_tile<R - 1>(rows, body, row);
+  }
 }
 
 // Where rows are many, a chain's weights are widened once for all of them.
 template <int Kind, bool kHasOffset>
 inline void dot_panel_many(const float* const* x, int64_t rows, const PanelView& panel,
                            float* sums) {
-  constexpr int C = kPanelTileVecs, R = kPanelTileRows;
+  constexpr int C = kPanelTileVecs;
   thread_local Floats widened;
   widened.resize((kChain + kWordCodes<Kind>)*C * kLanes);
   for (int64_t begin = 0; begin < panel.cols; begin += kChain) {
     const int64_t end = std::min(panel.cols, begin + kChain);
     for (int first = 0; first < kPanelVecs; first += C) {
       decode_panel<Kind, kHasOffset, C>(panel, first, begin, end, widened.data());
-      const float* inputs[R];
-      int64_t r = 0;
-      for (; r + R <= rows; r += R) {
-        for (int i = 0; i < R; ++i) inputs[i] = x[r + i] + begin;
-        dot_widened<R, C>(inputs, widened.data(), end - begin, begin == 0, first, sums + r * kPanel);
-      }
-      for (; r < rows; ++r) {
-        inputs[0] = x[r] + begin;
-        dot_widened<1, C>(inputs, widened.data(), end - begin, begin == 0, first, sums + r * kPanel);
-      }
+      each_tile<kPanelTileRows>(rows, [&](auto height, int64_t row) {
+        dot_widened<height, C>(x + row, widened.data(), begin, end - begin, first,
+                               sums + row * kPanel);
+      });
     }
   }
 }

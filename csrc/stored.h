@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "panels.h"
+#include "rounded.h"
 #include "vec.h"
 #include "vllm_native.h"
 
@@ -152,6 +153,7 @@ inline void decode_matrix_part(const vn_matrix& m, int64_t index, int64_t from, 
 
 inline void decode_matrix_row(const vn_matrix& m, int64_t index, float* out) {
   if (m.kind == VN_PANELS) return decode_panel_row(m, index, out);
+  if (m.kind == VN_BF16_PANELS) return decode_rounded_row(m, index, out);
   decode_matrix_part(m, index, 0, m.cols, out);
 }
 

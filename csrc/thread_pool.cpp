@@ -24,7 +24,8 @@ inline void pause_briefly() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) : process_(getpid()) {
+ThreadPool::ThreadPool(int num_threads, bool uses_tiles)
+    : process_(getpid()), uses_tiles_(uses_tiles) {
   try {
     for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { work(); });
   } catch (...) {

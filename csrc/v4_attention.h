@@ -377,7 +377,7 @@ class V4Attention {
       const int64_t high = num_entries + step_.positions[own] + 1 - from;
       scale[q] = weigh(y[q], seen, low, high, count, layer.sinks[head + q % heads]);
     }
-    mix_all(total, weights.data(), keys.data(), count, d, scale.data(), out.data());
+    mix_all(total, weights.data(), {keys.data(), count, true, true}, d, scale.data(), out.data());
     for (int64_t q = 0; q < total; ++q) {
       rotate_tail(out[q], d, turns_of(layer, row + q / heads), m_.rope_dim / 2, -1.0f);
     }

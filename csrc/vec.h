@@ -73,6 +73,11 @@ inline __m128i split_nibbles(const uint8_t* p) {
 // Rows and vectors of a tile of widened panels; rows that are decoded in registers, and the vectors
 // of a tile of one.
 constexpr int kPanelTileRows = 6, kPanelTileVecs = 4, kFewPanelRows = 4, kFewVecs = 4;
+// Products of rounded inputs: sums of two chains that stay in registers, and rows whose tiles take
+// whole panels.
+constexpr int kRoundedSums = 24, kFewRoundedRows = 6;
+// Rows and vectors of a tile of mixed values.
+constexpr int kMixRows = 6, kMixVecs = 4;
 
 // Rows of a tile of products where there are many inputs; the most where all are one tile; and the
 // sums of a tile, which stay in registers.
@@ -94,6 +99,13 @@ inline void store_some(float* p, Vec a, int count) {
 inline Vec load_bf16(const uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+// The even (0) or odd (1) values of sixteen pairs.
+template <int Half>
+VN_INLINE Vec bf16_half(const uint32_t* p) {
+  const __m512i pairs = _mm512_loadu_si512(p);
+  return {_mm512_castsi512_ps(Half == 0 ? _mm512_slli_epi32(pairs, 16)
+                                        : _mm512_and_si512(pairs, _mm512_set1_epi32(-65536)))};
 }
 inline Vec load_int8(const uint8_t* p) {
   const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -199,6 +211,8 @@ VN_INLINE void sum_four(const Vec* v, float* out) {
 #elif defined(__AVX2__)
 
 constexpr int kPanelTileRows = 6, kPanelTileVecs = 1, kFewPanelRows = 4, kFewVecs = 2;
+constexpr int kRoundedSums = 4, kFewRoundedRows = 1;
+constexpr int kMixRows = 6, kMixVecs = 1;
 constexpr int kTileRows = 2, kMostRows = 2, kTileSums = 4;
 
 struct Vec {
@@ -227,6 +241,17 @@ inline Vec load_bf16(const uint16_t* p) {
   const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128(halves + 1));
   return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
           _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+}
+template <int Half>
+VN_INLINE __m256 bf16_half_of(__m256i pairs) {
+  return _mm256_castsi256_ps(Half == 0 ? _mm256_slli_epi32(pairs, 16)
+                                       : _mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
+}
+template <int Half>
+VN_INLINE Vec bf16_half(const uint32_t* p) {
+  const __m256i* pairs = reinterpret_cast<const __m256i*>(p);
+  return {bf16_half_of<Half>(_mm256_loadu_si256(pairs)),
+          bf16_half_of<Half>(_mm256_loadu_si256(pairs + 1))};
 }
 inline Vec load_int8(const uint8_t* p) {
   const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -317,6 +342,8 @@ inline float sum(Vec x) {
 #else
 
 constexpr int kPanelTileRows = 1, kPanelTileVecs = 1, kFewPanelRows = 1, kFewVecs = 1;
+constexpr int kRoundedSums = 2, kFewRoundedRows = 0;
+constexpr int kMixRows = 4, kMixVecs = 2;
 constexpr int kTileRows = 1, kMostRows = 1, kTileSums = 2;
 
 struct Vec {
@@ -341,6 +368,10 @@ inline float widen(uint16_t half) {
   return value;
 }
 inline Vec load_bf16(const uint16_t* p) { VN_EACH_LANE(widen(p[i])); }
+template <int Half>
+inline Vec bf16_half(const uint32_t* p) {
+  VN_EACH_LANE(widen(static_cast<uint16_t>(p[i] >> 16 * Half)));
+}
 // The values of IQ4 codes.
 constexpr int kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                 1,    13,   25,  38,  53,  69,  89,  113};
@@ -438,24 +469,30 @@ VN_INLINE void sum_all(const Vec* v, float* out) {
   }
 }
 
-// e^x to about one unit in the last place: 2^n times a polynomial over [-ln2 / 2, ln2 / 2].
-inline Vec exp(Vec x) {
+// e^x to about one unit in the last place: 2^n times a polynomial over [-ln2 / 2, ln2 / 2], by
+// combine(a, b, c) = a * b + c.
+template <typename Combine>
+VN_INLINE Vec exp_with(Vec x, Combine&& combine) {
   // Below, the result is not normal; softmax has nothing to lose there.
   x = max(min(x, fill(88.0f)), fill(-87.0f));
   const Vec n = round(mul(x, fill(1.44269504088896341f)));
   // ln 2 in two parts, the first exact in few bits.
-  x = fma(n, fill(-0.693359375f), x);
-  x = fma(n, fill(2.12194440e-4f), x);
+  x = combine(n, fill(-0.693359375f), x);
+  x = combine(n, fill(2.12194440e-4f), x);
   // Taylor's series to the seventh power: the rest is below 2^-27 of the value.
   Vec p = fill(1.0f / 5040);
-  p = fma(p, x, fill(1.0f / 720));
-  p = fma(p, x, fill(1.0f / 120));
-  p = fma(p, x, fill(1.0f / 24));
-  p = fma(p, x, fill(1.0f / 6));
-  p = fma(p, x, fill(0.5f));
-  p = fma(p, x, fill(1.0f));
-  p = fma(p, x, fill(1.0f));
+  p = combine(p, x, fill(1.0f / 720));
+  p = combine(p, x, fill(1.0f / 120));
+  p = combine(p, x, fill(1.0f / 24));
+  p = combine(p, x, fill(1.0f / 6));
+  p = combine(p, x, fill(0.5f));
+  p = combine(p, x, fill(1.0f));
+  p = combine(p, x, fill(1.0f));
   return mul(p, power_of_two(n));
+}
+
+inline Vec exp(Vec x) {
+  return exp_with(x, [](Vec a, Vec b, Vec c) VN_NOW { return fma(a, b, c); });
 }
 
 inline Vec sigmoid(Vec x) { return div(fill(1.0f), add(fill(1.0f), exp(sub(zero(), x)))); }

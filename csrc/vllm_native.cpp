@@ -13,9 +13,11 @@
 
 #include "build.h"
 #include "thread_pool.h"
+#include "tiles.h"
 
 struct vn_context {
-  vn_context(int num_threads, const vn::Build& chosen) : pool(num_threads), build(chosen) {
+  vn_context(int num_threads, const vn::Build& chosen, bool uses_tiles)
+      : pool(num_threads, uses_tiles), build(chosen) {
     error.reserve(256);  // to say that there is no memory must take none
   }
 
@@ -30,7 +32,7 @@ namespace {
 #if defined(__x86_64__)
 // Asked of the processor itself: not every compiler's runtime answers __builtin_cpu_supports.
 struct Features {
-  bool avx2 = false, avx512 = false;
+  bool avx2 = false, avx512 = false, amx = false;
 
   Features() {
     unsigned a, b, c, d;
@@ -44,13 +46,38 @@ struct Features {
     avx2 = (low & 0x6) == 0x6 && b >> 5 & 1;
     const bool has_all = b >> 16 & 1 && b >> 17 & 1 && b >> 30 & 1 && b >> 31 & 1;  // F DQ BW VL
     avx512 = avx2 && (low & 0xe0) == 0xe0 && has_all;
+    // The matrix unit: 0x60000 its registers; BF16, TILE.
+    const bool has_unit = (low & 0x60000) == 0x60000 && d >> 22 & 1 && d >> 24 & 1;
+    amx = avx512 && has_unit && vn::has_tiles();
   }
 };
 #endif
 
+#if defined(__x86_64__)
+// The AVX-512 kernels with the products of the matrix unit.
+const vn::Build& amx_build() {
+  static const vn::Build build = [] {
+    vn::Build own = vn::kAvx512Build;
+    own.name = "amx";
+    return own;
+  }();
+  return build;
+}
+#endif
+
+bool uses_tiles(const vn::Build& build) {
+#if defined(__x86_64__)
+  return &build == &amx_build();
+#else
+  static_cast<void>(build);
+  return false;
+#endif
+}
+
 bool runs_here(const vn::Build& build) {
 #if defined(__x86_64__)
   static const Features features;
+  if (uses_tiles(build)) return features.amx;
   if (&build == &vn::kAvx512Build) return features.avx512;
   if (&build == &vn::kAvx2Build) return features.avx2;
 #endif
@@ -60,6 +87,7 @@ bool runs_here(const vn::Build& build) {
 const vn::Build* find_build(const char* name) {
   const vn::Build* builds[] = {
 #if defined(__x86_64__)
+      &amx_build(),
       &vn::kAvx512Build,
       &vn::kAvx2Build,
 #endif
@@ -109,14 +137,20 @@ class CheckedStep {
       rows += step.counts[r];
     }
     check(rows == step.num_tokens, "the requests' rows are not the step's");
-    for (int64_t at = 0; at < step.num_groups * step.num_requests; ++at) {
-      IdRange& ids = ids_[at / step.num_requests];
-      const int64_t* table = step.block_ids + step.table_offsets[at];
-      for (int64_t i = 0; i < step.table_lengths[at]; ++i) {
-        ids.low = std::min(ids.low, table[i]);
-        ids.high = std::max(ids.high, table[i]);
-      }
+    check_drafts();
+    read_tables();
+  }
+
+  // Of settled drafts: positions and tokens are those of the step that had them.
+  struct Settled {};
+  CheckedStep(Settled, const vn_step& step) : step_(step), ids_(step.num_groups) {
+    for (int64_t r = 0; r < step.num_requests; ++r) {
+      check(step.starts[r] >= 0 && step.counts[r] > 0 && step.row_starts[r] >= 0 &&
+                step.row_starts[r] + step.counts[r] <= step.total_drafts,
+            "accepted drafts are not the step's");
     }
+    check(step.num_drafts == nullptr, "settled drafts are no drafts");
+    read_tables();
   }
 
   void check_layer(const vn_v4_layer& layer) const {
@@ -133,13 +167,39 @@ class CheckedStep {
   }
 
   void check_layer(const vn_decoder_layer& layer) const {
-    check_cache(layer.cache, [&](int64_t start) { return layer.window == 0 ? start : 0; });
+    if (layer.recurrence == nullptr) {
+      check_cache(layer.cache, [&](int64_t start) { return layer.window == 0 ? start : 0; });
+      return;
+    }
+    check_cache(layer.recurrence->states, read_few);
+    check(step_.total_drafts == 0 || step_.drafts != nullptr, "the step's drafts are kept nowhere");
   }
 
  private:
   struct IdRange {
     int64_t low = 0, high = 0;
   };
+
+  void read_tables() {
+    for (int64_t at = 0; at < step_.num_groups * step_.num_requests; ++at) {
+      IdRange& ids = ids_[at / step_.num_requests];
+      const int64_t* table = step_.block_ids + step_.table_offsets[at];
+      for (int64_t i = 0; i < step_.table_lengths[at]; ++i) {
+        ids.low = std::min(ids.low, table[i]);
+        ids.high = std::max(ids.high, table[i]);
+      }
+    }
+  }
+
+  void check_drafts() const {
+    int64_t drafts = 0;
+    for (int64_t r = 0; step_.num_drafts != nullptr && r < step_.num_requests; ++r) {
+      check(step_.num_drafts[r] >= 0 && step_.num_drafts[r] < step_.counts[r],
+            "a request's drafts are all of its tokens");
+      drafts += step_.num_drafts[r];
+    }
+    check(drafts == step_.total_drafts, "the requests' drafts are not the step's");
+  }
 
   static int64_t read_few(int64_t) { return 0; }
 
@@ -218,7 +278,7 @@ vn_context* vn_create(int32_t num_threads, const char* build) {
   const vn::Build* chosen = find_build(build);
   if (chosen == nullptr) return nullptr;
   try {
-    return new vn_context(num_threads, *chosen);
+    return new vn_context(num_threads, *chosen, uses_tiles(*chosen));
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -274,6 +334,17 @@ int32_t vn_decoder_logits(vn_context* context, const vn_decoder_model* model, co
   });
 }
 
+int32_t vn_decoder_settle(vn_context* context, const vn_decoder_model* model,
+                          const vn_step* step) {
+  return guarded(context, [&] {
+    const CheckedStep checked(CheckedStep::Settled{}, *step);
+    for (int32_t i = 0; i < model->num_layers; ++i) {
+      if (model->layers[i].recurrence != nullptr) checked.check_layer(model->layers[i]);
+    }
+    context->build.decoder_settle(context->pool, context->space, *model, *step);
+  });
+}
+
 int32_t vn_sample(vn_context* context, float* logits, int64_t num_rows, int64_t vocab_size,
                   const vn_draws* draws, int64_t* token_ids) {
   return guarded(context, [&] {
@@ -286,6 +357,10 @@ int32_t vn_matmul(vn_context* context, const vn_matrix* matrix, const float* x, 
                   float* output) {
   return guarded(context,
                  [&] { context->build.matmul(context->pool, *matrix, x, num_rows, output); });
+}
+
+int32_t vn_gated_delta(vn_context* context, const vn_delta_scan* scan) {
+  return guarded(context, [&] { context->build.gated_delta(context->pool, *scan); });
 }
 
 }  // extern "C"

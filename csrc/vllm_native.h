@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 7
+#define VN_ABI_VERSION 10
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -33,7 +33,19 @@ enum vn_status { VN_OK = 0, VN_INVALID = 1, VN_NO_MEMORY = 2 };
 //   VN_FP8: e4m3 codes. VN_INT8: signed bytes.
 //   VN_PANELS: `data` is a vn_panels.
 //   VN_PARTS: several matrices, one below the other; `data` are `group` vn_matrix of no parts.
-enum vn_kind { VN_F32 = 0, VN_BF16 = 1, VN_MXFP4 = 2, VN_FP8 = 3, VN_INT8 = 4, VN_PARTS = 5, VN_PANELS = 6 };
+//   VN_BF16_PANELS: bf16 values whose products round their inputs to bf16 too; `data` are words
+//   [panels, ceil(cols / 32) * 16, 64], 64 outputs to a panel: two inputs of one output, the even one
+//   low, filled up with zeros.
+enum vn_kind {
+  VN_F32 = 0,
+  VN_BF16 = 1,
+  VN_MXFP4 = 2,
+  VN_FP8 = 3,
+  VN_INT8 = 4,
+  VN_PARTS = 5,
+  VN_PANELS = 6,
+  VN_BF16_PANELS = 7
+};
 
 // Codes of a packed matrix: two's complement, plain, or numbers in a table of 16.
 enum vn_code_kind {
@@ -104,6 +116,12 @@ typedef struct {
   const int64_t* table_lengths;  // [G, R]
   const int64_t* table_bases;    // [G, R] index of the first listed block
   const int64_t* block_ids;      // all tables end to end; 0: not stored
+  const float* input_rows;       // [T, L * w] rows of the model's input table; null: read from it
+  const int64_t* num_drafts;     // [R] last tokens that are guesses, fewer than all; null: none
+  int64_t total_drafts;
+  // Of a model with recurrent layers: what the drafts would do to their states, [layers, drafts,
+  // C + 2 * H]; written by a step, read when they are settled. Null without drafts.
+  float* drafts;
 } vn_step;
 
 // ---- DeepSeek-V4 ----------------------------------------------------------------------------
@@ -186,18 +204,44 @@ typedef struct {
   int32_t num_experts, num_chosen, inner, unused;
 } vn_experts_beside;
 
+// An MLP that every token passes beside routed experts, times the sigmoid of its gate.
+typedef struct {
+  vn_matrix gate_up, down, gate;  // [2 * M, D], [D, M], [1, D]
+  int32_t inner, unused;
+} vn_shared_expert;
+
+// A recurrent layer by the gated delta rule, in the place of attention: a state [K, V] for each of H
+// heads, of which neighbours share one of G heads of queries and keys. C = 2 * G * K + H * V.
+typedef struct {
+  // Rows: the convolution's inputs (queries, keys, values) [C], gates [H * V], betas [H], decays
+  // [H]. Interleaved: by key head its query, key, values and gates; then its betas and decays.
+  vn_matrix in_proj, output;
+  const float* conv;         // [W, C], the oldest input's first
+  const float* decay_rates;  // [H], positive: e^-(rate * softplus(input + bias)) is left of a state
+  const float* dt_bias;      // [H]
+  const float* norm;         // [V]
+  // The states of all layers, fp32: heads_per_block heads of all layers in each of the first
+  // num_head_pieces blocks of a state, then channels_per_block channels in each of the others. Its
+  // table counts pieces, num_pieces to a block_size of tokens.
+  vn_cache states;
+  int32_t number;  // which of the recurrent layers
+  int32_t num_channels, num_key_heads, num_heads, key_dim, value_dim, conv_width;
+  int32_t is_interleaved, has_sigmoid_gate;
+  int32_t heads_per_block, channels_per_block, num_head_pieces, num_pieces, unused;
+} vn_recurrence;
+
 // Every vector may be null where the family has none; norms' weights are factors.
 typedef struct {
   // Before attention, after it, before feed-forward, after it; the 2nd and 4th null if the family
   // does not norm on the way out.
   const float* norms[4];
   // Rows: query heads, key heads, value heads; without value heads where one product makes both,
-  // query heads alone where the layer reads another's rows.
+  // query heads alone where the layer reads another's rows. A gated head has its gate behind it.
   vn_matrix qkv, output;
   const float *qkv_bias, *output_bias;
   const float *q_norm, *k_norm;  // [d]
   const float* sinks;            // [H]
-  const float* frequencies;      // [d / 2], or null: nothing is turned
+  const float* frequencies;      // [turned / 2], or null: nothing is turned
   vn_cache cache;                // a row: keys of K heads, then values
   float magnitude;               // of turned rows
   int32_t window;                // 0: all
@@ -215,7 +259,10 @@ typedef struct {
   int32_t shared_slot;     // 1 or 2: rows of this step that other layers read too; 0: none do
   int32_t has_value_norm;  // values are normed per head, without weights
   float scalar;            // the layer's output is multiplied by it
-  int32_t unused;
+  int32_t num_turned;      // first values of a head that are turned
+  int32_t has_output_gate, unused;
+  const vn_recurrence* recurrence;         // or null: attention
+  const vn_shared_expert* shared_expert;  // or null
   const vn_experts_beside* beside;  // or null
   vn_matrix input_gate, input_output;  // [w, D] and [D, w]; without data: the layer adds no input
   const float* input_norm;             // [D]
@@ -249,12 +296,26 @@ typedef struct {
   const float* uniforms;     // 0 to below 1
 } vn_draws;
 
+// ---- recurrence -----------------------------------------------------------------------------
+
+// The gated delta rule over one request's tokens (csrc/gated_delta.h), for tests and measurements.
+typedef struct {
+  const float *queries, *keys;  // [T, G, K], of any length
+  const float* values;          // [T, H, V]
+  const float* logs;            // of decays: [T, H], or [T, H, K] if has_channel_decays
+  const float* betas;           // [T, H]
+  float* state;                 // [H, K, V], changed
+  float* outputs;               // [T, H, V]
+  int64_t num_tokens;
+  int32_t num_key_heads, num_heads, key_dim, value_dim, has_channel_decays, unused;
+} vn_delta_scan;
+
 // ---- functions ------------------------------------------------------------------------------
 
 typedef struct vn_context vn_context;
 
 VN_API int32_t vn_abi_version(void);
-// Name of the vector build in use: "avx512", "avx2" or "portable".
+// Name of the vector build in use: "amx", "avx512", "avx2" or "portable".
 VN_API const char* vn_vector_build(const vn_context* context);
 // num_threads counts the caller. build: a name as above, or null for the best that runs here.
 // Returns null when the build does not run here or memory is short.
@@ -277,12 +338,17 @@ VN_API int32_t vn_decoder_forward(vn_context*, const vn_decoder_model*, const vn
                                   float* stream);
 VN_API int32_t vn_decoder_logits(vn_context*, const vn_decoder_model*, const float* stream,
                                  int64_t num_rows, float* logits);
+// Stores the states behind accepted drafts of the last step. Of `step` only requests, starts, counts
+// (accepted tokens, from the first draft on), row_starts (among that step's drafts), tables and the
+// drafts are read.
+VN_API int32_t vn_decoder_settle(vn_context*, const vn_decoder_model*, const vn_step*);
 // One token of each drawn row of logits [num_rows, vocab], which is overwritten. token_ids: one per
 // draw. A row that holds no finite logit, or a NaN, gives the vocabulary's last token.
 VN_API int32_t vn_sample(vn_context*, float* logits, int64_t num_rows, int64_t vocab_size,
                          const vn_draws*, int64_t* token_ids);
 // output [T, rows] = x [T, cols] * matrix^T, for tests and measurements.
 VN_API int32_t vn_matmul(vn_context*, const vn_matrix*, const float* x, int64_t num_rows, float* output);
+VN_API int32_t vn_gated_delta(vn_context*, const vn_delta_scan*);
 // hashes [num_blocks, 32]: each block's SHA-256 over the pickle of (the hash before it, its tokens,
 // None); `parent` [32] stands before the first. block_size: 4 to 8,192 tokens.
 VN_API int32_t vn_hash_blocks(const uint8_t* parent, const int32_t* token_ids, int64_t num_blocks,

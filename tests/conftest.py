@@ -18,8 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Most servers of the tests see no grammar.
 os.environ.setdefault("VLLM_WARM_GRAMMARS", "0")
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("any_machine", deadline=None)
+# How long an example takes says how busy the machine is, and every run draws the same examples.
+settings.register_profile("any_machine", deadline=None, derandomize=True)
 settings.load_profile("any_machine")
 
 

@@ -13,13 +13,13 @@ from vllm.v1.engine.wire import KVCacheInfo
 from vllm.v1.metrics.sinks import make_sinks
 
 DOC = (Path(__file__).resolve().parent.parent / "docs" / "metrics.md").read_text("utf-8")
-INFO = KVCacheInfo(9, 9, 9, 1.0, 9, 32, 32, 32, 32, 32, "words", ())
+INFO = KVCacheInfo(9, 9, 9, 1.0, 9, 32, 32, 32, "words", ())
 
 
 def test_every_metric_is_described_and_no_other() -> None:
     registry = CollectorRegistry()
     everything = ObservabilityConfig(kv_cache_metrics=True, show_hidden_metrics=True)
-    default, _ = make_sinks(registry, "m", 1000, everything, has_tiers=True)
+    default, _ = make_sinks(registry, "m", 1000, everything, has_tiers=True, tenants=("default",))
     default.set_cache_config(cache_labels(VllmConfig(), INFO))
     HttpMetrics(registry)
     rows = dict(re.findall(r"^\| `([a-z_:0-9]+)` \| (\w+)", DOC, flags=re.MULTILINE))

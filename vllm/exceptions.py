@@ -8,6 +8,7 @@
     │   ├── ContextLengthError    a prompt fills the context     HTTP 400
     │   ├── ThreadsUnsupportedError  a thread of Anthropic's     HTTP 400
     │   └── UnsupportedFeatureError  known, but not served yet   HTTP 400
+    ├── TenantLimitError          a tenant exceeds its limits    HTTP 429 + Retry-After
     ├── ConfigError               a flag or a file is wrong; raised before weights load
     │   └── UnsupportedModelError an architecture we do not serve
     ├── CheckpointError           missing, unexpected or misshapen tensors
@@ -89,6 +90,23 @@ class ResponseNotFoundError(UserInputError):
 
 class UnsupportedFeatureError(UserInputError):
     """A request uses a known feature that this server does not offer yet."""
+
+
+class TenantLimitError(VllmError):
+    """A tenant asks for more than it may.
+
+    Args:
+        message: Whose limit, and by how much.
+        limit: Name of the limit.
+        retry_after_s: Seconds after which trying again is reasonable.
+    """
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, limit: str, retry_after_s: int = 1) -> None:
+        super().__init__(f"{message} Retry in {retry_after_s} s.")
+        self.limit = limit
+        self.retry_after_s = retry_after_s
 
 
 class ConfigError(VllmError, ValueError):

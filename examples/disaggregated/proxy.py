@@ -264,7 +264,9 @@ def _read_object(raw: bytes) -> dict[str, Any] | None:
 
 
 def _forwarded_headers(request: Request) -> dict[str, str]:
-    return {k: v for k, v in request.headers.items() if k.lower() not in _HOP_HEADERS}
+    # Clients without a key send "Bearer " with nothing behind it; httpx refuses blanks at the ends.
+    headers = request.headers.items()
+    return {k: v.strip() for k, v in headers if k.lower() not in _HOP_HEADERS}
 
 
 def _answer_headers(reply: httpx.Response) -> dict[str, str]:

@@ -194,17 +194,18 @@ def largest_gap(one: Session, other: Session) -> float:
 def test_a3_pages_equal_a_reference_that_rounds_the_same_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Measured: margins up to 1.3e-3 apart (bf16 flips of other sums), 3e-2 without int8 rounding.
+    """Measured: margins up to 1.3e-3 apart (bf16 flips of other sums), 2e-2 without int8 rounding.
 
     With this seed no choice of index keys is so close that the order of a processor's sums decides:
-    the figures are those of AVX2 and of plain kernels (ATEN_CPU_CAPABILITY=default).
+    the figures are those of AMX, AVX-512, AVX2 and plain kernels (``ONEDNN_MAX_CPU_ISA``,
+    ``ATEN_CPU_CAPABILITY``).
     """
     # The rounding stands in torch ops.
     monkeypatch.setenv("VLLM_NATIVE", "0")
     monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
     platforms = (RoundingCpu({INDEX_WIDTH: round_int8_key}), ReferencePlatform(), CpuPlatform())
     # Index keys choose among rows only where there are more than `index_topk`: past 512 tokens.
-    expected, actual, plain = drive_all(dict.fromkeys(platforms, "bfloat16"), seed=6, first_len=900)
+    expected, actual, plain = drive_all(dict.fromkeys(platforms, "bfloat16"), seed=2, first_len=900)
     assert share_compared(expected, actual) > 0.9
     assert largest_gap(expected, actual) < 3e-3 < largest_gap(plain, actual)
 

@@ -10,15 +10,21 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 
 @pytest.mark.slow
-def test_below_the_common_multiple_of_all_blocks_it_hits_nothing() -> None:
-    config = make_core(32, num_blocks=1500, budget=512, max_len=1024).scheduler.vllm_config
+def test_it_hits_the_common_multiple_of_all_blocks_and_nothing_below() -> None:
+    config = make_core(32, num_blocks=1500, budget=1024, max_len=5000).scheduler.vllm_config
     core = OldCore(config, UniProcExecutor)
-    prompt = random_tokens(random.Random(3), 300)
     session = Session(core)
-    for _ in range(2):
-        session.add(prompt, 4)
-        session.run()
-    answers = list(session.answers.values())
-    assert answers[0].tokens == answers[1].tokens
-    assert [a.stats.num_cached_tokens for a in answers if a.stats is not None] == [0, 0]
-    assert core.scheduler.kv_cache_manager.coordinator.geometry.unit == 4096
+    hits = {}
+    for num_tokens in (4096, 4200):
+        prompt = random_tokens(random.Random(num_tokens), num_tokens)
+        for _ in range(2):
+            session.add(prompt, 4)
+            session.run()
+        cold, warm = list(session.answers.values())[-2:]
+        assert cold.tokens == warm.tokens
+        assert cold.stats is not None
+        assert warm.stats is not None
+        assert cold.stats.num_cached_tokens == 0
+        hits[num_tokens] = warm.stats.num_cached_tokens
+    # A prompt's last token is always computed.
+    assert hits == {4096: 0, 4200: 4096}

@@ -1,5 +1,6 @@
 """A server with a prefix cache on disk, killed under load and started again."""
 
+import json
 import os
 import random
 import signal
@@ -24,12 +25,26 @@ def ask(server: ServerProcess, prompt: list[int], max_tokens: int = 8) -> tuple[
 def serve(tmp_path: Path, log: str, *flags: str) -> ServerProcess:
     folder = str(tmp_path / "cache")
     limits = ("--prefix-cache-dir", folder, "--prefix-cache-disk-size", "64MiB")
-    return ServerProcess(tmp_path / log, *limits, "--enable-prompt-tokens-details", *flags)
+    return ServerProcess(
+        tmp_path / log,
+        *limits,
+        "--enable-prompt-tokens-details",
+        *flags,
+        environment={"VLLM_SERVER_DEV_MODE": "1"},
+    )
 
 
 def kill(server: ServerProcess) -> None:
     os.killpg(server.process.pid, signal.SIGKILL)
     server.process.wait()
+
+
+def look(server: ServerProcess) -> dict[str, Any]:
+    """What the cache page shows."""
+    with httpx.stream("GET", f"{server.url}/cache/events", timeout=60) as response:
+        line = next(line for line in response.iter_lines() if line.startswith("data: {"))
+    view: dict[str, Any] = json.loads(line.removeprefix("data: "))
+    return view
 
 
 def load(server: ServerProcess, prompts: list[list[int]], answers: dict[int, str]) -> None:
@@ -72,4 +87,18 @@ def test_answers_and_hits_after_a_kill_under_load(tmp_path: Path) -> None:
         outcomes = "vllm:kv_offload_restore_outcomes_total"
         assert server.metric(outcomes, outcome="restored") >= 3
         assert "row groups are there" in server.log
+        # The same on the page, and for a request.
+        view = look(server)
+        disk = view["offload"]["tiers"]["disk"]
+        assert (disk["state"], disk["max_bytes"]) == ("ready", 64 << 20)
+        assert 0 < disk["live_bytes"] <= disk["used_bytes"] < disk["max_bytes"]
+        assert view["sources"] == {"pool": sum(hits.values()) - restored, "disk": restored}
+        assert view["offload"]["warm_start"]["state"] == "done"
+        assert view["offload"]["restores"]["restored"] >= 3
+        shown = next(one for one in view["admissions"] if "disk" in one["sources"])
+        told = server.get(f"/v1/cache/explain/{shown['request_id']}").json()
+        assert told["sources"] == shown["sources"]
+        assert sum(told["sources"].values()) == told["cached_tokens"]
+        assert told["spans"][0]["begin"] == told["cached_tokens"]
+        assert told["spans"][-1]["end"] == told["prompt_tokens"]
     assert "Traceback" not in server.log

@@ -8,8 +8,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import h11
 import httpx
 import pytest
+from starlette.requests import Request
 
 _PATH = Path(__file__).parents[2] / "examples" / "disaggregated" / "proxy.py"
 HELD = {"do_remote_prefill": True, "remote_request_id": "lease-1"}
@@ -239,3 +241,13 @@ async def test_what_is_no_json_is_for_the_server_to_refuse(proxy: ModuleType) ->
 
     assert (await ask(proxy, says_no, "no json")).status_code == 400
     assert hosts == ["d1"]
+
+
+def test_a_key_of_nothing_is_forwarded_as_a_header_may_be(proxy: ModuleType) -> None:
+    raw = [(b"authorization", b"Bearer "), (b"x-name", b" a b "), (b"connection", b"close")]
+    headers = proxy._forwarded_headers(Request({"type": "http", "headers": raw}))
+    assert headers == {"authorization": "Bearer", "x-name": "a b"}
+    # The HTTP client's own rule.
+    h11.Request(method="POST", target="/", headers=[("host", "d1"), *headers.items()])
+    with pytest.raises(h11.LocalProtocolError):
+        h11.Request(method="POST", target="/", headers=[("host", "d1"), raw[0]])

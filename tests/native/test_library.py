@@ -27,7 +27,7 @@ def multiply(context: NativeContext, x: torch.Tensor, weight: torch.Tensor) -> t
 
 def builds() -> list[str]:
     found = []
-    for name in ("avx512", "avx2", "portable"):
+    for name in ("amx", "avx512", "avx2", "portable"):
         try:
             found.append(make_context(1, name).vector_build)
         except EngineError:
@@ -77,8 +77,8 @@ def test_vector_builds_give_the_same_bits(rows: int, width: int) -> None:
     if len(names) < 2:
         pytest.skip("this processor runs one vector build only")
     x, weight = torch.randn(rows, width), torch.randn(21, width)
-    first, second = (multiply(make_context(1, name), x, weight) for name in names)
-    assert torch.equal(first, second)
+    first, *others = (multiply(make_context(1, name), x, weight) for name in names)
+    assert all(torch.equal(other, first) for other in others)
 
 
 def test_the_portable_build_runs_everywhere() -> None:

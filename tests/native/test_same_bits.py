@@ -1,4 +1,4 @@
-"""An answer has the same bits in company, in chunks, behind hits, with drafts, on more threads."""
+"""An answer has the same bits in company, in chunks, behind hits, with drafts, after preemption."""
 
 import json
 import random
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.model_executor.models.decoder.reference import qwen3_5
 from tests.model_executor.models.tiny_config import tiny_config
 from tests.v1.metrics.values import values_of
 from vllm import LLM, RequestOutput, SamplingParams
@@ -18,6 +19,11 @@ pytestmark = pytest.mark.slow
 
 NUM_CASES = 50
 VOCAB_SIZE = 96
+# Windows and compressed entries; recurrent states.
+MODELS: dict[str, dict[str, Any]] = {
+    "deepseek-v4": tiny_config(vocab_size=VOCAB_SIZE),
+    "qwen 3.5": qwen3_5(vocab_size=VOCAB_SIZE, max_position_embeddings=2048, eos_token_id=1),
+}
 # Greedy or drawn, prompt by prompt.
 DRAWS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -35,11 +41,13 @@ class Setting:
         flags: Its arguments.
         threads: That compute.
         together: Whether all requests come at once.
+        num_tokens: Of an answer; the first are compared.
     """
 
     flags: dict[str, Any] = field(default_factory=dict)
     threads: int = 1
     together: bool = True
+    num_tokens: int = 4
 
 
 ALONE = Setting({"max_num_seqs": 1, "enable_prefix_caching": False}, together=False)
@@ -57,6 +65,7 @@ SETTINGS = {
             "enable_prefix_caching": False,
         }
     ),
+    "preemption": Setting({"max_num_seqs": 64, "kv_cache_memory_bytes": 1 << 20}, num_tokens=40),
     "two threads": Setting({"max_num_seqs": 64, "enable_prefix_caching": False}, threads=2),
 }
 
@@ -75,14 +84,14 @@ def make_prompts() -> list[list[int]]:
     ]
 
 
-def choose_params(index: int) -> SamplingParams:
+def choose_params(index: int, num_tokens: int) -> SamplingParams:
     """Return those of a prompt.
 
     They ask for every log probability of every token, which the whole row of logits decides.
     """
     return SamplingParams(
         seed=index,
-        max_tokens=4,
+        max_tokens=num_tokens,
         ignore_eos=True,
         logprobs=-1,
         detokenize=False,
@@ -104,19 +113,19 @@ class Answers:
                 block_size=32,
                 max_model_len=512,
                 max_logprobs=-1,
-                kv_cache_memory_bytes=1 << 26,
                 disable_log_stats=False,
-                **setting.flags,
+                **{"kv_cache_memory_bytes": 1 << 26, **setting.flags},
             ) as llm:
                 self.outputs = self._ask(llm, setting, prompts)
                 counted = values_of(llm.get_metrics())
                 self.num_drafted = counted.get("vllm:spec_decode_num_draft_tokens", 0)
+                self.num_preempted = counted.get("vllm:num_preemptions", 0)
         finally:
             torch.set_num_threads(threads)
 
     def _ask(self, llm: LLM, setting: Setting, prompts: Sequence[list[int]]) -> list[RequestOutput]:
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-        params = [choose_params(index) for index in range(len(prompts))]
+        params = [choose_params(index, setting.num_tokens) for index in range(len(prompts))]
         if setting.together:
             return llm.generate(asked, params, use_tqdm=False)
         return [
@@ -126,26 +135,25 @@ class Answers:
 
     @property
     def bits(self) -> list[Any]:
-        """Token ids and log probabilities of every answer."""
+        """Token ids and log probabilities of every answer's beginning."""
         answers = [output.outputs[0] for output in self.outputs]
         return [
             (
-                list(answer.token_ids),
+                list(answer.token_ids)[: ALONE.num_tokens],
                 [
                     {token: found.logprob for token, found in row.items()}
-                    for row in answer.logprobs or ()
+                    for row in (answer.logprobs or ())[: ALONE.num_tokens]
                 ],
             )
             for answer in answers
         ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(
-        json.dumps(tiny_config(vocab_size=VOCAB_SIZE)), encoding="utf-8"
-    )
+    config = json.dumps(MODELS[request.param])
+    (folder / "config.json").write_text(config, encoding="utf-8")
     return folder
 
 
@@ -161,5 +169,7 @@ def test_answers_equal_those_given_alone(folder: Path, alone: Answers, name: str
     found = Answers(folder, SETTINGS[name], make_prompts())
     assert len(alone.bits[0][1][0]) == VOCAB_SIZE
     assert found.bits == alone.bits
-    assert (sum(output.num_cached_tokens or 0 for output in found.outputs) > 0) == (name == "hits")
+    has_hits = sum(output.num_cached_tokens or 0 for output in found.outputs) > 0
+    assert has_hits == (name in ("hits", "preemption"))
+    assert (found.num_preempted > 0) == (name == "preemption")
     assert (found.num_drafted > 0) == (name == "drafts")

@@ -10,6 +10,7 @@ from tests.parser.reading import TOOLS, pieces_of, read
 from tests.tokenizers.family_tokenizers import byte_level
 from vllm.parser.forced_calls import AnswerGrammar, answer_tag
 from vllm.parser.grammar_formats import json_of
+from vllm.parser.interface import new_call_id
 from vllm.parser.pieces import ToolCallStart
 from vllm.parser.registry import ParserChoice, choose_parsers
 from vllm.sampling_params import StructuredOutputsParams
@@ -122,7 +123,7 @@ def test_what_models_write(reasoning, tools, text, content, calls):
 
 def test_ids_are_those_that_prompts_show_again():
     def ids(tools, text):
-        pieces = pieces_of(ParserChoice("none", tools), [text])
+        pieces = pieces_of(ParserChoice("none", tools), [text], new_call_id=new_call_id)
         return [piece.id for piece in pieces if isinstance(piece, ToolCallStart)]
 
     assert ids("kimi_k2", KIMI) == ["functions.find:0", "functions.now:1"]

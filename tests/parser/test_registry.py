@@ -1,6 +1,8 @@
 import pytest
 
+from tests.parser.reading import read
 from vllm.exceptions import ConfigError
+from vllm.parser.interface import new_call_id
 from vllm.parser.registry import ParserChoice, check_parser_names, choose_parsers
 
 QWEN = "{% if tools %}<tool_call>{% endif %}<think></think>"
@@ -53,3 +55,16 @@ def test_formats_that_exclude_each_other(flags):
 def test_unknown_names(flags):
     with pytest.raises(ConfigError, match="is unknown: use one of"):
         check_parser_names(*flags)
+
+
+@pytest.mark.parametrize("tools", ["mistral", "mistral_v11"])
+def test_ids_are_made_as_the_caller_asks(tools: str) -> None:
+    """Without such a wish Mistral's calls have ids of nine letters, as its template demands."""
+    text = '[TOOL_CALLS][{"name": "find", "arguments": {"text": "x"}}]'
+    if tools == "mistral_v11":
+        text = '[TOOL_CALLS]find[ARGS]{"text": "x"}'
+    choice = ParserChoice("none", tools)
+    (call,) = read(choice, text).tool_calls
+    assert call.id == "call_0"
+    (call,) = read(choice, text, new_call_id=new_call_id).tool_calls
+    assert len(call.id) == 9

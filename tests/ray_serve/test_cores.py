@@ -40,7 +40,7 @@ from vllm.v1.messages import (
 UNIT = 32
 CODEC = Codec()
 GROUP = GroupInfo("full attention", UNIT, 1, 1, event_step=UNIT)
-INFO = KVCacheInfo(100, 3200, 1, 1.0, 4096, UNIT, UNIT, UNIT, UNIT, UNIT, "all", (GROUP,))
+INFO = KVCacheInfo(100, 3200, 1, 1.0, 4096, UNIT, UNIT, UNIT, "all", (GROUP,))
 NUM_TOKENS = 4
 FAULTS = ("died", "unavailable", "dead", "ended")
 
@@ -208,5 +208,34 @@ async def test_a_thousand_faults_leave_no_request_without_an_end(
     assert fleet.router._in_flight.num_requests.sum() == 0
     assert not fleet._prompts
     assert not fleet._num_open
+    handle.shutdown()
+    await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("broken", ["living", "observe"])
+async def test_a_fault_of_its_own_is_told(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """A front end that follows nobody any more says so: Serve starts another one."""
+    monkeypatch.setattr(cores_module, "_WATCH_S", 0.005)
+    config = make_config(tmp_path)
+    config.parallel_config = ParallelConfig(data_parallel_size=6)
+    fleet = Fleet(6)
+    handle = FleetCores(config, Engines(fleet, random.Random(8), rate=0), fleet)
+    await handle.start()
+    told: list[Any] = []
+    handle.subscribe(told.append)
+    fleet.see(["r0"])
+
+    def fail(*_: Any) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(fleet if broken == "living" else fleet.router, broken, fail)
+    async with asyncio.timeout(30):
+        while handle.dead_error is None:
+            await asyncio.sleep(0.005)
+    assert [m.message for m in told if isinstance(m, Dead)] == [
+        "The fleet is not followed any more: KeyError('a bug')"
+    ]
     handle.shutdown()
     await asyncio.sleep(0.01)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import GemmaTokenizer
 
 from tests.model_executor.model_loader.gguf_files import gguf, write_tokenizer
 from tests.tokenizers.family_tokenizers import byte_level
@@ -124,6 +125,7 @@ def test_spaces_and_beginnings_as_the_keys_say(tmp_path: Path) -> None:
     [
         ("llama-bpe", ["It", "'s", " ", "123", "45", " GPUs", "\n\n", "ok"]),
         ("qwen2", ["It", "'s", " ", "1", "2", "3", "4", "5", " GPUs", "\n\n", "ok"]),
+        ("qwen35", ["It", "'s", " ", "1", "2", "3", "4", "5", " GPUs", "\n\n", "ok"]),
         ("gpt-4o", ["It's", " ", "123", "45", " GPUs", "\n\n", "ok"]),
         ("tekken", ["It", "'s", " ", "1", "2", "3", "4", "5", " GPUs", "\n\n", "ok"]),
         ("gpt-2", ["It", "'s", " 12345", " GPUs", "\n", "\n", "ok"]),
@@ -132,6 +134,40 @@ def test_spaces_and_beginnings_as_the_keys_say(tmp_path: Path) -> None:
 )
 def test_text_is_split_as_the_name_says(pre: str, pieces: list[str], tmp_path: Path) -> None:
     assert split(pre, "It's 12345 GPUs\n\nok", tmp_path / "model.gguf") == pieces
+
+
+def test_marks_belong_to_words_where_the_family_says_so(tmp_path: Path) -> None:
+    text = "\u0915\u0947 x\u0301y"  # a vowel sign, and an accent that composes with no x
+    words = ["\u0915\u0947", " x\u0301y"]
+    assert split("qwen35", text, tmp_path / "a.gguf") == words
+    assert split("qwen2", text, tmp_path / "b.gguf") != words
+
+
+def test_characters_are_merged_as_the_familys_own_tokenizer_does(tmp_path: Path) -> None:
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    types = [3, 3, 3, 2] + [6] * 256
+    letters = ["\u2581", "\n", *"abcdenot"]
+    merges = [("\u2581", "a"), ("a", "b"), ("\u2581a", "b"), ("\n", "\n"), ("\u2581", "\u2581")]
+    merges += [("t", "o"), ("to", "\u2581")]
+    words = [*letters, *("".join(pair) for pair in merges), "<|tool>"]
+    tokens = [*pieces, *words]
+    keys = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+        "tokenizer.ggml.token_type": types + [1] * (len(words) - 1) + [4],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+    }
+    ours = Tokenizer.from_folder(write(tmp_path / "model.gguf", keys))
+    theirs = GemmaTokenizer(vocab={t: i for i, t in enumerate(tokens)}, merges=merges)
+    theirs.add_tokens(["<|tool>"])
+    for text in ("ab to  abc", " a b\n\n\nto a", "\u00e9<|tool> ab", "", "not\tone", "to ab\n "):
+        expected = theirs.encode(text, add_special_tokens=False)
+        assert ours.encode(text, add_special_tokens=False) == expected, text
+        assert ours.encode(text) == [2, *expected]
+        assert ours.decode(expected) == text
 
 
 def test_what_would_answer_wrongly_is_refused(tmp_path: Path) -> None:

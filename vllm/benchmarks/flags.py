@@ -263,7 +263,8 @@ def add_replay_flags(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--model",
         default="v4-flash",
-        help="v4-flash, v4-pro, a config.json, a folder or hub id. Default: v4-flash.",
+        help="v4-flash, v4-pro, qwen3.5-4b, qwen3.5-27b, gemma4-e4b, gemma4-12b, a config.json, a "
+        "folder or hub id. Default: v4-flash.",
     )
     server.add_argument("--policies", nargs="+", default=["auto"], metavar="INTERVAL[+pins]")
     server.add_argument("--block-size", nargs="+", type=human_int, default=[128])
@@ -364,6 +365,14 @@ def _add_fleet_flags(parser: argparse.ArgumentParser) -> None:
         metavar=("AT", "BACK"),
         help="From AT seconds on every server is drained and restarted, which takes it BACK "
         "seconds, one after another.",
+    )
+    fleet.add_argument(
+        "--warm-up",
+        nargs=3,
+        type=float,
+        metavar=("SECONDS", "GIB", "GIB_PER_S"),
+        help="What a server that comes back pulls of other servers' caches before it serves: for "
+        "SECONDS and GIB at most, at GIB_PER_S. Default: it begins empty.",
     )
 
 

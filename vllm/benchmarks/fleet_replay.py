@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from vllm.cachelab.sim.fleet import FleetLoad, FleetResult, Losses, Restarts, Si
 from vllm.cachelab.sim.grid import run_side_by_side
 from vllm.cachelab.sim.requests import PrefixUnits, SimRequest, at_unit
 from vllm.cachelab.sim.settings import SimSettings, find_hf_config
+from vllm.cachelab.sim.warm_up import WarmUp
 from vllm.exceptions import ConfigError
 from vllm.v1.engine.data_parallel.router import EXACT
 
@@ -82,6 +83,7 @@ class FleetJob:
         bursts: When more come.
         losses: Who dies.
         restarts: Who restarts.
+        warm_up: What servers that come back pull before they serve.
         seed: Of who dies.
         num_requests: For the bar; 0: there is none.
     """
@@ -101,6 +103,7 @@ class FleetJob:
     bursts: Bursts | None = None
     losses: Losses | None = None
     restarts: Restarts | None = None
+    warm_up: WarmUp | None = None
     seed: int = 0
     num_requests: int = 0
 
@@ -158,6 +161,7 @@ class FleetJob:
             _joint_cost(self.cost, num) if is_joint else self.cost,
             self.decode_stride,
             self.news_delay_s,
+            self.warm_up,
         )
         if self.losses is not None and not is_joint:
             fleet.plan_losses(self.losses, self.seed)
@@ -268,9 +272,15 @@ def make_fleet_job(args: argparse.Namespace) -> FleetJob:
         None if args.burst is None else Bursts(*args.burst),
         None if args.lose is None else Losses(int(args.lose[0]), *args.lose[1:]),
         None if args.rolling_restart is None else Restarts(*args.rolling_restart),
+        None if args.warm_up is None else _read_warm_up(args.warm_up),
         args.seed,
         number * args.copies if shows else 0,
     )
+
+
+def _read_warm_up(values: Sequence[float]) -> WarmUp:
+    seconds, gib, gib_per_s = values
+    return WarmUp(seconds, gib * _GIB, gib_per_s * _GIB)
 
 
 def describe(result: FleetResult, num_servers: int) -> dict[str, Any]:
@@ -291,6 +301,9 @@ def describe(result: FleetResult, num_servers: int) -> dict[str, Any]:
         "cut": result.num_cut,
         "refused": result.num_refused,
         "duration_s": result.duration_s,
+        "fresh_hit_rate": result.fresh_hit_rate,
+        "pulled_gib": result.pulled_bytes / _GIB,
+        "pulled_s": result.pulled_s,
     }
 
 
@@ -311,4 +324,11 @@ def format_fleet(results: dict[str, FleetResult], num_servers: int) -> str:
             f"| {n['p90_ttft_ms']:.0f} | {n['p99_ttft_ms']:.0f} | {busiest} | {told} | {why} "
             f"| {n['retried']} | {n['cut']} |"
         )
+    for name, result in results.items():
+        if result.fresh_hit_rate is not None:
+            lines.append(
+                f"{name}: servers hit {100 * result.fresh_hit_rate:.1f}% in the first minute after "
+                f"they came back, with {result.pulled_bytes / _GIB:.2f} GiB pulled in "
+                f"{result.pulled_s:.1f} s."
+            )
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import ClassVar
 
 from vllm.config.options import NOT_NEGATIVE, check_options, option
+from vllm.config.tenants import TenantsConfig
 from vllm.exceptions import ConfigError
 
 POLICIES = ("fcfs", "priority")
@@ -21,6 +22,7 @@ class SchedulerConfig:
         max_num_seqs: Requests running at a time.
         long_prefill_token_threshold: Longest chunk of one prompt in a step; 0: no limit.
         scheduler_reserve_full_isl: Admit a request only if its whole prompt will fit.
+        tenants: Who shares the server, and how; None: all requests are alike.
     """
 
     DEFAULT_MAX_NUM_BATCHED_TOKENS: ClassVar[int] = 2048
@@ -57,6 +59,7 @@ class SchedulerConfig:
         group="scheduling",
         limit=NOT_NEGATIVE,
     )
+    tenants: TenantsConfig | None = None
     max_num_encoder_input_tokens: int = field(init=False)
     encoder_cache_size: int = field(init=False)
 

@@ -69,7 +69,7 @@ class BlockStored(KVCacheEvent):
     Attributes:
         block_hashes: Their hashes, in prefix order.
         parent_block_hash: Hash of the block before the first; None at a prompt's start.
-        token_ids: Tokens of the whole cached range.
+        token_ids: Tokens of the stored blocks, ``block_size`` for each hash.
         block_size: Tokens of a block.
         lora_id: Number of the LoRA adapter, if any.
         medium: Where the blocks are.

@@ -1,6 +1,7 @@
 """Decoders of grouped-query attention on the native kernels."""
 
-from collections.abc import Mapping
+import ctypes
+from collections.abc import Mapping, Sequence
 from ctypes import c_void_p, pointer
 from typing import Any
 
@@ -14,30 +15,53 @@ from vllm.model_executor.models.decoder.clamped_experts import (
     PackedStack,
     Stack,
 )
-from vllm.model_executor.models.decoder.config import LayerPlan, MlpPlan
+from vllm.model_executor.models.decoder.config import (
+    DecoderConfig,
+    ExpertsPlan,
+    LayerPlan,
+    MlpPlan,
+)
 from vllm.model_executor.models.decoder.experts_beside import ExpertsBeside
-from vllm.model_executor.models.decoder.feed_forward import ExpertBank, Experts, GatedMlp
-from vllm.model_executor.models.decoder.kv_cache import cache_name
+from vllm.model_executor.models.decoder.feed_forward import (
+    ExpertBank,
+    Experts,
+    GatedMlp,
+    SharedExperts,
+    SigmoidExperts,
+)
+from vllm.model_executor.models.decoder.gated_delta import GatedDeltaNet
+from vllm.model_executor.models.decoder.kv_cache import STATES, cache_name
 from vllm.model_executor.models.decoder.layer_inputs import LayerInputs
 from vllm.model_executor.models.decoder.model import DecoderBlock, DecoderForCausalLM
 from vllm.model_executor.models.decoder.step import find_frequencies
 from vllm.native import structs
 from vllm.native.library import NativeContext
-from vllm.native.step_tables import NativeTables
-from vllm.native.tensors import TensorBinder, can_read_rows, can_read_tensors, make_step
-from vllm.v1.attention.metadata import CacheLayout
+from vllm.native.step_tables import NativeTables, build_settled_tables
+from vllm.native.tensors import (
+    TensorBinder,
+    can_read_rows,
+    can_read_tensors,
+    find_packed,
+    make_step,
+)
+from vllm.v1.attention.metadata import CacheLayout, RequestSlice
 
 _ACTIVATIONS = {"silu": structs.SILU, "gelu_tanh": structs.GELU_TANH}
 
 
 class NativeDecoder:
-    """Runs a loaded decoder's steps by ``csrc/``; numbers are fp32 whatever the weights' type.
+    """Runs a loaded decoder's steps by ``csrc/``.
+
+    Numbers are fp32 whatever the weights' type, but a bf16 model's products round their inputs.
+
+    Owns: what the last step's drafts would do to recurrent states, until they are settled.
 
     Args:
         model: The loaded model, which keeps the weights.
         layout: The KV groups.
         kv_caches: Cache name -> view; the same in every step.
         context: Threads and scratch.
+        releases: Whether weights that are packed are given back; the torch model then has none.
     """
 
     def __init__(
@@ -46,11 +70,15 @@ class NativeDecoder:
         layout: CacheLayout,
         kv_caches: Mapping[str, torch.Tensor],
         context: NativeContext,
+        *,
+        releases: bool = False,
     ) -> None:
-        self._model, self._context = model, context
-        self._binder = TensorBinder(layout, kv_caches)
+        self._model, self._context, self._layout = model, context, layout
+        self._binder = TensorBinder(layout, kv_caches, find_packed(model, releases=releases))
         config, bind = model.config, self._binder
-        self._beside: list[structs.ExpertsBeside] = []
+        # Structs that others point to.
+        self._parts: list[ctypes.Structure] = []
+        self._drafts: torch.Tensor | None = None
         self._layers = (structs.DecoderLayer * len(model.layers))(
             *(
                 self._bind_layer(index, plan, block)
@@ -58,9 +86,10 @@ class NativeDecoder:
                 if isinstance(block, DecoderBlock)
             )
         )
+        head = bind.source(model.head_rows())
         self._struct = structs.DecoderModel(
-            embed=bind.source(model.embed.find_rows()),
-            head=bind.source(model.head_rows()),
+            embed=bind.embedding(model.embed),
+            head=head,
             norm=self._norm(model.norm),
             layers=self._layers,
             num_layers=len(self._layers),
@@ -85,9 +114,38 @@ class NativeDecoder:
         del kv_caches  # the structs hold their addresses
         stream = torch.empty(len(token_ids), self._model.config.hidden_size, dtype=torch.float32)
         if len(token_ids):
-            step = make_step(token_ids, positions, meta)
+            self._drafts = self._make_room(meta.num_drafts)
+            step = make_step(token_ids, positions, meta, self._drafts)
+            if (rows := self._decode_inputs(token_ids)) is not None:
+                step.input_rows = rows.data_ptr()
             self._context.decoder_forward(self._struct, step, stream)
         return stream
+
+    def settle_drafts(self, slices: Sequence[RequestSlice], num_accepted: Sequence[int]) -> None:
+        """Stores the recurrent states behind the last step's accepted drafts.
+
+        Args:
+            slices: The step's requests.
+            num_accepted: Of each, how many of its drafts stand.
+
+        Raises:
+            InvariantError: A state that is read or left has no blocks (I5).
+        """
+        kept, self._drafts = self._drafts, None
+        tables = build_settled_tables(slices, num_accepted, self._layout)
+        if kept is None or not tables.num_requests:
+            return
+        step = tables.to_struct(0, 0, 0)
+        step.drafts, step.total_drafts = kept.data_ptr(), kept.shape[1]
+        self._context.decoder_settle(self._struct, step)
+
+    def _make_room(self, num_drafts: int) -> torch.Tensor | None:
+        """Returns memory for what drafts would do to states; None: there are none."""
+        plans = self._model.config.recurrences
+        if not plans or not num_drafts:
+            return None
+        width = plans[0].num_channels + 2 * plans[0].num_value_heads
+        return torch.empty(len(plans), num_drafts, width, dtype=torch.float32)
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits ``[M, V]`` of any rows of the stream."""
@@ -95,6 +153,14 @@ class NativeDecoder:
         logits = torch.empty(len(streams), self._model.config.vocab_size, dtype=torch.float32)
         self._context.decoder_logits(self._struct, streams, logits)
         return logits
+
+    def _decode_inputs(self, token_ids: torch.Tensor) -> torch.Tensor | None:
+        """Returns the rows of a table that the kernels cannot read, fp32; None: they look."""
+        inputs = self._model.layer_inputs
+        if inputs is None or not inputs.table.is_coded:
+            return None
+        rows: torch.Tensor = inputs.table(token_ids).float().contiguous()
+        return rows
 
     def _norm(self, weight: torch.Tensor) -> int:
         wide = weight.detach().float()
@@ -111,18 +177,19 @@ class NativeDecoder:
             in_order = [*norms]
         layer = structs.DecoderLayer(
             norms=(c_void_p * 4)(*in_order),
-            cache=self._binder.cache(cache_name(index if plan.kv_owner is None else plan.kv_owner)),
             window=plan.window,
             scalar=1.0 if block.scalar is None else float(block.scalar),
         )
-        self._bind_heads(layer, index, plan)
-        if plan.rope is not None:
-            layer.frequencies = self._binder.vector(
-                find_frequencies(plan.rope, torch.device("cpu"))
-            )
-            layer.magnitude = plan.rope.magnitude
-        assert isinstance(block.attention, DecoderAttention), "can_run_decoder looked"
-        self._bind_attention(layer, block.attention)
+        if isinstance(block.attention, GatedDeltaNet):
+            layer.has_own_rows = True
+            layer.recurrence = self._bind_recurrence(index, block.attention)
+        else:
+            assert isinstance(block.attention, DecoderAttention), "can_run_decoder refuses others"
+            owner = index if plan.kv_owner is None else plan.kv_owner
+            layer.cache = self._binder.cache(cache_name(owner))
+            self._bind_heads(layer, index, plan)
+            self._bind_attention(layer, block.attention)
+        assert not isinstance(block.feed_forward, SigmoidExperts), "can_run_decoder refuses them"
         self._bind_feed_forward(layer, plan, block.feed_forward)
         if block.experts is not None:
             layer.beside = self._bind_beside(block.experts)
@@ -140,6 +207,43 @@ class NativeDecoder:
         layer.has_own_rows, layer.has_value_norm = plan.kv_owner is None, shape.has_value_norm
         shared = sorted(config.shared_owners)
         layer.shared_slot = shared.index(owner) + 1 if owner in shared else 0
+        layer.has_output_gate = shape.has_output_gate
+        if plan.rope is not None:
+            layer.frequencies = self._binder.vector(
+                find_frequencies(plan.rope, torch.device("cpu"))
+            )
+            layer.magnitude, layer.num_turned = plan.rope.magnitude, plan.rope.dim
+
+    def _bind_recurrence(self, index: int, module: GatedDeltaNet) -> Any:
+        bind, plan = self._binder, module.plan
+        states = bind.cache(STATES)
+        state = self._layout.groups[states.group].state
+        assert state is not None, "the group keeps states"
+        before = self._model.config.layers[:index]
+        bound = structs.Recurrence(
+            in_proj=bind.linear(module.in_proj),
+            output=bind.linear(module.output),
+            conv=bind.vector(module.conv.squeeze(1).T),
+            decay_rates=bind.vector(module.a_log.exp()),
+            dt_bias=bind.vector(module.dt_bias),
+            norm=bind.vector(module.norm),
+            states=states,
+            number=sum(layer.recurrence is not None for layer in before),
+            num_channels=plan.num_channels,
+            num_key_heads=plan.num_key_heads,
+            num_heads=plan.num_value_heads,
+            key_dim=plan.key_dim,
+            value_dim=plan.value_dim,
+            conv_width=plan.conv_width,
+            is_interleaved=plan.is_interleaved,
+            has_sigmoid_gate=plan.gate_activation == "sigmoid",
+            heads_per_block=state.heads_per_block,
+            channels_per_block=state.channels_per_block,
+            num_head_pieces=state.num_head_blocks,
+            num_pieces=state.num_blocks,
+        )
+        self._parts.append(bound)
+        return pointer(bound)
 
     def _bind_beside(self, module: ExpertsBeside) -> Any:
         bound = structs.ExpertsBeside(
@@ -152,12 +256,13 @@ class NativeDecoder:
             inner=module.plan.inner_size,
         )
         bound.gate_up, bound.down = self._bind_experts(module)
-        self._beside.append(bound)
+        self._parts.append(bound)
         return pointer(bound)
 
     def _bind_layer_inputs(self, module: LayerInputs) -> None:
         own, bind = self._struct, self._binder
-        own.input_table = bind.matrix(module.table.rows)
+        if not module.table.is_coded:
+            own.input_table = bind.table(module.table.rows)
         own.input_projection = bind.linear(module.projection)
         own.input_norm, own.input_width = bind.vector(module.norm), len(module.norm)
         own.input_table_scale = module.table_scale
@@ -205,6 +310,8 @@ class NativeDecoder:
             layer.activation = _ACTIVATIONS[module.plan.activation]
             layer.normalises = module.plan.normalises
             layer.gate_up, layer.down = self._bind_experts(module)
+            if isinstance(module, SharedExperts):
+                layer.shared_expert = self._bind_shared(module)
             return
         layer.activation, layer.normalises = structs.CLAMPED, True
         layer.alpha, layer.limit = module.plan.alpha, module.plan.limit
@@ -213,6 +320,18 @@ class NativeDecoder:
         layer.down_bias = bind.vector(module.down_bias)
         layer.gate_up = self._bind_stack(module.gate_up)
         layer.down = self._bind_stack(module.down)
+
+    def _bind_shared(self, module: SharedExperts) -> Any:
+        bind, plan = self._binder, module.plan.shared
+        assert plan is not None, "it has a shared expert"
+        bound = structs.SharedExpert(
+            gate_up=bind.linear(module.shared.gate_up),
+            down=bind.linear(module.shared.down),
+            gate=bind.matrix(module.shared_gate),
+            inner=plan.inner_size,
+        )
+        self._parts.append(bound)
+        return pointer(bound)
 
     def _bind_stack(self, stack: Stack) -> structs.Matrix:
         if isinstance(stack, PackedStack):
@@ -224,7 +343,9 @@ class NativeDecoder:
 
 def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Tensor]) -> bool:
     """Whether the kernels take this model's weights and caches."""
-    if model.config.recurrences or model.config.attention.has_output_gate:
+    if any(_needs_torch(model.config, plan) for plan in model.config.layers):
+        return False
+    if STATES in kv_caches and kv_caches[STATES].dtype != torch.float32:
         return False
     if len(model.config.shared_owners) > structs.MAX_SHARED_OWNERS:
         return False
@@ -235,6 +356,16 @@ def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Ten
         if isinstance(module, ExpertBank):
             for own in module.stored:
                 sources += [own.gate.row_source, own.up.row_source, own.down.row_source]
-    if model.layer_inputs is not None:
+    if model.layer_inputs is not None and not model.layer_inputs.table.is_coded:
         sources.append(PlainRows(model.layer_inputs.table.rows))
     return can_read_tensors(model, kv_caches) and all(can_read_rows(rows) for rows in sources)
+
+
+def _needs_torch(config: DecoderConfig, plan: LayerPlan) -> bool:
+    """Whether a layer has a part that no kernel computes."""
+    own, experts = plan.recurrence, plan.feed_forward
+    return (
+        (own is not None and own.has_channel_decays)
+        or config.shape_of(plan).latent is not None
+        or (isinstance(experts, ExpertsPlan) and experts.router is not None)
+    )

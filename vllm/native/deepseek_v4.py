@@ -19,20 +19,23 @@ from vllm.model_executor.models.deepseek_v4.moe import DeepseekV4MoE
 from vllm.native import structs
 from vllm.native.library import NativeContext
 from vllm.native.step_tables import NativeTables
-from vllm.native.tensors import TensorBinder, can_read_tensors, make_step
+from vllm.native.tensors import TensorBinder, can_read_tensors, find_packed, make_step
 from vllm.v1.attention.metadata import CacheLayout
 
 _MAX_STREAMS = 8
 
 
 class NativeDeepseekV4:
-    """Runs a loaded model's steps by ``csrc/``; numbers are fp32 whatever the weights' type.
+    """Runs a loaded model's steps by ``csrc/``.
+
+    Numbers are fp32 whatever the weights' type, but a bf16 model's products round their inputs.
 
     Args:
         model: The loaded model, which keeps the weights.
         layout: The KV groups.
         kv_caches: Cache name -> view; the same in every step.
         context: Threads and scratch.
+        releases: Whether weights that are packed are given back; the torch model then has none.
     """
 
     def __init__(
@@ -41,10 +44,12 @@ class NativeDeepseekV4:
         layout: CacheLayout,
         kv_caches: Mapping[str, torch.Tensor],
         context: NativeContext,
+        *,
+        releases: bool = False,
     ) -> None:
         self._model = model
         self._context = context
-        self._binder = TensorBinder(layout, kv_caches)
+        self._binder = TensorBinder(layout, kv_caches, find_packed(model, releases=releases))
         self._layers = (structs.V4Layer * len(model.layers))(
             *(
                 _LayerBinder(block, f"layers.{index}", self._binder).bind()
@@ -105,9 +110,10 @@ class NativeDeepseekV4:
     def _bind_model(self) -> structs.V4Model:
         model, bind = self._model, self._binder
         config = model.config
+        head = bind.matrix(model.head.weight)
         struct = structs.V4Model(
-            embed=bind.matrix(model.embed.weight),
-            head=bind.matrix(model.head.weight),
+            embed=bind.embedding(model.embed),
+            head=head,
             head_hyper=_bind_hyper(model.hc_head, bind),
             norm=bind.vector(model.norm),
             layers=self._layers,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vllm.exceptions import EngineError, InvariantError
-from vllm.native.structs import DecoderModel, Draws, Matrix, Step, V4Model
+from vllm.native.structs import DecoderModel, DeltaScan, Draws, Matrix, Step, V4Model
 from vllm.native.tensors import address_of
 
 _NO_MEMORY = 2
@@ -19,7 +19,7 @@ class NativeContext:
     Args:
         library: A loaded library.
         num_threads: Threads that compute, the caller's among them.
-        build: "avx512", "avx2" or "portable"; None: the best that runs here.
+        build: "amx", "avx512", "avx2" or "portable"; None: the best that runs here.
 
     Raises:
         EngineError: The build does not run on this processor.
@@ -84,6 +84,10 @@ class NativeContext:
         address = _address(stream, step.num_tokens, model.hidden_size)
         self._call(self._library.vn_decoder_forward, model, step, address)
 
+    def decoder_settle(self, model: DecoderModel, step: Step) -> None:
+        """Stores the recurrent states behind accepted drafts; raises as the above."""
+        self._call(self._library.vn_decoder_settle, model, step)
+
     def decoder_logits(
         self, model: DecoderModel, stream: torch.Tensor, logits: torch.Tensor
     ) -> None:
@@ -111,6 +115,38 @@ class NativeContext:
             draws,
             address_of(token_ids, torch.int64, draws.num_draws),
         )
+
+    def gated_delta(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        decays: torch.Tensor,
+        betas: torch.Tensor,
+        state: torch.Tensor,
+    ) -> torch.Tensor:
+        """Takes a state through tokens; as ``ops.recurrent.gated_delta_scan``, fp32 throughout."""
+        (count, num_heads, value_dim), (_, num_key_heads, key_dim) = values.shape, keys.shape
+        outputs = torch.empty(values.shape)
+        by_channel = decays.dim() == 3
+        gates = (count, num_heads)
+        scan = DeltaScan(
+            _address(queries, *keys.shape),
+            _address(keys, *keys.shape),
+            _address(values, *values.shape),
+            _address(decays, *gates, *([key_dim] if by_channel else [])),
+            _address(betas, *gates),
+            _address(state, num_heads, key_dim, value_dim),
+            _address(outputs, *values.shape),
+            count,
+            num_key_heads,
+            num_heads,
+            key_dim,
+            value_dim,
+            by_channel,
+        )
+        self._call(self._library.vn_gated_delta, scan)
+        return outputs
 
     def matmul(self, matrix: Matrix, x: torch.Tensor, output: torch.Tensor) -> None:
         """Maps fp32 x [T, in] by a matrix [out, in] to output [T, out]."""

@@ -7,7 +7,15 @@ from functools import cache
 from pathlib import Path
 
 from vllm import envs
-from vllm.native.structs import ABI_VERSION, DecoderModel, Draws, Matrix, Step, V4Model
+from vllm.native.structs import (
+    ABI_VERSION,
+    DecoderModel,
+    DeltaScan,
+    Draws,
+    Matrix,
+    Step,
+    V4Model,
+)
 
 LIBRARY_NAME = "libvllm_native.so"
 
@@ -87,6 +95,8 @@ def _declare(library: ctypes.CDLL) -> None:
     decoder = POINTER(DecoderModel)
     library.vn_decoder_forward.argtypes = [c_void_p, decoder, step, data]
     library.vn_decoder_logits.argtypes = [c_void_p, decoder, data, c_int64, data]
+    library.vn_decoder_settle.argtypes = [c_void_p, decoder, step]
+    library.vn_gated_delta.argtypes = [c_void_p, POINTER(DeltaScan)]
     library.vn_sample.argtypes = [c_void_p, data, c_int64, c_int64, POINTER(Draws), data]
     library.vn_matmul.argtypes = [c_void_p, POINTER(Matrix), data, c_int64, data]
     library.vn_hash_blocks.argtypes = [c_char_p, c_char_p, c_int64, c_int32, c_char_p]

@@ -24,7 +24,12 @@ logger = init_logger(__name__)
 
 
 def make_native_model(
-    model: Any, layout: CacheLayout, kv_caches: Mapping[str, torch.Tensor], num_threads: int
+    model: Any,
+    layout: CacheLayout,
+    kv_caches: Mapping[str, torch.Tensor],
+    num_threads: int,
+    *,
+    releases: bool = False,
 ) -> StepModel | None:
     """Returns what runs a loaded model's steps natively; None: torch runs them.
 
@@ -33,6 +38,7 @@ def make_native_model(
         layout: Its KV groups.
         kv_caches: Cache name -> view.
         num_threads: Threads that compute.
+        releases: Whether weights that are packed are given back; the torch model then has none.
 
     Raises:
         ConfigError: VLLM_NATIVE is no boolean.
@@ -45,12 +51,13 @@ def make_native_model(
     assert library is not None, "_find_obstacle looked"
     context = NativeContext(library, num_threads)
     logger.info("native kernels: %s build, %d threads", context.vector_build, num_threads)
-    run = NativeDeepseekV4 if isinstance(model, DeepseekV4ForCausalLM) else NativeDecoder
-    return StepModel(
-        run(model, layout, kv_caches, context),
-        build_native_tables,
-        partial(draw_tokens, context),
-    )
+    draw = partial(draw_tokens, context)
+    if isinstance(model, DeepseekV4ForCausalLM):
+        own = NativeDeepseekV4(model, layout, kv_caches, context, releases=releases)
+        return StepModel(own, build_native_tables, draw)
+    decoder = NativeDecoder(model, layout, kv_caches, context, releases=releases)
+    settle = decoder.settle_drafts if model.config.recurrences else None
+    return StepModel(decoder, build_native_tables, draw, settle)
 
 
 def _find_obstacle(model: Any, kv_caches: Mapping[str, torch.Tensor]) -> str:

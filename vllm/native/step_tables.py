@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -25,17 +25,31 @@ class NativeTables:
             first position to write, and where a request's table begins in ``block_ids``, its
             length and its first block.
         block_ids: All tables, end to end.
+        drafts: By request ``[R]``, how many of its last tokens are guesses; None: none are.
     """
 
     num_requests: int
     num_groups: int
     numbers: "array[int]"
     block_ids: np.ndarray
+    drafts: "array[int] | None" = None
 
-    def to_struct(self, token_ids: int, positions: int, num_tokens: int) -> Step:
-        """Returns the struct over these arrays and two more, given by address.
+    @property
+    def num_drafts(self) -> int:
+        """Guesses among all tokens."""
+        return 0 if self.drafts is None else sum(self.drafts)
+
+    def to_struct(self, token_ids: int, positions: int, num_tokens: int, kept: int = 0) -> Step:
+        """Returns the struct over these arrays and others, given by address.
 
         The arrays must outlive it.
+
+        Args:
+            token_ids: Of the tokens.
+            positions: Of the tokens.
+            num_tokens: How many there are.
+            kept: Where a model with recurrent layers keeps what drafts would do to its states; 0:
+                nowhere.
         """
         per_request = self.num_requests * _INT64_BYTES
         sizes = [per_request] * 5 + [per_request * self.num_groups] * 3
@@ -49,6 +63,9 @@ class NativeTables:
             positions,
             *addresses,
             self.block_ids.ctypes.data,
+            num_drafts=self.drafts.buffer_info()[0] if kept and self.drafts else None,
+            total_drafts=self.num_drafts if kept else 0,
+            drafts=kept or None,
         )
 
 
@@ -81,6 +98,7 @@ def build_native_tables(slices: Sequence[RequestSlice], layout: CacheLayout) -> 
     ]
     if not kept:
         numbers = []
+    drafts = [item.num_drafts for item in kept]
     return NativeTables(
         num_requests=len(kept),
         num_groups=num_groups,
@@ -90,4 +108,34 @@ def build_native_tables(slices: Sequence[RequestSlice], layout: CacheLayout) -> 
             if tables
             else np.zeros(0, dtype=np.int64)
         ),
+        drafts=array("q", drafts) if any(drafts) else None,
     )
+
+
+def build_settled_tables(
+    slices: Sequence[RequestSlice], num_accepted: Sequence[int], layout: CacheLayout
+) -> NativeTables:
+    """Lays out what a step's accepted drafts read and leave, for ``vn_decoder_settle``.
+
+    Args:
+        slices: The step's requests.
+        num_accepted: Of each, how many of its drafts stand.
+        layout: The groups.
+
+    Returns:
+        The tables of requests of which some stand. First flat rows count among the step's drafts,
+        positions and tokens from a request's first draft.
+    """
+    kept, first_rows, row = [], [], 0
+    for item, accepted in zip(slices, num_accepted, strict=True):
+        if not item.num_tokens or not item.num_drafts:
+            continue
+        if accepted:
+            start = item.start + item.num_tokens - item.num_drafts
+            own = replace(item, start=start, num_tokens=accepted, read_from=0, num_drafts=0)
+            kept.append(own)
+            first_rows.append(row)
+        row += item.num_drafts
+    tables = build_native_tables(kept, layout)
+    tables.numbers[: len(kept)] = array("q", first_rows)
+    return tables

@@ -3,9 +3,9 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 7
+ABI_VERSION = 10
 
-F32, BF16, MXFP4, FP8, INT8, PARTS, PANELS = 0, 1, 2, 3, 4, 5, 6
+F32, BF16, MXFP4, FP8, INT8, PARTS, PANELS, BF16_PANELS = range(8)
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
 MLP, EXPERTS = 0, 1
 SILU, GELU_TANH, CLAMPED = 0, 1, 2
@@ -63,7 +63,10 @@ class Step(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("num_tokens", "num_requests", "num_groups")),
         *_pointers("token_ids positions row_starts starts counts read_from wanted_from"),
-        *_pointers("write_from table_offsets table_lengths table_bases block_ids"),
+        *_pointers("write_from table_offsets table_lengths table_bases block_ids input_rows"),
+        *_pointers("num_drafts"),
+        ("total_drafts", c_int64),
+        *_pointers("drafts"),
     )
 
 
@@ -153,6 +156,31 @@ class ExpertsBeside(ctypes.Structure):
     )
 
 
+class SharedExpert(ctypes.Structure):
+    """``vn_shared_expert``."""
+
+    _fields_ = (
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("gate", Matrix),
+        *_int32s("inner unused"),
+    )
+
+
+class Recurrence(ctypes.Structure):
+    """``vn_recurrence``."""
+
+    _fields_ = (
+        ("in_proj", Matrix),
+        ("output", Matrix),
+        *_pointers("conv decay_rates dt_bias norm"),
+        ("states", Cache),
+        *_int32s("number num_channels num_key_heads num_heads key_dim value_dim conv_width"),
+        *_int32s("is_interleaved has_sigmoid_gate"),
+        *_int32s("heads_per_block channels_per_block num_head_pieces num_pieces unused"),
+    )
+
+
 class DecoderLayer(ctypes.Structure):
     """``vn_decoder_layer``."""
 
@@ -175,7 +203,9 @@ class DecoderLayer(ctypes.Structure):
         *_floats("scale soft_cap"),
         *_int32s("has_own_rows shared_slot has_value_norm"),
         ("scalar", c_float),
-        *_int32s("unused"),
+        *_int32s("num_turned has_output_gate unused"),
+        ("recurrence", POINTER(Recurrence)),
+        ("shared_expert", POINTER(SharedExpert)),
         ("beside", POINTER(ExpertsBeside)),
         ("input_gate", Matrix),
         ("input_output", Matrix),
@@ -198,6 +228,16 @@ class DecoderModel(ctypes.Structure):
         *_int32s("input_width unused"),
         *_floats("input_table_scale input_projection_scale"),
         *_floats("embedding_scale final_soft_cap norm_eps"),
+    )
+
+
+class DeltaScan(ctypes.Structure):
+    """``vn_delta_scan``."""
+
+    _fields_ = (
+        *_pointers("queries keys values logs betas state outputs"),
+        ("num_tokens", c_int64),
+        *_int32s("num_key_heads num_heads key_dim value_dim has_channel_decays unused"),
     )
 
 

@@ -1,14 +1,19 @@
-"""Tensors as the structs that the native kernels take. Nothing is copied but small vectors."""
+"""Tensors as the structs that the native kernels take.
+
+Nothing is copied but small vectors, and bf16 matrices that are packed.
+"""
 
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
 from vllm.exceptions import InvariantError
 from vllm.model_executor.layers.linear import ReplicatedLinear, StoredLinear
+from vllm.model_executor.layers.quantization.bf16_panels import Bf16Panels, PackedWeights
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.layers.quantization.panels import GroupValues, PackedRows
 from vllm.model_executor.layers.quantization.storages import (
@@ -19,9 +24,12 @@ from vllm.model_executor.layers.quantization.storages import (
     RowSource,
     StackedRows,
 )
+from vllm.model_executor.layers.vocab import VocabParallelEmbedding
+from vllm.model_executor.models.causal_lm import CausalLM
 from vllm.native.step_tables import NativeTables
 from vllm.native.structs import (
     BF16,
+    BF16_PANELS,
     F32,
     FP8,
     INT8,
@@ -66,10 +74,21 @@ def address_of(tensor: torch.Tensor, dtype: torch.dtype, *shape: int) -> int:
     return tensor.data_ptr()
 
 
-def make_step(token_ids: torch.Tensor, positions: torch.Tensor, tables: NativeTables) -> Step:
+def make_step(
+    token_ids: torch.Tensor,
+    positions: torch.Tensor,
+    tables: NativeTables,
+    kept: torch.Tensor | None = None,
+) -> Step:
     """Returns the struct over a step's token ids and positions, int64 [T] both, and its tables.
 
-    All three must outlive it.
+    All must outlive it.
+
+    Args:
+        token_ids: Of the tokens.
+        positions: Of the tokens.
+        tables: Of the requests.
+        kept: fp32 [layers, drafts, values]: takes what drafts would do to recurrent states.
 
     Raises:
         InvariantError: One of the tensors is no such.
@@ -79,6 +98,7 @@ def make_step(token_ids: torch.Tensor, positions: torch.Tensor, tables: NativeTa
         address_of(token_ids, torch.int64, count),
         address_of(positions, torch.int64, count),
         count,
+        0 if kept is None else address_of(kept, torch.float32, *kept.shape),
     )
 
 
@@ -109,6 +129,18 @@ def can_read_tensors(model: nn.Module, kv_caches: Mapping[str, torch.Tensor]) ->
     )
 
 
+def find_packed(model: CausalLM[Any], *, releases: bool) -> PackedWeights | None:
+    """Returns where a bf16 model's matrices are packed, once for all who run it.
+
+    None: the model is of another type.
+    """
+    if model.dtype != torch.bfloat16:
+        return None
+    if model.packed is None:
+        model.packed = PackedWeights(releases=releases, kept=model.weights_for_torch())
+    return model.packed
+
+
 @dataclass(slots=True)
 class TensorBinder:
     """Makes structs over tensors.
@@ -116,18 +148,39 @@ class TensorBinder:
     Args:
         layout: The KV groups.
         kv_caches: Cache name -> [num_blocks, rows_per_block, width].
+        packed: Where bf16 matrices are packed, and their products' inputs rounded; None: they are
+            multiplied as they lie, by fp32 inputs.
 
     Owns: the fp32 copies of small vectors, and lists of matrices; keep it as long as the structs.
     """
 
     layout: CacheLayout
     kv_caches: Mapping[str, torch.Tensor]
+    packed: PackedWeights | None = None
     copies: list[torch.Tensor] = field(default_factory=list)
     lists: list[ctypes.Array[Matrix]] = field(default_factory=list)
     panels: list[Panels] = field(default_factory=list)
 
     def matrix(self, weight: torch.Tensor) -> Matrix:
         """Returns [rows, in], or stacked [n, rows, in] as one matrix of n * rows."""
+        if self.packed is None or weight.dtype != torch.bfloat16:
+            return self.table(weight)
+        return _bind_panels(self.packed.pack(weight.detach().view(-1, weight.shape[-1])))
+
+    def embedding(self, module: VocabParallelEmbedding) -> Matrix:
+        """Returns an embedding's table, after all that is multiplied by was bound."""
+        if module.quantised is not None:
+            return self.source(module.find_rows())
+        if self.packed is not None and self.packed.releases:
+            panels = self.packed.find(module.weight)
+            if panels is not None:
+                module.read_from(panels)
+        return self.table(module.weight)
+
+    def table(self, weight: torch.Tensor) -> Matrix:
+        """Returns a matrix of which rows are read: as it lies, unless it is multiplied by too."""
+        if self.packed is not None and (panels := self.packed.find(weight)):
+            return _bind_panels(panels)
         flat = weight.detach().flatten(0, -2)
         assert flat.data_ptr() == weight.data_ptr(), "stacked matrices lie end to end"
         return Matrix(flat.data_ptr(), None, *flat.shape, flat.stride(0), _KINDS[flat.dtype])
@@ -241,6 +294,16 @@ class TensorBinder:
             group=own_group if group is None else group,
             kind=_KINDS[view.dtype],
         )
+
+
+def _bind_panels(panels: Bf16Panels) -> Matrix:
+    return Matrix(
+        data=panels.words.data_ptr(),
+        rows=panels.num_rows,
+        cols=panels.num_columns,
+        row_stride=panels.num_columns,
+        kind=BF16_PANELS,
+    )
 
 
 def _address_or_none(tensor: torch.Tensor | None) -> int | None:

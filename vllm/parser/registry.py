@@ -9,7 +9,7 @@ from vllm.exceptions import ConfigError
 from vllm.parser.dialect import ToolDialect
 from vllm.parser.dsml import DsmlDialect
 from vllm.parser.harmony import HarmonyParser
-from vllm.parser.interface import ParseOptions, ResponseParser
+from vllm.parser.interface import ParseOptions, ResponseParser, new_call_id
 from vllm.parser.json_calls import HermesDialect, LlamaDialect
 from vllm.parser.plain import PlainParser
 from vllm.parser.pythonic import PythonicDialect
@@ -127,7 +127,7 @@ class ParserChoice:
             return HarmonyParser(self.reasoning != NONE, options)
         tags = REASONING_PARSERS.get(self.reasoning)
         dialect = TOOL_PARSERS.get(self.tools)
-        if self.tools in _MISTRAL:
+        if self.tools in _MISTRAL and options.new_call_id is new_call_id:
             options = replace(options, new_call_id=_new_mistral_id)
         if tags is None and dialect is None:
             return PlainParser()

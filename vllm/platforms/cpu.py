@@ -106,7 +106,7 @@ class CpuPlatform(Platform):
 
         from vllm.native.models import make_native_model  # noqa: PLC0415  (loads torch)
 
-        native = make_native_model(model, layout, kv_caches, torch.get_num_threads())
+        native = make_native_model(model, layout, kv_caches, torch.get_num_threads(), releases=True)
         return native or super().make_step_model(model, layout, kv_caches, device)
 
     def allocate_kv_pool(

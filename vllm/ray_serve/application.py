@@ -5,6 +5,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.schema import LoggingConfig
 
 from vllm import platforms
 from vllm.config import VllmConfig
@@ -42,6 +43,8 @@ def build(args: FleetArgs, core_factory: str) -> Any:
         request_router_config=RequestRouterConfig(
             request_router_class=FleetRequestRouter, request_router_kwargs={"fleet": fleet}
         ),
+        # Front ends ask each replica for news all the time: a line for each would fill the log.
+        logging_config=LoggingConfig(enable_access_log=False),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=args.drain_timeout_s,

@@ -102,13 +102,14 @@ class FleetCores(MailboxHandle):
         data = await self._engines.describe.remote(Anyone())
         ready = self._codec.decode_from_core(data)
         assert isinstance(ready, Ready)
-        self._hash_prompt = make_prompt_hasher(self._config, ready.kv_cache.hash_block_size)
+        self._hash_prompt = make_prompt_hasher(self._config, ready.kv_cache.unit)
         settings = RouterSettings.from_config(self._config, ready.kv_cache)
         self._fleet.start(Router(settings))
         self._ready = msgspec.structs.replace(
             ready, kv_caches=[ready.kv_cache] * settings.num_cores
         )
         self._watching = asyncio.create_task(self._watch())
+        self._watching.add_done_callback(self._note_failure)
 
     def wait_ready(self) -> Ready:
         """Return what the first replica said; ``start`` comes first."""
@@ -132,6 +133,15 @@ class FleetCores(MailboxHandle):
         tasks = [*self._following.values(), *self._listening.values(), *self._asking]
         for task in (*tasks, *([self._watching] if self._watching else [])):
             task.cancel()
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        """Follow the replicas no further without a word: nothing that this says would be true."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        logger.error("The fleet is not followed any more.", exc_info=error)
+        if self._dead_error is None:
+            self._dead_error = EngineDeadError(f"The fleet is not followed any more: {error!r}")
+            self._mailbox.put(Dead(str(self._dead_error)))
 
     def _send(self, message: ToCore) -> None:
         if isinstance(message, AddRequest):
@@ -255,7 +265,9 @@ class FleetCores(MailboxHandle):
             living = self._fleet.living()
             for name, rank in living.items():
                 if name not in known:
-                    self._listening[name] = asyncio.create_task(self._listen(name, rank))
+                    listening = asyncio.create_task(self._listen(name, rank))
+                    listening.add_done_callback(self._note_failure)
+                    self._listening[name] = listening
                     self._mailbox.put(CoreBack(rank))
             for name, rank in known.items():
                 if name not in living:

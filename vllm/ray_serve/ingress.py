@@ -43,7 +43,7 @@ class Ingress:
         add_process_metrics(registry)
         self._state = ServerState()
         self._args = args
-        self._app = build_app(self._state, args, registry)
+        self._app = build_app(self._state, args, registry, config.scheduler_config.tenants)
         finish = start_context(config, args, self._state)
         places = open_fleet(fleet, config.parallel_config.data_parallel_size)
         cores = FleetCores(config, engines, places)

@@ -107,8 +107,8 @@ class EngineReplica:
     def _bind(self) -> asyncio.AbstractEventLoop:
         """Hand the core's messages to the event loop that serves calls, from the first on."""
         if self._loop is None:
-            loop = self._loop = asyncio.get_running_loop()
-            self._core.subscribe(lambda message: _hand_over(loop, self._on_message, message))
+            self._loop = asyncio.get_running_loop()
+            self._core.subscribe(self._hand_over)
         return self._loop
 
     # ---- calls -------------------------------------------------------------------------------
@@ -215,6 +215,12 @@ class EngineReplica:
 
     # ---- from the core -----------------------------------------------------------------------
 
+    def _hand_over(self, message: FromCore) -> None:
+        """Bring a message from the core's thread to the event loop."""
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._on_message, message)
+
     def _on_message(self, message: FromCore) -> None:
         if isinstance(message, StepOutputs):
             self._share_out(message.outputs)
@@ -271,8 +277,3 @@ def _of_one(
     return StepOutputs(
         EngineCoreOutputs([output], scheduler_stats=stats, timestamp=outputs.timestamp)
     )
-
-
-def _hand_over(loop: asyncio.AbstractEventLoop, take: object, message: FromCore) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(take, message)  # type: ignore[arg-type]

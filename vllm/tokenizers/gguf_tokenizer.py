@@ -2,6 +2,7 @@
 
     gpt2    byte-level BPE: tokens, merges, and the name of the expression that splits text
     llama   SentencePiece: tokens and scores; the merge of the highest score is done first
+    gemma4  BPE over characters: tokens and merges; spaces are marked, and only line breaks split
 
 An unknown name of a splitting expression is refused: a wrong one would answer wrongly and say
 nothing. The expressions are those of the models' own releases.
@@ -18,6 +19,8 @@ from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureErro
 from vllm.utils.gguf_file import read_gguf
 
 _SPACE_MARK = "\u2581"
+# Where a vocabulary has it, characters without a token are spelled by their bytes.
+_FIRST_BYTE = "<0x00>"
 _WORDS_IN_CASE = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+END"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*END"
@@ -31,6 +34,9 @@ _SPLITS: Mapping[str, str | None] = {
     "gpt-2": None,
     "smollm": None,
     "llama-bpe": rf"{_PLAIN_WORDS}|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}",
+    # Marks of combined letters belong to words.
+    "qwen35": rf"{_SHORTENED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    + rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
     "qwen2": rf"{_PLAIN_WORDS}|\p{{N}}|{_MARKS}|{_SPACES}",
     "gpt-4o": _WORDS_IN_CASE.replace("END", f"{_SHORTENED}?")
     + rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
@@ -39,7 +45,8 @@ _SPLITS: Mapping[str, str | None] = {
 }
 # Their releases take a word that is a token whole, whatever its merges.
 _WHOLE_WORDS = ("llama-bpe", "tekken", "gpt-4o")
-_COMPOSED = ("qwen2",)
+_COMPOSED = ("qwen2", "qwen35")
+_LINES = r"[^\n]+|\n+"
 _CONTROL, _USER_DEFINED = 3, 4
 _TEMPLATE = "tokenizer.chat_template"
 _NAMED = ("bos", "eos", "unknown", "padding")
@@ -59,15 +66,17 @@ def read_gguf_tokenizer(path: str | Path) -> tuple[tokenizers.Tokenizer, dict[st
         backend = _make_byte_level(keys)
     elif kind == "llama":
         backend = _make_sentence_piece(keys)
+    elif kind == "gemma4":
+        backend = _make_character_level(keys)
     elif not kind:
         raise ConfigError(f"{path} holds no tokenizer: give one by --tokenizer.")
     else:
         raise UnsupportedFeatureError(
-            f"{path} holds a tokenizer of the kind {kind!r}, which is not served (gpt2 and llama "
-            "are): give one by --tokenizer."
+            f"{path} holds a tokenizer of the kind {kind!r}, which is not served (gpt2, llama and "
+            "gemma4 are): give one by --tokenizer."
         )
     _add_tokens(backend, keys)
-    return backend, _make_config(keys, adds_bos=kind == "llama")
+    return backend, _make_config(keys, adds_bos=kind in ("llama", "gemma4"))
 
 
 class _TokenKeys:
@@ -132,19 +141,7 @@ def _make_byte_level(keys: _TokenKeys) -> tokenizers.Tokenizer:
             f"{keys.path} splits text by the expression {name!r}, which is not known here (known: "
             f"{', '.join(_SPLITS)}): give the model's own tokenizer by --tokenizer."
         )
-    merges = []
-    for merge in keys.get("merges", list, []):
-        first, space, second = str(merge).partition(" ")
-        if not space or not first or not second:
-            raise keys.broken(f"{merge!r} is no merge")
-        merges.append((first, second))
-    try:
-        model = models.BPE(
-            vocab=keys.make_vocabulary(), merges=merges, ignore_merges=name in _WHOLE_WORDS
-        )
-    except Exception as error:  # the library raises bare Exception
-        raise keys.broken(str(error)) from error
-    backend = tokenizers.Tokenizer(model)
+    backend = _make_merging(keys, ignore_merges=name in _WHOLE_WORDS)
     expression = _SPLITS[name]
     if name in _COMPOSED:
         backend.normalizer = normalizers.NFC()
@@ -157,6 +154,42 @@ def _make_byte_level(keys: _TokenKeys) -> tokenizers.Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _make_merging(keys: _TokenKeys, **settings: Any) -> tokenizers.Tokenizer:
+    """Returns BPE by the file's list of merges, with the library's other settings."""
+    merges = []
+    for merge in keys.get("merges", list, []):
+        first, space, second = str(merge).partition(" ")
+        if not space or not first or not second:
+            raise keys.broken(f"{merge!r} is no merge")
+        merges.append((first, second))
+    try:
+        model = models.BPE(vocab=keys.make_vocabulary(), merges=merges, **settings)
+    except Exception as error:  # the library raises bare Exception
+        raise keys.broken(str(error)) from error
+    return tokenizers.Tokenizer(model)
+
+
+def _make_character_level(keys: _TokenKeys) -> tokenizers.Tokenizer:
+    backend = _make_merging(
+        keys,
+        unk_token=_find_unknown(keys),
+        fuse_unk=True,
+        byte_fallback=_FIRST_BYTE in keys.tokens,
+    )
+    backend.normalizer = normalizers.Replace(" ", _SPACE_MARK)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(_LINES), behavior="isolated")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return backend
+
+
+def _find_unknown(keys: _TokenKeys) -> str | None:
+    return keys.token_of("unknown") or next(
+        (token for token, kind in zip(keys.tokens, keys.types, strict=True) if kind == 2), None
+    )
 
 
 def _make_sentence_piece(keys: _TokenKeys) -> tokenizers.Tokenizer:
@@ -172,17 +205,13 @@ def _make_sentence_piece(keys: _TokenKeys) -> tokenizers.Tokenizer:
         known = [pair for pair in splits if pair[0] in vocabulary and pair[1] in vocabulary]
         merges += [(-scores[number], number, pair) for pair in known]
     merges.sort(key=lambda entry: entry[:2])
-    unknown = keys.token_of("unknown") or next(
-        (token for token, kind in zip(keys.tokens, keys.types, strict=True) if kind == 2), None
-    )
-    has_bytes = "<0x00>" in vocabulary
     backend = tokenizers.Tokenizer(
         models.BPE(
             vocab=vocabulary,
             merges=[pair for _, _, pair in merges],
-            unk_token=unknown,
+            unk_token=_find_unknown(keys),
             fuse_unk=True,
-            byte_fallback=has_bytes,
+            byte_fallback=_FIRST_BYTE in vocabulary,
         )
     )
     has_prefix = keys.get("add_space_prefix", bool, True)

@@ -15,6 +15,9 @@ EVICTED = "evicted"
 WINDOW_NOT_RETAINED = "window_not_retained"
 WINDOW_EVICTED = "window_evicted"
 WINDOW_REBUILT = "window_rebuilt"
+# The same of a recurrent state, which no few tokens bring back.
+STATE_NOT_RETAINED = "state_not_retained"
+STATE_EVICTED = "state_evicted"
 ABOVE_LAST_BOUNDARY = "above_last_boundary"
 DRAFTER = "drafter"
 BYPASSED = "bypassed"
@@ -29,6 +32,8 @@ MISS_REASONS = (
     WINDOW_NOT_RETAINED,
     WINDOW_EVICTED,
     WINDOW_REBUILT,
+    STATE_NOT_RETAINED,
+    STATE_EVICTED,
     ABOVE_LAST_BOUNDARY,
     DRAFTER,
     BYPASSED,
@@ -102,6 +107,19 @@ class PrefillStats(msgspec.Struct, frozen=True, omit_defaults=True):
     predicted_tokens: int | None = None
     prediction: str = ""
 
+    def hit_sources(self) -> dict[str, int]:
+        """Return ``num_cached_tokens`` by where they came from; those of the pool are the first.
+
+        "external" is what a connector loaded without telling from where.
+        """
+        num_untold = self.num_external_tokens - sum(self.external_sources.values())
+        found = {
+            "pool": self.num_cached_tokens - self.num_external_tokens,
+            **self.external_sources,
+            "external": num_untold,
+        }
+        return {source: count for source, count in found.items() if count}
+
 
 class HeldPrefix(msgspec.Struct, frozen=True):
     """A prefix that somebody asked to keep.
@@ -133,6 +151,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
             prompt is counted once.
         data_parallel_rank: The engine core that shall run it; None: any.
         block_hashes: Of the prompt's full units, where the front end has them already.
+        tenant: Whose request it is, where several share the server; None: nobody's in particular.
     """
 
     request_id: str
@@ -148,6 +167,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     cache_ttls: dict[int, float] = {}
     data_parallel_rank: int | None = None
     block_hashes: list[bytes] = []
+    tenant: str | None = None
 
 
 class LogprobsRows(msgspec.Struct, frozen=True):

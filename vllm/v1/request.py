@@ -88,6 +88,7 @@ class Request(TokenSequence):
     Attributes:
         prefill_stats: Where the prompt's tokens came from, until it is sent with an output.
         is_extra_answer: Whether it is a further answer to a prompt that another request brought.
+        tenant: Whose request it is; None: nobody's in particular.
     """
 
     def __init__(
@@ -114,10 +115,12 @@ class Request(TokenSequence):
         cache_boundaries: Sequence[int] = (),
         cache_ttls: Mapping[int, float] | None = None,
         block_hashes: Sequence[BlockHash] = (),
+        tenant: str | None = None,
     ) -> None:
         super().__init__(request_id, prompt_token_ids, prompt_embeds, block_hasher, block_hashes)
         self.client_index = client_index
         self.priority = priority
+        self.tenant = tenant
         self.arrival_time = time.time() if arrival_time is None else arrival_time
         self.trace_headers = trace_headers
         self.abort_immediately = abort_immediately
@@ -214,6 +217,7 @@ class Request(TokenSequence):
             cache_boundaries=request.cache_boundaries,
             cache_ttls=request.cache_ttls,
             block_hashes=[BlockHash(known) for known in request.block_hashes],
+            tenant=request.tenant,
         )
 
     # ------------------------------------------------------------------- state

@@ -105,6 +105,7 @@ ASCEND_OPS: Mapping[str, AscendOp] = MappingProxyType(
         "weigh_sinks": _aten("weigh_sinks", "one extra logit a head"),
         "router_logits": _aten("router_logits", "a plain product in fp32"),
         "choose_by_softmax": _aten("choose_by_softmax", "npu_moe_gating_top_k, not compared yet"),
+        "choose_by_sigmoid": _aten("choose_by_sigmoid", "npu_moe_gating_top_k, not compared yet"),
         "run_experts": _aten("run_experts", "as mix_experts, without a shared expert"),
         "gated_mlp": _aten("gated_mlp", "two products and a gate"),
         "short_convolution": _aten("short_convolution", "npu_causal_conv1d, not compared yet"),

@@ -70,6 +70,9 @@ class ModelSlimQuantization:
         self._made.append(made)
         return made
 
+    def find_row_decoder(self, name: str, width: int) -> None:
+        """See ``WeightQuantization``: tables are plain."""
+
     def make_experts(
         self,
         prefix: str,

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chat_trace import BLOCK, ChatShape, make_chat_trace
+from benchmarks.chat_trace import BLOCK, make_chat_trace
+from tests.cachelab.sim.small_chat import LINES, SETTINGS, SHAPE
 from vllm.benchmarks.datasets.lines import BadLines
 from vllm.benchmarks.datasets.timed_trace import read_timed_trace
 from vllm.cachelab.sim.clock import ClockedRun, SimResult
@@ -13,26 +14,15 @@ from vllm.cachelab.sim.cores import SimCores
 from vllm.cachelab.sim.cost import CostModel
 from vllm.cachelab.sim.engine import SimEngine
 from vllm.cachelab.sim.loads import trace_load
-from vllm.cachelab.sim.settings import SimSettings, find_hf_config
 from vllm.config.parallel import ParallelConfig
-
-SHAPE = ChatShape(num_conversations=12, mean_turns=4.0, rate=0.5, answer_blocks=1)
-SETTINGS = SimSettings(
-    find_hf_config("v4-flash"),
-    block_size=32,
-    pool_bytes=1 << 30,
-    max_model_len=16_384,
-    scheduler={"max_num_batched_tokens": 2048, "max_num_seqs": 16},
-)
 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory):
     path: Path = tmp_path_factory.mktemp("chat") / "trace.jsonl"
-    lines = make_chat_trace(SHAPE, seed=4)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
     requests = read_timed_trace(path, block=BLOCK, bad=BadLines(path, True))
-    assert len(requests) == len(lines) > 30
+    assert len(requests) == len(LINES) > 30
     return requests
 
 

@@ -5,26 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chat_trace import BLOCK, ChatShape, make_chat_trace
+from benchmarks.chat_trace import BLOCK
+from tests.cachelab.sim.small_chat import LINES, SETTINGS
 from vllm.benchmarks.flags import BALANCERS
 from vllm.benchmarks.fleet_replay import Bursts, FleetJob, format_fleet
 from vllm.cachelab.sim.balancers import Sessions, SimpleBalancer, make_balancer
 from vllm.cachelab.sim.cost import CostModel
 from vllm.cachelab.sim.fleet import FleetResult, Losses, Restarts
-from vllm.cachelab.sim.settings import SimSettings, find_hf_config
+from vllm.cachelab.sim.warm_up import WarmUp
 from vllm.exceptions import ConfigError
 from vllm.v1.engine.data_parallel.directory import CacheShape
 from vllm.v1.engine.data_parallel.router import RouterSettings
-
-SHAPE = ChatShape(num_conversations=12, mean_turns=4.0, rate=0.5, answer_blocks=1)
-SETTINGS = SimSettings(
-    find_hf_config("v4-flash"),
-    block_size=32,
-    pool_bytes=1 << 30,
-    max_model_len=16_384,
-    scheduler={"max_num_batched_tokens": 2048, "max_num_seqs": 16},
-)
-LINES = make_chat_trace(SHAPE, seed=4)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +61,34 @@ def test_servers_that_die_and_restart_lose_no_request(path: Path) -> None:
     # What one has computed just now the others hear of later, and the router says so.
     assert set(result.outcomes) <= {"exact", "waited", "late", "evicted"}
     assert result.hit_rate > 0.3
+
+
+@pytest.mark.slow
+def test_servers_that_pull_before_they_serve_hit_at_once(path: Path) -> None:
+    def fresh(warm_up: WarmUp | None) -> tuple[float, FleetResult]:
+        result = run(path, "prefix", restarts=Restarts(4.0, 1.0), warm_up=warm_up)
+        assert len(result.latency_s) == len(LINES)
+        assert result.fresh_hit_rate is not None
+        return result.fresh_hit_rate, result
+
+    cold, without = fresh(None)
+    warm, pulled = fresh(WarmUp(10.0, 1e12, 1e10))
+    assert without.pulled_bytes == 0
+    assert pulled.pulled_bytes > 0
+    assert pulled.pulled_s == pytest.approx(pulled.pulled_bytes / 1e10)
+    # Every run is the same; the short trace asks for little that was pulled.
+    assert warm > cold + 0.01
+    assert pulled.hit_rate > without.hit_rate
+    # What the router foretells holds for pulled prefixes too.
+    assert pulled.outcomes["evicted"] == 0
+    # The budget is kept, to a prompt.
+    less = fresh(WarmUp(10.0, pulled.pulled_bytes / 10, 1e10))[1]
+    assert less.pulled_bytes < pulled.pulled_bytes / 2
+
+
+def test_a_budget_is_checked() -> None:
+    with pytest.raises(ConfigError, match="--warm-up 0 1 1: all three must be above 0"):
+        WarmUp(0, 1, 1)
 
 
 @pytest.mark.parametrize("name", BALANCERS[:-1])

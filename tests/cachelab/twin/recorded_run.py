@@ -103,7 +103,7 @@ class RecordedRun:
             self.scheduler.recorder._monotonic = lambda: next(times)
         hash_fn = get_hash_fn_by_name("sha256")
         init_none_hash(hash_fn)
-        self._hasher = get_request_block_hasher(plan.hash_block_size, hash_fn)
+        self._hasher = get_request_block_hasher(plan.unit, hash_fn)
         self._rng = random.Random(seed)
         self._holds = holds
         self._num_drafts = config.num_speculative_tokens

@@ -115,6 +115,22 @@ def test_two_prompts_that_part_are_three_branches(run: WatchedRun) -> None:
     )
 
 
+def test_admissions_tell_where_hits_came_from(run: WatchedRun) -> None:
+    prompt = make_prompt(0, 300)
+    for _ in range(3):
+        run.serve(prompt)
+    seen = run.view.snapshot()
+    cached = [one.cached_tokens for one in seen.admissions]
+    assert cached[0] == cached[1] > 0 == cached[2]
+    assert [one.sources for one in seen.admissions] == [
+        {"pool": cached[0]},
+        {"pool": cached[0]},
+        {},
+    ]
+    assert seen.sources == {"pool": seen.totals["cached_tokens"]}
+    assert seen.offload is None
+
+
 def test_heat_halves_and_hits_stay(run: WatchedRun) -> None:
     prompt = make_prompt(0, 300)
     for _ in range(5):

@@ -8,6 +8,7 @@ from vllm.inputs import TokensPrompt
 from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import Tokenizer
+from vllm.v1.engine.data_parallel.predictions import Prediction
 from vllm.v1.engine.output_queue import OutputSink
 from vllm.v1.messages import HeldPrefix, PrefillStats
 
@@ -53,6 +54,8 @@ class FakeEngine:
         self.held: list[HeldPrefix] = []
         self.keeps = True
         self.can_reset = True
+        self.predictions: dict[str, Prediction] = {}
+        self.admissions: dict[str, PrefillStats] = {}
         self.on_view: Callable[[], object] = lambda: None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -112,6 +115,14 @@ class FakeEngine:
     def withdraw_prefixes(self, names: Sequence[str]) -> None:
         """Note the call."""
         self.withdrawn += names
+
+    def find_prediction(self, request_id: str) -> Prediction | None:
+        """What was foretold of a request."""
+        return self.predictions.get(request_id)
+
+    def find_admission(self, request_id: str) -> PrefillStats | None:
+        """How a request was admitted."""
+        return self.admissions.get(request_id)
 
     async def view_cache(self) -> tuple[bytes, float]:
         """Return the only snapshot there is."""

@@ -16,7 +16,14 @@ from vllm.tokenizers import Tokenizer
 Type = gguf.GGMLQuantizationType
 GGML_QUANT_SIZES = gguf.constants.GGML_QUANT_SIZES
 
-TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+TOP = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+}
 PARTS = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -40,8 +47,44 @@ OTHER_PARTS = {
     },
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
 }
+OTHER_PARTS["gemma4"] = OTHER_PARTS["gemma3"] | {
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "router.proj": "ffn_gate_inp",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+}
+OTHER_PARTS["qwen3.5"] = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+}
+OTHER_PARTS["qwen3.5-moe"] = OTHER_PARTS["qwen3.5"]
+# Parts of recurrent layers with something of every value head.
+HEADED = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "dt_bias", "A_log")
+# Vectors whose names end otherwise than in ".weight" on one side.
+VECTORS = {
+    "self_attn.sinks": "attn_sinks.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.A_log": "ssm_a",
+}
 ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3-moe": "qwen3moe", "gemma3": "gemma3"}
-ARCHITECTURES["gpt-oss"] = "gpt-oss"
+ARCHITECTURES |= {"gpt-oss": "gpt-oss", "gemma4": "gemma4", "qwen3.5": "qwen35"}
+ARCHITECTURES["qwen3.5-moe"] = "qwen35moe"
 SCALED = {Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K}
 
 
@@ -83,6 +126,27 @@ def pair_rows(matrix: np.ndarray, head_dim: int) -> np.ndarray:
     return heads.swapaxes(1, 2).reshape(matrix.shape)
 
 
+def tile_heads(value: np.ndarray, raw: dict[str, Any], *, back: bool = False) -> np.ndarray:
+    """Puts value heads, given those of a key head together, first of each first; or back."""
+    keys = raw["linear_num_key_heads"]
+    sizes = (keys, raw["linear_num_value_heads"] // keys)
+    rows = value.reshape(*(reversed(sizes) if back else sizes), -1, *value.shape[1:])
+    return rows.swapaxes(0, 1).reshape(value.shape)
+
+
+def tile(name: str, value: np.ndarray, raw: dict[str, Any], *, back: bool = False) -> np.ndarray:
+    """Moves the value heads of a recurrent layer's part as files have them, or back."""
+    leaf = name.removesuffix(".weight").rpartition(".")[2]
+    if leaf == "out_proj":
+        return tile_heads(value.T, raw, back=back).T
+    if leaf not in HEADED:
+        return value
+    first = 0
+    if leaf in ("in_proj_qkv", "conv1d"):
+        first = 2 * raw["linear_num_key_heads"] * raw["linear_key_head_dim"]
+    return np.concatenate([value[:first], tile_heads(value[first:], raw, back=back)])
+
+
 def unpair_rows(matrix: np.ndarray, head_dim: int) -> np.ndarray:
     heads = matrix.reshape(-1, head_dim // 2, 2, matrix.shape[-1])
     return heads.swapaxes(1, 2).reshape(matrix.shape)
@@ -92,16 +156,22 @@ def write_keys(writer: gguf.GGUFWriter, family: str, raw: dict[str, Any]) -> Non
     writer.add_context_length(raw["max_position_embeddings"])
     writer.add_embedding_length(raw["hidden_size"])
     writer.add_block_count(raw["num_hidden_layers"])
-    writer.add_feed_forward_length(raw["intermediate_size"])
     writer.add_head_count(raw["num_attention_heads"])
+    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
+    writer.add_rope_freq_base(raw.get("rope_theta", 1_000_000.0))
+    if family == "gemma4":
+        write_gemma4_keys(writer, raw)
+        return
+    if "intermediate_size" in raw:
+        writer.add_feed_forward_length(raw["intermediate_size"])
     writer.add_head_count_kv(raw["num_key_value_heads"])
     writer.add_key_length(raw["head_dim"])
     writer.add_value_length(raw["head_dim"])
-    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
-    writer.add_rope_freq_base(raw.get("rope_theta", 1_000_000.0))
+    if family.startswith("qwen3.5"):
+        write_recurrent_keys(writer, raw)
     if family in ("gemma3", "gpt-oss"):
         writer.add_sliding_window(raw["sliding_window"])
-    if family == "qwen3-moe":
+    if family in ("qwen3-moe", "qwen3.5-moe"):
         writer.add_expert_count(raw["num_experts"])
         writer.add_expert_used_count(raw["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(raw["moe_intermediate_size"])
@@ -116,6 +186,50 @@ def write_keys(writer: gguf.GGUFWriter, family: str, raw: dict[str, Any]) -> Non
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(scaling["factor"])
         writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+
+
+def write_recurrent_keys(writer: gguf.GGUFWriter, raw: dict[str, Any]) -> None:
+    """Writes the shape of recurrent layers, and the part of a head that is turned."""
+    values = raw["linear_num_value_heads"] * raw["linear_value_head_dim"]
+    writer.add_ssm_conv_kernel(raw["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(raw["linear_key_head_dim"])
+    writer.add_ssm_group_count(raw["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(raw["linear_num_value_heads"])
+    writer.add_ssm_inner_size(values)
+    writer.add_full_attention_interval(4)
+    rope = raw["rope_parameters"]
+    writer.add_rope_dimension_count(int(raw["head_dim"] * rope["partial_rotary_factor"]))
+    writer.add_rope_dimension_sections([2, 1, 1, 0])
+    if "shared_expert_intermediate_size" in raw:
+        writer.add_expert_shared_feed_forward_length(raw["shared_expert_intermediate_size"])
+
+
+def write_gemma4_keys(writer: gguf.GGUFWriter, raw: dict[str, Any]) -> None:
+    """Writes what differs by layer, and the share of full layers' pairs that is turned."""
+    layers, shared = raw["num_hidden_layers"], raw.get("num_kv_shared_layers", 0)
+    is_local = [kind == "sliding_attention" for kind in raw["layer_types"]]
+    writer.add_sliding_window_pattern(is_local)
+    writer.add_sliding_window(raw["sliding_window"])
+    full_heads = raw.get("num_global_key_value_heads") or raw["num_key_value_heads"]
+    writer.add_head_count_kv([raw["num_key_value_heads"] if w else full_heads for w in is_local])
+    wide = 2 if raw.get("use_double_wide_mlp") else 1
+    width = raw["intermediate_size"]
+    writer.add_feed_forward_length([width] * (layers - shared) + [wide * width] * shared)
+    writer.add_shared_kv_layers(shared)
+    writer.add_key_length(raw["global_head_dim"])
+    writer.add_value_length(raw["global_head_dim"])
+    writer.add_key_length_swa(raw["head_dim"])
+    writer.add_value_length_swa(raw["head_dim"])
+    writer.add_rope_freq_base_swa(10_000.0)
+    writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
+    writer.add_embedding_length_per_layer_input(raw["hidden_size_per_layer_input"])
+    pairs = raw["global_head_dim"] // 2
+    turned = np.arange(pairs) < pairs // 4
+    writer.add_tensor("rope_freqs.weight", np.where(turned, 1, 1e30).astype(np.float32))
+    if raw.get("enable_moe_block"):
+        writer.add_expert_count(raw["num_experts"])
+        writer.add_expert_used_count(raw["top_k_experts"])
+        writer.add_expert_feed_forward_length(raw["moe_intermediate_size"])
 
 
 def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -199,8 +313,17 @@ class _Matrix:
             return
         layer, part = name.removeprefix("model.layers.").split(".", 1)
         prefix = f"blk.{layer}"
-        if part == "self_attn.sinks":
-            self._add(f"{prefix}.attn_sinks.weight", value)
+        if part in VECTORS:
+            if "linear_attn" in part:
+                value = tile(part, value, self._raw)
+            if part.endswith("A_log"):
+                value = -np.exp(value)
+                self.twin = tile(part, np.log(-value), self._raw, back=True)
+            self._add(f"{prefix}.{VECTORS[part]}", value)
+        elif part == "experts.gate_up_proj":
+            self.twin = self._stack(f"{prefix}.ffn_gate_up_exps.weight", value, 0)
+        elif part == "experts.down_proj":
+            self.twin = self._stack(f"{prefix}.ffn_down_exps.weight", value, 1)
         elif ".experts." in part:
             self._experts(prefix, part.rsplit(".", 1)[1])
         else:
@@ -210,9 +333,14 @@ class _Matrix:
 
     def _matrix_or_norm(self, stored_name: str) -> None:
         value = self._value
-        if value.ndim == 1 or "ffn_gate_inp" in stored_name:
-            is_norm = "norm" in stored_name
-            added = 1 if self._family == "gemma3" and is_norm else 0
+        if value.ndim == 1 or "ffn_gate_inp" in stored_name or "conv1d" in stored_name:
+            is_norm = "norm" in stored_name and "ssm_norm" not in stored_name
+            adds_one = self._family == "gemma3" or self._family.startswith("qwen3.5")
+            added = 1 if adds_one and is_norm else 0
+            if "conv1d" in stored_name:
+                value = tile(self._name, value, self._raw).squeeze(1)
+            if "shexp" in stored_name:
+                value = value[0]
             self._add(stored_name, value + np.float32(added))
             if added:
                 # One fp32 rounding, which the twin takes too.
@@ -220,10 +348,17 @@ class _Matrix:
             return
         is_paired = self._family == "llama" and stored_name.split(".")[-2] in ("attn_q", "attn_k")
         head_dim = self._raw["head_dim"]
+        if value.shape[-1] % GGML_QUANT_SIZES[self._kind][0]:
+            # What a converter falls back to where blocks do not fill a row.
+            self._kind = Type.F16
         source = pair_rows(value, head_dim) if is_paired else value
+        if "linear_attn" in self._name:
+            source = np.ascontiguousarray(tile(self._name, value, self._raw))
         stored, decoded = store(self._kind, source, self._seed)
         self._add(stored_name, stored, self._kind)
         self.twin = unpair_rows(decoded, head_dim) if is_paired else decoded
+        if "linear_attn" in self._name:
+            self.twin = tile(self._name, decoded, self._raw, back=True)
 
     def _experts(self, prefix: str, leaf: str) -> None:
         value = self._value

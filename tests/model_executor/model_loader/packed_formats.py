@@ -178,7 +178,7 @@ def write_quantised(
     tensors: dict[str, torch.Tensor] = {}
     twin: dict[str, torch.Tensor] = {}
     for name, value in state.items():
-        if value.ndim == 3:
+        if ".experts." in name:
             # transformers stacks experts; releases name them one by one.
             prefix, leaf = name.rsplit(".", 1)
             for e, matrix in enumerate(value):
@@ -205,7 +205,7 @@ def _add(
     tensors: dict[str, torch.Tensor],
     twin: dict[str, torch.Tensor],
 ) -> None:
-    if name.endswith("_proj.weight"):
+    if name.endswith("_proj.weight") or ".in_proj_" in name:
         stem = name.removesuffix("weight")
         stored, twin[name] = encode(form, value.float(), len(tensors))
         tensors.update({stem + leaf: tensor.contiguous() for leaf, tensor in stored.items()})

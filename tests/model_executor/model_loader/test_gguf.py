@@ -17,7 +17,7 @@ from tests.model_executor.model_loader.gguf_files import (
     write_gguf,
 )
 from tests.model_executor.models.decoder.building import build_model, make_harness
-from tests.model_executor.models.decoder.reference import PARITY_CONFIGS, build_hf_model
+from tests.model_executor.models.decoder.reference import PARITY_CONFIGS, build_hf_model, qwen3_5
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError, VllmError
 from vllm.model_executor.layers.quantization.gguf_blocks import BLOCK_READERS, read_blocks
@@ -32,15 +32,37 @@ from vllm.v1.attention.ops.registry import get_reference_op
 
 # Rows of 256 values suit every type.
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
+CONFIGS = PARITY_CONFIGS | {
+    "qwen3.5-moe": qwen3_5(
+        architectures=["Qwen3_5MoeForCausalLM"],
+        model_type="qwen3_5_moe_text",
+        num_experts=8,
+        num_experts_per_tok=2,
+    )
+}
 SMALL = [Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.IQ4_NL, Type.MXFP4]
 LARGE = [Type.Q4_K, Type.Q6_K, Type.Q5_K, Type.IQ4_XS]
 PLAIN = [Type.F32, Type.F16, Type.BF16]
 
 
 def make_raw(family: str) -> dict[str, Any]:
-    raw = {**PARITY_CONFIGS[family], **SIZES}
+    raw = {**CONFIGS[family], **SIZES}
     if family == "qwen3-moe":
         raw |= {"moe_intermediate_size": 256, "mlp_only_layers": []}
+    if family == "qwen3.5-moe":
+        raw |= {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}
+    if family.startswith("qwen3.5"):
+        raw |= {"num_hidden_layers": 4, "linear_num_value_heads": 6, "linear_value_head_dim": 128}
+        rope = raw["rope_parameters"] | {"mrope_section": [4, 2, 2]}
+        raw |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
+    if family.startswith("gemma4"):
+        raw |= {"num_hidden_layers": 4, "global_head_dim": 128, "num_kv_shared_layers": 0}
+        raw["layer_types"] = ["sliding_attention", "full_attention"] * 2
+        raw["rms_norm_eps"] = 1e-6
+        if family == "gemma4-small":
+            raw |= {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 64}
+        if family == "gemma4-moe":
+            raw["moe_intermediate_size"] = 256
     if family == "gpt-oss":
         raw["num_hidden_layers"] = 2
         raw["layer_types"] = ["sliding_attention", "full_attention"]
@@ -55,7 +77,7 @@ def load(path: Path) -> DecoderForCausalLM:
     """Loads a file as the worker does."""
     raw = read_gguf_config(path)
     config = resolve_model(raw["architectures"]).parse_config(raw)
-    weights = GgufWeights(path, config.attention.head_dim)
+    weights = GgufWeights(path)
     model = DecoderForCausalLM(
         config, ops=get_reference_op, dtype=torch.float32, device="cpu", quantization=weights
     )
@@ -106,6 +128,12 @@ def test_all_negative_extremes_and_small_scales() -> None:
         ("qwen3", [Type.Q4_K]),
         ("qwen3-moe", SMALL),
         ("gemma3", [*SMALL, *PLAIN]),
+        ("gemma4-small", [*SMALL, *PLAIN]),
+        ("gemma4-small", [Type.Q6_K, Type.Q4_K]),
+        ("gemma4-moe", SMALL),
+        ("qwen3.5", [*SMALL, *PLAIN]),
+        ("qwen3.5", [Type.Q4_K, Type.Q6_K]),
+        ("qwen3.5-moe", SMALL),
         ("gpt-oss", [Type.MXFP4]),
         ("gpt-oss", [Type.Q8_0]),
     ],
@@ -114,10 +142,10 @@ def test_all_negative_extremes_and_small_scales() -> None:
 def test_a_file_is_its_decoded_twin(family: str, kinds: list[Type], tmp_path: Path) -> None:
     raw = make_raw(family)
     state = dict(build_hf_model(raw, seed=7).state_dict())
-    if raw.get("tie_word_embeddings") or family == "gemma3":
+    if raw.get("tie_word_embeddings") or family.startswith("gemma"):
         state.pop("lm_head.weight", None)
     path = tmp_path / "model.gguf"
-    twin = write_gguf(family, raw, state, path, kinds)
+    twin = write_gguf("gemma4" if "gemma4" in family else family, raw, state, path, kinds)
     model, plain = load(path), build_model(raw, twin)
     token_ids = random_tokens(60, 3)
     expected = make_harness(plain).run(token_ids, [60])
@@ -151,6 +179,42 @@ def test_rotary_divisors_are_read_from_their_tensor(tmp_path: Path) -> None:
     assert rope.kind == "divided"
     assert rope.divisors == tuple(factors.tolist())
     assert config.norm.eps == 1e-5, "an fp32 key is read as the number it was written as"
+
+
+def test_blocks_that_draft_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "qwen3")
+    writer.add_block_count(3)
+    writer.add_nextn_predict_layers(1)
+    for block in range(3):
+        writer.add_tensor(f"blk.{block}.attn_norm.weight", np.ones(8, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    names = [tensor.name for tensor in read_stored_tensors(path)]
+    assert names == [f"model.layers.{index}.input_layernorm.weight" for index in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("head_count_kv", [1, 2, 1], "head_count_kv is .1, 2, 1.; allowed: 4 integers"),
+        ("sliding_window_pattern", [1, 1, 1, 0], "allowed: 4 booleans, one a layer"),
+        ("feed_forward_length", [256, 300, 256, 256], "twice as much in the layers that share"),
+        ("embedding_length_per_layer_input", 0, "if and only if there is a tensor per_layer"),
+    ],
+)
+def test_gemma4s_keys_by_layer_are_checked(
+    name: str, value: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, path = make_raw("gemma4-small"), tmp_path / "model.gguf"
+    add = getattr(gguf.GGUFWriter, f"add_{name}")
+    monkeypatch.setattr(gguf.GGUFWriter, f"add_{name}", lambda writer, _: add(writer, value))
+    state = dict(build_hf_model(raw, seed=7).state_dict())
+    write_gguf("gemma4", raw, state, path, [Type.F32])
+    with pytest.raises(ConfigError, match=message):
+        read_gguf_config(path)
 
 
 # ---- files that are not what they say ---------------------------------------------------------

@@ -97,7 +97,7 @@ def test_a_quantised_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gemma3", "qwen3", "gpt-oss"])
+@pytest.mark.parametrize("family", ["gemma3", "gemma4-small", "gemma4-moe", "qwen3", "gpt-oss"])
 def test_other_families(family: str, tmp_path: Path) -> None:
     raw = PARITY_CONFIGS[family]
     reference = build_hf_model(raw, seed=7)

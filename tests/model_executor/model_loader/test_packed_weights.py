@@ -123,12 +123,19 @@ def test_a_zero_point_of_fifteen_wraps_in_the_first_layout(tmp_path: Path) -> No
         ("qwen3-moe", "gptq-order"),
         ("gemma3", "w4a16-asymmetric"),
         ("mistral", "gptq"),
+        ("qwen3.5", "awq"),
+        ("qwen3.5", "w8a16"),
+        ("gemma4-small", "w4a16"),
+        ("gemma4-moe", "w8a16"),
+        ("gemma4-moe", "gptq-order"),
     ],
 )
 def test_a_model_is_its_decoded_twin(family: str, name: str, tmp_path: Path) -> None:
     raw = {**PARITY_CONFIGS[family], **SIZES}
     if family == "qwen3-moe":
         raw["moe_intermediate_size"] = 32
+    if family == "qwen3.5":
+        raw["linear_num_value_heads"] = 8  # codes of eight outputs lie in a word
     state = build_hf_model(raw, seed=7).state_dict()
     twin = write_quantised(FORMATS[name], raw, dict(state), tmp_path)
     model, plain = load(tmp_path), build_model(raw, twin)

@@ -160,7 +160,7 @@ def lose_a_window_block(c: CheckpointCoordinator, computed: dict[str, int]) -> N
 def give_back_without_a_word(c: CheckpointCoordinator, computed: dict[str, int]) -> None:
     """A free block belongs to a checkpoint whose maker never said that it gave it back."""
     tables = [table for name in computed for table in c.requests[name].windows]
-    held = [block for record in c.index._unlisted for block in record.all_blocks()]
+    held = [block for record in c.index.members._open for block in record.all_blocks()]
     table, block = next((t, b) for t in tables for b in t.blocks if b in held and b.ref_cnt == 1)
     table.blocks[table.blocks.index(block)] = c.block_pool.null_block
     c.block_pool.free_blocks([block])

@@ -8,16 +8,25 @@ from functools import partial
 
 import pytest
 
+from benchmarks.prefix_driver import PrefixDriver
 from tests.v1.core.many_seeds import Traffic, run_random_traffic, tokens_of
 from tests.v1.core.sched.test_state_machine import UnitTraffic, run_traffic
 from tests.v1.core.toy_kind import RecurrentStateSpec, toy_config, toy_specs
-from tests.v1.core.unit_cache_driver import Driver, RowMemory, make_manager, make_request
+from tests.v1.core.unit_cache_driver import (
+    Driver,
+    RowMemory,
+    coordinator_of,
+    make_manager,
+    make_request,
+)
 from vllm.distributed.kv_events import BlockStored
 from vllm.exceptions import ConfigError
+from vllm.utils.hashing import sha256
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, maybe_convert_block_hash
 from vllm.v1.core.layout.packing import packed_block_stride
 from vllm.v1.core.retention.sizes import max_window_blocks
+from vllm.v1.core.retention.tiers import Tier
 from vllm.v1.engine.kv_cache_setup import has_windows
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
@@ -129,6 +138,49 @@ def test_states_are_left_inside_a_chunk_where_prompts_part() -> None:
         request = driver.add([*shared, *tokens_of(own, 300)], max_tokens=2)
         driver.run_all(budget=1024)
         assert driver.hits[request.request_id] == expected
+
+
+def test_the_first_prompt_leaves_a_state_where_it_is_marked() -> None:
+    """In a full pool too, where nothing is left in memory that nothing else needs."""
+    driver = Driver(toy_config(32, 160), 2048, seed=4)
+    for number in range(8):
+        driver.add(tokens_of(100 + number, 500), max_tokens=2)
+        driver.run_all()
+    shared = tokens_of(4, 300)
+    marks = (300, 590, 20)  # the system prompt; near the end, and near the beginning: worth little
+    driver.add([*shared, *tokens_of(5, 300)], max_tokens=2, cache_boundaries=marks)
+    driver.run_all()
+    request = driver.add([*shared, *tokens_of(6, 300)], max_tokens=2)
+    driver.run_all()
+    assert driver.hits[request.request_id] == 288
+
+
+def test_a_turn_gives_up_the_state_it_began_at() -> None:
+    driver = PrefixDriver(toy_config(32, 800), 4096)
+    hasher = get_request_block_hasher(32, sha256)
+    said = tokens_of(1, 300)
+    driver.serve("first", said, hasher, 40)
+    said += [0] * 40  # the answer
+    found = driver.serve("second", [*said, *tokens_of(2, 100)], hasher, 40)
+    assert found.hit_tokens == (340 - 1) // 32 * 32
+    records = coordinator_of(driver.manager).index.checkpoints.values()
+    standings = {record.position: record.standing.value for record in records}
+    # Where the first prompt's resend would resume, and its answer's end; the same of the second.
+    assert standings[288] == standings[320] == "superseded"
+    assert standings[416] == "kept"
+    assert standings[448] == "left"
+    tiers = {record.position: record.tier for record in records}
+    assert tiers[288] == tiers[320] == Tier.COLD
+
+
+def test_a_missing_state_is_named_as_the_reason() -> None:
+    driver = Driver(toy_config(32, 800), 2048, seed=6)
+    shared = tokens_of(4, 300)
+    driver.add([*shared, *tokens_of(5, 40)], max_tokens=2)
+    driver.run_all()
+    request = driver.add([*shared, *tokens_of(6, 40)], max_tokens=2)
+    driver.run_all()
+    assert driver.records[request.request_id].miss_tokens["state_not_retained"] > 0
 
 
 def test_events_announce_a_state_by_the_prefix_it_stands_for() -> None:

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.v1.core.unit_cache_driver import Driver, coordinator_of, make_manager, make_request
 from tests.v1.core.v4_geometry import v4_config
+from tests.v1.core.window_geometry import MISTRAL_LIKE, window_config
 from vllm.distributed.kv_events import BlockStored
 from vllm.exceptions import ConfigError, InvariantError
 from vllm.v1.core.cache_step import StepRequest
@@ -128,6 +129,38 @@ def test_a_copy_is_hit_when_its_source_is_gone_and_told_of_with_its_own_tokens()
     third = driver.add(prompt, max_tokens=2)
     driver.run_all(budget=2048)
     assert driver.hits[third.request_id] == 992
+
+
+def test_evicting_a_block_of_a_running_request_ends_its_checkpoints() -> None:
+    driver = Driver(v4_config(32, 400), 2048, seed=3)
+    first = driver.add(tokens_of(3, 1000), max_tokens=200)
+    while first.num_computed_tokens < 1056:
+        driver.step(2048)
+    # It carries the checkpoint of its last unit along, and holds the blocks.
+    tokens = [*first.all_token_ids]
+    (_, *_, last) = driver.coordinator.requests[first.request_id].windows[0].blocks
+    assert driver.manager.look_up(make_request("before", tokens, 32)).num_tokens == 1056
+    (record,) = driver.coordinator.index.members.open_ones_with(last)
+    assert record.position == 1056
+    driver.manager.evict_blocks([last.block_id])
+    assert driver.manager.look_up(make_request("after", tokens, 32)).num_tokens == 1024
+    driver.manager.check_invariants()
+
+
+def test_without_dense_rows_a_checkpoint_is_found_whatever_became_of_those_before_it() -> None:
+    driver = Driver(window_config(16, 400, 64, MISTRAL_LIKE), 2048, seed=3)
+    request = driver.add(tokens_of(3, 100), max_tokens=100)
+    while request.num_computed_tokens < 128:
+        driver.step(2048)
+    coordinator = driver.coordinator
+    for record in tuple(coordinator.index.checkpoints.values()):
+        coordinator.store.dissolve(record)
+    assert not coordinator.index.lineage.parents, "the chain ends where a checkpoint does"
+    while request.num_computed_tokens < 160:
+        driver.step(2048)
+    again = make_request("again", [*request.all_token_ids], 16)
+    assert driver.manager.look_up(again).num_tokens == 160
+    driver.manager.check_invariants()
 
 
 def test_nothing_is_cached_or_hit_with_caching_off() -> None:

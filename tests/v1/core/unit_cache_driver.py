@@ -20,6 +20,7 @@ from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import (
+    KVCacheBlock,
     get_request_block_hasher,
     init_none_hash,
     maybe_convert_block_hash,
@@ -66,11 +67,26 @@ class RowMemory:
         self._blocks: dict[int, tuple[int, dict[int, Tag]]] = {}
         self._windows: dict[str, dict[int, WindowTable]] = {}
         self._pool = manager.block_pool
+        # How often each block was taken.
+        self._num_takes: Counter[int] = Counter()
+        self._pool.get_new_blocks = self._count_takes(  # type: ignore[method-assign]
+            self._pool.get_new_blocks
+        )
         # What was published before this schedule(): block id -> position below which no row may
         # be written any more (I6).
         self._sealed: dict[int, list[tuple[object, int]]] = {}
         self._spread = _find_spread(manager.kv_cache_config)
         self.num_rows_read = 0
+
+    def _count_takes(
+        self, take: Callable[[int], list[KVCacheBlock]]
+    ) -> Callable[[int], list[KVCacheBlock]]:
+        def get_new_blocks(num_blocks: int) -> list[KVCacheBlock]:
+            taken = take(num_blocks)
+            self._num_takes.update(block.block_id for block in taken)
+            return taken
+
+        return get_new_blocks
 
     def seal(self, positions: dict[bytes, int]) -> None:
         """Note what is published, before a ``schedule()`` publishes more.
@@ -85,18 +101,19 @@ class RowMemory:
             ]
             keys = self._index.keys_of(block)
             if keys:
-                # The list itself tells this life of the block from its next one.
-                published.append((keys, positions[keys[-1]]))
+                published.append((self._life_of(block), positions[keys[-1]]))
             if published:
                 self._sealed[block.block_id] = published
 
     def _lowest_writable(self, block_id: int) -> int:
         """Return the position below which rows of a block may not change any more."""
         block = self._pool.blocks[block_id]
-        alive = {id(self._index.keys_of(block)), *map(id, self._index.checkpoints_of(block))}
-        return max(
-            (p for what, p in self._sealed.get(block_id, ()) if id(what) in alive), default=0
-        )
+        alive = {self._life_of(block), *self._index.checkpoints_of(block)}
+        return max((p for what, p in self._sealed.get(block_id, ()) if what in alive), default=0)
+
+    def _life_of(self, block: KVCacheBlock) -> object:
+        """Return what tells keys of a block from those it carries after it was taken again."""
+        return None if block.key is None else (self._num_takes[block.block_id], block.key)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Run a step's copies, all sources read before any destination is written."""
@@ -292,11 +309,22 @@ class Driver:
         self.positions: dict[bytes, int] = {}
         self.announced: Counter[tuple[int | None, bytes | int]] = Counter()
 
-    def add(self, tokens: Sequence[int], max_tokens: int = 8, priority: int = 0) -> Request:
+    def add(
+        self,
+        tokens: Sequence[int],
+        max_tokens: int = 8,
+        priority: int = 0,
+        cache_boundaries: Sequence[int] = (),
+    ) -> Request:
         """Queue a request."""
         self._next_id += 1
         request = make_request(
-            f"r{self._next_id}", tokens, self.unit, max_tokens, priority=priority
+            f"r{self._next_id}",
+            tokens,
+            self.unit,
+            max_tokens,
+            priority=priority,
+            cache_boundaries=cache_boundaries,
         )
         self._enqueue(request, len(self.waiting))
         return request

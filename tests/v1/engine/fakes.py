@@ -142,6 +142,9 @@ class FakeExecutor:
     def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
         self.kv_cache_config = kv_cache_configs[0]
 
+    def bind_wake(self, wake: Any) -> bool:
+        return False
+
     def find_fault(self) -> str | None:
         return self._script.get("fault")
 

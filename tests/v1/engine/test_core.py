@@ -161,8 +161,7 @@ def test_the_description_of_the_kv_cache(config):
     core = build_fake_core(vllm_config)
     info = core.get_kv_cache_info()
     assert vllm_config.cache_config.num_gpu_blocks == info.num_blocks == 33
-    assert (info.block_size, info.hash_block_size, info.smallest_reusable_prefix) == (16, 16, 16)
-    assert info.hit_unit == 16
+    assert (info.block_size, info.unit, info.smallest_reusable_prefix) == (16, 16, 16)
     assert info.max_model_len == 256
     assert info.max_concurrency == pytest.approx(33 * 16 / 256, rel=0.1)
     assert info.capacity_tokens == int(info.max_concurrency * 256)

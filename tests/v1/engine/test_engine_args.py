@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.model_executor.models.decoder.building import wrap_text
+from tests.model_executor.models.decoder.reference import qwen3_5
 from vllm.config.vllm import VllmConfig
 from vllm.exceptions import ConfigError, UnsupportedModelError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.engine_args import AsyncEngineArgs, EngineArgs
+from vllm.v1.engine.input_processor import InputProcessor
 
 
 def _parse(*arguments: str) -> EngineArgs:
@@ -203,6 +207,20 @@ def _write_config(folder: Path, **changes: Any) -> str:
     raw = read_hf_config(resolve_checkpoint("deepseek-v4").path)
     (folder / "config.json").write_text(json.dumps({**raw, **changes}))
     return str(folder)
+
+
+def test_ends_of_answers_may_stand_in_the_text_part(tmp_path: Path) -> None:
+    """Without a generation_config.json, that is all there is to end an answer."""
+    text = qwen3_5(eos_token_id=[7, 9])
+    raw, _ = wrap_text(text, {}, "Qwen3_5ForConditionalGeneration", "qwen3_5", "model.")
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    args = EngineArgs(model=str(tmp_path), load_format="dummy", skip_tokenizer_init=True)
+    processor = InputProcessor(args.create_vllm_config(), None)
+    prompt = processor.parse_prompt({"prompt_token_ids": [1, 2, 3]})
+    params = processor.process("r", prompt, SamplingParams()).sampling_params
+    assert params is not None
+    assert params.eos_token_id == 7
+    assert params.stop_token_ids == [9]
 
 
 def test_a_foreign_architecture_is_refused_by_name(tmp_path: Path) -> None:

@@ -44,8 +44,7 @@ def hybrid_specs(unit=32):
 def test_a_plain_model_hits_at_a_block(config):
     vllm_config = config(num_blocks=40)
     plan = plan_kv_cache(vllm_config, [{"a": full(), "b": full()}], [MEMORY])
-    assert plan.scheduler_config.hit_unit == 16
-    assert (plan.scheduler_block_size, plan.hash_block_size) == (16, 16)
+    assert plan.unit == 16
     assert vllm_config.cache_config.num_gpu_blocks == 40
 
 
@@ -56,9 +55,7 @@ def test_a_model_without_windows_has_nothing_to_retain(config, interval, monkeyp
     vllm_config = config(num_blocks=40)
     vllm_config.cache_config.prefix_cache_retention_interval = interval
     plan = plan_kv_cache(vllm_config, [{"a": full()}], [MEMORY])
-    manager = KVCacheManager(
-        plan.scheduler_config, 512, plan.scheduler_block_size, plan.hash_block_size
-    )
+    manager = KVCacheManager(plan.scheduler_config, 512, plan.unit, plan.unit)
     assert not manager.coordinator.geometry.windows
     assert describe_kv_cache(vllm_config, plan).retention.startswith("every block")
 
@@ -79,9 +76,7 @@ def test_a_lone_window_group_follows_the_interval(config):
     window = SlidingWindowSpec(block_size=16, sliding_window=32, **COMMON)
     plan = plan_kv_cache(vllm_config, [{"a": window}], [MEMORY])
     assert plan.scheduler_config.hit_unit == 16
-    manager = KVCacheManager(
-        plan.scheduler_config, 512, plan.scheduler_block_size, plan.hash_block_size
-    )
+    manager = KVCacheManager(plan.scheduler_config, 512, plan.unit, plan.unit)
     assert manager.coordinator.policy.interval == 64
 
 
@@ -118,11 +113,10 @@ def test_a_hybrid_model_hits_at_one_unit(config):
     vllm_config = config(num_blocks=600)
     vllm_config.cache_config.block_size = 32
     plan = plan_kv_cache(vllm_config, [hybrid_specs()], [MEMORY])
-    assert (plan.scheduler_block_size, plan.hash_block_size) == (32, 32)
-    assert plan.scheduler_config.hit_unit == 32
+    assert plan.unit == 32
     assert [c.hit_unit for c in plan.worker_configs] == [32]
     info = describe_kv_cache(vllm_config, plan)
-    assert (info.hit_unit, info.smallest_reusable_prefix) == (32, 32)
+    assert (info.unit, info.smallest_reusable_prefix) == (32, 32)
     assert [(g.block_size, g.sliding_window) for g in info.groups] == [(128, None), (32, 128)]
     assert info.capacity_bytes == sum(t.size for t in plan.worker_configs[0].kv_cache_tensors)
     assert "window state" in info.retention
@@ -268,7 +262,7 @@ class TestFixedPool:
 
     def load(self, vllm_config):
         plan = plan_kv_cache(vllm_config, [hybrid_specs()], [MEMORY])
-        sizes = plan.scheduler_block_size, plan.hash_block_size
+        sizes = plan.unit, plan.unit
         max_model_len = vllm_config.model_config.max_model_len
         KVCacheManager(plan.scheduler_config, max_model_len, *sizes)
 

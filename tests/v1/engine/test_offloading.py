@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -21,11 +22,18 @@ from vllm.config import KVTransferConfig, SpeculativeConfig
 from vllm.distributed.kv_events import BlockStored, KVEventBatch
 from vllm.distributed.kv_transfer.offloading.reporting import TierEvents
 from vllm.distributed.kv_transfer.offloading.tier import Tier
+from vllm.distributed.kv_transfer.offloading.write_gate import WriteGate
 from vllm.exceptions import ConfigError
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core_loop import CoreLoop
 from vllm.v1.engine.engine_args import EngineArgs
+from vllm.v1.engine.wire import AddRequest, Shutdown, StepOutputs
 from vllm.v1.kv_offload.rates import Rates
+from vllm.v1.kv_offload.rows_file import RowsFile
 from vllm.v1.kv_offload.store import ObjectStore
+from vllm.v1.kv_offload.tier_view import WarmStart
+from vllm.v1.messages import EngineCoreRequest
 
 pytestmark = pytest.mark.slow
 
@@ -34,12 +42,16 @@ MTP = SpeculativeConfig(method="mtp", num_speculative_tokens=2)
 
 
 def tiers_of(
-    root: Path | None, size: str = "64MiB", host: str | None = None, warm: int = 0
+    root: Path | None,
+    size: str = "64MiB",
+    host: str | None = None,
+    warm: int = 0,
+    writes: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     # Tests are about right answers: nothing may depend on how quick this machine is.
     settings: dict[str, Any] = {"always_restore": True, "warm": warm}
     if root is not None:
-        tier = {"type": "fs", "root_dir": str(root), "max_size": size}
+        tier = {"type": "fs", "root_dir": str(root), "max_size": size, **(writes or {})}
         settings["secondary_tiers"] = [tier]
     if host is not None:
         settings["cpu_bytes_to_use"] = host
@@ -54,11 +66,12 @@ def start(
     size: str = "64MiB",
     host: str | None = None,
     warm: int = 0,
+    writes: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Session:
     transfer = None
     if root is not None or host is not None:
-        transfer = KVTransferConfig.from_dict(tiers_of(root, size, host, warm))
+        transfer = KVTransferConfig.from_dict(tiers_of(root, size, host, warm, writes))
     settings = {"num_blocks": 3000, "budget": 256, **settings}
     session = Session(make_core(unit, transfer=transfer, **settings))
     if root is not None:
@@ -280,8 +293,18 @@ def test_both_tiers_behind_a_pool_far_too_small(tmp_path):
     assert set(sources(session)) == {"host", "disk"}
     session.core.scheduler.publish_kv_events()
     check_events([event for batch in batches for event in batch.events], tier)
+    view = tier.view()
     stats = tier.take_stats()
     assert stats.restores["restored"] == sum(n > 0 for n in externals(session))
+    # The page shows the same, and takes nothing from it.
+    assert (view.stores, view.restores) == (stats.stores, stats.restores)
+    for name, store in (("host", tier.host), ("disk", tier.store)):
+        seen = view.tiers[name]
+        assert seen.state == "ready"
+        assert seen.live_bytes == store.live_bytes <= seen.used_bytes <= seen.max_bytes
+        assert sum(seen.objects.values()) == len(store.list_objects())
+        assert (seen.hits, seen.read_bytes) == (stats.hits[name], stats.read_bytes[name])
+    assert view.warm_start.state == "off"
     assert stats.stores["stored"] == len(tier.store.list_objects())
     assert stats.read_bytes["disk"] > 0
     stop(session)
@@ -337,6 +360,95 @@ def test_every_miss_of_a_tier_has_its_reason(root, monkeypatch):
     stop(session)
 
 
+def num_stored(session: Session) -> int:
+    return len(store_of(session).list_objects())
+
+
+@pytest.mark.parametrize("host", [None, "8MiB"])
+def test_what_only_one_request_wanted_is_not_written(tmp_path, host):
+    prompts = prompts_of(51, (300, 420))
+    expected = cold(prompts)
+    writes = {"write_policy": "write_through_selective"}
+    session = start(tmp_path / "cache", host=host, writes=writes)
+    assert answer(session, prompts) == expected
+    assert num_stored(session) == 0
+    # A hit in the pool, or in host memory, is a second wish.
+    assert answer(session, prompts[1:]) == expected[1:]
+    assert num_stored(session) > 0
+    stop(session)
+    again = start(tmp_path / "cache", writes=writes)
+    assert answer(again, prompts) == expected
+    assert hits(again) == [0, 384]
+    stop(again)
+
+
+def test_what_is_written_late_is_written_at_the_end_and_when_memory_gets_short(tmp_path):
+    prompts = prompts_of(52, (300, 420, 350, 400))
+    expected = cold(prompts)
+    writes = {"write_policy": "write_back"}
+    session = start(tmp_path / "cache", writes=writes)
+    assert answer(session, prompts[:1]) == expected[:1]
+    assert num_stored(session) == 0
+    stop(session)
+    session = start(tmp_path / "cache", writes=writes, num_blocks=160, max_len=480)
+    assert answer(session, prompts[:1]) == expected[:1]
+    assert hits(session) == [256]
+    known = num_stored(session)
+    for prompt, tokens in zip(prompts[1:], expected[1:], strict=True):
+        assert num_stored(session) == known
+        assert answer(session, [prompt]) == [tokens]
+    assert num_stored(session) > known
+    stop(session, is_killed=True)
+    # A kill costs what was held back, and that alone.
+    last = start(tmp_path / "cache", writes=writes)
+    assert answer(last, prompts) == expected
+    assert sum(hits(last)) >= 256 + 384
+    stop(last, is_killed=True)
+
+
+def test_a_days_budget_bounds_what_is_written(tmp_path):
+    prompts = prompts_of(53, (420, 390, 450))
+    expected = cold(prompts)
+    first = start(tmp_path / "cache")
+    assert answer(first, prompts[:1]) == expected[:1]
+    written = store_of(first).counts.committed_bytes
+    stop(first)
+    shutil.rmtree(tmp_path / "cache")
+    # Enough for one prompt; with less than half left, only what is wanted twice.
+    writes = {"write_budget_per_day": str(int(written * 1.3))}
+    for life in range(2):
+        session = start(tmp_path / "cache", writes=writes, warm=1)
+        for _ in range(3):
+            assert answer(session, prompts) == expected
+        spent = store_of(session).counts.committed_bytes
+        assert 0 < spent <= written * 1.3 if life == 0 else spent < written
+        session.core.scheduler.log_stats = False
+        stop(session)
+
+
+def test_what_a_conversation_left_behind_meanwhile_is_not_written(tmp_path, monkeypatch):
+    rng = random.Random(54)
+    session = start(tmp_path / "cache")
+    tier = tier_of(session)
+    session.core.scheduler.log_stats = False  # counts stay here
+    real = WriteGate.take
+    # The disk is slow: nothing gets there before the chat is over.
+    monkeypatch.setattr(WriteGate, "take", lambda gate, waiting: None)
+    prompt = random_tokens(rng, 150)
+    for _ in range(4):
+        session.add(prompt, 4)
+        for _ in range(12):
+            session.step()
+        tokens = list(session.answers.values())[-1].tokens
+        prompt = prompt + tokens + random_tokens(rng, 130)
+    monkeypatch.setattr(WriteGate, "take", real)
+    session.run()
+    assert tier.counts.stores["superseded"] > 0
+    cells = store_of(session)._table.cells
+    assert not any(cells["superseded"][e.cell] for e in store_of(session).list_objects())
+    stop(session)
+
+
 def test_a_start_brings_back_what_was_used_most(tmp_path):
     prompts = prompts_of(32, (300, 200, 260))
     expected = cold(prompts)
@@ -347,8 +459,10 @@ def test_a_start_brings_back_what_was_used_most(tmp_path):
     # The kill of one that did nothing forgets nothing.
     stop(start(tmp_path / "cache", warm=2), is_killed=True)
     second = start(tmp_path / "cache", warm=2)
+    assert tier_of(second).view().warm_start.state == "waiting"
     second.run()
     check_free(second)
+    assert tier_of(second).view().warm_start == WarmStart("done", 2, 256 + 128)
     assert answer(second, prompts) == expected
     # Two lie in the pool before anybody asks; the third was asked for once.
     assert externals(second) == [0, 0, 256]
@@ -431,14 +545,17 @@ def test_a_tier_and_a_handover_stand_together(tmp_path):
             answered = pair.answer(prompt)
             assert answered.tokens == expected
             assert answered.stats is not None
-            found.append((answered.stats.num_external_tokens, answered.stats.external_sources))
+            found.append((answered.stats.num_external_tokens, answered.stats.hit_sources()))
+            view = pair.d.core.scheduler.connector.view_tiers()
+            assert list(view.tiers) == ["disk"]
+            assert view.restores.get("restored", 0) == (len(found) > 1)
             # The prefilling engine is told that nothing of it is held for the other any more.
             pair.run()
             pair.check_free()
         finally:
             pair.shutdown()
     # The tier is nearer where it has as much.
-    assert found == [(288, {}), (288, {"disk": 288})]
+    assert found == [(288, {"external": 288}), (288, {"disk": 288})]
 
 
 def test_a_disk_far_too_small_evicts_and_never_lies(tmp_path):
@@ -468,6 +585,48 @@ def test_a_kill_at_any_step_costs_no_answer(tmp_path):
     last = start(tmp_path / "cache")
     assert answer(last, prompts) == expected
     stop(last)
+
+
+def test_nothing_is_tried_while_a_prefix_comes_back(root, monkeypatch):
+    session = start(root)
+    may_read, is_waiting = threading.Event(), threading.Event()
+    real = RowsFile.read
+
+    def read_late(rows: RowsFile, extent: Any) -> memoryview:
+        may_read.wait(_WAIT_S)
+        return real(rows, extent)
+
+    waits: list[float] = []
+
+    def find_wait_s() -> float:
+        waits.append(_WAIT_S)
+        is_waiting.set()
+        return _WAIT_S
+
+    monkeypatch.setattr(RowsFile, "read", read_late)
+    monkeypatch.setattr(session.core, "find_wait_s", find_wait_s)
+    sent: list[Any] = []
+    loop = CoreLoop(session.core, sent.append)
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    loop.submit(AddRequest(EngineCoreRequest("a", KEPT[1], params, time.time())))
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    assert is_waiting.wait(_WAIT_S)
+    may_read.set()
+    began = time.monotonic()
+    while not _is_finished(sent):
+        # Nobody roused the loop: it sleeps for as long as it was told to.
+        assert time.monotonic() < began + _WAIT_S / 2
+        time.sleep(0.005)
+    loop.submit(Shutdown())
+    thread.join(_WAIT_S)
+    assert len(waits) <= 4
+    session.core.shutdown()
+
+
+def _is_finished(sent: list[Any]) -> bool:
+    steps = [message.outputs.outputs for message in sent if isinstance(message, StepOutputs)]
+    return any(output.finished for outputs in steps for output in outputs)
 
 
 def test_aborts_while_a_prefix_comes_back(root):
@@ -559,7 +718,7 @@ def test_a_folder_of_no_use_costs_only_the_tier(tmp_path, trouble):
         stop(other)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3.5"])
 def test_families_go_on_after_a_restart(tmp_path, family):
     checkpoint = tmp_path / "checkpoint"
     write_checkpoint(family, checkpoint)
@@ -585,6 +744,31 @@ def test_families_go_on_after_a_restart(tmp_path, family):
         tokens, found = run_engine(prompts, kv_transfer_config=transfer, **arguments)
         assert tokens == expected
         assert found == expected_hits
+
+
+def test_chats_over_recurrent_states_go_on_to_the_unit(tmp_path):
+    """Each turn in an engine of its own, whose pool holds hardly more than one request."""
+    write_checkpoint("qwen3.5", tmp_path / "checkpoint")
+    arguments: dict[str, Any] = {
+        "model": str(tmp_path / "checkpoint"),
+        "block_size": 32,
+        "max_model_len": 512,
+        "kv_cache_memory_bytes": 520_000,
+    }
+    rng = random.Random(9)
+    head = [rng.randrange(5, VOCAB_SIZE) for _ in range(90)]
+    chats = [head[: rng.randrange(90)] + [rng.randrange(5, VOCAB_SIZE)] * 40 for _ in range(3)]
+    tiers = tiers_of(tmp_path / "cache", host="1MiB")
+    for turn in range(3):
+        expected, _ = run_engine(chats, **arguments)
+        known = [len(chat) - 30 for chat in chats]
+        answers, found = run_engine(chats, kv_transfer_config=tiers, **arguments)
+        assert answers == expected
+        if turn:
+            # The last token of an answer is computed by nobody.
+            assert found == [(n - 1) // 32 * 32 for n in known]
+        for chat, tokens in zip(chats, answers, strict=True):
+            chat += tokens + [rng.randrange(5, VOCAB_SIZE) for _ in range(30)]
 
 
 def test_other_weights_are_another_identity(tmp_path):
@@ -620,6 +804,12 @@ def test_other_weights_are_another_identity(tmp_path):
         ({"kv_offloading_size": 0.0}, "GiB of host memory"),
         ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "use native"),
         ({"prefix_cache_dir": "x", "prefix_cache_disk_size": "much"}, "no size"),
+        (
+            {"prefix_cache_dir": "x", "prefix_cache_write_policy": "later"},
+            "use one of write_through",
+        ),
+        ({"prefix_cache_dir": "x", "prefix_cache_write_budget": "-1"}, "no size"),
+        ({"prefix_cache_write_policy": "write_back"}, "set --prefix-cache-dir"),
         ({"prefix_cache_dir": "x", "enable_prefix_caching": False}, "turn it on"),
         ({"prefix_cache_dir": "x", "prefix_caching_hash_algo": "xxhash"}, "can be forged"),
         ({"prefix_cache_dir": "x", "kv_transfer_config": {}}, "kv_role"),

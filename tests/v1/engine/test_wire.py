@@ -47,10 +47,8 @@ INFO = KVCacheInfo(
     max_concurrency=1.5,
     max_model_len=64,
     block_size=32,
-    scheduler_block_size=32,
-    hash_block_size=32,
+    unit=32,
     smallest_reusable_prefix=None,
-    hit_unit=32,
     retention="all",
     groups=(GroupInfo("mla", 128, 2, 64), GroupInfo("window", 32, 1, 64, 128)),
 )

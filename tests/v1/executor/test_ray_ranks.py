@@ -9,6 +9,7 @@ import pytest
 from tests.v1.executor.fake_ray import FakeRay
 from vllm.config import ModelConfig, ParallelConfig, VllmConfig
 from vllm.exceptions import CheckpointError, ConfigError, EngineDeadError
+from vllm.utils.ray_cluster import describe_environment
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.messages import Answer, Failure, LoadModel, MeasureMemory, RunStep
 from vllm.v1.executor.ray_actor import NodeInfo
@@ -43,7 +44,7 @@ class Rank:
         self._ended.wait(30)
 
     def describe_node(self) -> NodeInfo:
-        return NodeInfo("n", "10.0.0.1", 4000)
+        return NodeInfo("n", "10.0.0.1", 4000, describe_environment("10.0.0.1"))
 
 
 @pytest.fixture
@@ -110,7 +111,10 @@ def test_a_cluster_without_room_is_refused() -> None:
 
 
 def test_places_follow_machines() -> None:
-    nodes = [NodeInfo("a", "10.0.0.1", 4000), NodeInfo("b", "10.0.0.2", 5000)]
+    nodes = [
+        NodeInfo("a", "10.0.0.1", 4000, describe_environment("10.0.0.1")),
+        NodeInfo("b", "10.0.0.2", 5000, describe_environment("10.0.0.2")),
+    ]
     places = find_places([nodes[0], nodes[0], nodes[1]])
     assert [place.local_size for place in places] == [2, 2, 1]
     assert {place.rendezvous for place in places} == {"tcp://10.0.0.1:4000"}

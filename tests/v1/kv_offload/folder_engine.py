@@ -25,8 +25,8 @@ def identity_of(name: str, size: int = OBJECT) -> Identity:
 class Engine:
     """A folder, a store and the rows of one worker."""
 
-    def __init__(self, root: Path, name: str = "a", limit: int = LIMIT) -> None:
-        self.folder = CacheFolder(root, limit)
+    def __init__(self, root: Path, name: str = "a", limit: int = LIMIT, num_cores: int = 1) -> None:
+        self.folder = CacheFolder(root, limit, num_cores=num_cores)
         self.store: ObjectStore = self.folder.open_store(identity_of(name))
         self.store.load()
         self.store.make_room()

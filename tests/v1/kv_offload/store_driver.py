@@ -131,6 +131,9 @@ class StoreDriver:
         for entry in self.store.list_objects():
             self.check(entry)
         assert self.store.find_faults() == []
+        kinds = [entry.extent.key.kind for entry in self.store.list_objects()]
+        counted = {kind.name.lower(): kinds.count(kind) for kind in ObjectKind}
+        assert self.store.num_objects() == counted
 
     def cut(self, num_steps: int) -> None:
         """Run until the power goes at a random call; start again; all that was there is there."""

@@ -94,6 +94,47 @@ def test_one_writer_at_a_time(tmp_path):
     CacheFolder(root, LIMIT).close()
 
 
+def test_another_number_of_cores_goes_on_with_what_the_first_kept(tmp_path):
+    root = tmp_path / "cache"
+
+    def cores(number: int) -> list[Engine]:
+        share = LIMIT // number
+        names = [root] if number == 1 else [root / f"core-{i}" for i in range(number)]
+        # The first one last: whoever comes first moves what was left.
+        made = [Engine(name, "a", share, number) for name in reversed(names)]
+        assert disk_bytes(root) <= LIMIT
+        return made[::-1]
+
+    def close(engines: list[Engine]) -> None:
+        for engine in engines:
+            engine.close()
+
+    engines = cores(1)
+    assert all(engines[0].write(number) for number in range(5))
+    with pytest.raises(FolderBusyError):
+        CacheFolder(root / "core-0", LIMIT)
+    close(engines)
+    engines = cores(3)
+    assert [engine.count_right() for engine in engines] == [5, 0, 0]
+    assert all(engines[2].write(number) for number in range(10, 14))
+    with pytest.raises(FolderBusyError):
+        CacheFolder(root, LIMIT)
+    close(engines)
+    engines = cores(2)
+    assert [engine.count_right() for engine in engines] == [5, 0]
+    assert not (root / "core-2").exists()
+    assert all(engines[1].write(number) for number in range(100, 115))
+    close(engines)
+    engines = cores(1)
+    assert engines[0].count_right() == 5
+    # The second one's goes when its room is needed.
+    for number in range(30, 90):
+        engines[0].write(number)
+        assert disk_bytes(root) <= LIMIT
+    assert not (root / "core-1").exists()
+    close(engines)
+
+
 @pytest.mark.parametrize("trouble", ["others", "foreign", "link", "file", "newer"])
 def test_a_folder_that_is_not_ours_alone_is_left_as_it_is(tmp_path, trouble):
     root = tmp_path / "cache"
@@ -166,13 +207,13 @@ def test_a_limit_too_small_is_told(tmp_path):
     ],
 )
 def test_sizes(text, expected):
-    assert parse_size(text) == expected
+    assert parse_size("size", text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1G", "8 furlongs", "0", "nan", "inf", "1e400"])
 def test_what_is_no_size(text):
-    with pytest.raises(ConfigError):
-        parse_size(text)
+    with pytest.raises(ConfigError, match=r"^size=.* is no size"):
+        parse_size("size", text)
 
 
 def test_slots_pad_little():

@@ -62,7 +62,14 @@ class SimResult:
     @property
     def recomputed_tokens(self) -> int:
         """Prompt tokens that missed though they had been computed before."""
-        known = ("evicted", "window_not_retained", "window_evicted", "drafter")
+        known = (
+            "evicted",
+            "window_not_retained",
+            "window_evicted",
+            "state_not_retained",
+            "state_evicted",
+            "drafter",
+        )
         return sum(self.miss_tokens[reason] for reason in known)
 
 

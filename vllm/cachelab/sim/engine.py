@@ -71,8 +71,7 @@ class SimEngine:
             config,
             self.plan.scheduler_config,
             StructuredOutputManager(config),
-            block_size=self.plan.scheduler_block_size,
-            hash_block_size=self.plan.hash_block_size,
+            block_size=self.plan.unit,
             kv_event_publisher=watch,
         )
         self.num_drafts = config.num_speculative_tokens
@@ -83,7 +82,7 @@ class SimEngine:
     @property
     def hash_unit(self) -> int:
         """Tokens under one prefix hash."""
-        return self.plan.hash_block_size
+        return self.plan.unit
 
     def use_clock(self, clock: Callable[[], float]) -> None:
         """Let held prefixes go by a clock of the caller's, in seconds."""

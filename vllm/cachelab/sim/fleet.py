@@ -12,10 +12,11 @@ import numpy as np
 
 from vllm.benchmarks.draws import Draws
 from vllm.cachelab.sim.balancers import Balancer, make_balancer
-from vllm.cachelab.sim.clock import LoadRequest
 from vllm.cachelab.sim.cost import CostModel
 from vllm.cachelab.sim.engine import SimEngine
+from vllm.cachelab.sim.requests import SimRequest
 from vllm.cachelab.sim.settings import SimSettings
+from vllm.cachelab.sim.warm_up import HotPrompts, WarmUp, find_cached, pull
 from vllm.config.parallel import ParallelConfig
 from vllm.distributed.kv_events import NullEventPublisher
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -27,13 +28,15 @@ from vllm.v1.engine.wire import CoreStatus
 from vllm.v1.messages import EngineCoreOutput, PrefillStats
 
 _LOSS_STREAM = 47
+# A server that came back counts as fresh for so long.
+_FRESH_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
     """A request and the conversation it belongs to."""
 
-    request: LoadRequest
+    request: SimRequest
     session: int
 
 
@@ -81,6 +84,10 @@ class FleetResult:
         missed_by: Tokens between what was foretold and what came, by reason.
         placed: Requests by server.
         duration_s: By the simulated clock.
+        fresh_prompt_tokens: Of requests that servers got within a minute after they came back.
+        fresh_cached_tokens: Of these, hit.
+        pulled_bytes: By servers that came back, before they served.
+        pulled_s: How long that took them.
     """
 
     prompt_tokens: int = 0
@@ -94,6 +101,17 @@ class FleetResult:
     missed_by: Counter[str] = field(default_factory=Counter)
     placed: Counter[int] = field(default_factory=Counter)
     duration_s: float = 0.0
+    fresh_prompt_tokens: int = 0
+    fresh_cached_tokens: int = 0
+    pulled_bytes: int = 0
+    pulled_s: float = 0.0
+
+    @property
+    def fresh_hit_rate(self) -> float | None:
+        """Of prompt tokens that servers got within a minute after they came back; None: none."""
+        if not self.fresh_prompt_tokens:
+            return None
+        return self.fresh_cached_tokens / self.fresh_prompt_tokens
 
     @property
     def hit_rate(self) -> float:
@@ -157,6 +175,7 @@ class SimFleet:
         cost: Time of a step.
         decode_stride: Tokens a decode step brings.
         news_delay_s: How late the balancer hears of a step; 0: before its outputs.
+        warm_up: What servers that come back pull of others' caches; None: they begin empty.
     """
 
     def __init__(
@@ -167,8 +186,15 @@ class SimFleet:
         cost: CostModel,
         decode_stride: int = 1,
         news_delay_s: float = 0.0,
+        warm_up: WarmUp | None = None,
     ) -> None:
         self._cost = cost
+        self._warm_up = warm_up
+        self._hot = HotPrompts()
+        # By rank, what a server that stopped handed on to the one that takes its place.
+        self._handed_on: dict[int, list[SimRequest]] = {}
+        # By rank, until when a server counts as fresh.
+        self._fresh_until: dict[int, float] = {}
         self._delay_s = news_delay_s
         self._servers = [
             _Server(lambda watch: SimEngine(settings, None, decode_stride, watch))
@@ -237,6 +263,8 @@ class SimFleet:
         rank = self._balancer.route(name, hashes, load.request.num_prompt_tokens, load.session)
         self._open[name] = _Open(load, rank)
         self.result.placed[rank] += 1
+        if self._warm_up is not None:
+            self._hot.note(load.session, load.request, rank)
         server = self._servers[rank]
         server.engine.add(request)
         self._start(rank, server)
@@ -285,6 +313,9 @@ class SimFleet:
         result = self.result
         if output.prefill_stats is not None:
             result.note_prefill(output.prefill_stats)
+            if self._now <= self._fresh_until.get(waiting.rank, -1.0):
+                result.fresh_prompt_tokens += output.prefill_stats.num_prompt_tokens
+                result.fresh_cached_tokens += output.prefill_stats.num_cached_tokens
         begun_s = waiting.load.request.arrival_s
         if output.new_token_ids and waiting.first_s is None:
             waiting.first_s = self._now
@@ -316,7 +347,7 @@ class SimFleet:
         server.starts += 1
         if was_draining:
             self._restart_next(rank)
-        self._at(self._now + back_s, lambda: self._come_back(rank))
+        self._at(self._now + back_s, lambda: self._come_back(rank, lambda: None))
         for name, waiting in self._requests_of(rank):
             if waiting.first_s is None:
                 del self._open[name]
@@ -326,12 +357,40 @@ class SimFleet:
                 self.result.num_cut += 1
                 self._close(name)
 
-    def _come_back(self, rank: int) -> None:
-        self._servers[rank].restart()
+    def _come_back(self, rank: int, then: Callable[[], None]) -> None:
+        """Begin anew; serve, and go on with what is to happen then, once the cache is warm."""
+        server = self._servers[rank]
+        server.restart()
+        if self._warm_up is None:
+            self._serve(rank, then)
+            return
+        server.is_up = False
+        pulled, seconds = pull(server.engine, self._find_hot(rank), self._warm_up)
+        self.result.pulled_bytes += pulled
+        self.result.pulled_s += seconds
+        self._at(self._now + seconds, lambda: self._serve(rank, then))
+
+    def _serve(self, rank: int, then: Callable[[], None]) -> None:
+        server = self._servers[rank]
+        server.is_up = True
         self._balancer.revive(rank)
+        self._tell(rank, server)
+        self._fresh_until[rank] = self._now + _FRESH_S
         held, self._held = self._held, []
         for load in held:
             self._send(load)
+        then()
+
+    def _find_hot(self, rank: int) -> Iterator[SimRequest]:
+        """Yield what a server had before it was stopped, then what its neighbours have."""
+        yield from self._handed_on.pop(rank, ())
+        for hot in self._hot.hottest():
+            other = self._servers[hot.rank]
+            if hot.rank == rank or not other.is_up:
+                continue
+            found = find_cached(other.engine, hot.request)
+            if found is not None:
+                yield found
 
     def _drain(self, rank: int, back_s: float) -> None:
         server = self._servers[rank]
@@ -350,11 +409,14 @@ class SimFleet:
         server.is_up, server.is_draining = False, False
         server.starts += 1
         self._balancer.lose(rank)
-        self._at(self._now + self._back_s, lambda: self._go_on(rank))
-
-    def _go_on(self, rank: int) -> None:
-        self._come_back(rank)
-        self._restart_next(rank)
+        if self._warm_up is not None:
+            mine = [hot.request for hot in self._hot.hottest() if hot.rank == rank]
+            found = [find_cached(server.engine, request) for request in mine]
+            self._handed_on[rank] = [request for request in found if request is not None]
+        self._at(
+            self._now + self._back_s,
+            lambda: self._come_back(rank, lambda: self._restart_next(rank)),
+        )
 
     def _restart_next(self, rank: int) -> None:
         if rank + 1 < len(self._servers):

@@ -27,6 +27,19 @@ _GEMMA4: dict[str, Any] = {
     "max_position_embeddings": 262_144,
 }
 
+_QWEN3_5: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248_320,
+    "head_dim": 256,
+    "num_key_value_heads": 4,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 262_144,
+}
+
 GEOMETRIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "v4-flash": {
@@ -73,6 +86,22 @@ GEOMETRIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "attention_k_eq_v": True,
             "sliding_window": 1024,
             "hidden_size_per_layer_input": 0,
+        },
+        "qwen3.5-4b": {
+            **_QWEN3_5,
+            "hidden_size": 2560,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 16,
+            "linear_num_value_heads": 32,
+        },
+        "qwen3.5-27b": {
+            **_QWEN3_5,
+            "hidden_size": 5120,
+            "intermediate_size": 17_408,
+            "num_hidden_layers": 64,
+            "num_attention_heads": 24,
+            "linear_num_value_heads": 48,
         },
     }
 )

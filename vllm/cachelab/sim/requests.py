@@ -20,7 +20,8 @@ class PrefixUnits:
     Attributes:
         number: Of the request, unique.
         span_ids: One id per ``span`` tokens of the prompt.
-        unit: Tokens of a unit; divides ``span``.
+        unit: Tokens of a unit. Where no span ends with it, the span that holds its last token
+            decides: all of that span's tokens count as different or as equal.
         span: Tokens under one id.
     """
 
@@ -36,10 +37,12 @@ class PrefixUnits:
         if first == last:
             return []
         in_prompt = min(last, request.num_prompt_tokens // self.unit)
-        per_span = self.span // self.unit
+        per_span = -(-self.span // self.unit)
         hashes = []
         for i in range(first, in_prompt):
-            key = self.span_ids[i // per_span] * per_span + i % per_span
+            span = ((i + 1) * self.unit - 1) // self.span
+            place = i - span * self.span // self.unit
+            key = self.span_ids[span] * per_span + place
             hashes.append(BlockHash(key.to_bytes(8, "little")))
         for i in range(max(first, in_prompt), last):
             hashes.append(BlockHash(b"a" + (self.number << 32 | i).to_bytes(8, "little")))
@@ -68,6 +71,7 @@ class SimRequest:
         hasher: Knows its prefixes.
         arrival_s: When it comes.
         turn: Its turn or round, if the load has any.
+        tenant: Whose it is, if anybody's.
     """
 
     request_id: str
@@ -76,6 +80,7 @@ class SimRequest:
     hasher: Hasher
     arrival_s: float = 0.0
     turn: int | None = None
+    tenant: str | None = None
 
     def make(self) -> Request:
         """Return the scheduler's request."""
@@ -85,4 +90,5 @@ class SimRequest:
             SamplingParams(max_tokens=max(1, self.num_output_tokens), ignore_eos=True),
             arrival_time=self.arrival_s,
             block_hasher=self.hasher,
+            tenant=self.tenant,
         )

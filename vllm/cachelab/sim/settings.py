@@ -100,11 +100,13 @@ class SimSettings:
             ConfigError: The pool does not hold one request, or the block size does not fit.
         """
         entry = resolve_model(config.model_config.architectures)
-        dtype = _DTYPES.get(self.dtype)
+        dtype, speculative = _DTYPES.get(self.dtype), config.speculative_config
         if dtype is None:
             raise ConfigError(f"dtype {self.dtype!r} is unknown: use {', '.join(_DTYPES)}.")
         specs = entry.load_kv_cache_specs()(
-            entry.parse_config(config.model_config.hf_config),
+            entry.parse_config(config.model_config.hf_config).for_drafts(
+                speculative is not None and speculative.method == "mtp"
+            ),
             self.block_size,
             resolve_cache_dtype(self.cache_dtype, dtype),
             torch.float32,
@@ -131,7 +133,7 @@ def find_hf_config(name: str) -> Mapping[str, Any]:
     """Return a config.json by name.
 
     Args:
-        name: "v4-flash", "v4-pro", a config.json, a folder, a hub id or "deepseek-v4" (embedded).
+        name: One of ``GEOMETRIES``, a config.json, a folder, a hub id or "deepseek-v4" (embedded).
 
     Raises:
         ConfigError: Nothing of that name can be had.

@@ -15,50 +15,12 @@ from vllm.cachelab.sim.settings import SimSettings
 from vllm.cachelab.trace.events import Step
 from vllm.cachelab.twin.exact import ExactTwin
 from vllm.cachelab.twin.rebuild import check_rebuilt, environment_of, settings_of
-from vllm.cachelab.twin.remedies import Counterfactuals, SuggestedChange
+from vllm.cachelab.twin.remedies import Counterfactuals
+from vllm.cachelab.twin.spans import Span, spans_of
 from vllm.cachelab.twin.trace_file import CacheTrace, RecordedRequest, read_trace
 from vllm.cachelab.twin.watch import Loss, PrefixWatch
 from vllm.exceptions import ConfigError
-from vllm.v1.messages import (
-    ABOVE_LAST_BOUNDARY,
-    BYPASSED,
-    DRAFTER,
-    EVICTED,
-    FIRST_SEEN,
-    WINDOW_EVICTED,
-    WINDOW_NOT_RETAINED,
-    PrefillStats,
-)
-
-# In the order in which they lie in a prompt, behind the hit.
-_ORDER = (
-    BYPASSED,
-    DRAFTER,
-    WINDOW_EVICTED,
-    WINDOW_NOT_RETAINED,
-    EVICTED,
-    FIRST_SEEN,
-    ABOVE_LAST_BOUNDARY,
-)
-
-
-@dataclass(slots=True)
-class Span:
-    """Tokens that missed for one reason.
-
-    Attributes:
-        begin: First token.
-        end: One past the last.
-        reason: Why.
-        lost: When what was there left, and what the server did then; None: nothing was.
-        remedy: The cheapest that a replay confirms; None: there is none.
-    """
-
-    begin: int
-    end: int
-    reason: str
-    lost: dict[str, Any] | None = None
-    remedy: SuggestedChange | None = None
+from vllm.v1.messages import EVICTED, STATE_EVICTED, WINDOW_EVICTED
 
 
 @dataclass(slots=True)
@@ -82,18 +44,6 @@ class Explanation:
     group_matches: dict[int, int] = field(default_factory=dict)
     checkpoints: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
-
-
-def spans_of(stats: PrefillStats) -> list[Span]:
-    """Return the missed spans of an admission, in the prompt's order; they and the hit are all."""
-    made, at = [], stats.num_cached_tokens
-    order = [*_ORDER, *(reason for reason in stats.miss_tokens if reason not in _ORDER)]
-    for reason in order:
-        count = stats.miss_tokens.get(reason, 0)
-        if count:
-            made.append(Span(at, at + count, reason))
-            at += count
-    return made
 
 
 class Explainer:
@@ -151,8 +101,8 @@ class Explainer:
 
     def _add_causes(self, made: Explanation, watch: PrefixWatch) -> None:
         for span in made.spans:
-            if span.reason in (EVICTED, WINDOW_EVICTED):
-                windows = span.reason == WINDOW_EVICTED
+            if span.reason in (EVICTED, WINDOW_EVICTED, STATE_EVICTED):
+                windows = span.reason != EVICTED
                 begin = span.begin - span.begin % self._trace.header.hash_unit
                 loss = watch.last_loss(begin, span.end, of_windows=windows)
                 if loss is not None:

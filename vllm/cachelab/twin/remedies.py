@@ -10,7 +10,15 @@ from vllm.cachelab.twin.exact import ExactTwin
 from vllm.cachelab.twin.rebuild import settings_of
 from vllm.cachelab.twin.trace_file import CacheTrace, RecordedRequest
 from vllm.exceptions import ConfigError
-from vllm.v1.messages import BYPASSED, EVICTED, FIRST_SEEN, WINDOW_EVICTED, WINDOW_NOT_RETAINED
+from vllm.v1.messages import (
+    BYPASSED,
+    EVICTED,
+    FIRST_SEEN,
+    STATE_EVICTED,
+    STATE_NOT_RETAINED,
+    WINDOW_EVICTED,
+    WINDOW_NOT_RETAINED,
+)
 
 _GIB = 1 << 30
 # Cheapest first: a wide grid keeps few checkpoints, and a pool grows by little.
@@ -105,6 +113,8 @@ class Counterfactuals:
         kinds = {
             WINDOW_NOT_RETAINED: ("interval",),
             WINDOW_EVICTED: ("pool", "interval"),
+            STATE_NOT_RETAINED: ("interval",),
+            STATE_EVICTED: ("pool", "interval"),
             EVICTED: ("pool",),
         }.get(reason, ())
         for kind in kinds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -54,6 +54,7 @@ class Admission(msgspec.Struct, frozen=True):
     Attributes:
         request_id: As in the response.
         at_s: Monotonic seconds.
+        sources: Cached tokens by where they came from: "pool", "host", "disk", "external".
         misses: Tokens by reason.
     """
 
@@ -61,6 +62,7 @@ class Admission(msgspec.Struct, frozen=True):
     at_s: float
     prompt_tokens: int
     cached_tokens: int
+    sources: dict[str, int]
     misses: dict[str, int]
 
 
@@ -71,6 +73,7 @@ class Totals:
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    sources: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -96,18 +99,20 @@ class CacheLog:
         """Note an admission."""
         self.sweep(now_s)
         self._live[request.request_id] = request
-        cached = stats.num_cached_tokens
+        cached, sources = stats.num_cached_tokens, stats.hit_sources()
         self.source.note(request)
         self._use(request, cached, now_s, is_hit=True)
         self.totals.requests += 1
         self.totals.prompt_tokens += stats.num_prompt_tokens
         self.totals.cached_tokens += cached
+        self.totals.sources.update(sources)
         self.admissions.append(
             Admission(
                 response_id(request.request_id),
                 now_s,
                 stats.num_prompt_tokens,
                 cached,
+                sources,
                 dict(stats.miss_tokens),
             )
         )

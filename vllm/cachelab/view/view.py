@@ -12,6 +12,7 @@ from vllm.cachelab.view.log import Admission, CacheLog
 from vllm.cachelab.view.sources import HELD, make_source
 from vllm.cachelab.view.tree import Tree, TreeBuilder
 from vllm.v1.core.kv_cache_coordinator import as_served
+from vllm.v1.kv_offload.tier_view import TiersView
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -30,6 +31,8 @@ class Snapshot(msgspec.Struct, frozen=True):
         tiers: Blocks by where they stand; "held": by requests.
         policy: What a policy that learns has learnt.
         totals: Requests, prompt tokens and cached ones since the start.
+        sources: Those cached ones by where they came from.
+        offload: The tiers behind the pool; None: there are none.
         admissions: The last ones, the newest first.
         took_ms: To look all this up.
     """
@@ -42,6 +45,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     num_waiting: int
     policy: dict[str, Any]
     totals: dict[str, int]
+    sources: dict[str, int]
+    offload: TiersView | None
     tree: Tree
     admissions: list[Admission]
     took_ms: float
@@ -83,7 +88,7 @@ class CacheView:
         num_running, num_waiting = scheduler.get_request_counts()
         num_usable = pool.num_gpu_blocks - 1
         tiers = {HELD: num_usable - pool.get_num_free_blocks(), **self._source.free_by_tier()}
-        totals = log.totals
+        totals, connector = log.totals, scheduler.connector
         return Snapshot(
             now_s=now_s,
             unit=self._source.unit,
@@ -97,6 +102,8 @@ class CacheView:
                 "prompt_tokens": totals.prompt_tokens,
                 "cached_tokens": totals.cached_tokens,
             },
+            sources=dict(totals.sources),
+            offload=None if connector is None else connector.view_tiers(),
             tree=tree,
             admissions=list(reversed(log.admissions)),
             took_ms=(time.perf_counter() - began) * 1e3,

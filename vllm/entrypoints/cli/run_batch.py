@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--output-file {target}: no file can be written there.")
     if target.exists() and target.samefile(source):
         raise ConfigError(f"--output-file {target} is the input: give another file.")
+    if args.tenants is not None:
+        raise ConfigError("--tenants: a batch has its engine for itself. Leave it out.")
     if args.max_concurrency is not None and args.max_concurrency < 1:
         raise ConfigError(f"--max-concurrency {args.max_concurrency} must be at least 1.")
     config, server_args = prepare(args)

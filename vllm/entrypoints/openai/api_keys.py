@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 
+from vllm.config.tenants import TenantsConfig, digest_key
 from vllm.entrypoints.openai.errors import HttpError
 
 # Routes that change or show what other users of the server rely on.
@@ -24,11 +25,17 @@ class KeyGuard:
         api_keys: Of clients; none: all but the operator's routes is open.
         admin_key: Opens everything, and alone the operator's routes; None: these are like others.
         guards_metrics: Whether ``/metrics`` needs a key too.
+        tenants: Whose keys are taken besides; None: there are none.
     """
 
     def __init__(
-        self, api_keys: Sequence[str], admin_key: str | None = None, guards_metrics: bool = False
+        self,
+        api_keys: Sequence[str],
+        admin_key: str | None = None,
+        guards_metrics: bool = False,
+        tenants: TenantsConfig | None = None,
     ) -> None:
+        self._tenants = tenants
         self._admin_keys = () if admin_key is None else (admin_key.encode(),)
         self._api_keys = tuple(key.encode() for key in api_keys)
         self._guards_metrics = guards_metrics
@@ -37,9 +44,20 @@ class KeyGuard:
         """Return why a request is refused; None: it is not."""
         if is_admin_path(path) and self._admin_keys:
             return self._check_admin(headers)
-        if not self._api_keys or _matches(headers, (*self._api_keys, *self._admin_keys)):
+        is_open = not self._api_keys and (self._tenants is None or self._tenants.is_open)
+        if is_open or _matches(headers, (*self._api_keys, *self._admin_keys)):
+            return None
+        if self.find_tenant(headers) is not None:
             return None
         return _unauthorized("A valid API key is needed")
+
+    def find_tenant(self, headers: Headers) -> str | None:
+        """Return the tenant whose key a request has; None: it has none's."""
+        if self._tenants is None:
+            return None
+        # By digests: how long it takes to look one up says nothing of the keys.
+        names = (self._tenants.by_key.get(digest_key(key)) for key in _given_keys(headers))
+        return next((name for name in names if name is not None), None)
 
     def find_refused_scrape(self, headers: Headers) -> HttpError | None:
         """The same for ``/metrics``, which is open unless it is guarded."""
@@ -48,7 +66,7 @@ class KeyGuard:
     def _check_admin(self, headers: Headers) -> HttpError | None:
         if _matches(headers, self._admin_keys):
             return None
-        if _matches(headers, self._api_keys):
+        if _matches(headers, self._api_keys) or self.find_tenant(headers) is not None:
             return HttpError(403, "This route needs the operator's key (--admin-api-key).")
         return _unauthorized("The operator's key (--admin-api-key) is needed")
 
@@ -61,10 +79,13 @@ def _unauthorized(why: str) -> HttpError:
     )
 
 
-def _matches(headers: Headers, keys: Sequence[bytes]) -> bool:
+def _given_keys(headers: Headers) -> tuple[str, str]:
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    bearer = key.strip() if scheme.lower() == "bearer" else ""
-    given = [text.encode() for text in (bearer, headers.get("x-api-key", ""))]
+    return key.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")
+
+
+def _matches(headers: Headers, keys: Sequence[bytes]) -> bool:
+    given = [text.encode() for text in _given_keys(headers)]
     # Every key is compared, each in constant time: neither tells how near a guess was.
     matches = [hmac.compare_digest(g, known) for g in given for known in keys]
     return any(matches)

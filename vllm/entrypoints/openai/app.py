@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from vllm import envs
+from vllm.config.tenants import TenantsConfig
 from vllm.entrypoints.anthropic.errors import in_dialect_of
 from vllm.entrypoints.anthropic.routes import router as messages_router
 from vllm.entrypoints.openai.api_keys import KeyGuard
@@ -54,13 +55,19 @@ class OpenAIServerApp(FastAPI):
         return document
 
 
-def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry) -> FastAPI:
+def build_app(
+    state: ServerState,
+    args: ServerArgs,
+    registry: CollectorRegistry,
+    tenants: TenantsConfig | None = None,
+) -> FastAPI:
     """Build the application. ``app.state.context`` must be set before the state turns ready.
 
     Args:
         state: Phase of the server.
         args: The server's settings.
         registry: Of the metrics that ``/metrics`` shows.
+        tenants: Who shares the server; None: all requests are alike.
     """
     app = OpenAIServerApp(
         title="vllm",
@@ -93,7 +100,9 @@ def build_app(state: ServerState, args: ServerArgs, registry: CollectorRegistry)
         EdgeMiddleware,
         state=state,
         metrics=HttpMetrics(registry),
-        keys=KeyGuard(args.api_keys, args.operations.admin_key, args.operations.guards_metrics),
+        keys=KeyGuard(
+            args.api_keys, args.operations.admin_key, args.operations.guards_metrics, tenants
+        ),
         echo_request_id=args.enable_request_id_headers,
         root_path=args.operations.root_path,
     )

@@ -46,6 +46,8 @@ async def server_info(context: Context) -> Response:
     sections = dataclasses.asdict(config)
     if sections["cache_config"]["prefix_hash_seed"] is not None:
         sections["cache_config"]["prefix_hash_seed"] = "(hidden)"
+    if sections["scheduler_config"]["tenants"] is not None:
+        sections["scheduler_config"]["tenants"]["by_key"] = "(hidden)"
     variables = {name: getattr(envs, name) for name in dir(envs) if envs.is_set(name)}
     if "VLLM_API_KEY" in variables:
         variables["VLLM_API_KEY"] = "(hidden)"

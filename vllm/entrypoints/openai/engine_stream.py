@@ -11,8 +11,9 @@ from vllm.exceptions import EngineDeadError, EngineError
 from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.data_parallel.predictions import Prediction
 from vllm.v1.engine.output_queue import OutputSink
-from vllm.v1.messages import HeldPrefix
+from vllm.v1.messages import HeldPrefix, PrefillStats
 
 
 class EngineClient(Protocol):
@@ -44,6 +45,12 @@ class EngineClient(Protocol):
 
     def withdraw_prefixes(self, names: Sequence[str]) -> None:
         """Let go of prompts held for other engines; unknown names are ignored."""
+
+    def find_prediction(self, request_id: str) -> Prediction | None:
+        """Return what a router foretold of a request, by its response's id; None: nothing."""
+
+    def find_admission(self, request_id: str) -> PrefillStats | None:
+        """Return how a request was admitted, by its response's id; None: it is unknown here."""
 
     async def view_cache(self) -> tuple[bytes, float]:
         """Return a snapshot of the cache as JSON, and the seconds that the engine spent on it."""

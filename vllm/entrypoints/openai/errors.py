@@ -9,6 +9,7 @@ ModelNotFoundError, ResponseNotFoundError,   404    NotFoundError
 unknown route
 wrong method                                 405    MethodNotAllowedError
 body too large                               413    RequestTooLargeError
+TenantLimitError                             429    RateLimitError (Retry-After)
 QueueFullError, ShuttingDownError,           503    ServiceUnavailableError (Retry-After)
 EngineDeadError, EngineCoreLostError
 anything else                                500    InternalServerError
@@ -30,6 +31,7 @@ from vllm.exceptions import (
     QueueFullError,
     ResponseNotFoundError,
     ShuttingDownError,
+    TenantLimitError,
     UserInputError,
 )
 
@@ -40,6 +42,7 @@ _TYPE_OF_STATUS = {
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
+    429: "RateLimitError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
@@ -49,6 +52,7 @@ _STATUS_OF_EXCEPTION: tuple[tuple[type[Exception], int], ...] = (
     (ResponseNotFoundError, 404),
     (PrefixNotFoundError, 404),
     (UserInputError, 400),
+    (TenantLimitError, 429),
     (QueueFullError, 503),
     (ShuttingDownError, 503),
     (EngineDeadError, 503),
@@ -154,7 +158,7 @@ def describe_exception(error: BaseException) -> HttpError:
 
 
 def _retry_headers(error: BaseException, status: int) -> dict[str, str]:
-    if status != 503:
+    if status not in (429, 503):
         return {}
     return {"Retry-After": str(getattr(error, "retry_after_s", _RETRY_AFTER_S))}
 

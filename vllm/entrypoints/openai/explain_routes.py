@@ -4,12 +4,15 @@ import asyncio
 import sys
 from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from vllm.cachelab.twin.spans import spans_of
 from vllm.entrypoints.openai.errors import HttpError
 from vllm.entrypoints.openai.routes import Context, error_response
 from vllm.v1.engine.data_parallel.ranks import trace_path
+from vllm.v1.messages import PrefillStats
 
 explain_router = APIRouter(tags=["prefix cache"])
 
@@ -28,17 +31,51 @@ async def explain(
 ) -> Response:
     """Say why a request hit what it hit: groups, boundary, and a reason for every missed span.
 
-    Of other requests nothing is told but how many there were. Needs ``--cache-trace``; the
-    record's bound is how far back it goes.
+    With ``--cache-trace`` the run is replayed; of other requests nothing is told but how many
+    there were, and the record's bound is how far back it goes. Without it the answer is how the
+    request was admitted: where its hit came from (pool, host, disk), and the missed spans; and,
+    with several cores, what the router had foretold. Both are known to the process that answered
+    the request, of its last ten thousand.
     """
     path = context.config.observability_config.cache_trace
     if path is None:
-        return error_response(
-            HttpError(404, "Nothing is recorded: start the server with --cache-trace FILE.")
+        answer = _tell_admission(request_id, context.engine.find_admission(request_id))
+    else:
+        num_cores = context.config.parallel_config.data_parallel_size
+        answer = await _replay(request_id, path, num_cores, remedies=remedies)
+    foretold = context.engine.find_prediction(request_id)
+    if answer.status_code != 200 or foretold is None:
+        return answer
+    told = {**msgspec.json.decode(bytes(answer.body)), "prediction": foretold}
+    return Response(msgspec.json.encode(told), media_type="application/json")
+
+
+def _tell_admission(request_id: str, stats: PrefillStats | None) -> Response:
+    """Say what is known of a request without a record of the run."""
+    if stats is None:
+        message = (
+            f"Nothing is known of {request_id!r} here: another process answered it, or it is too "
+            "long ago. --cache-trace FILE records requests."
         )
+        return error_response(HttpError(404, message))
+    told = {
+        "request_id": request_id,
+        "prompt_tokens": stats.num_prompt_tokens,
+        "cached_tokens": stats.num_cached_tokens,
+        "sources": stats.hit_sources(),
+        "dense_match_tokens": stats.dense_match_tokens,
+        "spans": [
+            {"begin": span.begin, "end": span.end, "reason": span.reason}
+            for span in spans_of(stats)
+        ],
+    }
+    return Response(msgspec.json.encode(told), media_type="application/json")
+
+
+async def _replay(request_id: str, path: str, num_cores: int, *, remedies: bool) -> Response:
+    """Explain a request of a record: each core has its own, and all but one do not know it."""
     answer = Response(status_code=404)
-    for rank in range(context.config.parallel_config.data_parallel_size):
-        # Each core has a record of its own; all but one of them do not know the request.
+    for rank in range(num_cores):
         answer = await _explain(request_id, trace_path(path, rank), remedies=remedies)
         if answer.status_code != 404:
             break

@@ -110,7 +110,8 @@ class HttpServer:
 
     async def _main(self, uvicorn_config: uvicorn.Config) -> int:
         state = ServerState()
-        app = build_app(state, self._args, self._registry)
+        tenants = self._config.scheduler_config.tenants
+        app = build_app(state, self._args, self._registry, tenants)
         if self._exchange is not None:
             app.state.exchange = self._exchange
             await self._exchange.start(self._registry)
@@ -194,7 +195,11 @@ class HttpServer:
             return None
         sinks = make_stat_sinks(self._config, self._registry, ready)
         engine = AsyncLLM(
-            self._config, self._core, stat_loggers=sinks[0], further_stat_loggers=sinks[1:]
+            self._config,
+            self._core,
+            stat_loggers=sinks[0],
+            further_stat_loggers=sinks[1:],
+            tenant_share=1 / self._args.operations.api_server_count,
         )
         app.state.context = finish(engine)
         state.set_ready()
@@ -289,6 +294,7 @@ def make_stat_sinks(
     config: VllmConfig, registry: SharedRegistry, ready: Ready
 ) -> list[list[StatLogger]]:
     """Return the sinks of each engine core's statistics."""
+    tenants = config.scheduler_config.tenants
     sinks: list[list[StatLogger]] = []
     for index, kv_cache in enumerate(ready.kv_caches or [ready.kv_cache]):
         stats, others = make_sinks(
@@ -299,6 +305,7 @@ def make_stat_sinks(
             index,
             config.external_source,
             has_tiers=config.has_tiers,
+            tenants=() if tenants is None else tenants.tenants,
         )
         stats.set_cache_config(cache_labels(config, kv_cache))
         sinks.append([stats, *others])
@@ -363,8 +370,8 @@ def cache_labels(config: VllmConfig, kv_cache: KVCacheInfo) -> dict[str, object]
         "num_gpu_blocks": kv_cache.num_blocks,
         "kv_cache_size_tokens": kv_cache.capacity_tokens,
         "kv_cache_memory_bytes": kv_cache.capacity_bytes,
-        "hash_block_size": kv_cache.hash_block_size,
-        "cache_hit_alignment_tokens": kv_cache.scheduler_block_size,
+        "hash_block_size": kv_cache.unit,
+        "cache_hit_alignment_tokens": kv_cache.unit,
         "smallest_reusable_prefix_tokens": kv_cache.smallest_reusable_prefix,
         "enable_prefix_caching": cache.enable_prefix_caching,
         "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,

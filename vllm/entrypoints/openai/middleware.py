@@ -18,6 +18,7 @@ from vllm.entrypoints.openai.request_scope import header_request_id
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineError
 from vllm.logger import current_request_id
+from vllm.v1.engine.tenant_limits import current_tenant
 from vllm.v1.metrics.tracing import TRACE_HEADERS, current_trace_headers
 
 # Probes and scrapes need no key and are answered in every phase. Neither does the page of
@@ -84,11 +85,13 @@ class EdgeMiddleware:
 
         in_log = current_request_id.set(request_id)
         in_trace = current_trace_headers.set(_trace_headers(scope))
+        of_tenant = current_tenant.set(self._keys.find_tenant(Headers(scope=scope)))
         try:
             await self._guard(scope, receive, observed_send)
         finally:
             current_request_id.reset(in_log)
             current_trace_headers.reset(in_trace)
+            current_tenant.reset(of_tenant)
             handler = getattr(scope.get("route"), "path", "none")
             self._metrics.observe(
                 handler,

@@ -13,6 +13,7 @@ from vllm.distributed.parallel_state import TensorParallelGroup, shard_size
 from vllm.model_executor.layers.quantization import (
     QuantisedExperts,
     QuantisedMatrix,
+    RowDecoder,
     WeightQuantization,
 )
 from vllm.model_executor.layers.quantization.products import (
@@ -70,6 +71,12 @@ class TensorFactory:
         return self.quantization.make_experts(
             self.prefix, num_experts, hidden_size, inner_size, limit, self.dtype, self.device
         )
+
+    def row_decoder(self, name: str, width: int) -> RowDecoder | None:
+        """Returns what decodes rows of the table ``name``, whole; None: they are plain values."""
+        if self.quantization is None:
+            return None
+        return self.quantization.find_row_decoder(self.prefix + name, width)
 
     def kept_dtype(self, default: torch.dtype, *names: str) -> torch.dtype:
         """Returns the type of a parameter that holds the plain tensors ``names``.

@@ -23,13 +23,22 @@ class MappedTable(nn.Module):
     def __init__(self, name: str, num_rows: int, width: int, make: TensorFactory) -> None:
         super().__init__()
         self.name = name
+        self._decode = make.row_decoder(name, width)
         # No parameter: nothing is allocated, and moving the model leaves it.
         self.rows = torch.empty(num_rows, width, dtype=make.dtype, device="meta")
+        if self._decode is not None:
+            sizes = num_rows, self._decode.row_bytes
+            self.rows = torch.empty(sizes, dtype=torch.uint8, device="meta")
         self._dtype, self._device = make.dtype, make.device
 
     def take(self, rows: torch.Tensor) -> None:
         """Uses these values, which must outlive nothing: the table keeps them."""
         self.rows = rows
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether rows are stored in another way than as values."""
+        return self._decode is not None
 
     @property
     def num_bytes(self) -> int:
@@ -38,7 +47,11 @@ class MappedTable(nn.Module):
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Maps token ids [T] to [T, width] in the model's type."""
-        rows = embedding(token_ids.to(self.rows.device), self.rows)
+        token_ids = token_ids.to(self.rows.device)
+        if self._decode is None:
+            rows = embedding(token_ids, self.rows)
+        else:
+            rows = self._decode(self.rows[token_ids])
         return rows.to(device=self._device, dtype=self._dtype)
 
     def weight_slots(self) -> dict[str, torch.Tensor]:

@@ -31,6 +31,7 @@ class VocabParallelEmbedding(nn.Module):
         self._dtype = make.dtype
         self._rows = shard_size("vocab_size", vocab_size, make.group)
         self.quantised = make.quantised_matrix(matrix_name, hidden_size, self._rows)
+        self._packed: RowSource | None = None
         self.weight = make.parameter(
             0 if self.quantised else self._rows,
             hidden_size,
@@ -41,6 +42,10 @@ class VocabParallelEmbedding(nn.Module):
         """Returns the table as stored rows; None where a platform reads it its own way."""
         return PlainRows(self.weight.data) if self.quantised is None else self.quantised.row_source
 
+    def read_from(self, packed: RowSource) -> None:
+        """Reads rows from another form of the table, now that the weight is given back."""
+        self._packed = packed
+
     def weight_slots(self, name: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination of the table ``name``."""
         if self.quantised is None:
@@ -49,9 +54,11 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Maps token ids [T] to [T, D]."""
+        source = self._packed
         if self.quantised is not None:
             source = self.quantised.row_source
             assert source is not None, "a table's rows can be decoded"
+        if source is not None:
             return read_rows(source, token_ids).to(self._dtype)
         if self._group.size == 1:
             return embedding(token_ids, self.weight).to(self._dtype)

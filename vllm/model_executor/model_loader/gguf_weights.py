@@ -1,29 +1,35 @@
 """Weights of a GGUF file: its tensors by the names that models ask for, blocks packed into panels.
 
-Names are those of the families' releases. What conversion to GGUF changed is undone: rows of
-Llama's queries and keys, which lie in pairs that are turned together, and gpt-oss's gate and up
-matrices, which releases interleave.
+Names are those of the families' releases. What conversion to GGUF changed is undone: here the gate
+and up matrices of gpt-oss, which releases interleave, and the rest in ``gguf_conversion``.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from vllm.exceptions import CheckpointError
 from vllm.model_executor.layers.quantization.gguf_blocks import BLOCK_READERS, read_blocks
+from vllm.model_executor.layers.quantization.interface import RowDecoder
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
-from vllm.model_executor.layers.quantization.panels import CodedRows
-from vllm.model_executor.layers.quantization.storages import PlainRows, Storage
+from vllm.model_executor.layers.quantization.panels import CodedRows, PackedRows
+from vllm.model_executor.layers.quantization.storages import Storage
+from vllm.model_executor.model_loader.gguf_config import count_layers
+from vllm.model_executor.model_loader.gguf_conversion import Conversion
 from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
-from vllm.utils.gguf_file import GgufTensor, read_gguf
+from vllm.utils.gguf_file import BlockType, GgufFile, GgufTensor, read_gguf
 
 _TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 _PART = {
     "attn_norm": "input_layernorm",
@@ -44,20 +50,67 @@ _GEMMA3_PART = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GEMMA4_PART = {
+    **_GEMMA3_PART,
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+# Vectors whose names end otherwise than those of matrices.
+_GEMMA4_VECTORS = {
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
+_QWEN35_PART = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_QWEN35_VECTORS = {"ssm_dt.bias": "linear_attn.dt_bias", "ssm_a": "linear_attn.A_log"}
 _GPT_OSS_PART = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_post_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.router",
 }
-_BY_ARCHITECTURE = {"gemma3": _GEMMA3_PART, "gpt-oss": _GPT_OSS_PART}
+_BY_ARCHITECTURE = {
+    "gemma3": _GEMMA3_PART,
+    "gemma4": _GEMMA4_PART,
+    "gpt-oss": _GPT_OSS_PART,
+    "qwen35": _QWEN35_PART,
+    "qwen35moe": _QWEN35_PART,
+}
+_GPT_OSS_VECTORS = {"attn_sinks": "self_attn.sinks", "attn_sinks.weight": "self_attn.sinks"}
+_VECTORS = {
+    "gemma4": _GEMMA4_VECTORS,
+    "gpt-oss": _GPT_OSS_VECTORS,
+    "qwen35": _QWEN35_VECTORS,
+    "qwen35moe": _QWEN35_VECTORS,
+}
+# Where a layer's experts are, other than in its MLP.
+_EXPERTS = {"gemma4": "experts"}
 _EXPERT_PART = {
     "ffn_gate_exps": "gate_proj",
     "ffn_up_exps": "up_proj",
     "ffn_down_exps": "down_proj",
 }
-_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_SINKS = re.compile(r"blk\.(\d+)\.attn_sinks(\.weight)?")
-_PAIRED = re.compile(r".+\.self_attn\.([qk])_proj")
+# Both matrices of each expert, one after the other.
+_FUSED_EXPERTS = "ffn_gate_up_exps"
+_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias|scale)")
+_IN_BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 # Numbers that follow from config.json, or were read with it.
 _LEFT_OUT = ("rope_freqs.weight",)
 
@@ -71,35 +124,57 @@ def read_gguf_tensors(path: str | Path) -> list[StoredTensor]:
         CheckpointError: The file is broken.
         UnsupportedFeatureError: A tensor's type is not served.
     """
-    file = read_gguf(path)
-    architecture = str(file.keys.get("general.architecture"))
-    stored: list[StoredTensor] = []
+    return [stored for _, stored in _read_all(read_gguf(path))]
+
+
+def _read_all(file: GgufFile) -> Iterator[tuple[GgufTensor, StoredTensor]]:
+    """Yields what the model asks for, each with the tensor of the file that holds it."""
+    conversion = Conversion(file)
+    num_layers = count_layers(file)
     for tensor in file.tensors.values():
-        if tensor.name not in _LEFT_OUT:
-            stored += _translate(tensor, architecture)
-    return stored
+        match = _IN_BLOCK.fullmatch(tensor.name)
+        # Blocks behind the layers draft tokens, and are not run.
+        if tensor.name not in _LEFT_OUT and (match is None or int(match[1]) < num_layers):
+            for stored in _translate(tensor, conversion):
+                yield tensor, stored
 
 
-def _translate(tensor: GgufTensor, architecture: str) -> list[StoredTensor]:
-    name = _find_name(tensor.name, architecture)
+def _translate(tensor: GgufTensor, conversion: Conversion) -> list[StoredTensor]:
+    architecture = conversion.architecture
     match = _BLOCK.fullmatch(tensor.name)
-    if match is None or match[2] not in _EXPERT_PART:
-        return [_describe(tensor, name, tensor.shape, tensor.offset, tensor.num_bytes)]
-    prefix, leaf = f"model.layers.{match[1]}.mlp.experts", _EXPERT_PART[match[2]]
+    leaves: tuple[str, ...] = ()
+    if match is not None and match[3] != "scale":
+        is_fused = match[2] == _FUSED_EXPERTS and match[3] == "weight"
+        fused = ("gate_proj", "up_proj") if is_fused else ()
+        leaves = fused or ((_EXPERT_PART[match[2]],) if match[2] in _EXPERT_PART else ())
+    if match is None or not leaves:
+        name = _find_name(tensor.name, architecture)
+        stored = _describe(tensor, name, tensor.shape, tensor.offset, tensor.num_bytes)
+        if stored.dtype == "U8":
+            return [stored]
+        shape = conversion.find_shape(name, stored.shape)
+        return [replace(stored, shape=shape, undo=conversion.find_undo(name, shape[0]))]
+    prefix = f"model.layers.{match[1]}.{_EXPERTS.get(architecture, 'mlp.experts')}"
     if match[3] == "bias":
-        name = f"{prefix}.{leaf}_bias"
+        name = f"{prefix}.{leaves[0]}_bias"
         return [_describe(tensor, name, tensor.shape, tensor.offset, tensor.num_bytes)]
-    if len(tensor.shape) != 3 or not tensor.shape[0]:
+    if len(tensor.shape) != 3 or not tensor.shape[0] or tensor.shape[1] % len(leaves):
         raise CheckpointError(
             f"{tensor.file}: tensor {tensor.name} has the sizes {list(tensor.shape)}, not those of "
             "[experts, rows, columns]."
         )
-    each = tensor.num_bytes // tensor.shape[0]
+    num_rows = tensor.shape[1] // len(leaves)
+    each = tensor.num_bytes // tensor.shape[0] // len(leaves)
     return [
         _describe(
-            tensor, f"{prefix}.{e}.{leaf}.weight", tensor.shape[1:], tensor.offset + e * each, each
+            tensor,
+            f"{prefix}.{e}.{leaf}.weight",
+            (num_rows, tensor.shape[2]),
+            tensor.offset + (e * len(leaves) + part) * each,
+            each,
         )
         for e in range(tensor.shape[0])
+        for part, leaf in enumerate(leaves)
     ]
 
 
@@ -107,8 +182,10 @@ def _find_name(name: str, architecture: str) -> str:
     stem, _, leaf = name.rpartition(".")
     if stem in _TOP:
         return f"{_TOP[stem]}.{leaf}"
-    if match := _SINKS.fullmatch(name):
-        return f"model.layers.{match[1]}.self_attn.sinks"
+    if match := _IN_BLOCK.fullmatch(name):
+        vector = _VECTORS.get(architecture, {}).get(match[2])
+        if vector is not None:
+            return f"model.layers.{match[1]}.{vector}"
     if match := _BLOCK.fullmatch(name):
         part = {**_PART, **_BY_ARCHITECTURE.get(architecture, {})}.get(match[2])
         if part is not None:
@@ -131,20 +208,13 @@ class GgufWeights(MatrixStorages):
 
     Args:
         path: The file, or the first part of it.
-        head_dim: Width of a head, for the rows of queries and keys.
     """
 
-    def __init__(self, path: str | Path, head_dim: int) -> None:
+    def __init__(self, path: str | Path) -> None:
         super().__init__()
         file = read_gguf(path)
-        self._head_dim = head_dim
-        architecture = str(file.keys.get("general.architecture"))
-        self._has_pairs = architecture == "llama"
-        self._tensors: dict[str, tuple[GgufTensor, StoredTensor]] = {}
-        for tensor in file.tensors.values():
-            if tensor.name not in _LEFT_OUT:
-                for stored in _translate(tensor, architecture):
-                    self._tensors[stored.name] = (tensor, stored)
+        self._conversion = Conversion(file)
+        self._tensors = {stored.name: (tensor, stored) for tensor, stored in _read_all(file)}
 
     def describe_types(self) -> str:
         """Return the types of the matrices by their shares of the bytes, largest first."""
@@ -164,31 +234,23 @@ class GgufWeights(MatrixStorages):
         if entry is None:
             return None
         tensor, _ = entry
-        order = self._find_order(name, out_size)
+        # Plain ones come in the release's order already.
         if tensor.type.name not in BLOCK_READERS:
-            if order is None:
-                return None
-            kept = torch.bfloat16 if tensor.type.name == "BF16" else dtype
-            weight = torch.empty((out_size, in_size), dtype=kept, device=device)
-            return _ReorderedRows(weight, order)
+            return None
+        rows_of = self._conversion.row_order(name, out_size)
+        columns_of = self._conversion.column_order(name)
         raw = {".weight": _empty_blocks(tensor, in_size, out_size, device)}
 
         def convert(filled: Mapping[str, torch.Tensor]) -> CodedRows:
             rows = read_blocks(tensor.type.name, filled[".weight"])
-            return rows if order is None else rows.take_rows(order)
+            if rows_of is not None:
+                rows = rows.take_rows(rows_of)
+            if columns_of is not None:
+                # Blocks along a row cannot be parted: the inputs are put in their order.
+                rows = replace(rows, order=columns_of.argsort().int())
+            return rows
 
         return PackingStorage(out_size, in_size, raw, convert)
-
-    def _find_order(self, name: str, num_rows: int) -> torch.Tensor | None:
-        """Returns which stored row each row of a release is; None: the one of its number.
-
-        Llama's queries and keys lie in pairs: row 2i of a head is its i-th, 2i + 1 its i-th of the
-        second half.
-        """
-        if not self._has_pairs or _PAIRED.fullmatch(name) is None:
-            return None
-        stored = torch.arange(num_rows).view(-1, self._head_dim // 2, 2)
-        return stored.transpose(1, 2).reshape(-1)
 
     def _make_interleaved(
         self, name: str, in_size: int, out_size: int, device: torch.device
@@ -212,6 +274,14 @@ class GgufWeights(MatrixStorages):
 
         return _SiblingStorage(out_size, in_size, raw, convert)
 
+    def find_row_decoder(self, name: str, width: int) -> RowDecoder | None:
+        """See ``WeightQuantization``."""
+        entry = self._tensors.get(name)
+        if entry is None or entry[0].type.name not in BLOCK_READERS:
+            return None
+        tensor, _ = entry
+        return _BlockRows(tensor.type, name, _count_row_bytes(tensor, width))
+
     def has_part(self, prefix: str) -> bool:
         """See ``WeightQuantization``."""
         return any(name.startswith(prefix) for name in self._tensors)
@@ -230,27 +300,32 @@ class _SiblingStorage(PackingStorage):
         return super().slots(name.rpartition(".")[0])
 
 
-class _ReorderedRows(PlainRows):
-    """Plain rows that lie in another order in the file."""
+class _BlockRows:
+    """A ``RowDecoder`` of rows of blocks."""
 
-    def __init__(self, weight: torch.Tensor, order: torch.Tensor) -> None:
-        super().__init__(weight)
-        self._order = order
+    def __init__(self, block: BlockType, name: str, row_bytes: int) -> None:
+        self._block, self._name, self.row_bytes = block, name, row_bytes
 
-    def check(self, name: str) -> None:
-        """See ``Storage``; puts the rows in order."""
-        del name
-        self.weight.copy_(self.weight[self._order])
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """See ``RowDecoder``."""
+        packed = PackedRows(read_blocks(self._block.name, rows), self._name)
+        values = torch.empty(packed.num_rows, packed.num_columns)
+        packed.write_rows(0, values)
+        return values
 
 
 def _empty_blocks(
     tensor: GgufTensor, in_size: int, out_size: int, device: torch.device
 ) -> torch.Tensor:
+    row_bytes = _count_row_bytes(tensor, in_size)
+    return torch.empty((out_size, row_bytes), dtype=torch.uint8, device=device)
+
+
+def _count_row_bytes(tensor: GgufTensor, in_size: int) -> int:
     block = tensor.type
     if in_size % block.size:
         raise CheckpointError(
             f"{tensor.file}: tensor {tensor.name} ({block.name}) has rows of {tensor.shape[-1]} "
             f"values, but the model that its keys describe needs {in_size}."
         )
-    row_bytes = in_size // block.size * block.num_bytes
-    return torch.empty((out_size, row_bytes), dtype=torch.uint8, device=device)
+    return in_size // block.size * block.num_bytes

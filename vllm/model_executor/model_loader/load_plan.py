@@ -117,7 +117,7 @@ def plan_load(
         for part in find_parts(tensor.name, tensor.shape)
         if (shard := find_shard(part.name)) is not ELSEWHERE
     ]
-    dropped, reason = tuple(ignored_prefixes), "the model's config.json asks for no such part"
+    dropped, reason = tuple(ignored_prefixes), "no part of the model that runs reads them"
     if any(c.part.name == DSPARK_MARK for c in copies):
         dropped, reason = (*dropped, _MTP), "they are a DSpark drafter, which is not supported yet"
     ignored = [c.part.name for c in copies if c.part.name.startswith(dropped)]

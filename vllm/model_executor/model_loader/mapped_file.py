@@ -65,8 +65,12 @@ class MappedFile:
     def read(self, stored: StoredTensor) -> Tensor:
         """Return a tensor that looks into the mapping; valid until it is released.
 
-        F4 comes as bytes of two values.
+        F4 comes as bytes of two values. What a conversion changed is undone.
         """
+        values = self._view(stored)
+        return values if stored.undo is None else stored.undo(values)
+
+    def _view(self, stored: StoredTensor) -> Tensor:
         dtype = _DTYPES[stored.dtype]
         shape = stored.shape
         if stored.dtype == "F4":

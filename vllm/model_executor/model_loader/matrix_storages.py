@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from vllm.model_executor.layers.quantization.interface import RowDecoder
 from vllm.model_executor.layers.quantization.storages import Storage
 from vllm.model_executor.layers.quantization.stored_matrix import StoredExperts, StoredMatrix
 
@@ -52,6 +53,11 @@ class MatrixStorages(ABC):
     ) -> StoredExperts | None:
         """See ``WeightQuantization``: only some formats have experts apart from matrices."""
         del prefix, num_experts, hidden_size, inner_size, limit, dtype, device
+        return None
+
+    def find_row_decoder(self, name: str, width: int) -> RowDecoder | None:
+        """See ``WeightQuantization``: only some formats store tables otherwise than as values."""
+        del name, width
         return None
 
     def finish_loading(self) -> None:

@@ -8,13 +8,16 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ITEM_BITS: Mapping[str, int] = MappingProxyType(
     {
@@ -43,6 +46,8 @@ class StoredTensor:
         file: The file that holds it.
         offset: Where in the file its values begin.
         num_bytes: How many bytes they take.
+        undo: Makes these values of those that lie in the file, which a conversion changed; None:
+            they are the same.
     """
 
     name: str
@@ -51,6 +56,7 @@ class StoredTensor:
     file: Path
     offset: int = 0
     num_bytes: int = 0
+    undo: Callable[["Tensor"], "Tensor"] | None = None
 
 
 def read_header(file: Path) -> list[StoredTensor]:

@@ -11,6 +11,7 @@ from torch import nn
 from vllm.distributed.parallel_state import SingleProcessGroup, TensorParallelGroup
 from vllm.model_executor.layers.linear import TensorFactory
 from vllm.model_executor.layers.quantization import WeightQuantization
+from vllm.model_executor.layers.quantization.bf16_panels import PackedWeights
 from vllm.model_executor.model_loader.shards import RankShare
 from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.attention.step_tables import StepMetadata
@@ -59,7 +60,9 @@ class CausalLM(nn.Module, Generic[ConfigT]):
         spreads_experts: bool = False,
     ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.dtype = config, dtype
+        # Filled by who runs the model by other code than its modules'.
+        self.packed: PackedWeights | None = None
         self.is_quantised = quantization is not None
         group = group or SingleProcessGroup()
         self.share = RankShare(group.rank, group.size, spreads_experts and group.size > 1)
@@ -75,6 +78,10 @@ class CausalLM(nn.Module, Generic[ConfigT]):
     def map_weight(self, name: str, values: torch.Tensor) -> None:
         """Takes a tensor whose slot is on the meta device, as it lies in its file."""
         raise AssertionError(f"{name} is no such tensor")
+
+    def weights_for_torch(self) -> tuple[torch.Tensor, ...]:
+        """Returns matrices that torch multiplies by although other code runs the model."""
+        return ()
 
     @abstractmethod
     def forward(

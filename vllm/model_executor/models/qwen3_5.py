@@ -36,7 +36,6 @@ from vllm.model_executor.models.decoder.rope_config import RopeConfig, read_rope
 _KINDS = ("linear_attention", "full_attention")
 _THETA = 10_000.0
 _TURNED_SHARE = 0.25
-# The block that drafts tokens is not run.
 _DRAFTER = "mtp."
 _TEXT_ONLY = TensorNames(ignored=(_DRAFTER,))
 _WITH_VISION = TensorNames(
@@ -90,7 +89,9 @@ def read_qwen3_next(raw: Mapping[str, Any]) -> DecoderConfig:
             experts if i not in dense and (i + 1) % step == 0 else mlp for i in range(len(plans))
         ]
     is_tied = fields.boolean("tie_word_embeddings", False)
-    return _read(fields, plans, _TEXT_ONLY, is_tied, is_interleaved=True)
+    # Its config.json has no word on the block; the releases have its tensors.
+    config = _read(fields, plans, _TEXT_ONLY, is_tied, is_interleaved=True, num_drafters=1)
+    return config
 
 
 _PlanReader = Callable[[FieldReader], FeedForwardPlan]
@@ -137,12 +138,16 @@ def _read(
     is_tied: bool,
     *,
     is_interleaved: bool = False,
+    num_drafters: int = 0,
 ) -> DecoderConfig:
     num_heads = fields.positive_int("num_attention_heads")
     head_dim = read_head_dim(fields, num_heads)
     rope = _read_rope(fields, head_dim)
     recurrence = read_gated_delta(fields, is_interleaved=is_interleaved)
     has_bias = fields.boolean("attention_bias", False)
+    num_drafters = fields.non_negative_int("mtp_num_hidden_layers", num_drafters)
+    own_embedding = fields.boolean("mtp_use_dedicated_embeddings", False)
+    drafter = LayerPlan(0, rope, plans[-1]) if num_drafters == 1 and not own_embedding else None
     return DecoderConfig(
         vocab_size=fields.positive_int("vocab_size"),
         hidden_size=fields.positive_int("hidden_size"),
@@ -163,9 +168,13 @@ def _read(
             has_qk_norm=True,
             has_output_gate=True,
         ),
-        norm=NormPlan(fields.number("rms_norm_eps", 1e-6), has_offset=True),
+        norm=NormPlan(
+            fields.number("rms_norm_eps", 1e-6),
+            has_offset=not fields.boolean("norm_weights_are_factors", False),
+        ),
         has_head=not is_tied,
         names=names,
+        drafter=drafter,
     ).check()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm import envs
+from vllm.v1.core.cache_shares import CacheShares
 from vllm.v1.core.prefix.drafter_rows import StaleRow
 from vllm.v1.core.retention.pinning import PinSettings
 from vllm.v1.core.retention.policy import RetentionPolicy
@@ -35,6 +36,7 @@ class CacheSettings:
         stale_row: What becomes of a drafter's row that another next token made.
         policy: Which checkpoints are kept; None: as the config or the environment says.
         pinning: What long steps pin; None: with a policy nothing, else as the environment says.
+        shares: Tenants' shares of the cache; None: it is everybody's.
         retention: What the config says about window state, else what the variable says when the
             settings are built; None: neither says anything.
     """
@@ -54,6 +56,7 @@ class CacheSettings:
     stale_row: StaleRow = StaleRow.REBUILD
     policy: RetentionPolicy | None = None
     pinning: PinSettings | None = None
+    shares: CacheShares | None = None
     retention: int | str | None = field(init=False)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from vllm.v1.core.cache_step import Lookup, StepPlan, StepRequest, StepWork
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix.exports import Exports, PlacedCheckpoint, PrefixBlocks
+from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.tiered_pool import TieredPool
 
 if TYPE_CHECKING:
@@ -106,6 +107,12 @@ class Coordinator(Protocol):
         self, block_hashes: Sequence[BlockHash], end: int
     ) -> Sequence[PlacedCheckpoint]:
         """Return the checkpoints in the first ``end`` tokens of a prompt, the first one first."""
+        ...
+
+    def find_standing(
+        self, block_hashes: Sequence[BlockHash], position: int
+    ) -> CheckpointStanding | None:
+        """Return what the checkpoint at a boundary is to the cache; None: there is none."""
         ...
 
     def locate_rows(

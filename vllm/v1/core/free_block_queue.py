@@ -18,13 +18,15 @@ class KVCacheBlock:
 
     Attributes:
         block_id: 0 to the pool's size - 1; sentinels of a queue have -1.
-        ref_cnt: Tables, copies and transfers that hold it; not kept for the null block.
+        ref_cnt: Tables, copies and transfers that hold it (I2); 0 for the null block.
         prev_free_block: Neighbour in the free queue, None outside.
         next_free_block: Likewise.
         is_null: Whether it is the placeholder that is never read or written.
         group_id: Group of the keys it carries; of no meaning without any.
-        keys: Hashes of the prefixes whose last rows it holds, ascending in position; None: nothing
-            of a dense group is cached in it.
+        key: Hash of the shortest prefix whose last rows it holds; None: nothing of a dense group
+            is cached in it.
+        more_keys: Those of longer ones, ascending in position; None: there are none. Apart, because
+            where a block is a unit a prompt would make hundreds of lists of one.
     """
 
     block_id: int
@@ -34,7 +36,8 @@ class KVCacheBlock:
     next_free_block: KVCacheBlock | None = None
     is_null: bool = False
     group_id: int = -1
-    keys: list[BlockHash] | None = None
+    key: BlockHash | None = None
+    more_keys: list[BlockHash] | None = None
 
     @property
     def block_hash(self) -> BlockHashWithGroupId | None:
@@ -50,7 +53,7 @@ class KVCacheBlock:
 
     def reset_hash(self) -> None:
         """Forget what is cached in it."""
-        self._block_hash = self.keys = None
+        self._block_hash = self.key = self.more_keys = None
 
     def __repr__(self) -> str:
         # Neighbours by id: following the links would print the whole queue.

@@ -125,6 +125,11 @@ class CacheGeometry:
         return sum(group.block_size > self.unit for group in self.dense)
 
     @cached_property
+    def is_recurrent(self) -> bool:
+        """Whether a checkpoint holds a state of all tokens, which no few of them bring back."""
+        return any(group.is_recurrent for group in self.groups)
+
+    @cached_property
     def coarse(self) -> int:
         """Tokens between coarse boundaries; each is a lean boundary too."""
         return lcm(COARSE_TOKENS, self.lean)

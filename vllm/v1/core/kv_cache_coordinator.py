@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from itertools import islice
+from itertools import chain, islice
+from math import inf
 from typing import TYPE_CHECKING, cast
 
 from vllm.exceptions import ConfigError
@@ -41,6 +42,7 @@ from vllm.v1.core.prefix.records import explain_misses
 from vllm.v1.core.prefix.waiting import DonorWaits
 from vllm.v1.core.request_cache import Pending, RequestCache
 from vllm.v1.core.retention.sizes import max_request_blocks
+from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
 from vllm.v1.core.step_planner import StepPlanner
 from vllm.v1.core.whole_block.coordinator import (
@@ -116,7 +118,7 @@ class CheckpointCoordinator(Coordinator):
 
     def look_up(self, request: Request, max_tokens: int) -> Lookup:
         """Find the deepest boundary at most ``max_tokens`` where all groups can resume."""
-        if self.geometry.shares_whole_blocks:
+        if self._changed and self.geometry.shares_whole_blocks:
             # Nobody is preempted once a request that waits is looked up: these steps run.
             self._promised.update(self._publish_pending())
         find = partial(find_prefix, self.index, self.geometry, request.block_hashes)
@@ -212,10 +214,10 @@ class CheckpointCoordinator(Coordinator):
             self._publisher.publish_accepted(cache)
         if step.alloc_end <= cache.ready_until and not publishes:
             return True
-        for window in cache.windows:
-            passed = window.drop_below(cache.num_accepted)
-            if passed:
-                self._publisher.give_back(cache, passed)
+        num_accepted = cache.num_accepted
+        passed = [block for w in cache.windows for block in w.drop_below(num_accepted)]
+        if passed:
+            self._publisher.give_back(cache, passed)
         return False
 
     def _admitted(self, step: StepRequest) -> RequestCache | None:
@@ -332,7 +334,8 @@ class CheckpointCoordinator(Coordinator):
     def new_step_starts(self) -> None:
         """Begin a ``schedule()``: the previous step's copies have run."""
         self._num_steps += 1
-        self.held.expire()
+        if self.held.next_deadline < inf:
+            self.held.expire()
         if self._ends_in_flight:
             self.block_pool.free_blocks(self._ends_in_flight)
             self._ends_in_flight = []
@@ -361,7 +364,7 @@ class CheckpointCoordinator(Coordinator):
 
     def take_step_work(self) -> StepWork:
         """Drain what the worker must know; the ends of copies stay held until they have run."""
-        row_bounds = self._rebuilds.take_row_bounds() if self._rebuilds else {}
+        row_bounds = self._rebuilds.take_row_bounds() if self._rebuilds.running else {}
         if not self._changed and not row_bounds:
             return NO_WORK
         work = StepWork(row_bounds=row_bounds)
@@ -402,6 +405,13 @@ class CheckpointCoordinator(Coordinator):
         """Return the checkpoints in the first ``end`` tokens of a prompt."""
         return list_checkpoints(self.index, self.geometry, block_hashes, end)
 
+    def find_standing(
+        self, block_hashes: Sequence[BlockHash], position: int
+    ) -> CheckpointStanding | None:
+        """Return what the checkpoint at a boundary is to the cache; None: there is none."""
+        record = self.index.checkpoints.get(block_hashes[position // self.geometry.unit - 1])
+        return None if record is None else record.standing
+
     def locate_rows(
         self, block_hashes: Sequence[BlockHash], first: int, end: int
     ) -> PrefixBlocks | None:
@@ -436,7 +446,7 @@ class CheckpointCoordinator(Coordinator):
             ids[table.geometry.group_id] = tuple(block.block_id for block in table.blocks)
         for window in cache.windows:
             bases[window.geometry.group_id] = window.base
-            ids[window.geometry.group_id] = tuple(block.block_id for block in window.blocks)
+            ids[window.geometry.group_id] = tuple(window.block_ids)
         return PrefixBlocks(num_tokens, cache.dense_from, tuple(bases), tuple(ids))
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
@@ -473,11 +483,14 @@ class CheckpointCoordinator(Coordinator):
         for copy in cache.copies:
             pool.free_blocks((copy.source, copy.destination))
         made = [*cache.published.kept, *cache.published.trailing]
-        held: list[KVCacheBlock] = []
         # A sequence's tail is reused before its head.
-        for table in cache.tables():
-            held += reversed(table.blocks)
-        self.store.leave(made, cache.origins, request_id, held, again=cache.is_resumed)
+        held = chain.from_iterable(reversed(table.blocks) for table in cache.tables())
+        replays: Sequence[int] = ()
+        if self.policy.supersedes_at_once:
+            replays = self.policy.prompt_boundaries(cache.request.num_prompt_tokens)
+        self.store.leave(
+            made, cache.origins, request_id, held, again=cache.is_resumed, replays=replays
+        )
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return 0 for each group: nothing is computed from what requests share."""

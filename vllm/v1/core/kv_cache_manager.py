@@ -15,6 +15,7 @@ from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_coordinator import make_coordinator
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.shared_pool import SharedPool
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     get_kv_cache_spec_kind,
@@ -407,3 +408,13 @@ class KVCacheManager:
             InvariantError: One does not hold.
         """
         check_cache(self.coordinator, num_computed)
+
+
+class SharedKVCacheManager(KVCacheManager):
+    """The manager of a pool of which tenants have shares: what is kept for others is not free."""
+
+    def _fit(self, step: StepRequest, num_reserved: int, must_fit: bool) -> KVCacheBlocks | None:
+        pool = self.block_pool
+        assert isinstance(pool, SharedPool), "shares are of pools that hit at one unit"
+        pool.serve(step.request.tenant)
+        return super()._fit(step, num_reserved + pool.num_kept, must_fit)

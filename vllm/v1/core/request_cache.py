@@ -36,7 +36,7 @@ class Publications:
         num_units: Units whose keys are out, those of its hit included.
         trailing: Checkpoints it carries along and replaces as it advances.
         kept: Checkpoints it made that outlive its advance; only ever appended to.
-        num_listed: How many of them the index knows the blocks of.
+        num_closed: How many of them were told that it may give back their blocks.
         wanted: Boundaries it wants kept: replay boundaries and junctions.
         junctions: Those of them where prompts part.
         spared: Boundaries near its prompt's end where it left spare checkpoints, and their kinds.
@@ -46,7 +46,7 @@ class Publications:
     num_units: int = 0
     trailing: list[Checkpoint] = field(default_factory=list)
     kept: list[Checkpoint] = field(default_factory=list)
-    num_listed: int = 0
+    num_closed: int = 0
     wanted: set[int] = field(default_factory=set)
     junctions: set[int] = field(default_factory=set)
     spared: dict[int, int] = field(default_factory=dict)
@@ -133,8 +133,7 @@ class RequestCache:
         """Drain the window tables that the worker has not seen as they are."""
         for window in self.windows:
             if window.is_dirty:
-                ids = [block.block_id for block in window.blocks]
-                yield WindowTable(window.geometry.group_id, window.base, ids)
+                yield WindowTable(window.geometry.group_id, window.base, window.block_ids[:])
                 window.is_dirty = False
 
     def held_blocks(self) -> Iterator[KVCacheBlock]:

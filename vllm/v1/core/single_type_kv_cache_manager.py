@@ -74,18 +74,20 @@ class DenseTable:
 class LiveWindow:
     """One request's live range of a group that needs only the tail.
 
-    Owns: block ``base + i`` is ``blocks[i]``, the null block where nothing is stored.
+    Owns: block ``base + i`` is ``blocks[i]``, the null block where nothing is stored; their ids,
+    which the worker hears of whenever the table grows: a window may have hundreds.
 
     Attributes:
         is_dirty: Whether the worker has not seen the table as it is now.
     """
 
-    __slots__ = ("_null_block", "_num_null", "base", "blocks", "geometry", "is_dirty")
+    __slots__ = ("_null_block", "_num_null", "base", "block_ids", "blocks", "geometry", "is_dirty")
 
     def __init__(self, geometry: GroupGeometry, null_block: KVCacheBlock) -> None:
         self.geometry = geometry
         self.base = 0
         self.blocks: list[KVCacheBlock] = []
+        self.block_ids: list[int] = []
         self.is_dirty = True
         self._null_block = null_block
         self._num_null = 0
@@ -96,10 +98,12 @@ class LiveWindow:
         span = self.geometry.rows_below(position)
         assert len(span) == len(blocks)
         self.base, self.blocks = span.start, list(blocks)
+        self.block_ids = [block.block_id for block in blocks]
 
     def replace_last(self, block: KVCacheBlock) -> KVCacheBlock:
         """Put a block in the place of the last one; returns that."""
         replaced, self.blocks[-1] = self.blocks[-1], block
+        self.block_ids[-1] = block.block_id
         self.is_dirty = True
         return replaced
 
@@ -113,7 +117,7 @@ class LiveWindow:
         # Between checkpoints far from each other most of a table is null.
         null_block = self._null_block
         dropped = [block for block in self.blocks[end - 1 :: -1] if block is not null_block]
-        del self.blocks[:end]
+        del self.blocks[:end], self.block_ids[:end]
         self._num_null -= end - len(dropped)
         self.base += end
         # The worker need not hear of it: it reads nothing below first_needed.
@@ -141,16 +145,28 @@ class LiveWindow:
         below = self.base - indices[0]
         if below > 0:
             # Another boundary inside a chunk that is not computed yet.
-            self.blocks[:0] = [self._null_block] * below
+            self._fill(0, below)
             self.base = indices[0]
         gap = indices[-1] + 1 - self.base - len(self.blocks)
         if gap > 0:
-            self.blocks.extend([self._null_block] * gap)
+            self._fill(len(self.blocks), gap)
+        block_ids = [block.block_id for block in blocks]
+        begin, end = indices[0] - self.base, indices[-1] + 1 - self.base
+        if end - begin == len(indices):
+            self.blocks[begin:end], self.block_ids[begin:end] = blocks, block_ids
+        else:
+            for index, block, block_id in zip(indices, blocks, block_ids, strict=True):
+                self.blocks[index - self.base] = block
+                self.block_ids[index - self.base] = block_id
         # Where new blocks go there was none.
-        self._num_null += max(0, below) + max(0, gap) - len(indices)
-        for index, block in zip(indices, blocks, strict=True):
-            self.blocks[index - self.base] = block
+        self._num_null -= len(indices)
         self.is_dirty = True
+
+    def _fill(self, at: int, count: int) -> None:
+        """Make room that has no blocks yet."""
+        self.blocks[at:at] = [self._null_block] * count
+        self.block_ids[at:at] = [self._null_block.block_id] * count
+        self._num_null += count
 
     def find_appended(self, end: int, alloc_end: int) -> range | None:
         """Return the block indices a short step appends.
@@ -181,6 +197,14 @@ class LiveWindow:
     def end(self) -> int:
         """The index behind the last block."""
         return self.base + len(self.blocks)
+
+    def runs_below(
+        self, positions: Sequence[int], num_blocks: int
+    ) -> list[tuple[KVCacheBlock, ...]]:
+        """Return for each position the last ``num_blocks`` blocks that lie below it, if so many."""
+        blocks, base = self.blocks, self.base
+        ends = self.geometry.first_blocks(positions)
+        return [tuple(blocks[max(0, end - num_blocks) - base : end - base]) for end in ends]
 
     def blocks_for(self, position: int) -> tuple[KVCacheBlock, ...]:
         """Return the blocks a checkpoint at ``position`` needs; all are held."""

@@ -104,7 +104,7 @@ class StepPlanner:
             else:
                 resumes = hit is not None and hit.checkpoint is not None
                 adopted = group.rows_below(hit.position) if hit and resumes else range(0)
-                indices.append([i for i in needed if i not in adopted])
+                indices.append([i for i in needed if i not in adopted] if adopted else needed)
         return indices
 
     def _fit_checkpoints(
@@ -123,7 +123,7 @@ class StepPlanner:
             boundaries = self._boundaries(step, wanted, rebuild, with_grid=False)
             indices = self._window_indices(step, boundaries, cache, hit)
             self._revise(plan, indices, boundaries)
-        else:
+        elif self._policy.leaves_spares:
             spares = self._find_spares(step, plan, rebuild)
             if spares:
                 indices = self._with_spares(plan, spares, cache)
@@ -149,6 +149,7 @@ class StepPlanner:
 
         These are many and far from each other; all have the same blocks below their ends.
         """
+        positions = [spare.position for spare in spares]
         indices: list[Sequence[int]] = []
         for number, group in enumerate(self._geometry.windows):
             num_blocks = self._geometry.lean_blocks[number]
@@ -160,8 +161,7 @@ class StepPlanner:
                 group.first_block(plan.step.start) if cache is None else cache.windows[number].end
             )
             needed = {*plan.window_indices[number]}
-            for spare in spares:
-                end = group.first_block(spare.position)
+            for end in group.first_blocks(positions):
                 needed.update(range(max(held, end - num_blocks), end))
             indices.append(sorted(needed))
         return indices
@@ -215,7 +215,15 @@ class StepPlanner:
         """Return where a step leaves checkpoints, those of the policy's grid among them."""
         # Window rows that are computed again are right where that ends, and from there on.
         start = step.start if rebuild is None else max(step.start, rebuild.end - 1)
-        grid = self._policy.grid(start, step.end) if with_grid else ()
+        grid: Sequence[int] = ()
+        if with_grid:
+            grid = self._policy.grid(start, step.end)
+            request = step.request
+            if request.cache_boundaries and start < request.num_prompt_tokens:
+                marked = self._policy.marked_boundaries(
+                    request.num_prompt_tokens, request.cache_boundaries
+                )
+                grid = (*grid, *(p for p in marked if start < p <= step.end))
         return step_boundaries(self._geometry, start, step.end, wanted, grid)
 
     def _needed_blocks(

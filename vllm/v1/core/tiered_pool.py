@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from vllm.distributed.kv_events import AnyKVCacheEvent
 from vllm.logger import init_logger
@@ -19,7 +19,42 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _SCRATCH, _FILLER, _REGULAR, _PINNED = Tier.SCRATCH, Tier.FILLER, Tier.REGULAR, Tier.PINNED
-_Tiers = tuple[FreeKVCacheBlockQueue | RegularTier, ...]
+
+
+class TierQueue(Protocol):
+    """What the pool asks of the free blocks of a tier."""
+
+    @property
+    def num_free_blocks(self) -> int:
+        """How many there are."""
+        ...
+
+    def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Put blocks last."""
+        ...
+
+    def remove(self, block: KVCacheBlock) -> None:
+        """Take a block out."""
+        ...
+
+    def popleft(self) -> KVCacheBlock:
+        """Take the next block; there is one."""
+        ...
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """Return all blocks; for tests and checks."""
+        ...
+
+
+class FillerQueue(TierQueue, Protocol):
+    """Blocks that are given up first, the newest before the others."""
+
+    def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Put blocks first."""
+        ...
+
+
+_Tiers = tuple[TierQueue, ...]
 
 
 class TieredPool:
@@ -65,9 +100,12 @@ class TieredPool:
         self.ranked = ranked
         self.free_block_queue = FreeKVCacheBlockQueue(self.blocks[1:])
         self.pinned_queue = FreeKVCacheBlockQueue([])
+        self._filler: FillerQueue = FreeKVCacheBlockQueue([])
         # By tier; and those that can have a block, the lowest first.
         self.tiers, self._queues = self._lay_out_tiers()
         self._num_free = num_gpu_blocks - 1
+        # Free blocks that are kept for others than whose request takes some now.
+        self.num_kept = 0
         # Where a free block stands; of no meaning for a held one. Most have keys, and without pins
         # these are all in REGULAR: of them it is not noted.
         self._tier_of: list[Tier] = [_SCRATCH] * num_gpu_blocks
@@ -75,7 +113,8 @@ class TieredPool:
     def _lay_out_tiers(self) -> tuple[_Tiers, _Tiers]:
         """Return the queue of every tier, and those queues that are used."""
         first, pinned = self.free_block_queue, self.pinned_queue
-        low = [FreeKVCacheBlockQueue([]) for _ in range(_FILLER, _REGULAR)]
+        low = [self._filler]
+        low += [FreeKVCacheBlockQueue([]) for _ in range(_FILLER + 1, _REGULAR)]
         live = [FreeKVCacheBlockQueue([]) for _ in range(_REGULAR + 1, _PINNED)]
         regular = self.ranked or FreeKVCacheBlockQueue([])
         tiers = (first, *low, regular, *live, pinned)
@@ -99,6 +138,11 @@ class TieredPool:
         """Free blocks of spare checkpoints."""
         return self.tiers[_FILLER].num_free_blocks + self.tiers[Tier.SPARE].num_free_blocks
 
+    @property
+    def proven_share(self) -> float:
+        """The part of the blocks in the regular tier that were hit or came back, 0..1."""
+        return self.ranked.proven_share if self.ranked is not None else 0.0
+
     def get_usage(self) -> float:
         """Return the share of blocks that requests hold, 0..1, the null block left out."""
         num_usable_blocks = self.num_gpu_blocks - 1 - self.num_reserved_blocks
@@ -112,7 +156,7 @@ class TieredPool:
 
     def _place_of(self, block: KVCacheBlock) -> Tier:
         """Return the tier of a free block."""
-        if block.keys is not None and self.pins is None:
+        if block.key is not None and self.pins is None:
             return _REGULAR
         return self._tier_of[block.block_id]
 
@@ -237,11 +281,14 @@ class TieredPool:
         others: list[KVCacheBlock] = []
         null_block = self.null_block
         for block in blocks:
-            if block is null_block:
-                continue
             block.ref_cnt = ref_cnt = block.ref_cnt - 1
             if ref_cnt == 0:
-                (others if block.keys is None else keyed).append(block)
+                if block.key is not None:
+                    keyed.append(block)
+                else:
+                    others.append(block)
+            elif block is null_block:
+                block.ref_cnt = 0
         return keyed, others
 
     def _enqueue(self, freed: Sequence[KVCacheBlock], tiers: Sequence[Tier]) -> None:
@@ -271,13 +318,12 @@ class TieredPool:
         for block in blocks:
             tier_of[block.block_id] = tier
         self._num_free += len(blocks)
-        queue = self.tiers[tier]
         if tier is _SCRATCH:
             self.free_block_queue.prepend_n(blocks[::-1])
-        elif tier is _FILLER and isinstance(queue, FreeKVCacheBlockQueue):
-            queue.prepend_n(blocks)
+        elif tier is _FILLER:
+            self._filler.prepend_n(blocks)
         else:
-            queue.append_n(blocks)
+            self.tiers[tier].append_n(blocks)
 
     def replace(self, blocks: Iterable[KVCacheBlock], *, even_if_unchanged: bool = False) -> None:
         """Move free blocks to the tier they belong in now, as its youngest.
@@ -312,11 +358,11 @@ class TieredPool:
 
     # ---- what is cached ----------------------------------------------------------------------
 
-    def _forget(self, block: KVCacheBlock) -> None:
+    def _forget(self, block: KVCacheBlock, *, is_held: bool = False) -> None:
         """Drop what a block caches, and everything that was of use only together with it."""
         if self.metrics_collector is not None:
             self.metrics_collector.on_block_evicted(block)
-        affected = self.index.forget(block)
+        affected = self.index.forget(block, is_held=is_held)
         if self.pins is not None:
             self.pins.forget(block)
         if affected:
@@ -324,8 +370,8 @@ class TieredPool:
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         """Drop what a block caches, wherever it is; False if that is nothing."""
-        was_cached, had_keys = self.index.is_cached(block), block.keys is not None
-        self._forget(block)
+        was_cached, had_keys = self.index.is_cached(block), block.key is not None
+        self._forget(block, is_held=block.ref_cnt > 0)
         (self.replace_emptied if had_keys else self.replace)((block,))
         return was_cached
 

@@ -6,16 +6,26 @@ import contextvars
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Self
+
+import msgspec
 
 from vllm import envs
 from vllm.config import VllmConfig
-from vllm.exceptions import EngineDeadError, QueueFullError, ShuttingDownError
+from vllm.exceptions import (
+    EngineDeadError,
+    QueueFullError,
+    ShuttingDownError,
+    TenantLimitError,
+)
 from vllm.inputs import PromptType
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.admissions import Admissions
 from vllm.v1.engine.client import AsyncEngineCoreHandle
+from vllm.v1.engine.data_parallel.predictions import Prediction, Predictions
 from vllm.v1.engine.engine_base import EngineBase
 from vllm.v1.engine.launch import launch_engine_core
 from vllm.v1.engine.output_processor import ProcessedOutputs
@@ -23,6 +33,7 @@ from vllm.v1.engine.output_queue import OutputQueue, OutputSink
 from vllm.v1.engine.pending_calls import PendingCalls
 from vllm.v1.engine.queue_limit import QueueLimit
 from vllm.v1.engine.request_stream import RequestStream
+from vllm.v1.engine.tenant_limits import TenantLimits, current_tenant, tenant_salt
 from vllm.v1.engine.wire import (
     CacheSnapshot,
     CallAnswer,
@@ -31,9 +42,10 @@ from vllm.v1.engine.wire import (
     PrefixCacheReset,
     StepOutputs,
 )
-from vllm.v1.messages import HeldPrefix
+from vllm.v1.messages import EngineCoreRequest, HeldPrefix, PrefillStats
 from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import LoggingStatLogger, StatLogger
+from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.metrics.tracing import current_trace_headers
 
 if TYPE_CHECKING:
@@ -58,6 +70,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         handle: A core that :func:`launch_engine_core` started; None: one is started here.
         stat_loggers: Sinks of statistics besides the log line.
         further_stat_loggers: Those of the second engine core on, where there are several.
+        tenant_share: The part of tenants' limits that holds here, where several processes serve.
 
     Raises:
         VllmError: The core cannot start.
@@ -70,6 +83,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         *,
         stat_loggers: Sequence[StatLogger] = (),
         further_stat_loggers: Sequence[Sequence[StatLogger]] = (),
+        tenant_share: float = 1.0,
     ) -> None:
         num_cores = vllm_config.parallel_config.data_parallel_size
         sinks = [list(stat_loggers), *map(list, further_stat_loggers)]
@@ -80,6 +94,11 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         core = handle if handle is not None else launch_engine_core(vllm_config)
         super().__init__(vllm_config, core, sinks[0], sinks[1:])
         self._queue_limit = QueueLimit.from_config(vllm_config.scheduler_config, num_cores)
+        tenants = vllm_config.scheduler_config.tenants
+        self._tenants = None if tenants is None else TenantLimits(tenants, tenant_share)
+        self._admissions = Admissions()
+        # Only a router in front of several cores foretells anything.
+        self._predictions = Predictions() if num_cores > 1 else None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._log_timer: asyncio.TimerHandle | None = None
         self._calls = PendingCalls()
@@ -113,6 +132,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         Raises:
             UserInputError: The request is wrong.
             QueueFullError: Too many requests wait.
+            TenantLimitError: The tenant in whose name this is called exceeds a limit.
             ShuttingDownError: The engine drains.
             EngineDeadError: The core is dead, or died meanwhile.
         """
@@ -203,10 +223,44 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         except QueueFullError as error:
             self._record(None, IterationStats(rejection_reason=error.limit))
             raise
+        if self._tenants is not None:
+            request = self._admit_tenant(self._tenants, request)
         self._bind_loop()
         self._idle.clear()
         child_ids = self._submit(request, parsed.text, sink)
         return _make_leaver(weakref.ref(self), child_ids)
+
+    def _admit_tenant(self, limits: TenantLimits, request: EngineCoreRequest) -> EngineCoreRequest:
+        """Let a request of the tenant in whose name this is called in.
+
+        Raises:
+            TenantLimitError: The tenant exceeds a limit.
+        """
+        tenant = limits.find(current_tenant.get())
+        count_waiting = partial(self._output_processor.count_waiting_requests, tenant.name)
+        try:
+            limits.admit(tenant, len(request.prompt_token_ids), count_waiting)
+        except TenantLimitError as error:
+            refused = [(tenant.name, error.limit)]
+            self._record(
+                None,
+                IterationStats(rejection_reason=error.limit, tenant_rejections_iter=refused),
+            )
+            raise
+        salt = tenant_salt(tenant, request.cache_salt)
+        return msgspec.structs.replace(request, tenant=tenant.name, cache_salt=salt)
+
+    def _record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        stats: IterationStats | None,
+        engine_index: int = 0,
+    ) -> None:
+        if self._tenants is not None and stats is not None:
+            for finished in stats.finished_requests:
+                if finished.tenant is not None:
+                    self._tenants.note_output(finished.tenant, finished.num_generation_tokens)
+        super()._record(scheduler_stats, stats, engine_index)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests by the ids that were given to them; unknown ones are ignored.
@@ -260,6 +314,9 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
     def _on_step(self, message: StepOutputs) -> list[RequestOutput]:
         outputs = message.outputs
         self._queue_limit.observe(outputs.scheduler_stats, outputs.engine_index)
+        self._admissions.note(outputs.outputs)
+        if self._predictions is not None:
+            self._predictions.note(outputs.outputs, outputs.engine_index)
         return super()._on_step(message)
 
     def _on_answer(self, message: CallAnswer) -> None:
@@ -334,6 +391,14 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         answer = await self._calls.open(self._ask_held(forget))
         assert isinstance(answer, HeldPrefixes)
         return answer.prefixes, answer.forgotten
+
+    def find_prediction(self, request_id: str) -> Prediction | None:
+        """Return what was foretold of a request, by its response's id; None: nothing."""
+        return None if self._predictions is None else self._predictions.find(request_id)
+
+    def find_admission(self, request_id: str) -> PrefillStats | None:
+        """Return how a request was admitted, by its response's id; None: it is unknown here."""
+        return self._admissions.find(request_id)
 
     async def view_cache(self) -> tuple[bytes, float]:
         """Look at the cache.

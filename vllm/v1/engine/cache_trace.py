@@ -33,16 +33,21 @@ def make_scheduler(vllm_config: VllmConfig, plan: KVCachePlan, **parts: Any) -> 
         **parts: As for ``Scheduler``.
 
     Raises:
-        ConfigError: The trace cannot be written, or does not go with a KV connector.
+        ConfigError: The trace cannot be written, or does not go with a KV connector or tenants.
     """
     observability = vllm_config.observability_config
-    parts |= {"block_size": plan.scheduler_block_size, "hash_block_size": plan.hash_block_size}
+    parts["block_size"] = plan.unit
     if observability.cache_trace is None:
         return Scheduler(vllm_config, plan.scheduler_config, **parts)
     if vllm_config.kv_transfer_config is not None:
         raise ConfigError(
             "cache_trace does not record what kv_transfer_config loads from other engines: leave "
             "one of them out."
+        )
+    if vllm_config.scheduler_config.tenants is not None:
+        raise ConfigError(
+            "cache_trace does not record whose requests they are, which decides about the cache "
+            "with tenants: leave one of them out."
         )
     path = Path(observability.cache_trace)
     limits = SchedulerLimits.from_config(vllm_config)
@@ -85,7 +90,7 @@ def make_header(vllm_config: VllmConfig, plan: KVCachePlan) -> Header:
         ),
         environment={n: _written(getattr(envs, n)) for n in _ENVIRONMENT if envs.is_set(n)},
         groups=describe_groups(plan),
-        hash_unit=plan.hash_block_size,
+        hash_unit=plan.unit,
         max_model_len=vllm_config.model_config.max_model_len,
     )
 

@@ -164,6 +164,7 @@ class InlineCore:
             if self._dead_error is not None:
                 return Dead(str(self._dead_error))
             try:
+                self._loop.wait()
                 self._loop.run_once()
             except BaseException as error:
                 self._dead_error = EngineDeadError(f"The engine core died: {error!r}")

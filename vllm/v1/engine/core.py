@@ -29,6 +29,10 @@ from vllm.v1.structured_output import StructuredOutputManager
 logger = init_logger(__name__)
 
 _TRANSFER_POLL_S = 0.005
+# With nothing but waiting requests, a step is tried again after this long.
+_POLL_S = 0.002
+# The same where whatever they wait for calls the loop: deadlines alone are left to look at.
+_WOKEN_WAIT_S = 0.1
 
 
 class EngineCore:
@@ -79,10 +83,11 @@ class EngineCore:
             publisher.shutdown()
             self.executor.shutdown()
             raise
-        self._block_hasher = _make_block_hasher(vllm_config, plan.hash_block_size)
+        self._block_hasher = _make_block_hasher(vllm_config, plan.unit)
         self._refusals: list[tuple[str, VllmError]] = []
         self._drafts = vllm_config.speculative_config is not None
         self._is_in_step = False
+        self._is_woken = False
         self._checks_invariants = envs.VLLM_CHECK_INVARIANTS
         self._view = CacheView(self.scheduler) if envs.VLLM_SERVER_DEV_MODE else None
         report_start(vllm_config, self.kv_cache_info, self.load_s)
@@ -117,6 +122,18 @@ class EngineCore:
         if request.use_structured_output:
             self._grammars.start(request)
 
+    def bind_wake(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called when what runs beside the steps has got on."""
+        connector = self.scheduler.connector
+        tells = connector is not None and connector.bind_wake(wake)
+        self._is_woken = self.executor.bind_wake(wake) and tells
+
+    def find_wait_s(self) -> float:
+        """Return for how long nothing need be looked at, after a step that found nothing to do."""
+        if self._is_woken and not self._grammars.is_compiling:
+            return _WOKEN_WAIT_S
+        return _POLL_S
+
     def take_refusals(self) -> list[tuple[str, VllmError]]:
         """Drain the queued requests that turned out to be wrong, and what is wrong with them."""
         refusals, self._refusals = self._refusals, []
@@ -126,6 +143,10 @@ class EngineCore:
         """Drain what front ends must hear to share requests out; None: there is nothing new."""
         if self._news is None:
             return None
+        connector = self.scheduler.connector
+        kept = None if connector is None else connector.take_kept()
+        if kept is not None:
+            self._news.note_kept(kept)
         num_running, num_waiting = self.scheduler.get_request_counts()
         unused = count_unused_blocks(self.scheduler.kv_cache_manager.block_pool)
         return self._news.take(num_running, num_waiting, unused)
@@ -253,6 +274,7 @@ class EngineCore:
         # A core that failed in a step takes no further one.
         if connector is None or self._is_in_step:
             return
+        connector.begin_drain()
         deadline = time.monotonic() + connector.drain_timeout_s
         while connector.has_pending_work() and time.monotonic() < deadline:
             self.step()
@@ -268,11 +290,9 @@ class EngineCore:
             self.executor.shutdown()
 
 
-def _make_block_hasher(
-    vllm_config: VllmConfig, hash_block_size: int
-) -> Callable[[Request], Any] | None:
+def _make_block_hasher(vllm_config: VllmConfig, unit: int) -> Callable[[Request], Any] | None:
     if not (vllm_config.cache_config.enable_prefix_caching or vllm_config.kv_transfer_config):
         return None
     hash_fn = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
     init_none_hash(hash_fn, vllm_config.cache_config.prefix_hash_seed)
-    return get_request_block_hasher(hash_block_size, hash_fn)
+    return get_request_block_hasher(unit, hash_fn)

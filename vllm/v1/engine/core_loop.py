@@ -31,9 +31,6 @@ from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix
 
 logger = init_logger(__name__)
 
-# With requests that cannot be scheduled yet, the loop looks again after this long.
-_NOTHING_TO_DO_WAIT_S = 0.002
-
 # Of several front ends the one that counts what the scheduler did; 0 is who started them all.
 STATISTICS_CLIENT = 1
 
@@ -70,6 +67,12 @@ class SteppedCore(Protocol):
 
     def step(self) -> tuple[Mapping[int, EngineCoreOutputs], bool]:
         """Run one step; return outputs by client, and whether anything was done."""
+
+    def bind_wake(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called, from any thread, when waiting requests may have come on."""
+
+    def find_wait_s(self) -> float:
+        """Return for how long nothing need be looked at, after a step that found nothing to do."""
 
     def take_refusals(self) -> list[tuple[str, VllmError]]:
         """Drain the queued requests that turned out to be wrong, and what is wrong with them."""
@@ -159,6 +162,7 @@ class CoreLoop:
             TellAll: self._tell_all,
             Shutdown: self._stop,
         }
+        core.bind_wake(self.wake)
 
     def submit(self, message: ToCore, client: int = 0) -> None:
         """Hand in a message of a front end, from one thread for each."""
@@ -175,6 +179,10 @@ class CoreLoop:
     def submit_warm_up(self) -> None:
         """Have the core warm up between two steps; any thread may ask."""
         self._inbox.put((lambda _message, _client: self._core.warm_up(), None, 0))
+
+    def wake(self) -> None:
+        """Have a step tried at once if the loop waits; any thread may ask."""
+        self._inbox.put((lambda _message, _client: None, None, 0))
 
     def run(self) -> None:
         """Serve until a Shutdown message.
@@ -194,6 +202,15 @@ class CoreLoop:
         self._take_submitted()
         if not self._stopped and self._core.has_work():
             self._step()
+
+    def wait(self) -> None:
+        """Wait for a message, if the last step found nothing to do, for as long as that is safe."""
+        if self._did_work:
+            return
+        try:
+            self._handle(self._inbox.get(timeout=self._core.find_wait_s()))
+        except queue.Empty:
+            return
 
     def _step(self) -> None:
         self._progress.busy = True
@@ -220,11 +237,8 @@ class CoreLoop:
         if not self._core.has_work():
             self._progress.busy = False
             self._handle(self._inbox.get())
-        elif not self._did_work:
-            try:
-                self._handle(self._inbox.get(timeout=_NOTHING_TO_DO_WAIT_S))
-            except queue.Empty:
-                return
+        else:
+            self.wait()
         self._take_submitted()
 
     def _take_submitted(self) -> None:

@@ -23,6 +23,7 @@ from vllm.config.parallel import ParallelConfig
 from vllm.config.retention import POLICIES, read_interval
 from vllm.config.scheduler import SchedulerConfig
 from vllm.config.speculative import SpeculativeConfig
+from vllm.config.tenants import read_tenants
 from vllm.config.vllm import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.exceptions import ConfigError
@@ -137,7 +138,7 @@ class EngineArgs:
         "Which window state is kept for later requests: auto (default), 0 where prompts and "
         "answers end and part, N also every N tokens, none every common multiple of all blocks.",
         group="KV cache",
-        metavar="{auto,none,0,N}",
+        metavar=f"{{{','.join(POLICIES)},0,N}}",
         more="Unset: as `VLLM_PREFIX_CACHE_RETENTION_INTERVAL` says.",
     )
     prefix_cache_pinned_share: float | None = option_of(CacheConfig, "prefix_cache_pinned_share")
@@ -200,6 +201,21 @@ class EngineArgs:
         group="KV cache",
         metavar="N",
     )
+    prefix_cache_write_policy: str | None = option(
+        None,
+        "When --prefix-cache-dir gets what was computed: write_through (at once), "
+        "write_through_selective (when a second request computes or hits it) or write_back (when "
+        "memory gets short, and at the end). Default: write_through.",
+        group="KV cache",
+        metavar="POLICY",
+    )
+    prefix_cache_write_budget: str | None = option(
+        None,
+        "Bytes that are written to --prefix-cache-dir in a day at most, such as 100GiB; with less "
+        "than half of it left, as write_through_selective. Default: any number.",
+        group="KV cache",
+        metavar="SIZE",
+    )
     kv_offloading_size: float | None = option(
         None,
         "GiB of host memory that keep what the KV cache gives up (docs/durable_cache.md). "
@@ -241,6 +257,13 @@ class EngineArgs:
     scheduling_policy: str = option_of(SchedulerConfig, "policy")
     max_num_queued_reqs: int | None = option_of(SchedulerConfig, "max_num_queued_reqs")
     max_num_queued_tokens: int | None = option_of(SchedulerConfig, "max_num_queued_tokens")
+    tenants: str | None = option(
+        None,
+        "YAML or JSON file of those who share the server: keys, weights, limits, shares of the "
+        "cache (docs/tenants.md). Default: all requests are alike.",
+        group="scheduling",
+        metavar="FILE",
+    )
     speculative_config: dict[str, Any] | None = option(
         None,
         'Draft tokens: {"method": "mtp", "num_speculative_tokens": 1 to 4}, or "ngram" with '
@@ -346,6 +369,9 @@ class EngineArgs:
         # Some files leave these to defaults, or nest them in a text part.
         hf_config["vocab_size"] = parsed.vocab_size
         hf_config["max_position_embeddings"] = parsed.max_position_embeddings
+        text_part = hf_config.get("text_config")
+        if hf_config.get("eos_token_id") is None and isinstance(text_part, dict):
+            hf_config["eos_token_id"] = text_part.get("eos_token_id")
         if self.tokenizer_mode != "auto" and hf_config.get("model_type") != self.tokenizer_mode:
             raise ConfigError(
                 f"tokenizer_mode={self.tokenizer_mode!r} does not fit a model of type "
@@ -417,6 +443,7 @@ class EngineArgs:
             max_num_batched_tokens=tokens,
             max_num_seqs=seqs,
             enable_chunked_prefill=chunked,
+            tenants=None if self.tenants is None else read_tenants(self.tenants),
             **values_for(SchedulerConfig, self),
         )
 
@@ -450,6 +477,8 @@ class EngineArgs:
         given = {
             "prefix_cache_disk_size": self.prefix_cache_disk_size,
             "prefix_cache_warm": self.prefix_cache_warm,
+            "prefix_cache_write_policy": self.prefix_cache_write_policy,
+            "prefix_cache_write_budget": self.prefix_cache_write_budget,
         }
         for name, value in given.items():
             if value is not None and self.prefix_cache_dir is None:
@@ -474,6 +503,10 @@ class EngineArgs:
             tier = {"type": "fs", "root_dir": self.prefix_cache_dir}
             if self.prefix_cache_disk_size is not None:
                 tier["max_size"] = str(self.prefix_cache_disk_size)
+            if self.prefix_cache_write_policy is not None:
+                tier["write_policy"] = self.prefix_cache_write_policy
+            if self.prefix_cache_write_budget is not None:
+                tier["write_budget_per_day"] = str(self.prefix_cache_write_budget)
             extra["secondary_tiers"] = [tier]
             if self.prefix_cache_warm is not None:
                 extra["warm"] = self.prefix_cache_warm

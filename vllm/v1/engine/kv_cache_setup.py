@@ -41,14 +41,17 @@ class KVCachePlan:
     Attributes:
         worker_configs: One per worker.
         scheduler_config: What the scheduler works with.
-        scheduler_block_size: Tokens that chunks and hits align to.
-        hash_block_size: Tokens under one prefix hash.
     """
 
     worker_configs: list[KVCacheConfig]
     scheduler_config: KVCacheConfig
-    scheduler_block_size: int
-    hash_block_size: int
+
+    @property
+    def unit(self) -> int:
+        """Tokens under one prefix hash, of which every hit is a multiple."""
+        unit = self.scheduler_config.hit_unit
+        assert unit is not None, "an engine's models hit at one unit"
+        return unit
 
 
 def plan_kv_cache(
@@ -105,7 +108,7 @@ def plan_kv_cache(
     scheduler_config = generate_scheduler_kv_cache_config(configs)
     if vllm_config.model_config.original_max_model_len == -1:
         _fit_model_len(vllm_config, scheduler_config)
-    return KVCachePlan(configs, scheduler_config, unit, unit)
+    return KVCachePlan(configs, scheduler_config)
 
 
 def _find_unit(vllm_config: VllmConfig, groups: list[KVCacheGroupSpec]) -> int:
@@ -260,10 +263,8 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
         max_concurrency=concurrency,
         max_model_len=max_model_len,
         block_size=vllm_config.cache_config.block_size,
-        scheduler_block_size=plan.scheduler_block_size,
-        hash_block_size=plan.hash_block_size,
-        smallest_reusable_prefix=plan.scheduler_block_size if caching else None,
-        hit_unit=config.hit_unit,
+        unit=plan.unit,
+        smallest_reusable_prefix=plan.unit if caching else None,
         retention=retention,
         retention_interval=retention_interval,
         groups=tuple(map(_describe_group, config.kv_cache_groups, find_event_steps(config))),

@@ -46,6 +46,7 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
         super().__init__(vllm_config, core, stat_loggers)
         self._registry = CollectorRegistry()
         model = vllm_config.model_config
+        tenants = vllm_config.scheduler_config.tenants
         totals, others = make_sinks(
             self._registry,
             model.served_model_name,
@@ -53,6 +54,7 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
             vllm_config.observability_config,
             external_source=vllm_config.external_source,
             has_tiers=vllm_config.has_tiers,
+            tenants=() if tenants is None else tenants.tenants,
         )
         self._stat_loggers = ((*self._stat_loggers[0], totals, *others),)
         self._pending: list[RequestOutput] = []

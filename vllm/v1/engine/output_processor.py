@@ -61,6 +61,15 @@ class OutputProcessor:
             if not state.has_begun and not state.request.is_extra_answer
         )
 
+    def count_waiting_requests(self, tenant: str) -> int:
+        """Count a tenant's requests that have no answer yet."""
+        return sum(
+            state.request.tenant == tenant
+            and not state.has_begun
+            and not state.request.is_extra_answer
+            for state in self._states.values()
+        )
+
     def has_unfinished(self) -> bool:
         """Whether any answer is in progress."""
         return bool(self._states)
@@ -211,7 +220,14 @@ class OutputProcessor:
         is_extra = state.request.is_extra_answer
         num_prompt_tokens = 0 if is_extra else len(state.request.prompt_token_ids)
         prefill_stats = None if is_extra else state.prefill_stats
-        stats.update_from_output(output, timestamp, num_prompt_tokens, prefill_stats, state.stats)
+        stats.update_from_output(
+            output,
+            timestamp,
+            num_prompt_tokens,
+            prefill_stats,
+            state.stats,
+            state.request.tenant,
+        )
         if state.finish_reason is not None:
             self._count_finished(state, stats)
 
@@ -226,6 +242,7 @@ class OutputProcessor:
             num_cached_tokens=state.num_cached_tokens,
             n=state.parent.n,
             summary=state.parent.summarize(state.stats),
+            tenant=state.request.tenant,
         )
 
 

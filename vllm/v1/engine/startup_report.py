@@ -44,7 +44,7 @@ def report_start(vllm_config: VllmConfig, kv_cache: KVCacheInfo, load_s: float) 
     )
     logger.info(
         "KV cache geometry: one prefix hash covers %d tokens; groups: %s.",
-        kv_cache.hash_block_size,
+        kv_cache.unit,
         "; ".join(
             f"{group.kind} of {group.num_layers} caches, blocks of {group.block_size} tokens"
             + (f", window {group.sliding_window}" if group.sliding_window else "")

@@ -69,10 +69,8 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
         capacity_tokens: Tokens that fit when requests are as long as allowed.
         capacity_bytes: Bytes of the pool.
         max_concurrency: Requests of ``max_model_len`` tokens that fit at once.
-        scheduler_block_size: Tokens that chunks and hits align to.
-        hash_block_size: Tokens under one prefix hash.
+        unit: Tokens under one prefix hash, of which every hit is a multiple.
         smallest_reusable_prefix: Fewest tokens a prefix hit can cover; None: caching is off.
-        hit_unit: Tokens under one prefix hash, of which every hit is a multiple.
         retention: How window groups keep state for later hits, in words.
         retention_interval: The same as the flag spells it: auto, none, 0 or tokens; None: caching
             is off.
@@ -88,10 +86,8 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
     max_concurrency: float
     max_model_len: int
     block_size: int
-    scheduler_block_size: int
-    hash_block_size: int
+    unit: int
     smallest_reusable_prefix: int | None
-    hit_unit: int | None
     retention: str
     groups: tuple[GroupInfo, ...]
     retention_interval: str | None = None
@@ -227,6 +223,9 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="changes", omit_defaults=True)
         holes: Dense prefixes that are gone while longer ones are here; None: as told before.
         epoch: Of the core's start; numbers count from it.
         number: Of this message, from 0; whoever misses one asks for everything.
+        kept: What tiers behind the pool gained: row groups (0) and places to resume (1).
+        unkept: What they lost.
+        kept_step: Tokens of a row group; 0: there is no tier.
     """
 
     num_running: int
@@ -238,6 +237,9 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="changes", omit_defaults=True)
     holes: list[int] | None = None
     epoch: int = 0
     number: int = 0
+    kept: dict[int, list[int]] = {}
+    unkept: dict[int, list[int]] = {}
+    kept_step: int = 0
 
 
 class CoreLost(msgspec.Struct, frozen=True, tag="lost"):

@@ -35,6 +35,13 @@ class Executor(Protocol):
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return what the last step drafted for the next one, once; None without a drafter."""
 
+    def bind_wake(self, wake: Callable[[], None]) -> bool:
+        """Have ``wake`` called, from any thread, when workers have news beside the steps.
+
+        Returns:
+            Whether that is so: workers of other processes tell theirs only when they are asked.
+        """
+
     def find_fault(self) -> str | None:
         """Return what is wrong with the workers; None: nothing. Any thread may ask."""
 

@@ -140,6 +140,10 @@ class RankedExecutor:
         drafts, self._drafts = self._drafts, None
         return drafts
 
+    def bind_wake(self, wake: Callable[[], None]) -> bool:
+        """Return False: the ranks are other processes, which speak when they are asked."""
+        return False
+
     def find_fault(self) -> str | None:
         """Return what is wrong with the workers; None: nothing. Any thread may ask."""
         return self._ranks.find_fault()

@@ -19,13 +19,13 @@ class NodeInfo(NamedTuple):
         node_id: The machine.
         address: Its address in the cluster.
         free_port: A port that was free a moment ago.
-        environment: What runs there; None: nobody asked.
+        environment: What runs there.
     """
 
     node_id: str
     address: str
     free_port: int
-    environment: Environment | None = None
+    environment: Environment
 
 
 class RankActor:

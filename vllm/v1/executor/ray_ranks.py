@@ -66,7 +66,7 @@ class RayRanks:
                 f"A worker cannot start on its machine of the Ray cluster: {error}. Every node "
                 "must be started from an environment that has this package."
             ) from error
-        check_environments([node.environment for node in nodes if node.environment])
+        check_environments([node.environment for node in nodes])
         return nodes
 
     def _await_room(self, needs: dict[str, float], size: int) -> None:

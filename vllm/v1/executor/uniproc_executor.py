@@ -1,5 +1,6 @@
 """One worker in the engine core's own process."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -82,6 +83,11 @@ class UniProcExecutor:
         """Return what the last step drafted, once."""
         drafts: DraftTokenIds | None = self._worker.take_draft_token_ids()
         return drafts
+
+    def bind_wake(self, wake: Callable[[], None]) -> bool:
+        """Hand on what rouses the engine core."""
+        is_called: bool = self._worker.bind_wake(wake)
+        return is_called
 
     def find_fault(self) -> str | None:
         """Return None: a worker in this process cannot be gone without it."""

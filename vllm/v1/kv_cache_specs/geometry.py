@@ -13,6 +13,7 @@ where a request can resume. *Dense* groups keep every row; *window* groups need 
                hold one state, that after token P-1
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vllm.exceptions import ConfigError
@@ -66,14 +67,18 @@ class GroupGeometry:
 
     def first_needed(self, position: int) -> int:
         """Return the first row that is held for a request that goes on at ``position``."""
-        return max(0, self.first_read(position) - self.extra)
+        if not self.is_window:
+            return 0
+        # ``first_read`` in place: every step asks this of every group several times.
+        first = (position - self.is_recurrent) // self.align * self.align - self.keep - self.extra
+        return first if first > 0 else 0
 
     def num_dense_blocks(self, num_tokens: int) -> int:
         """Return the blocks that hold the rows of ``num_tokens`` tokens in a dense group.
 
         A row exists once its ``ratio`` tokens do, so a short context may need no block at all.
         """
-        return cdiv(num_tokens // self.ratio * self.ratio, self.block_size)
+        return -(-(num_tokens // self.ratio * self.ratio) // self.block_size)
 
     def block_range(self, first_row: int, end_row: int) -> range:
         """Return the block indices that cover rows ``[first_row, end_row)``.
@@ -85,12 +90,17 @@ class GroupGeometry:
         if self.is_recurrent:
             first_row = first_row // self.align * self.align
             end_row = cdiv(end_row, self.align) * self.align
-        first = first_row // self.block_size * self.num_pieces
-        return range(first, cdiv(end_row, self.block_size) * self.num_pieces)
+        size, num_pieces = self.block_size, self.num_pieces
+        return range(first_row // size * num_pieces, -(-end_row // size) * num_pieces)
 
     def first_block(self, row: int) -> int:
         """Return the index of the first block that holds a row."""
         return row // self.block_size * self.num_pieces
+
+    def first_blocks(self, rows: Iterable[int]) -> list[int]:
+        """Return ``first_block`` of many rows."""
+        size, num_pieces = self.block_size, self.num_pieces
+        return [row // size * num_pieces for row in rows]
 
     def rows_below(self, position: int) -> range:
         """Return the block indices that a request needs to go on at ``position``."""

@@ -11,4 +11,5 @@ host_store      the same in host memory, which no process outlives
 folder          the root folder: who owns it, its hash root, one sub-folder for each identity
 weights_digest  a digest of all bytes of a checkpoint, remembered between starts
 rates           whether restoring is quicker than computing
+tier_view       what people see of tiers
 """

@@ -8,7 +8,11 @@
         meta              what the identity is, in words; sizes
         index             cells
         rates, warm       what was measured; what to bring back at the start
+        budget            what may yet be written today
         rows.<worker>     slots
+
+Of several engine cores each has a folder ``core-<i>`` like this one, with a share of the limit.
+When their number changes, what the first one kept goes on; what the others kept goes.
 
 All files together stay below a limit. Rows of another identity, or of another version of the
 format, are never read; they go when their room is needed, the longest unused first.
@@ -42,11 +46,13 @@ from vllm.v1.kv_offload.store import ObjectStore, StoreShape
 FORMAT = 1
 _MAGIC = "vllm prefix cache"
 _MARKER, _LOCK, _META, _INDEX = "MARKER", "LOCK", "meta", "index"
+# Held while what another number of cores left is moved.
+_MOVING = "MOVING"
 WEIGHTS_FILE = "weights.json"
 # Beside an index; each replaced as a whole, none of it a promise.
-SMALL_FILES = ("rates", "warm")
+SMALL_FILES = ("rates", "warm", "budget")
 _SMALL_FILE_BYTES = 1 << 18
-_OURS = frozenset({_MARKER, _LOCK, WEIGHTS_FILE})
+_OURS = frozenset({_MARKER, _LOCK, _MOVING, WEIGHTS_FILE})
 _ROOT_BYTES = 32
 _NAME_CHARS = 16
 _META_BYTES = 4096
@@ -141,6 +147,8 @@ class CacheFolder:
         root: The folder; made if it is not there.
         max_bytes: What all its files may take.
         read_only: Read what is there, take no lock.
+        num_cores: Engine cores that have folders beside it, itself included.
+        min_free_bytes: Of the file system, left to others.
         files: File calls of everything that must be ordered.
 
     Raises:
@@ -154,13 +162,17 @@ class CacheFolder:
         max_bytes: int,
         *,
         read_only: bool = False,
+        num_cores: int = 1,
+        min_free_bytes: int = 0,
         files: FileCalls | None = None,
     ) -> None:
         self.root = root
+        self._num_cores = num_cores
+        self._min_free_bytes = min_free_bytes
         self.max_bytes = max_bytes
         self.read_only = read_only
         self._files = files or DiskFiles()
-        self._lock: int | None = None
+        self._locks: list[int] = []
         self._current: Path | None = None
         self._handles: list[int] = []
         self.notes: list[str] = []
@@ -192,7 +204,10 @@ class CacheFolder:
                 raise FolderError(f"{self.root} holds no prefix cache that could be read.")
             self.hash_root = known
             return
-        self._take_lock()
+        if _is_core(self.root.name):
+            # Together with other cores, but not with a server that has the whole folder.
+            self._take_lock(self.root.parent, fcntl.LOCK_SH)
+        self._take_lock(self.root, fcntl.LOCK_EX)
         # Read again: its last owner may have written it meanwhile.
         known = read_marker(self.root)
         if known is None:
@@ -202,15 +217,16 @@ class CacheFolder:
             self._write_marker(known)
         self.hash_root = known
 
-    def _take_lock(self) -> None:
-        handle = self._files_open(self.root / _LOCK)
+    def _take_lock(self, folder: Path, how: int) -> None:
+        handle = self._files_open(folder / _LOCK)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, how | fcntl.LOCK_NB)
         except BlockingIOError as error:
             owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(handle)
-            raise FolderBusyError(f"{self.root} is in use by {owner}") from error
-        self._lock = handle
+            self.close()
+            raise FolderBusyError(f"{folder} is in use by {owner}") from error
+        self._locks.append(handle)
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
@@ -239,6 +255,11 @@ class CacheFolder:
             FolderError: It cannot be made, or the limit is too small.
         """
         path = self.root / identity.name
+        if not self.read_only:
+            try:
+                self._take_over(identity.name)
+            except OSError as error:
+                raise FolderError(f"{path} cannot go on as it is ({error}).") from error
         meta = read_meta(path)
         if path.exists() and meta is None and not self.read_only:
             self._set_aside(path)
@@ -258,6 +279,36 @@ class CacheFolder:
             raise FolderError(f"The prefix cache at {path} cannot be opened ({error}).") from error
         self._current = path
         return store
+
+    def _take_over(self, name: str) -> None:
+        """Go on in the first core's folder with what another number of cores left.
+
+        What this number of cores has no folder for is removed: it would count against nobody's
+        share. A single core keeps the others' folders until their room is needed.
+        """
+        is_core = _is_core(self.root.name)
+        base = self.root.parent if is_core else self.root
+        first, last = base / core_name(0), base
+        if is_core:
+            first, last = last, first
+        moving = self._files_open(base / _MOVING)
+        try:
+            fcntl.flock(moving, fcntl.LOCK_EX)
+            if (first / name).is_dir() and not (last / name).exists() and _is_free(first, base):
+                last.mkdir(mode=0o700, exist_ok=True)
+                (first / name).rename(last / name)
+                self.notes.append(f"{first / name} goes on as {last / name}")
+            if is_core:
+                self._remove_leftovers(base)
+        finally:
+            os.close(moving)
+
+    def _remove_leftovers(self, base: Path) -> None:
+        for entry in base.iterdir():
+            number = _core_number(entry.name)
+            is_gone = number is not None and number >= self._num_cores and _is_free(entry, base)
+            if is_gone or _is_identity(entry.name) or entry.name.startswith("damaged-"):
+                _remove(entry)
 
     def _open_files(
         self, path: Path, identity: Identity, shape: StoreShape, clock: Callable[[], float]
@@ -323,13 +374,14 @@ class CacheFolder:
         assert self._current is not None
         rows = {entry.name for entry in self._current.iterdir() if entry.name.startswith("rows.")}
         for name in (*self._list_removable(), None):
-            fixed = disk_bytes(self.root)
-            fixed -= sum(disk_bytes(self._current / row) for row in rows)
-            allowed = self.max_bytes - fixed
+            present = sum(disk_bytes(self._current / row) for row in rows)
+            allowed = self.max_bytes - (disk_bytes(self.root) - present)
+            if self._min_free_bytes:
+                free = shutil.disk_usage(self.root).free
+                allowed = min(allowed, present + free - self._min_free_bytes)
             if allowed >= wanted or name is None:
                 return max(0, allowed)
-            shutil.rmtree(self.root / name, ignore_errors=True)
-            (self.root / name).unlink(missing_ok=True)
+            _remove(self.root / name)
         return 0
 
     def _list_removable(self) -> list[str]:
@@ -375,9 +427,9 @@ class CacheFolder:
         for handle in self._handles:
             self._files.close(handle)
         self._handles = []
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        for lock in self._locks:
+            os.close(lock)
+        self._locks = []
 
 
 def rows_path(path: Path, worker: int) -> Path:
@@ -502,9 +554,45 @@ def _is_identity(name: str) -> bool:
     return len(name) == _NAME_CHARS and all(c in "0123456789abcdef" for c in name)
 
 
+def _remove(path: Path) -> None:
+    """Remove a file or a folder with all that is in it, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def core_name(index: int) -> str:
+    """Return the name of the folder of one of several engine cores."""
+    return f"core-{index}"
+
+
+def _core_number(name: str) -> int | None:
+    """Return which core's a folder is; None: no core's."""
+    number = name.removeprefix("core-")
+    return int(number) if name != number and number.isascii() and number.isdecimal() else None
+
+
 def _is_core(name: str) -> bool:
     """Whether a folder's name is that of one of several engine cores."""
-    return name.startswith("core-") and name.removeprefix("core-").isdecimal()
+    return _core_number(name) is not None
+
+
+def _is_free(folder: Path, base: Path) -> bool:
+    """Whether no server writes to a core's folder; of the one around it we hold the lock."""
+    if folder == base:
+        return True
+    try:
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 def _is_ours(name: str) -> bool:
@@ -513,8 +601,12 @@ def _is_ours(name: str) -> bool:
     return plain in _OURS or is_folder or name.startswith("damaged-")
 
 
-def parse_size(text: str) -> int:
+def parse_size(name: str, text: str) -> int:
     """Return bytes of a text such as ``8GiB``, ``500MB``, ``8G`` or ``1073741824``.
+
+    Args:
+        name: Of the setting, for the error.
+        text: What is set.
 
     Raises:
         ConfigError: It is no size.
@@ -531,5 +623,7 @@ def parse_size(text: str) -> int:
     except ValueError:
         number = -1.0
     if unit not in units or not 0 < number < float("inf"):
-        raise ConfigError(f"{text!r} is no size: write bytes, or a number such as 8GiB or 500MB.")
+        raise ConfigError(
+            f"{name}={text!r} is no size: write bytes, or a number such as 8GiB or 500MB."
+        )
     return int(number * units[unit])

@@ -96,9 +96,10 @@ def run_clear(args: argparse.Namespace) -> int:
     if not any(read_marker(root) for root in roots if root.is_dir()):
         print(_NOTHING.format(args.folder))
         return 1
-    folders = [CacheFolder(root, _ANY_BYTES) for root in roots]
     freed = disk_bytes(args.folder)
-    for folder in folders:
+    for root in roots:
+        # One at a time: a core's folder locks the one around it, too.
+        folder = CacheFolder(root, _ANY_BYTES)
         folder.remove_all()
         folder.close()
     print(f"{freed / 2**20:.1f} MiB are free again.")

@@ -12,13 +12,22 @@ what was written since the last one: that is forgotten, and its slots stay unuse
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_offload.cell_table import CellTable
-from vllm.v1.kv_offload.cells import CELL_BYTES, EMPTY_HEAD, PAGE_BYTES, USES_OFFSET, Cells
+from vllm.v1.kv_offload.cells import (
+    CELL_BYTES,
+    EMPTY_HEAD,
+    PAGE_BYTES,
+    USES_OFFSET,
+    Cells,
+    ObjectKind,
+)
 from vllm.v1.kv_offload.file_calls import FileCalls
 from vllm.v1.kv_offload.free_slots import Extents, FreeSlots
 from vllm.v1.kv_offload.records import (
@@ -125,6 +134,7 @@ class ObjectStore:
         self._uses: dict[int, None] = {}
         self._failures: deque[float] = deque(maxlen=_FAILURES_TO_STOP)
         self._live_bytes = 0
+        self._num_by_kind: Counter[int] = Counter()
         # Given up since the start, the oldest first; what came back is not.
         self._ghosts: dict[ObjectKey, None] = {}
         self._removed: list[ObjectKey] = []
@@ -153,7 +163,10 @@ class ObjectStore:
         with self._lock:
             self._table, self._free, self._num_slots = table, free, num_slots
             self._count = table.mend_uses()
-            self._live_bytes = int(table.cells["length"][table.used()].sum())
+            used = table.used()
+            self._live_bytes = int(table.cells["length"][used].sum())
+            kinds, counts = np.unique(table.cells["kind"][used], return_counts=True)
+            self._num_by_kind = Counter(dict(zip(kinds.tolist(), counts.tolist(), strict=True)))
             # Emptied on the disk before anything else: their slots may be in use.
             self._dying = dict.fromkeys(damaged, ())
             self.counts.damaged_cells = len(damaged)
@@ -310,6 +323,7 @@ class ObjectStore:
                 self._ghosts.pop(reservation.spec.key, None)
                 size = reservation.spec.num_bytes
                 self._live_bytes += size + SEAL_BYTES
+                self._num_by_kind[reservation.spec.key.kind] += 1
                 self.counts.committed += 1
                 self.counts.committed_bytes += size
         return [reservation for reservation, _, _ in placed]
@@ -426,6 +440,7 @@ class ObjectStore:
     def _bury(self, index: int) -> int:
         """Empty a cell; its slots are free once that is on the disk."""
         self._live_bytes -= int(self._table.cells["length"][index])
+        self._num_by_kind[int(self._table.cells["kind"][index])] -= 1
         if len(self._removed) < _MAX_GHOSTS:
             self._removed.append(self._table.describe(index).extent.key)
         slots = self._table.remove(index)
@@ -471,13 +486,25 @@ class ObjectStore:
     def num_objects(self) -> dict[str, int]:
         """Return how many objects of each kind can be found."""
         with self._lock:
-            kinds = self._table.cells["kind"][self._table.used()].tolist()
-        return {"rows": kinds.count(1), "state": kinds.count(2)}
+            return {kind.name.lower(): self._num_by_kind[kind] for kind in ObjectKind}
 
     def list_objects(self) -> list[StoredObject]:
         """Return all objects; O(objects)."""
         with self._lock:
             return [self._table.describe(int(index)) for index in self._table.used()]
+
+    def list_keys(self, most: int) -> list[ObjectKey]:
+        """Return the names of the objects that were used last."""
+        with self._lock:
+            used = self._table.used()
+            cells = self._table.cells
+            if len(used) > most:
+                used = used[np.argpartition(cells["last_use"][used], -most)[-most:]]
+            kinds, keys = cells["kind"][used].tolist(), cells["key"][used]
+        return [
+            ObjectKey(ObjectKind(kind), key.tobytes())
+            for kind, key in zip(kinds, keys, strict=True)
+        ]
 
     def find_faults(self) -> list[str]:
         """Say which slots are in two places (D3)."""

@@ -79,6 +79,7 @@ class FinishedRequestStats:
         max_tokens: The limit the request asked for, or was given.
         mean_time_per_output_token: Decode time over the tokens after the first.
         summary: Of the whole request, with the answer that ends it; None with others.
+        tenant: Whose it is, if anybody's.
     """
 
     finish_reason: FinishReason
@@ -95,6 +96,7 @@ class FinishedRequestStats:
     num_preemptions: int = 0
     n: int = 1
     summary: RequestSummary | None = None
+    tenant: str | None = None
 
 
 @dataclass(slots=True)
@@ -115,6 +117,8 @@ class IterationStats:
         predictions_iter: Of each first token whose hit was foretold: how it came out, and by how
             many tokens it was off.
         inter_token_latencies_iter: A sample for each later output of a request.
+        tenant_first_tokens_iter: Of each first token of a tenant's: whose, and after how long.
+        tenant_rejections_iter: Requests of tenants that were turned away: whose, and the limit.
     """
 
     iteration_timestamp: float = field(default_factory=time.monotonic)
@@ -131,6 +135,8 @@ class IterationStats:
     time_to_first_tokens_iter: list[float] = field(default_factory=list)
     predictions_iter: list[tuple[str, int]] = field(default_factory=list)
     inter_token_latencies_iter: list[float] = field(default_factory=list)
+    tenant_first_tokens_iter: list[tuple[str, float]] = field(default_factory=list)
+    tenant_rejections_iter: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def num_computed_prompt_tokens(self) -> int:
@@ -144,6 +150,7 @@ class IterationStats:
         num_prompt_tokens: int,
         prefill_stats: PrefillStats | None,
         stats: RequestStateStats,
+        tenant: str | None = None,
     ) -> None:
         """Count one request's share of a step.
 
@@ -153,6 +160,7 @@ class IterationStats:
             num_prompt_tokens: Length of the request's prompt; 0 if another answer counts it.
             prefill_stats: Where its prompt tokens came from, once known.
             stats: The request's record; updated.
+            tenant: Whose request it is, if anybody's.
         """
         for event in output.events or ():
             if event.type == EngineCoreEventType.QUEUED:
@@ -176,6 +184,8 @@ class IterationStats:
             stats.first_token_ts = timestamp
             stats.first_token_latency = self.iteration_timestamp - stats.arrival_time
             self.time_to_first_tokens_iter.append(stats.first_token_latency)
+            if tenant is not None:
+                self.tenant_first_tokens_iter.append((tenant, stats.first_token_latency))
         else:
             self.inter_token_latencies_iter.append(timestamp - stats.last_token_ts)
         stats.last_token_ts = timestamp
@@ -201,6 +211,7 @@ class IterationStats:
         num_cached_tokens: int = 0,
         n: int = 1,
         summary: RequestSummary | None = None,
+        tenant: str | None = None,
     ) -> None:
         """Count a request (one of ``n`` answers) that ended."""
         num_later_tokens = stats.num_generation_tokens - 1
@@ -223,6 +234,7 @@ class IterationStats:
                 num_preemptions=stats.num_preemptions,
                 n=n,
                 summary=summary,
+                tenant=tenant,
             )
         )
         self.max_num_generation_tokens_iter.append(stats.num_generation_tokens)

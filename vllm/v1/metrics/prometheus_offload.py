@@ -11,7 +11,8 @@ from vllm.v1.metrics.prometheus_sink import PrometheusSink
 from vllm.v1.metrics.stats import OffloadStats, SchedulerStats
 
 _TIERS = {"host": "0:primary", "disk": "1:fs"}
-_STORES = ("stored", "failed", "no_room", "dropped", "evicted")
+_SKIPPED = ("no_room", "over_budget", "superseded", "dropped")
+_STORES = ("stored", "failed", "no_room", "over_budget", "superseded", "dropped", "evicted")
 _RESTORES = ("restored", "declined", "corrupt", "failed")
 _KINDS = ("capacity", "used", "live")
 
@@ -88,7 +89,7 @@ class OffloadMetrics(PrometheusSink):
         self._load_time.inc(sum(stats.read_seconds.values()))
         self._store_bytes.inc(sum(stats.write_bytes.values()))
         self._store_time.inc(sum(stats.write_seconds.values()))
-        self._skipped.inc(sum(stats.stores.get(name, 0) for name in ("no_room", "dropped")))
+        self._skipped.inc(sum(stats.stores.get(name, 0) for name in _SKIPPED))
         self._dropped.inc(stats.stores.get("dropped", 0))
         for counter, counts in (
             (self._read, stats.read_bytes),

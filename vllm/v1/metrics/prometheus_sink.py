@@ -69,15 +69,20 @@ class PrometheusSink:
         )
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        return self._histograms_of(name, text, buckets, ENGINE_LABELS).labels(*self._labels)
+
+    def _histograms_of(
+        self, name: str, text: str, buckets: Iterable[float], labels: tuple[str, ...]
+    ) -> Histogram:
         make = partial(
             Histogram,
             f"vllm:{name}",
             text,
-            ENGINE_LABELS,
+            labels,
             buckets=tuple(buckets),
             registry=self._registry,
         )
-        return self._make(name, make).labels(*self._labels)
+        return self._make(name, make)
 
     def _show(self, gauge: Gauge, value: float) -> None:
         """Set a gauge that this sink alone sets."""

@@ -1,5 +1,7 @@
 """Which sinks an engine's configuration asks for."""
 
+from collections.abc import Collection
+
 from prometheus_client import CollectorRegistry
 
 from vllm.config.observability import ObservabilityConfig
@@ -10,6 +12,7 @@ from vllm.v1.metrics.prometheus_cores import CoreMetrics
 from vllm.v1.metrics.prometheus_offload import OffloadMetrics
 from vllm.v1.metrics.prometheus_old_names import OldNames
 from vllm.v1.metrics.prometheus_sources import SourceMetrics
+from vllm.v1.metrics.prometheus_tenants import TenantMetrics
 from vllm.v1.metrics.tracing import TracingStatLogger, make_exporter
 
 
@@ -21,6 +24,7 @@ def make_sinks(
     engine_index: int = 0,
     external_source: str = "external_unspecified",
     has_tiers: bool = False,
+    tenants: Collection[str] = (),
 ) -> tuple[PrometheusStatLogger, list[StatLogger]]:
     """Return the sink of Prometheus' default metrics, and the others.
 
@@ -32,11 +36,14 @@ def make_sinks(
         engine_index: Of several engine cores, that of the label ``engine``.
         external_source: Where tokens lay that a KV connector loaded and does not tell of.
         has_tiers: Whether host memory or a disk keep what the pool gives up.
+        tenants: Who shares the server.
     """
     engine = (registry, model_name, engine_index)
     others: list[StatLogger] = [SourceMetrics(*engine, external_source), CoreMetrics(*engine)]
     if has_tiers:
         others.append(OffloadMetrics(*engine))
+    if tenants:
+        others.append(TenantMetrics(*engine, tenants))
     if observability.kv_cache_metrics:
         others.append(BlockMetrics(*engine))
     if observability.show_hidden_metrics:

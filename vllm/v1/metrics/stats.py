@@ -193,7 +193,8 @@ class OffloadStats:
     """What tiers behind the pool did since the last report, and what they hold now.
 
     Attributes:
-        stores: Objects by what became of them: stored, failed, no_room, dropped, evicted.
+        stores: Objects by what became of them: stored, failed, no_room, over_budget, superseded,
+            dropped, evicted.
         restores: Prefixes by what became of them: restored, declined, corrupt, failed, cancelled.
         queries: Objects asked for by tier ("host", "disk").
         hits: Of those, objects that were there.
@@ -219,6 +220,28 @@ class OffloadStats:
     capacity_bytes: dict[str, int] = field(default_factory=dict)
     used_bytes: dict[str, int] = field(default_factory=dict)
     live_bytes: dict[str, int] = field(default_factory=dict)
+
+    def add(self, later: OffloadStats) -> None:
+        """Add what was done since, and take over what is held now."""
+        for counts, more in (
+            (self.stores, later.stores),
+            (self.restores, later.restores),
+            (self.queries, later.queries),
+            (self.hits, later.hits),
+            (self.read_bytes, later.read_bytes),
+            (self.write_bytes, later.write_bytes),
+        ):
+            for name, count in more.items():
+                counts[name] = counts.get(name, 0) + count
+        for times, longer in (
+            (self.read_seconds, later.read_seconds),
+            (self.write_seconds, later.write_seconds),
+        ):
+            for name, seconds in longer.items():
+                times[name] = times.get(name, 0.0) + seconds
+        self.num_corrupt += later.num_corrupt
+        self.capacity_bytes = later.capacity_bytes
+        self.used_bytes, self.live_bytes = later.used_bytes, later.live_bytes
 
 
 @dataclass(slots=True)

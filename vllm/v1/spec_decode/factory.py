@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ from vllm.config.speculative import ASSISTANT
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from vllm.model_executor.models.decoder.kv_cache import drafter_cache_name
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.gemma4_assistant import Gemma4Assistant, read_assistant
-from vllm.v1.attention.metadata import CacheLayout
+from vllm.v1.attention.metadata import CacheLayout, build_step_metadata
 from vllm.v1.attention.step_model import StepModel
 from vllm.v1.spec_decode.assistant import AssistantProposer
 from vllm.v1.spec_decode.interface import Proposer
@@ -54,13 +56,28 @@ def make_proposer(
         return _make_assistant(config, target, layout, layers, device)
     if config.method != "mtp":
         raise ConfigError(f"method {config.method!r} is not supported: use mtp or ngram.")
+    count = config.num_speculative_tokens
+    if isinstance(target, DecoderForCausalLM) and target.drafter is not None:
+        # Torch runs the block, whatever runs the target.
+        steps = StepModel(target, partial(build_step_metadata, device=device))
+        cache = _find_block_cache(drafter_cache_name(target.config), layout, layers)
+        # Its rows lie in blocks that requests share, so the stale one is left as it is.
+        return MTPProposer(
+            steps, count, cache, device, prepare=target.norm_streams, keeps_boundaries=False
+        )
     if _MTP_CACHE not in layout.group_of:
         raise ConfigError("method 'mtp' needs a model with an MTP block: use method 'ngram'.")
-    group_id = layout.group_of[_MTP_CACHE]
-    own = replace(layout, groups=(layout.groups[group_id],), group_of={_MTP_CACHE: 0})
-    return MTPProposer(
-        steps, config.num_speculative_tokens, BlockCache(group_id, own, layers), device
-    )
+    cache = _find_block_cache(_MTP_CACHE, layout, layers)
+    return MTPProposer(steps, count, cache, device)
+
+
+def _find_block_cache(
+    name: str, layout: CacheLayout, layers: Mapping[str, torch.Tensor]
+) -> BlockCache:
+    """Return where the rows of the block that drafts lie."""
+    group_id = layout.group_of[name]
+    own = replace(layout, groups=(layout.groups[group_id],), group_of={name: 0})
+    return BlockCache(group_id, own, layers)
 
 
 def _make_assistant(

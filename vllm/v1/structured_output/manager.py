@@ -89,6 +89,11 @@ class StructuredOutputManager:
             self._compiler = GrammarCompiler(self._make_backend, self._make_trial)
         return self._compiler
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether requests wait for their grammars."""
+        return bool(self._pending)
+
     def settle(self) -> list[tuple[str, VllmError]]:
         """Give requests the grammars that are ready.
 

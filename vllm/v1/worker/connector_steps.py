@@ -1,6 +1,6 @@
 """The worker's side of a KV connector, driven once per step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -59,6 +59,10 @@ class ConnectorSteps:
         )
         connector.clear_connector_metadata()
         return report
+
+    def bind_wake(self, wake: Callable[[], None]) -> bool:
+        """Hand on what rouses the engine core; returns whether the connector calls it."""
+        return self._connector.bind_wake(wake)
 
     def shutdown(self) -> None:
         """Release what the connector holds."""

@@ -147,6 +147,10 @@ class ModelRunner:
         drafts, self._drafts = self._drafts, None
         return drafts
 
+    def bind_wake(self, wake: Callable[[], None]) -> bool:
+        """Hand on what rouses the engine core; returns whether it is called when need be."""
+        return self._connector is None or self._connector.bind_wake(wake)
+
     def shutdown(self) -> None:
         """Release what the connector holds."""
         if self._connector is not None:

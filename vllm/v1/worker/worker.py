@@ -1,7 +1,7 @@
 """One device: loads the model, owns the KV cache, runs steps. The same for every platform."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -70,7 +70,10 @@ class Worker:
         self._group: TorchProcessGroup | SingleProcessGroup = SingleProcessGroup()
         self._device: torch.device | None = None
         self._entry: ModelEntry = resolve_model(vllm_config.model_config.architectures)
-        self._model_spec: Any = self._entry.parse_config(vllm_config.model_config.hf_config)
+        spec = self._entry.parse_config(vllm_config.model_config.hf_config)
+        speculative = vllm_config.speculative_config
+        is_run = speculative is not None and speculative.method == "mtp"
+        self._model_spec: Any = spec.for_drafts(is_run)
         self._find_shard = self._entry.make_shard_finder(self._model_spec, self._share)
         self._dtype = resolve_dtype(vllm_config.model_config.dtype)
         self._model: Any = None
@@ -256,7 +259,7 @@ class Worker:
                 f"{checkpoint} is a GGUF file, and packed weights are not shared out to several "
                 "workers: use --tensor-parallel-size 1."
             )
-        weights = GgufWeights(checkpoint, self._model_spec.attention.head_dim)
+        weights = GgufWeights(checkpoint)
         logger.info("GGUF: %s", weights.describe_types())
         return weights
 
@@ -340,6 +343,10 @@ class Worker:
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return what the last step drafted, once; None without a drafter."""
         return None if self._runner is None else self._runner.take_draft_token_ids()
+
+    def bind_wake(self, wake: Callable[[], None]) -> bool:
+        """Hand on what rouses the engine core; returns whether it is called when need be."""
+        return self._runner is None or self._runner.bind_wake(wake)
 
     def shutdown(self) -> None:
         """Drop the model and the KV cache; idempotent."""

@@ -225,9 +225,9 @@ def test_a_request_with_another_salt_is_refused() -> None:
 
 
 def test_reports_of_workers_are_added() -> None:
-    other = HandoverReport({"a": 1}, 1, frozenset("g"))
+    other = HandoverReport({"a": 1, "c": 2}, 1, frozenset("g"))
     merged = HandoverReport({"a": 1, "b": 1}, 2, frozenset("f")).aggregate(other)
-    assert merged == HandoverReport({"a": 2, "b": 1}, 3, frozenset("fg"))
+    assert merged == HandoverReport({"a": 2, "b": 1, "c": 2}, 3, frozenset("fg"))
 
 
 def test_of_several_workers_the_last_one_lets_go() -> None:

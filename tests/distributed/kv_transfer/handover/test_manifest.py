@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vllm.distributed.kv_transfer.handover.fingerprint import fingerprint_weights
-from vllm.distributed.kv_transfer.handover.manifest import find_mismatch, make_manifest
+from vllm.distributed.kv_transfer.handover.manifest import _digest, find_mismatch, make_manifest
 from vllm.distributed.kv_transfer.handover.messages import Hello
 from vllm.model_executor.model_loader.checkpoint_files import find_weight_files
 from vllm.model_executor.model_loader.safetensors_header import read_header
@@ -48,6 +48,11 @@ def test_what_changes_rows_is_named(args: dict[str, Any], named: str) -> None:
     assert "at engine p" in mismatch
     assert "at engine d" in mismatch
     assert find_mismatch(ours, Hello(manifest(num_gpu_blocks_override=None), "d", "2")) is None
+
+
+def test_the_order_in_which_a_file_names_its_values_is_no_difference() -> None:
+    assert _digest({"a": 1, "b": {"c": 2, "d": 3}}) == _digest({"b": {"d": 3, "c": 2}, "a": 1})
+    assert _digest({"a": 1}) != _digest({"a": 2})
 
 
 def test_a_side_that_tells_less_does_not_match() -> None:

@@ -225,6 +225,17 @@ def test_a_holder_that_greets_and_has_nothing_is_given_up() -> None:
     assert 2.0 <= now <= 3.5
 
 
+@pytest.mark.parametrize(("breaks_at", "is_over"), [(10.5, False), (11.0, True)])
+def test_the_first_greeting_is_progress_and_no_later_one(breaks_at: float, is_over: bool) -> None:
+    engines = Engines()
+    load, _ = engines.load("a", timeouts=PullTimeouts(quiet_s=5.0, stuck_s=2.0))
+    for now in (9.0, 10.0):
+        with pytest.raises(FrameError, match="not known"):
+            talk(load, engines.serving(), now)
+    load.broken("not known", breaks_at)
+    assert (load.outcome is not None) is is_over
+
+
 def test_a_lease_that_has_ended_is_not_asked_for_again() -> None:
     engines = Engines()
     engines.offer("a", prompt=1)

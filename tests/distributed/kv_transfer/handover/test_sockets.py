@@ -1,6 +1,9 @@
 """Sockets: what cannot be listened on or connected to, and strangers' frames."""
 
+import random
 import socket
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,7 @@ from vllm.distributed.kv_transfer.handover.sockets import (
     connect,
     listen,
     receive_control,
+    receive_into,
     send,
 )
 from vllm.exceptions import ConfigError
@@ -49,3 +53,48 @@ def test_control_frames_come_and_rows_do_not() -> None:
             receive_control(ours, lambda last: 30.0)
         with pytest.raises(TimeoutError):
             receive_control(ours, lambda last: -1.0)
+
+
+class SmallBuffers:
+    """A connection that takes and gives a few bytes at a time, wherever pieces end."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)
+        self.data = bytearray()
+
+    def settimeout(self, seconds: float) -> None:
+        """There is always something."""
+
+    def sendmsg(self, pieces: Sequence[memoryview]) -> int:
+        """Take some bytes; at times none."""
+        joined = b"".join(pieces)
+        sent = self._draw.randrange(min(len(joined), 9) + 1)
+        self.data += joined[:sent]
+        return sent
+
+    def recvmsg_into(self, buffers: Sequence[memoryview]) -> tuple[int]:
+        """Give some bytes, at least one."""
+        size = min(self._draw.randrange(1, 10), sum(b.nbytes for b in buffers), len(self.data))
+        for buffer in buffers:
+            part = self.data[: min(size, buffer.nbytes)]
+            buffer[: len(part)] = part
+            size -= len(part)
+            del self.data[: len(part)]
+            self.given = getattr(self, "given", 0) + len(part)
+        given, self.given = self.given, 0
+        return (given,)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_frames_go_through_in_pieces_of_any_size(seed: int) -> None:
+    draw, connection = random.Random(seed), SmallBuffers(seed)
+    frame = [draw.randbytes(draw.choice([0, 1, 3, 8, 20])) for _ in range(8)]
+    through: Any = connection
+    send(through, frame)
+    assert connection.data == b"".join(frame)
+    whole = bytearray(len(connection.data))
+    cuts = sorted(draw.randrange(len(whole) + 1) for _ in range(4))
+    view = memoryview(whole)
+    buffers = [view[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    receive_into(through, buffers, lambda last: 30.0)
+    assert whole == b"".join(frame)

@@ -124,13 +124,25 @@ def test_nobody_listens(engines: RealTime, puller: TcpPuller) -> None:
     assert not load.outcome.succeeded
 
 
-def test_a_load_that_is_cancelled_ends_soon(engines: RealTime, puller: TcpPuller) -> None:
+@pytest.mark.parametrize("how", ["cancelled", "stopped"])
+def test_what_waits_for_an_answer_ends_soon(how: str, engines: RealTime) -> None:
     # A peer that accepts and says nothing.
+    puller = TcpPuller()
     with listen("127.0.0.1", 0) as mute:
         load, _ = engines.load("a", port=mute.getsockname()[1], timeouts=PullTimeouts(600, 600))
         puller.begin(load)
-        load.fail("the request ended")
+        connection, _ = mute.accept()
+        assert connection.recv(1), "it was greeted, and waits"
+        if how == "cancelled":
+            load.fail("the request ended")
+        else:
+            puller.shutdown()
         finish(puller, load)
+        connection.close()
+    assert load.outcome is not None
+    wanted = "the request ended" if how == "cancelled" else "the engine is shutting down"
+    assert load.outcome.reason.endswith(wanted)
+    puller.shutdown()
 
 
 def test_a_mute_peer_is_given_up(engines: RealTime, puller: TcpPuller) -> None:
@@ -342,6 +354,21 @@ def test_a_thread_that_breaks_leaves_nobody_waiting(
     assert third.outcome.succeeded, third.outcome
     assert engines.has_rows(blocks, prompt=4)
     puller.shutdown()
+
+
+def test_a_holder_that_was_shut_down_listens_no_more(engines: RealTime) -> None:
+    port = free_port()
+    holder = TcpHolder("127.0.0.1", port, engines.serving)
+    connection = connect(("127.0.0.1", port))
+    wait_for(lambda: bool(holder._connections))
+    holder.shutdown()
+    assert not holder._thread.is_alive()
+    with pytest.raises(ConnectionRefusedError):
+        connect(("127.0.0.1", port))
+    connection.settimeout(_WAIT_S)
+    assert connection.recv(1) == b"", "those that were connected are let go"
+    connection.close()
+    holder.shutdown()
 
 
 def test_a_holder_that_is_asked_nothing_costs_no_thread(

@@ -68,6 +68,9 @@ class HalvedWeights:
     def plain_dtype(self, names: Sequence[str]) -> torch.dtype | None:
         return None
 
+    def find_row_decoder(self, name: str, width: int) -> None:
+        """No table is stored otherwise."""
+
     def make_experts(self, *arguments: object) -> None:
         return None
 

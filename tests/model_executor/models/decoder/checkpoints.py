@@ -18,6 +18,7 @@ from tests.model_executor.models.decoder.reference import (
     qwen3_moe,
 )
 from tests.tokenizers.family_tokenizers import byte_level, spaced
+from vllm.tokenizers import Tokenizer
 
 VOCAB_SIZE = 320
 
@@ -35,9 +36,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def write_checkpoint(family: str, folder: Path) -> Any:
     """Write a family's checkpoint; returns transformers' model."""
-    model = build_hf_model(FAMILIES[family], seed=7)
+    return write_model(FAMILIES[family], folder, spaced() if family == "gemma3" else byte_level())
+
+
+def write_model(raw: dict[str, Any], folder: Path, tokenizer: Tokenizer) -> Any:
+    """Write the checkpoint of a config.json; returns transformers' model."""
+    model = build_hf_model(raw, seed=7)
     model.save_pretrained(folder)
-    tokenizer = spaced() if family == "gemma3" else byte_level()
     (folder / "tokenizer.json").write_text(tokenizer.backend.to_str(), encoding="utf-8")
     config = {**tokenizer.template_tokens, "chat_template": tokenizer.chat_template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -5,9 +5,12 @@ Only tests use it. It runs in fp32, one sequence at a time, without padding.
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 _BASE: dict[str, Any] = {
@@ -116,6 +119,46 @@ def qwen3_5(**overrides: Any) -> dict[str, Any]:
         },
     }
     return {**_BASE, **own, **overrides}
+
+
+def kimi_linear(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny KimiLinearForCausalLM: recurrent, attention and recurrent layers last."""
+    own = {
+        "architectures": ["KimiLinearForCausalLM"],
+        "model_type": "kimi_linear",
+        "num_hidden_layers": 5,
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "max_position_embeddings": None,
+        "model_max_length": 4096,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": None,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_token": 2,
+        "num_shared_experts": 1,
+        "num_expert_group": 1,
+        "topk_group": 1,
+        "moe_renormalize": True,
+        "routed_scaling_factor": 2.446,
+        "linear_attn_config": {
+            "full_attn_layers": [4],
+            "kda_layers": [1, 2, 3, 5],
+            "head_dim": 16,
+            "num_heads": 4,
+            "short_conv_kernel_size": 4,
+        },
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    }
+    raw = {**_BASE, **own, **overrides}
+    return {name: value for name, value in raw.items() if value is not None}
 
 
 _GEMMA4: dict[str, Any] = {
@@ -273,7 +316,10 @@ def run_reference(model: Any, token_ids: list[int]) -> ReferenceRun:
     config = model.config
     num_chosen = getattr(config, "num_experts_per_tok", getattr(config, "top_k_experts", 0))
 
-    def hook(_module: Any, _inputs: Any, outputs: Any) -> None:
+    def hook(module: Any, inputs: Any, outputs: Any) -> None:
+        if hasattr(module, "e_score_correction_bias"):
+            margins.append(_find_sigmoid_margin(module, inputs[0].flatten(0, -2), config))
+            return
         scores = outputs[0] if isinstance(outputs, tuple) else outputs.flatten(0, -2)
         best = scores.float().softmax(-1).topk(num_chosen + 1, dim=-1).values
         margins.append(best[:, -2] - best[:, -1])
@@ -288,3 +334,26 @@ def run_reference(model: Any, token_ids: list[int]) -> ReferenceRun:
         for handle in handles:
             handle.remove()
     return ReferenceRun(logits, torch.stack(margins).amin(0))
+
+
+def _find_sigmoid_margin(router: Any, x: torch.Tensor, config: Any) -> torch.Tensor:
+    """Returns [T]: the least gap of a choice of groups, then of experts of the chosen groups."""
+    scores = (x.float() @ router.weight.T).sigmoid() + router.e_score_correction_bias
+    by_group = scores.view(len(x), config.n_group, -1)
+    margin = torch.full((len(x),), float("inf"))
+    if config.topk_group < config.n_group:
+        sums = by_group.sort(-1, descending=True).values[..., :2].sum(-1)
+        ranked = sums.sort(-1, descending=True)
+        margin = ranked.values[:, config.topk_group - 1] - ranked.values[:, config.topk_group]
+        left = ranked.indices[:, config.topk_group :]
+        by_group = by_group.scatter(1, left[..., None].expand(-1, -1, by_group.shape[2]), -1e9)
+    best = by_group.flatten(1).sort(-1, descending=True).values
+    count = config.num_experts_per_tok
+    return torch.minimum(margin, best[:, count - 1] - best[:, count])
+
+
+def published_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Returns a model's tensors by the names in the files that transformers writes."""
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(Path(folder) / "model.safetensors")

@@ -6,7 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.model_executor.models.decoder.building import build_model
+from tests.model_executor.models.decoder.building import (
+    assert_same_weights,
+    build_model,
+    wrap_text,
+)
 from tests.model_executor.models.decoder.reference import (
     build_hf_model,
     gemma3,
@@ -114,26 +118,14 @@ def test_recurrent_layers_are_not_shared_out() -> None:
 def test_the_text_part_of_qwen_with_vision() -> None:
     text = qwen3_5()
     tensors = build_hf_model(text, seed=7).state_dict()
-    raw = {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "model_type": "qwen3_5",
-        "text_config": {k: v for k, v in text.items() if k != "architectures"},
-        "vision_config": {"depth": 1},
-    }
-    nested = {
-        "model.language_model." + name.removeprefix("model.")
-        if name.startswith("model.")
-        else name: tensor
-        for name, tensor in tensors.items()
-    }
+    raw, nested = wrap_text(
+        text, tensors, "Qwen3_5ForConditionalGeneration", "qwen3_5", "model.language_model."
+    )
     others = {
         "model.visual.patch_embed.proj.weight": torch.zeros(1),
         "mtp.fc.weight": torch.zeros(1),
     }
-    model, expected = build_model(raw, {**nested, **others}), build_model(text, tensors)
-    slots = expected.weight_slots()
-    for name, slot in model.weight_slots().items():
-        torch.testing.assert_close(slot, slots[name], atol=0, rtol=0)
+    assert_same_weights(build_model(raw, {**nested, **others}), build_model(text, tensors))
 
 
 @pytest.mark.slow
@@ -141,24 +133,12 @@ def test_the_text_part_of_qwen_with_vision() -> None:
 def test_the_text_part_of_a_model_with_vision(prefix: str) -> None:
     text = gemma3()
     tensors = build_hf_model(text, seed=7).state_dict()
-    raw = {
-        "architectures": ["Gemma3ForConditionalGeneration"],
-        "model_type": "gemma3",
-        "text_config": {k: v for k, v in text.items() if k != "architectures"},
-        "vision_config": {"hidden_size": 8},
-    }
-    nested = {
-        prefix + name.removeprefix("model."): tensor
-        for name, tensor in tensors.items()
-        if name.startswith("model.")
-    }
+    raw, nested = wrap_text(text, tensors, "Gemma3ForConditionalGeneration", "gemma3", prefix)
     vision = {
         "vision_tower.vision_model.embeddings.patch_embedding.weight": torch.zeros(1),
         "model.multi_modal_projector.mm_soft_emb_norm.weight": torch.zeros(1),
     }
     model = build_model(raw, {**nested, **vision})
     expected = build_model(text, tensors)
-    slots = expected.weight_slots()
-    for name, slot in model.weight_slots().items():
-        torch.testing.assert_close(slot, slots[name], atol=0, rtol=0)
+    assert_same_weights(model, expected)
     assert model.config.layers == expected.config.layers

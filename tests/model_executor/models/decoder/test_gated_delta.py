@@ -10,6 +10,7 @@ from tests.model_executor.models.decoder.building import build_model, make_harne
 from tests.model_executor.models.decoder.reference import build_hf_model, qwen3_5, run_reference
 from tests.model_executor.models.harness import PagedHarness
 from tests.model_executor.models.hf_reference import random_tokens
+from vllm.native.loader import load_library
 
 pytestmark = pytest.mark.slow
 
@@ -55,8 +56,13 @@ OTHERS = {
 }
 
 
+# Threads of the native kernels; 0: torch.
+PATHS = [0, 2] if load_library() else [0]
+
+
+@pytest.mark.parametrize("native", PATHS)
 @pytest.mark.parametrize("shape", [*SHAPES, *OTHERS])
-def test_other_shapes_equal_transformers(shape: str) -> None:
+def test_other_shapes_equal_transformers(shape: str, native: int) -> None:
     raw = OTHERS.get(shape) or qwen3_5(**SHAPES[shape])
     reference = build_hf_model(raw, seed=7)
     model = build_model(raw, reference.state_dict())
@@ -65,7 +71,7 @@ def test_other_shapes_equal_transformers(shape: str) -> None:
     runs = [run_reference(reference, token_ids) for token_ids in sequences]
     assert min(run.margins.min() for run in runs) > 1e-5, "a near-tie of a router"
     expected = [run.logits for run in runs]
-    harness = make_harness(model, 32, packed=True)
+    harness = make_harness(model, 32, packed=True, native=native)
     live = [harness.add(token_ids) for token_ids in sequences]
     while any(sequence.num_left for sequence in live):
         picked = [i for i, s in enumerate(live) if s.num_left]
@@ -81,14 +87,15 @@ def test_other_shapes_equal_transformers(shape: str) -> None:
             torch.testing.assert_close(rows[: count - wrong], own, atol=1e-3, rtol=0)
 
 
-def test_every_state_that_a_chunk_leaves_can_be_resumed_from() -> None:
+@pytest.mark.parametrize("native", PATHS)
+def test_every_state_that_a_chunk_leaves_can_be_resumed_from(native: int) -> None:
     """States are tagged by nothing here: who resumes at one must get the reference's logits."""
     raw = qwen3_5()
     reference = build_hf_model(raw, seed=7)
     model = build_model(raw, reference.state_dict())
     token_ids = random_tokens(LENGTH, 5)
     expected = run_reference(reference, token_ids).logits
-    harness = make_harness(model, 16)
+    harness = make_harness(model, 16, native=native)
     first = harness.add(token_ids)
     first.keeps_states = True
     harness.step([(first, LENGTH)])
@@ -96,12 +103,12 @@ def test_every_state_that_a_chunk_leaves_can_be_resumed_from() -> None:
     assert pieces is not None
     assert harness.layout.groups[1].kind == "recurrent"
     for boundary in range(16, LENGTH, 16):
-        resumed = _resume(harness, first, boundary, pieces.num_blocks)
+        resumed = resume(harness, first, boundary, pieces.num_blocks)
         logits = harness.step([(resumed, 5)])[0]
         torch.testing.assert_close(logits, expected[boundary : boundary + 5], atol=1e-3, rtol=0)
 
 
-def _resume(harness: PagedHarness, first: Any, boundary: int, pieces: int) -> Any:
+def resume(harness: PagedHarness, first: Any, boundary: int, pieces: int) -> Any:
     """A request that shares what the first one left below a boundary."""
     resumed = harness.add(first.token_ids)
     resumed.num_computed = boundary

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.model_executor.models.decoder.building import build_model, make_harness
+from tests.model_executor.models.decoder.building import build_model, make_harness, wrap_text
 from tests.model_executor.models.decoder.reference import (
     build_hf_model,
     config_as_saved,
@@ -183,17 +183,7 @@ def test_what_is_not_served_is_refused_by_field(raw: dict[str, Any], named: str)
 def test_a_wrapper_is_its_text_part(prefix: str) -> None:
     text = gemma4_small()
     tensors = build_hf_model(text, seed=7).state_dict()
-    raw = {
-        "architectures": ["Gemma4ForConditionalGeneration"],
-        "model_type": "gemma4",
-        "text_config": {k: v for k, v in text.items() if k != "architectures"},
-        "vision_config": {"hidden_size": 8},
-    }
-    nested = {
-        prefix + name.removeprefix("model."): tensor
-        for name, tensor in tensors.items()
-        if name.startswith("model.")
-    }
+    raw, nested = wrap_text(text, tensors, "Gemma4ForConditionalGeneration", "gemma4", prefix)
     unused = {
         "model.vision_tower.patch_embedder.weight": torch.zeros(2),
         "model.audio_tower.layers.0.weight": torch.zeros(2),

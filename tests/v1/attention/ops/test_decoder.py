@@ -121,6 +121,22 @@ def test_experts_are_weighed_sums(normalises: bool) -> None:
         torch.testing.assert_close(output[t], expected)
 
 
+@pytest.mark.parametrize("normalises", [True, False])
+@pytest.mark.parametrize("num_chosen_groups", [1, 2, 4])
+def test_sigmoids_choose_within_groups(num_chosen_groups: int, normalises: bool) -> None:
+    logits, bias = randn(20, 8), 2 * randn(8)
+    ids, weights = decoder.choose_by_sigmoid(logits, bias, 2, 4, num_chosen_groups, normalises, 2.5)
+    for t in range(20):
+        scores = torch.sigmoid(logits[t])
+        ranked = [(float(s + b), e) for e, (s, b) in enumerate(zip(scores, bias, strict=True))]
+        groups = sorted(range(4), key=lambda g: -sum(r for r, e in ranked if e // 2 == g))
+        left = [(r, e) for r, e in ranked if e // 2 in groups[:num_chosen_groups]]
+        best = [e for _, e in sorted(left, reverse=True)[:2]]
+        assert ids[t].tolist() == best
+        total = scores[best].sum() if normalises else 1.0
+        torch.testing.assert_close(weights[t], 2.5 * scores[best] / total)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_are_fp32_products(dtype: torch.dtype) -> None:
     x, weight = randn(3, 8).to(dtype), randn(20, 8).to(dtype)

@@ -89,7 +89,7 @@ def test_for_a_time(driver: Driver, clock: Clock) -> None:
     flood(driver)
     clock.now = 299.0
     assert [h.expires_in for h in held(driver)] == [1.0]
-    clock.now = 301.0
+    clock.now = 300.0
     flood(driver, 200)
     assert held(driver) == []
     assert hit_of(driver, [*first, 5]) == 0

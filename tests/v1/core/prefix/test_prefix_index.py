@@ -139,7 +139,7 @@ def test_a_free_block_gives_up_a_key_that_a_held_one_computed_again() -> None:
     assert index.add_keys([a, a], 0, [h("1"), h("2")], [None, h("1")]) == []
     pool.free_blocks([a])
     assert index.add_keys([b], 0, [h("1")], [None]) == []
-    assert (index.keys_of(a), index.keys[0][h("1")]) == ([h("2")], b)
+    assert (index.keys_of(a), index.keys[0][h("1")]) == ((h("2"),), b)
     assert index.add_keys([b], 0, [h("2")], [h("1")]) == [a]
     assert pool.index.tier(a) is Tier.SCRATCH
     assert list(index.find_faults(pool.blocks)) == []

@@ -225,3 +225,20 @@ def test_a_least_drop_of_nothing_is_valid(monkeypatch: pytest.MonkeyPatch) -> No
         driver.run_all(budget=512)
     assert list(driver.manager.block_pool.pins or ())
     driver.check()
+
+
+def test_a_free_block_whose_rows_are_computed_again_caches_nothing() -> None:
+    driver = make_driver(policy="auto", share=None, blocks=400)
+    tokens, pool = tokens_of(1, 500), driver.manager.block_pool
+    driver.add(tokens, 1)
+    driver.run_all()
+    first = {b.block_id for b in pool.blocks if b.key is not None}
+    again = driver.add(tokens, 1)
+    again.skip_reading_prefix_cache = True
+    driver.run_all()
+    second = {b.block_id for b in pool.blocks if b.key is not None}
+    assert second
+    assert not first & second
+    free = [pool.tier_of(pool.blocks[block_id]) for block_id in first]
+    assert set(free) == {Tier.SCRATCH}
+    driver.check()

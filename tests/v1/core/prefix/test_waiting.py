@@ -156,3 +156,16 @@ def test_nobody_waits_without_a_lookup() -> None:
     donor, follower = prompts(shared=500)
     manager = scheduled(donor, 256)
     assert not manager.should_wait(follower, Lookup(manager.empty_kv_cache_blocks))
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "is_worth_it"), [(64, False), (400, True)])
+def test_only_a_donors_prompt_is_waited_for(num_prompt_tokens: int, is_worth_it: bool) -> None:
+    """One that was preempted computes its answer again, which nobody counts on."""
+    common = tokens_of(1, 400)
+    donor = make_request("donor", common[:num_prompt_tokens], UNIT, max_tokens=600)
+    for token in common[num_prompt_tokens:]:
+        donor.append_output_token_ids(token)
+    manager = scheduled(donor, 64)
+    assert len(donor.block_hashes) == 400 // UNIT
+    follower = make_request("follower", [*common, *tokens_of(3, 100)], UNIT)
+    assert waits(manager, follower) is is_worth_it

@@ -1,5 +1,6 @@
 """How waiting requests are admitted: whom the pass asks, and what is counted."""
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -89,3 +90,14 @@ def test_a_connector_that_had_nothing_is_counted_although_the_hit_is_dropped() -
     # Nothing was hit locally, so all was asked of the connector.
     assert (own.requests, own.queries, own.hits) == (1, 48, 0)
     assert (connector.requests, connector.queries, connector.hits) == (1, 48, 0)
+
+
+def test_a_first_chunk_takes_no_slots_for_drafts() -> None:
+    scheduler = make_scheduler(num_speculative_tokens=3)
+    scheduler.limits = replace(scheduler.limits, num_lookahead_tokens=3)
+    manager = scheduler.kv_cache_manager
+    allocated = Mock(side_effect=manager.allocate_slots)
+    manager.allocate_slots = allocated  # type: ignore[method-assign]
+    scheduler.add_request(make_request("0", 20))
+    scheduler.schedule()
+    assert allocated.call_args.kwargs["num_lookahead_tokens"] == 0

@@ -75,6 +75,13 @@ def test_without_room_or_budget_the_step_ends_before_the_item(size: int, budget:
     assert (decision.compute, decision.num_new_tokens) == ([], 0)
 
 
+@pytest.mark.parametrize(("start", "expected"), [(0, 29), (10, 19), (29, 0)])
+def test_a_drafter_must_not_read_an_item_that_is_not_taken(start: int, expected: int) -> None:
+    request = request_with(("a", 30, 20))
+    decision = planner(10, shift=1).decide(request, start, 100 - start, 500)
+    assert (decision.compute, decision.num_new_tokens) == ([], expected)
+
+
 def test_no_split_of_an_item() -> None:
     request = request_with(("a", 10, 40))
     decision = planner(disable_chunked_mm_input=True).decide(request, 0, 30, 500)

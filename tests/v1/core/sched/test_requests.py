@@ -217,3 +217,16 @@ def test_a_refused_request_tells_its_client_once() -> None:
     assert items["0"].finish_reason is FinishReason.ERROR
     assert items["0"].stop_reason == "no room"
     assert not scheduler.has_requests()
+
+
+def test_who_is_preempted_prefills_no_more() -> None:
+    requests, (first, second, _) = filled()
+    for request in (first, second):
+        admit(requests, request)
+    assert requests.prefilling == {first, second}
+    requests.leave_running({second})
+    requests.preempt(second, 2.0)
+    assert requests.prefilling == {first}, "no blocks are reserved for it"
+    assert second.status is RequestStatus.PREEMPTED
+    assert names(requests.waiting) == ["1", "2"]
+    assert requests.preempted_ids == {"1"}

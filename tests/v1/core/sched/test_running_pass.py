@@ -2,7 +2,7 @@
 
 from unittest.mock import Mock
 
-from tests.v1.core.sched.builders import make_request, make_scheduler, make_v4_scheduler
+from tests.v1.core.sched.builders import answer, make_request, make_scheduler, make_v4_scheduler
 from vllm.v1.core.sched.running_pass import RunningPass
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.step_builder import StepBuilder, fit_chunk
@@ -64,3 +64,27 @@ def test_a_waiting_prefill_holds_admission() -> None:
     step = run(scheduler, busy_step(60))
     assert not step.holds_admission
     assert step.num_scheduled_tokens["0"] == 32
+
+
+def test_who_has_nothing_to_compute_does_not_hold_up_those_behind() -> None:
+    scheduler = make_scheduler(use_async=True)
+    scheduler.add_request(make_request("done", 10, 1))
+    scheduler.add_request(make_request("goes on", 12, 5))
+    scheduler.schedule()
+    # The only token of the first is on its way.
+    step = run(scheduler, StepBuilder(100, 0))
+    assert step.num_scheduled_tokens == {"goes on": 1}
+    assert not step.holds_admission
+
+
+def test_all_who_run_are_scheduled_whatever_they_do() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=100)
+    for name, num_tokens in (("0", 10), ("1", 12), ("2", 150)):
+        scheduler.add_request(make_request(name, num_tokens))
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {"0": 10, "1": 12, "2": 78}
+    scheduler.update_from_output(output, answer(output, {"0": [5], "1": [6]}))
+    # Two decode steps and a chunk, then a chunk before a decode step.
+    assert run(scheduler, StepBuilder(100, 0)).num_scheduled_tokens == {"0": 1, "1": 1, "2": 72}
+    scheduler.running.reverse()
+    assert run(scheduler, StepBuilder(100, 0)).num_scheduled_tokens == {"0": 1, "1": 1, "2": 72}

@@ -63,7 +63,9 @@ def test_decode_after_prefill() -> None:
     scheduler.add_request(make_request("0", 20))
     first = scheduler.schedule()
     bundles = scheduler.update_from_output(first, answer(first, {"0": [5]}))
-    assert outputs_by_request(bundles)["0"].new_token_ids == [5]
+    told = outputs_by_request(bundles)["0"]
+    assert told.new_token_ids == [5]
+    assert (told.num_draft_tokens, told.num_accepted_tokens) == (0, 0)
     second = scheduler.schedule()
     assert second.num_scheduled_tokens == {"0": 1}
     cached = second.scheduled_cached_reqs
@@ -699,6 +701,8 @@ def test_draft_accounting(
     request = scheduler.requests["0"]
     assert request.num_computed_tokens == computed
     assert request.num_tokens == computed + 1
+    told = outputs_by_request(bundles)["0"]
+    assert (told.num_draft_tokens, told.num_accepted_tokens) == (len(drafts), accepted)
     assert bundles[0].scheduler_stats is not None
     stats = bundles[0].scheduler_stats.spec_decoding_stats
     assert stats is not None
@@ -880,3 +884,27 @@ def test_invariants_are_checked_when_asked_for(monkeypatch: pytest.MonkeyPatch) 
         scheduler.add_request(make_request("0", 20))
         scheduler.schedule()
         assert check.call_args_list == ([call({"0": 20})] if wanted else [])
+
+
+@pytest.mark.parametrize("has_connector", [False, True])
+def test_shutdown_ends_the_publisher_and_the_connector(has_connector: bool) -> None:
+    scheduler = make_scheduler()
+    scheduler.kv_event_publisher = publisher = Mock()
+    scheduler.connector = connector = Mock() if has_connector else None
+    scheduler.shutdown()
+    publisher.shutdown.assert_called_once_with()
+    if connector is not None:
+        connector.shutdown.assert_called_once_with()
+
+
+def test_a_connectors_own_loads_begin_when_all_is_admitted() -> None:
+    scheduler = make_scheduler()
+    scheduler.connector = connector = Mock()
+    connector.get_num_new_matched_tokens.return_value = (0, False)
+    connector.explain_admission.return_value = None
+    connector.take_events.return_value = ()
+    connector.begin_own_loads.side_effect = lambda: order.append(len(scheduler.running))
+    order: list[int] = []
+    scheduler.add_request(make_request("0", 10))
+    scheduler.schedule()
+    assert order == [1]

@@ -20,7 +20,9 @@ from tests.v1.core.sched.builders import (
     outputs_by_request,
 )
 from tests.v1.core.sched.fake_executor import FakeExecutor
+from tests.v1.core.test_shared_pool import check_owners
 from tests.v1.core.v4_geometry import v4_config
+from vllm.config.tenants import Tenant, TenantsConfig
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -45,6 +47,8 @@ class Traffic(RuleBasedStateMachine):
     kinds: tuple[str, ...] = ("full", "hybrid")
     depths = (1,)
     drafts = (None,)
+    tenants: TenantsConfig | None = None
+    num_spare_blocks = 0
 
     @initialize(data=st.data())
     def build(self, data: Any) -> None:
@@ -54,7 +58,8 @@ class Traffic(RuleBasedStateMachine):
         if kind == "unit":
             geometry = CacheGeometry.from_config(self.make_config(self.unit, 10))
             needed = max_request_blocks(geometry, MAX_MODEL_LEN, 0)
-            config = self.make_config(self.unit, needed + 1 + data.draw(st.integers(0, 40)))
+            needed += 1 + self.num_spare_blocks
+            config = self.make_config(self.unit, needed + data.draw(st.integers(0, 40)))
         else:
             make = {"full": full_config, "hybrid": hybrid_config}[kind]
             config = make(data.draw(st.integers(6, 40)))
@@ -69,6 +74,7 @@ class Traffic(RuleBasedStateMachine):
             scheduler_reserve_full_isl=data.draw(st.booleans()),
             num_speculative_tokens=self.num_drafts,
             use_async=self.depth > 1,
+            tenants=self.tenants,
         )
         self.executor = FakeExecutor(config, sample, self.scheduler.kv_cache_manager)
         self.requests: dict[str, Request] = {}
@@ -84,12 +90,26 @@ class Traffic(RuleBasedStateMachine):
         change=st.integers(0, 200),
         max_tokens=st.integers(1, 40),
         priority=st.integers(0, 2),
+        tenant=st.sampled_from((None, "a", "b", "unknown")),
     )
-    def add(self, length: int, first: int, change: int, max_tokens: int, priority: int) -> None:
+    def add(
+        self,
+        length: int,
+        first: int,
+        change: int,
+        max_tokens: int,
+        priority: int,
+        tenant: str | None,
+    ) -> None:
         request_id = f"r{len(self.requests)}"
         prompt = [first if i < change else 1 - first for i in range(length)]
         request = make_request(
-            request_id, prompt, max_tokens, block_size=self.unit, priority=priority
+            request_id,
+            prompt,
+            max_tokens,
+            block_size=self.unit,
+            priority=priority,
+            tenant=tenant,
         )
         self.requests[request_id] = request
         self.delivered[request_id] = []
@@ -224,6 +244,25 @@ class UnitSpeculativeTraffic(UnitTraffic):
     drafts = (1, 3)
 
 
+class TenantTraffic(UnitTraffic):
+    """With tenants that share it fairly: the same answers, and nobody waits for ever."""
+
+    num_spare_blocks = 40
+    tenants = TenantsConfig.of(
+        Tenant("a", 3.0, cache_guaranteed=0.2), Tenant("b", priority=1, cache_at_most=0.4)
+    )
+
+    def check(self) -> None:
+        super().check()
+        check_owners(self.scheduler.kv_cache_manager.block_pool)
+
+
+class TenantAsyncTraffic(TenantTraffic):
+    """The same, a step ahead."""
+
+    depths = (2,)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "examples"),
@@ -234,6 +273,8 @@ class UnitSpeculativeTraffic(UnitTraffic):
         (UnitTraffic, 25),
         (UnitAsyncTraffic, 15),
         (UnitSpeculativeTraffic, 15),
+        (TenantTraffic, 25),
+        (TenantAsyncTraffic, 15),
     ],
 )
 def test_traffic(machine: type[Traffic], examples: int) -> None:

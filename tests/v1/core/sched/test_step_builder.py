@@ -6,6 +6,7 @@ import pytest
 
 from tests.v1.core.sched.builders import make_request
 from vllm.config import ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -99,3 +100,18 @@ def test_chunk_cap() -> None:
     assert limits().cap_chunk(10_000) == 10_000
     found = limits(scheduler_config=SchedulerConfig(long_prefill_token_threshold=50))
     assert [found.cap_chunk(n) for n in (49, 50, 51)] == [49, 50, 50]
+
+
+def test_withdrawing_gives_the_encoders_budget_back() -> None:
+    step = StepBuilder(100, 50)
+    feature = MultiModalFeatureSpec(
+        MultiModalKwargsItem.dummy(), "image", "a", PlaceholderRange(0, 20)
+    )
+    request = make_request("0", 40, mm_features=[feature])
+    step.add(step.running, request, 40, blocks())
+    step.encoder_inputs["0"], step.encoder_budget = [0], 30
+    assert (step.token_budget, step.total_num_tokens) == (60, 40)
+    assert step.withdraw(request)
+    assert (step.token_budget, step.encoder_budget, step.running) == (100, 50, [])
+    assert not step.withdraw(request)
+    assert (step.token_budget, step.encoder_budget) == (100, 50)

@@ -200,3 +200,5 @@ def test_pinned_tail_is_what_a_resume_reads() -> None:
             assert needed <= set(range(first, end))
             assert len(range(first, end)) <= num_window_tail_blocks(window, block_size, eagle)
             assert end * block_size <= num_tokens
+            if boundary == 0:
+                assert (first, end) == (0, 0), "nothing is resumed there"

@@ -12,7 +12,7 @@ from vllm.distributed.kv_events import (
     NullEventPublisher,
 )
 from vllm.v1.engine.data_parallel.cache_changes import CacheChanges
-from vllm.v1.engine.data_parallel.directory import CacheShape, PrefixDirectory
+from vllm.v1.engine.data_parallel.directory import CacheShape, PrefixDirectory, spread
 from vllm.v1.engine.wire import CoreStatus
 
 UNIT = 32
@@ -161,3 +161,15 @@ def test_the_last_token_is_always_computed() -> None:
     directory.apply(0, CoreStatus(0, 0, 0, stored={0: [1, 2]}))
     assert directory.find_cached_tokens([1, 2], 64).tolist() == [32]
     assert directory.find_cached_tokens([1, 2], 65).tolist() == [64]
+
+
+def test_values_are_spread_over_slots():
+    """Against going through all bits, with few holders, nearly all, and all."""
+    rng = random.Random(4)
+    for num_slots in (1, 3, 40, 200):
+        for _ in range(60):
+            expected = [rng.choice((0, 0, 7, 7, 7, 7, 9)) for _ in range(num_slots)]
+            values = sorted(set(expected) - {0}, reverse=True)
+            found = [(v, sum(1 << i for i, x in enumerate(expected) if x == v)) for v in values]
+            assert spread(found, num_slots).tolist() == expected
+    assert spread([(5, (1 << 40) - 1)], 40).tolist() == [5] * 40

@@ -72,6 +72,29 @@ def test_requests_of_other_front_ends_count() -> None:
     assert router.route(request("a", [1, 2])) == 1
 
 
+def test_what_a_tier_keeps_draws_less_than_what_the_cache_holds() -> None:
+    router = make_router(3)
+    units = list(range(1, 33))
+    asked = request("a", units)
+    # As a tier names them: by another part of the hash.
+    asked.block_hashes[:] = [bytes(8) + unit.to_bytes(8, "little") + bytes(16) for unit in units]
+    kept = CoreStatus(0, 0, 1000, kept={0: [4, 8, 12], 1: [14]}, kept_step=4 * UNIT)
+    router.observe(1, kept)
+    assert router.route(asked) == 1
+    assert router.foretold("a") == 0
+    finish(router, "a")
+    router.observe(2, CoreStatus(0, 0, 1000, kept={0: [4, 8, 12], 1: [11]}, kept_step=4 * UNIT))
+    assert router.route(asked) == 1
+    finish(router, "a")
+    router.observe(1, CoreStatus(0, 0, 1000, unkept={1: [14]}, kept_step=4 * UNIT, number=1))
+    assert router.route(asked) == 2
+    finish(router, "a")
+    router.lose(2)
+    router.revive(2)
+    router.observe(0, CoreStatus(0, 0, 1000, kept={0: [4], 1: [5]}, kept_step=4 * UNIT))
+    assert router.route(asked) == 0
+
+
 def test_a_lost_core_gets_nothing_until_it_is_back() -> None:
     router = make_router()
     router.observe(1, changes(1, 2, 3))

@@ -7,6 +7,8 @@ orders      what the connector's two sides tell each other
 keeper      the store's one thread: opening, commits, room
 tracking    what running requests have computed that is worth writing
 restoring   which objects bring a prompt further than the pool does, and whether that pays
+reporting   counts, KV events, news for routers
+viewing     what people see of the tiers
 worker      the worker's side: rows from the pool to the disk and back
 connector   OffloadingConnector
 """

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     AdmissionNote,
+    KeptPrefixes,
     KVConnectorMetadata,
     KVConnectorRole,
 )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_offload.tier_view import TiersView
     from vllm.v1.metrics.stats import OffloadStats
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
@@ -65,6 +67,7 @@ class OffloadingConnector(BesideStepsConnector):
         self._settings = read_settings(vllm_config)
         self._tier: Tier | None = None
         self._worker: OffloadWorker | None = None
+        self._wake: Callable[[], None] | None = None
 
     @classmethod
     def check_before_load(cls, vllm_config: VllmConfig) -> None:
@@ -78,10 +81,11 @@ class OffloadingConnector(BesideStepsConnector):
         """
         settings = read_settings(vllm_config)
         cache = vllm_config.cache_config
-        if settings.root is None:
+        if settings.base is None:
             return
         if cache.prefix_hash_seed is None and "PYTHONHASHSEED" not in os.environ:
-            cache.prefix_hash_seed = _find_hash_root(settings, settings.root)
+            # One for all cores, whatever their number: what one kept another can find.
+            cache.prefix_hash_seed = _find_hash_root(settings, settings.base)
 
     # ---- the scheduler's side ----------------------------------------------------------------
 
@@ -102,11 +106,10 @@ class OffloadingConnector(BesideStepsConnector):
                 )
         keeper = None
         if settings.root is not None:
-            root = settings.root
+            # Weights are digested once for all cores.
+            root = settings.base or settings.root
             keeper = StoreKeeper(
-                root,
-                settings.find_max_bytes,
-                settings.read_only,
+                settings.open_folder,
                 lambda note, stop: find_identity(
                     self._vllm_config, config, layout, root, note, stop
                 ),
@@ -150,6 +153,9 @@ class OffloadingConnector(BesideStepsConnector):
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, OffloadReport):
             tier.take_report(report)
+        if self._wake is not None and _has_news(connector_output):
+            # The next step can do what this one could not.
+            self._wake()
         for request_ids, has_failed in (
             (connector_output.finished_recving, False),
             (connector_output.failed_recving, True),
@@ -168,6 +174,10 @@ class OffloadingConnector(BesideStepsConnector):
         self._keeps.end(request)
         return False, None
 
+    def begin_drain(self) -> None:
+        """Write what was held back."""
+        self._keeps.begin_drain()
+
     def begin_own_loads(self) -> None:
         """Take blocks for prefixes that no request asked for."""
         self._keeps.begin_own_loads()
@@ -185,9 +195,17 @@ class OffloadingConnector(BesideStepsConnector):
         """Drain what the tiers gained and lost."""
         return self._keeps.take_events()
 
+    def take_kept(self) -> KeptPrefixes | None:
+        """Drain what the tiers gained and lost."""
+        return self._keeps.take_kept()
+
     def take_stats(self) -> OffloadStats | None:
         """Return what the tiers did since the last call, and what they hold."""
         return self._keeps.take_stats()
+
+    def view_tiers(self) -> TiersView | None:
+        """Return what the tiers hold and did."""
+        return self._keeps.view()
 
     def reset_cache(self) -> bool | None:
         """Forget what the tiers keep."""
@@ -224,12 +242,28 @@ class OffloadingConnector(BesideStepsConnector):
         """Return what was written, and what was wrong."""
         return self._loader.take_report()
 
+    def bind_wake(self, wake: Callable[[], None]) -> bool:
+        """Take what rouses the engine core: the disk's threads call it."""
+        self._wake = wake
+        if self._worker is not None:
+            self._worker.bind_wake(wake)
+        if self._tier is not None and self._tier.keeper is not None:
+            self._tier.keeper.bind_wake(wake)
+        return True
+
     def shutdown(self) -> None:
         """Stop all threads and let go of the folder."""
         if self._worker is not None:
             self._worker.shutdown()
         if self._tier is not None:
             self._tier.close()
+
+
+def _has_news(output: KVConnectorOutput) -> bool:
+    """Whether a load or a write has ended."""
+    report = output.kv_connector_worker_meta
+    has_ended = bool(output.finished_recving or output.failed_recving)
+    return has_ended or (isinstance(report, OffloadReport) and report.has_writes)
 
 
 def _find_hash_root(settings: OffloadSettings, root: Path) -> bytes | None:

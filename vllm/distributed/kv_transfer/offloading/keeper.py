@@ -39,22 +39,16 @@ class StoreKeeper:
     warning says why, and everything is as without it.
 
     Args:
-        root: The folder.
-        find_max_bytes: Returns what all files may take.
-        read_only: Whether nothing is written.
+        open_folder: Opens the folder.
         find_identity: Works the identity out; may read for minutes.
     """
 
     def __init__(
         self,
-        root: Path,
-        find_max_bytes: Callable[[], int],
-        read_only: bool,
+        open_folder: Callable[[], CacheFolder],
         find_identity: IdentityFinder,
     ) -> None:
-        self._root = root
-        self._find_max_bytes = find_max_bytes
-        self._read_only = read_only
+        self._open_folder = open_folder
         self._find_identity = find_identity
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -69,8 +63,20 @@ class StoreKeeper:
         self._committed: list[ObjectKey] = []
         self._lock = threading.Lock()
         self._last_progress = monotonic()
+        self._wake: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="prefix-cache-disk", daemon=True)
         self._thread.start()
+
+    def bind_wake(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called whenever the thread has got on."""
+        self._wake = wake
+        # What it did until now was told to nobody.
+        wake()
+
+    @property
+    def max_bytes(self) -> int:
+        """The folder's limit; 0 until it is known."""
+        return 0 if self._folder is None else self._folder.max_bytes
 
     # ---- called by the scheduler's thread ----------------------------------------------------
 
@@ -121,6 +127,7 @@ class StoreKeeper:
         except (VllmError, OSError) as error:
             logger.warning("The prefix cache on disk is off: %s", error)
         self.is_opening = False
+        self._wake()
         while (work := self._work.get()) is not None:
             try:
                 work()
@@ -128,11 +135,12 @@ class StoreKeeper:
                 logger.warning("The prefix cache on disk is written no more: %s", error)
                 if self.store is not None:
                     self.store.is_writable = False
+            self._wake()
         if self._folder is not None:
             self._folder.close()
 
     def _open(self) -> None:
-        folder = CacheFolder(self._root, self._find_max_bytes(), read_only=self._read_only)
+        folder = self._open_folder()
         self._folder = folder
         identity = self._find_identity(self._note_progress, self._stopping)
         if identity is None:
@@ -143,6 +151,8 @@ class StoreKeeper:
             logger.warning("Prefix cache on disk: %s.", note)
         self.path = rows_path(folder.root / identity.name, 0).parent
         self._small = {name: data for name in SMALL_FILES if (data := read_small(self.path / name))}
+        with self._lock:
+            self._committed = store.list_keys(_MAX_COMMITTED)
         self.store = store
         self._make_room()
         counts = store.num_objects()
@@ -157,7 +167,9 @@ class StoreKeeper:
         )
 
     def _note_progress(self, done: int, total: int) -> None:
-        self.is_digesting = True
+        if not self.is_digesting:
+            self.is_digesting = True
+            self._wake()
         if monotonic() - self._last_progress >= _PROGRESS_S:
             self._last_progress = monotonic()
             logger.info(
@@ -183,7 +195,7 @@ class StoreKeeper:
             self.store.make_room()
 
     def _remember(self, name: str, data: bytes) -> None:
-        if self._folder is not None and self.path is not None and not self._read_only:
+        if self._folder is not None and self.path is not None and not self._folder.read_only:
             self._folder.write_small(self.path / name, data)
 
     def _clear(self) -> bool:

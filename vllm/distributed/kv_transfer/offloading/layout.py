@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from vllm.distributed.kv_transfer.handover.regions import Region, list_regions, read_groups
-from vllm.exceptions import ConfigError
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.geometry import GroupGeometry
-from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.cells import ObjectKind
 
 # Below this a write costs more at the device than it brings.
@@ -101,25 +100,14 @@ def make_layout(config: KVCacheConfig, unit: int) -> ObjectLayout:
     """Describe the objects of a KV cache.
 
     Raises:
-        ConfigError: A group is of a kind that cannot be kept elsewhere.
+        ConfigError: A group is of a kind that no worker lays out.
     """
     groups = read_groups(config)
-    if any(geometry.is_recurrent for geometry in groups):
-        raise ConfigError(
-            "recurrent states cannot be kept outside of the KV cache yet: leave out the connector "
-            "(--prefix-cache-dir, --kv-transfer-config) for models with recurrent layers."
-        )
     layers = []
     for group in config.kv_cache_groups:
-        specs = group.layer_specs().values()
+        pages = (spec.page_layout() for spec in group.layer_specs().values())
         layers.append(
-            tuple(
-                LayerRows(
-                    spec.storage_block_size, spec.real_page_size_bytes // spec.storage_block_size
-                )
-                for spec in specs
-                if isinstance(spec, AttentionSpec)
-            )
+            tuple(LayerRows(page.rows, page.width * page.dtype.itemsize) for page in pages)
         )
     lean = unit
     for geometry in groups:

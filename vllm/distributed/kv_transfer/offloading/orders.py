@@ -131,6 +131,11 @@ class OffloadReport(KVConnectorWorkerMetadata):
     read: dict[str, Moved] = field(default_factory=dict)
     wrote: dict[str, Moved] = field(default_factory=dict)
 
+    @property
+    def has_writes(self) -> bool:
+        """Whether writes to the disk have ended, well or not."""
+        return bool(self.written or self.unwritten)
+
     def aggregate(self, other: KVConnectorWorkerMetadata) -> OffloadReport:
         """Merge the reports of two workers."""
         assert isinstance(other, OffloadReport)

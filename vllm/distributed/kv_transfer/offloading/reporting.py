@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import AnyKVCacheEvent, BlockRemoved, BlockStored
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KeptPrefixes
 from vllm.distributed.kv_transfer.offloading.orders import OffloadReport
 from vllm.distributed.kv_transfer.offloading.restoring import Restorable
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
@@ -26,9 +27,10 @@ _MAX_NAMES = 1 << 20
 
 @dataclass
 class TierCounts:
-    """Counts since the last report.
+    """Counts since the last look at them, and their sums.
 
     Attributes:
+        totals: Since the start, up to the last look.
         stores: Objects by what became of them.
         restores: Prefixes by what became of them.
         hits: Objects found, by tier.
@@ -43,6 +45,9 @@ class TierCounts:
     queries: Counter[str] = field(default_factory=Counter)
     num_corrupt: int = 0
     num_backpressure: int = 0
+    totals: OffloadStats = field(default_factory=OffloadStats)
+    # What a look found that no report has told yet.
+    _untold: OffloadStats | None = None
     _moves: OffloadReport = field(default_factory=OffloadReport)
     _last: dict[str, tuple[StoreCounts, int]] = field(default_factory=dict)
 
@@ -59,7 +64,24 @@ class TierCounts:
         self._moves = self._moves.aggregate(OffloadReport(read=report.read, wrote=report.wrote))
 
     def take(self, stores: Mapping[str, ObjectStore | None]) -> OffloadStats:
-        """Drain the counts, and add what the tiers hold."""
+        """Drain the counts for a report, and add what the tiers hold."""
+        stats, untold = self._collect(stores), self._untold
+        if untold is None:
+            return stats
+        self._untold = None
+        untold.add(stats)
+        return untold
+
+    def look(self, stores: Mapping[str, ObjectStore | None]) -> OffloadStats:
+        """Return the sums since the start; the next report tells the same as without this."""
+        stats = self._collect(stores)
+        if self._untold is None:
+            self._untold = OffloadStats()
+        self._untold.add(stats)
+        return self.totals
+
+    def _collect(self, stores: Mapping[str, ObjectStore | None]) -> OffloadStats:
+        """Drain the counts into the sums; returns what they were."""
         self.stores["dropped"] += self.num_backpressure
         stats = OffloadStats(num_corrupt=self.num_corrupt)
         for name, store in stores.items():
@@ -92,6 +114,7 @@ class TierCounts:
         self.queries.clear()
         self.num_corrupt = self.num_backpressure = 0
         self._moves = OffloadReport()
+        self.totals.add(stats)
         return stats
 
 
@@ -157,3 +180,60 @@ class TierEvents:
         """Drain the events."""
         events, self._queue = self._queue, []
         return events
+
+
+class TierNews:
+    """What lies behind the pool, for a router; nothing while there is none.
+
+    Owns: which tiers have which object, and what changed since the last news.
+
+    Args:
+        layout: What objects are made of.
+        is_on: Whether somebody listens.
+    """
+
+    def __init__(self, layout: ObjectLayout, *, is_on: bool) -> None:
+        self._layout = layout
+        self._is_on = is_on
+        self._media: dict[ObjectKey, set[str]] = {}
+        # Whether each was there when the last news left.
+        self._touched: dict[ObjectKey, bool] = {}
+
+    def stored(self, keys: Iterable[ObjectKey], medium: str) -> None:
+        """Note objects that can be found from now on."""
+        for key in keys if self._is_on else ():
+            media = self._media.setdefault(key, set())
+            self._touched.setdefault(key, bool(media))
+            media.add(medium)
+
+    def removed(self, keys: Iterable[ObjectKey], medium: str) -> None:
+        """Note objects that can be found no more."""
+        for key in keys if self._is_on else ():
+            media = self._media.get(key)
+            if media is None:
+                continue
+            self._touched.setdefault(key, True)
+            media.discard(medium)
+            if not media:
+                del self._media[key]
+
+    def take(self) -> KeptPrefixes | None:
+        """Drain what changed."""
+        if not self._touched:
+            return None
+        stored: dict[int, list[int]] = {0: [], 1: []}
+        removed: dict[int, list[int]] = {0: [], 1: []}
+        for key, was_there in self._touched.items():
+            is_there = key in self._media
+            if is_there != was_there:
+                short = int.from_bytes(key.digest[8:], "little")
+                for kind in self._kinds(key):
+                    (stored if is_there else removed)[kind].append(short)
+        self._touched.clear()
+        return KeptPrefixes(self._layout.group_tokens, stored, removed)
+
+    def _kinds(self, key: ObjectKey) -> tuple[int, ...]:
+        if key.kind is ObjectKind.STATE:
+            return (1,)
+        # Where nothing but rows is needed, a request can resume behind any group of them.
+        return (0,) if self._layout.has_windows else (0, 1)

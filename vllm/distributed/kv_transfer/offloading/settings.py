@@ -8,22 +8,47 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer.offloading.write_gate import (
+    SELECTIVE,
+    WRITE_POLICIES,
+    WRITE_THROUGH,
+)
 from vllm.exceptions import ConfigError
-from vllm.v1.kv_offload.folder import disk_bytes, parse_size
+from vllm.v1.kv_offload.folder import CacheFolder, core_name, disk_bytes, parse_size
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _NAME = "OffloadingConnector"
 _FS = "fs"
+_LRU = "lru"
 # When no size is given: this share of what is free, at most so many bytes.
 _FREE_SHARE = 4
 _MOST_BYTES = 16 << 30
-_KNOWN = ("spec_name", "cpu_bytes_to_use", "secondary_tiers", "read_only", "always_restore", "warm")
+_KNOWN = (
+    "spec_name",
+    "cpu_bytes_to_use",
+    "secondary_tiers",
+    "read_only",
+    "always_restore",
+    "warm",
+    "eviction_policy",
+    "store_threshold",
+)
 # Prefixes that are brought back at the start.
 _WARM = 8
 _MAX_WARM = 256
-_KNOWN_OF_TIER = ("type", "root_dir", "disk_path", "max_size", "disk_capacity_bytes", "read_only")
+_KNOWN_OF_TIER = (
+    "type",
+    "root_dir",
+    "disk_path",
+    "max_size",
+    "disk_capacity_bytes",
+    "read_only",
+    "min_free_space",
+    "write_policy",
+    "write_budget_per_day",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,33 +56,57 @@ class OffloadSettings:
     """What an operator may say.
 
     Attributes:
-        root: The folder; None: there is no disk tier.
+        root: The folder of this engine core; None: there is no disk tier.
+        base: The folder that the operator named: one of several cores has its own in it.
         host_bytes: Host memory for objects; 0: there is no host tier.
         max_bytes: What all its files may take; None: by what is free when it is opened.
         num_cores: Engine cores that share what is free.
         read_only: Read what is there, write nothing, take no lock.
         always_restore: Restore even where computing is quicker; for tests and measurements.
         warm: Prefixes to bring back at the start, before anybody asks for them.
+        write_policy: When the disk gets what was computed; see ``WriteGate``.
+        write_budget_per_day: Bytes that go to the disk in a day; None: any number.
+        min_free_bytes: Of the file system, left to others.
     """
 
     root: Path | None
+    base: Path | None
     host_bytes: int
     max_bytes: int | None
     num_cores: int
     read_only: bool
     always_restore: bool
     warm: int
+    write_policy: str = WRITE_THROUGH
+    write_budget_per_day: int | None = None
+    min_free_bytes: int = 0
+
+    def open_folder(self) -> CacheFolder:
+        """Open this engine core's folder.
+
+        Raises:
+            FolderBusyError: Another process writes to it.
+            FolderError: It cannot be used.
+        """
+        assert self.root is not None
+        return CacheFolder(
+            self.root,
+            self.find_max_bytes(),
+            read_only=self.read_only,
+            num_cores=self.num_cores,
+            min_free_bytes=self.min_free_bytes,
+        )
 
     def find_max_bytes(self) -> int:
         """Return what the files may take."""
         if self.max_bytes is not None:
             return self.max_bytes
-        assert self.root is not None
-        folder = self.root
+        assert self.base is not None
+        folder = self.base
         while not folder.exists():
             folder = folder.parent
         # What the folder holds already is as good as free.
-        free = shutil.disk_usage(folder).free + disk_bytes(self.root)
+        free = shutil.disk_usage(folder).free + disk_bytes(self.base)
         return min(_MOST_BYTES, free // _FREE_SHARE) // self.num_cores
 
 
@@ -94,19 +143,54 @@ def read_settings(config: VllmConfig) -> OffloadSettings:
             f"{_NAME} has nowhere to keep anything: set cpu_bytes_to_use, or one secondary tier: "
             '"secondary_tiers": [{"type": "fs", "root_dir": "DIR", "max_size": "8GiB"}].'
         )
-    folder, size = (None, None) if tier is None else _read_tier(tier)
-    if folder is not None and num_cores > 1:
+    base, size = (None, None) if tier is None else _read_tier(tier)
+    folder = base
+    if base is not None and num_cores > 1:
         # Each core keeps what it computed, and takes its share of the limit.
-        folder /= f"core-{parallel.data_parallel_index}"
+        folder = base / core_name(parallel.data_parallel_index)
+    said = tier or {}
+    budget = _size(said, "write_budget_per_day")
+    _check_eviction(extra)
     return OffloadSettings(
         folder,
+        base,
         host_bytes // num_cores,
         None if size is None else size // num_cores,
         num_cores,
-        _flag({**extra, **(tier or {})}, "read_only"),
+        _flag({**extra, **said}, "read_only"),
         _flag(extra, "always_restore"),
         _count(extra, "warm", _WARM, _MAX_WARM),
+        _read_policy(said, extra),
+        None if budget is None else budget // num_cores,
+        _size(said, "min_free_space") or 0,
     )
+
+
+def _check_eviction(extra: dict[str, Any]) -> None:
+    """Refuse orders of giving up that there are not."""
+    wanted = extra.get("eviction_policy", _LRU)
+    if wanted != _LRU:
+        raise ConfigError(
+            f"{_NAME} eviction_policy={wanted!r}: use {_LRU}, or leave it out. What a conversation "
+            "has left behind goes before anything else."
+        )
+
+
+def _read_policy(tier: dict[str, Any], extra: dict[str, Any]) -> str:
+    """Return when the disk gets what was computed."""
+    threshold = _count(extra, "store_threshold", 0, 2)
+    policy = tier.get("write_policy", SELECTIVE if threshold == 2 else WRITE_THROUGH)
+    if policy not in WRITE_POLICIES:
+        raise ConfigError(
+            f"{_NAME} write_policy={policy!r}: use one of {', '.join(WRITE_POLICIES)}."
+        )
+    return str(policy)
+
+
+def _size(given: dict[str, Any], name: str) -> int | None:
+    """Return a size; None: it is not given."""
+    value = given.get(name)
+    return None if value is None else parse_size(f"{_NAME} {name}", str(value))
 
 
 def _read_tier(tier: dict[str, Any]) -> tuple[Path, int | None]:
@@ -114,9 +198,9 @@ def _read_tier(tier: dict[str, Any]) -> tuple[Path, int | None]:
     root = tier.get("root_dir", tier.get("disk_path"))
     if not isinstance(root, str) or not root:
         raise ConfigError(f"{_NAME} needs a root_dir in its secondary tier: name a folder.")
-    size = tier.get("max_size", tier.get("disk_capacity_bytes"))
+    said = "max_size" if "max_size" in tier else "disk_capacity_bytes"
     folder = Path(os.path.abspath(os.path.expanduser(root)))
-    return folder, None if size is None else parse_size(str(size))
+    return folder, _size(tier, said)
 
 
 def _find_tier(extra: dict[str, Any]) -> dict[str, Any] | None:
@@ -154,7 +238,7 @@ def _flag(given: dict[str, Any], name: str) -> bool:
 def _bytes(given: dict[str, Any], name: str) -> int:
     value = given.get(name, 0)
     if type(value) is str:
-        return parse_size(value)
+        return parse_size(f"{_NAME} {name}", value)
     if type(value) not in (int, float) or not 0 <= value < 1 << 60:
         raise ConfigError(f"{_NAME} {name}={value!r} must be bytes, or a size such as 8GiB.")
     return int(value)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, AnyKVCacheEvent
-from vllm.distributed.kv_transfer.kv_connector.v1.base import AdmissionNote
+from vllm.distributed.kv_transfer.kv_connector.v1.base import AdmissionNote, KeptPrefixes
 from vllm.distributed.kv_transfer.offloading.keeper import StoreKeeper
 from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
 from vllm.distributed.kv_transfer.offloading.orders import (
@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.offloading.orders import (
     RestoreOrder,
     WriteOrder,
 )
-from vllm.distributed.kv_transfer.offloading.reporting import TierCounts, TierEvents
+from vllm.distributed.kv_transfer.offloading.reporting import TierCounts, TierEvents, TierNews
 from vllm.distributed.kv_transfer.offloading.restoring import (
     Restorable,
     Tiers,
@@ -26,12 +26,16 @@ from vllm.distributed.kv_transfer.offloading.restoring import (
     find_restorable,
 )
 from vllm.distributed.kv_transfer.offloading.settings import OffloadSettings
-from vllm.distributed.kv_transfer.offloading.tracking import Candidate, Tracker
+from vllm.distributed.kv_transfer.offloading.tracking import NOT_WORTH, Candidate, Tracker
+from vllm.distributed.kv_transfer.offloading.viewing import find_disk_state, view_tier
 from vllm.distributed.kv_transfer.offloading.warming import WARM_FILE, Warming
+from vllm.distributed.kv_transfer.offloading.write_gate import WriteGate
 from vllm.v1.kv_offload.cells import ObjectKind
 from vllm.v1.kv_offload.rates import Rates
 from vllm.v1.kv_offload.records import Extent, ObjectSpec, Reservation, StoredObject
 from vllm.v1.kv_offload.store import ObjectStore
+from vllm.v1.kv_offload.tier_view import TiersView, WarmStart
+from vllm.v1.kv_offload.write_budget import WriteBudget
 from vllm.v1.messages import CORRUPT, EVICTED_FROM_DISK, RESTORE_DECLINED
 
 if TYPE_CHECKING:
@@ -45,8 +49,8 @@ if TYPE_CHECKING:
 
 # Copied out of the pool and not on the disk yet.
 _MAX_QUEUED_BYTES = 64 << 20
-# Objects in host memory that wait for the disk.
-_MAX_FOR_DISK = 8192
+# With less of the pool unused, what is written late is written now.
+_SHORT_SHARE = 0.125
 _MAX_RESTORES = 4
 # A restore may take so many times what it should.
 _PATIENCE = 4.0
@@ -58,6 +62,7 @@ _FAILURE_WINDOW_S = 60.0
 # Steps that an object waits at the head of the queue for room.
 _MAX_REFUSALS = 200
 RATES_FILE = "rates"
+BUDGET_FILE = "budget"
 
 
 class Tier:
@@ -96,13 +101,18 @@ class Tier:
         self.counts = TierCounts()
         events = config.kv_events_config
         self._events = TierEvents(is_on=events is not None and events.enable_kv_cache_events)
+        self._news = TierNews(layout, is_on=config.parallel_config.data_parallel_size > 1)
         # What was computed by tokens nobody knows would be told with wrong ones.
         publishes = events is not None and events.publisher not in (None, "null")
         self.warming = Warming(manager, layout, 0 if publishes or keeper is None else settings.warm)
         self._writing: dict[int, Reservation] = {}
         # What a write to the disk reads in host memory, by the write's sequence.
         self._held: dict[int, StoredObject] = {}
+        # What the host tier has taken note of, on its way to the disk.
         self._for_disk: deque[Candidate] = deque()
+        self._gate = WriteGate(
+            settings.write_policy, WriteBudget(settings.write_budget_per_day), self._is_pool_short
+        )
         self._ended: dict[int, int] = {}
         self._broken: dict[int, bool] = {}
         self._queued_bytes = 0
@@ -163,7 +173,16 @@ class Tier:
         if not writes:
             return False
         assert self.keeper is not None
-        return bool(self._writing or self._for_disk or self.keeper.num_uncommitted)
+        waits = self._for_disk or self._gate.has_work
+        return bool(self._writing or waits or self.keeper.num_uncommitted)
+
+    def begin_drain(self) -> None:
+        """Write what was held back: the engine stops."""
+        self._gate.end()
+
+    def _is_pool_short(self) -> bool:
+        pool = self._manager.block_pool
+        return pool.num_scratch_blocks < pool.num_gpu_blocks * _SHORT_SHARE
 
     # ---- restoring ---------------------------------------------------------------------------
 
@@ -224,6 +243,8 @@ class Tier:
             assert self.keeper is not None
             self._is_open = True
             self.warming.open(self.keeper.recall(WARM_FILE))
+            if (known := self.keeper.recall(BUDGET_FILE)) is not None:
+                self._gate.budget.resume(known.decode(errors="replace"))
         if self.warming.is_busy and len(self._loading) < _MAX_RESTORES:
             self.warming.begin(self._tiers, self._order_restore)
 
@@ -336,12 +357,18 @@ class Tier:
             self._fill_disk(store, orders)
             if (news := self.warming.take_news()) is not None:
                 self.keeper.remember(WARM_FILE, news)
+                self._remember_budget()
         elif not self._is_opening:
             # It will never be open.
             self._for_disk.clear()
+            self._gate.clear()
             if self.host is None:
                 self.tracker.waiting.clear()
         return orders
+
+    def _remember_budget(self) -> None:
+        if self.keeper is not None and self._settings.write_budget_per_day is not None:
+            self.keeper.remember(BUDGET_FILE, self._gate.budget.to_json().encode())
 
     def _fill_host(self, host: ObjectStore, orders: OffloadOrders) -> None:
         """Order what waits to be copied to host memory; the disk reads it there."""
@@ -362,9 +389,6 @@ class Tier:
                     self._commit_host([reservation])
             if self.keeper is not None:
                 self._for_disk.append(candidate)
-        while len(self._for_disk) > _MAX_FOR_DISK:
-            self._for_disk.popleft()
-            self.counts.num_backpressure += 1
 
     def _reserve_host(self, spec: ObjectSpec) -> Reservation | None:
         """Take room in host memory, where giving up takes no time."""
@@ -378,13 +402,20 @@ class Tier:
     def _commit_host(self, reservations: Sequence[Reservation]) -> None:
         assert self.host is not None
         done = self.host.commit(reservations)
-        self._events.stored([r.spec.key for r in done], MEDIUM_CPU)
+        keys = [reservation.spec.key for reservation in done]
+        self._events.stored(keys, MEDIUM_CPU)
+        self._news.stored(keys, MEDIUM_CPU)
 
     def _fill_disk(self, store: ObjectStore, orders: OffloadOrders) -> None:
-        waiting = self.tracker.waiting if self.host is None else self._for_disk
+        computed = self.tracker.waiting if self.host is None else self._for_disk
         if not store.is_writable:
-            waiting.clear()
+            computed.clear()
+            self._gate.clear()
             return
+        self._gate.take(computed)
+        self.counts.num_backpressure += self._gate.num_dropped
+        self._gate.num_dropped = 0
+        waiting = self._gate.ready
         while waiting and self._queued_bytes < _MAX_QUEUED_BYTES:
             if not self._order_write(store, waiting[0], orders):
                 break
@@ -393,6 +424,9 @@ class Tier:
     def _order_write(self, store: ObjectStore, candidate: Candidate, orders: OffloadOrders) -> bool:
         """Order an object to be written to the disk; False: there is no room for it yet."""
         if store.contains([candidate.key])[0]:
+            return True
+        if self._is_superseded(candidate):
+            self.counts.stores["superseded"] += 1
             return True
         near = None if self.host is None else self.host.find([candidate.key])[0]
         blocks: PrefixBlocks | None = None
@@ -405,6 +439,9 @@ class Tier:
                 self.counts.stores["dropped"] += 1
                 return True
             spec = found
+        if not self._gate.budget.allows(spec.num_bytes * self._num_workers):
+            self.counts.stores["over_budget"] += 1
+            return True
         reservation = store.reserve([spec])[0]
         if reservation is None:
             assert self.keeper is not None
@@ -417,6 +454,7 @@ class Tier:
             self._num_refused = 0
             return True
         self._num_refused = 0
+        self._gate.budget.spend(spec.num_bytes * self._num_workers)
         if near is not None and self.host is not None and self.host.pin([near]):
             self._held[reservation.extent.sequence] = near
         self._writing[reservation.extent.sequence] = reservation
@@ -444,6 +482,13 @@ class Tier:
             return None, None
         num_bytes = self._layout.object_bytes(candidate.key.kind, first, end)
         return ObjectSpec(candidate.key, end, num_bytes, blocks.next_token), blocks
+
+    def _is_superseded(self, candidate: Candidate) -> bool:
+        """Whether a conversation has left a checkpoint behind since it was queued."""
+        if candidate.key.kind is ObjectKind.ROWS:
+            return False
+        standing = self._coordinator.find_standing(candidate.block_hashes, candidate.end)
+        return standing in NOT_WORTH
 
     def take_report(self, report: OffloadReport) -> None:
         """Take what the workers did."""
@@ -503,6 +548,7 @@ class Tier:
         """Forget everything in the tiers, and what waits to get there."""
         self.tracker.waiting.clear()
         self._for_disk.clear()
+        self._gate.clear()
         self.warming.forget()
         if self.host is not None:
             self.host.clear()
@@ -513,6 +559,7 @@ class Tier:
         if self.keeper is not None:
             if (news := self.warming.take_news(is_last=True)) is not None:
                 self.keeper.remember(WARM_FILE, news)
+            self._remember_budget()
             if self.rates is not None:
                 self.keeper.remember(RATES_FILE, self.rates.to_json().encode())
             self.keeper.close()
@@ -523,14 +570,48 @@ class Tier:
         """Drain the KV events of both tiers."""
         for store, medium in ((self.host, MEDIUM_CPU), (self.store, MEDIUM_STORAGE)):
             if store is not None:
-                self._events.removed(store.take_removed(), medium)
+                removed = store.take_removed()
+                self._events.removed(removed, medium)
+                self._news.removed(removed, medium)
         if self.keeper is not None:
-            self._events.stored(self.keeper.take_committed(), MEDIUM_STORAGE)
+            stored = self.keeper.take_committed()
+            self._events.stored(stored, MEDIUM_STORAGE)
+            self._news.stored(stored, MEDIUM_STORAGE)
         return self._events.take()
+
+    def take_kept(self) -> KeptPrefixes | None:
+        """Drain what a router must know."""
+        return self._news.take()
 
     def take_stats(self) -> OffloadStats | None:
         """Return what happened since the last call, and what the tiers hold."""
         return self.counts.take({"host": self.host, "disk": self.store})
+
+    def view(self) -> TiersView:
+        """Return what the tiers hold and did since the start; memory only."""
+        totals = self.counts.look({"host": self.host, "disk": self.store})
+        tiers, size = {}, self._num_workers
+        if self.host is not None:
+            limit = self._settings.host_bytes
+            tiers["host"] = view_tier("host", "ready", limit, self.host, size, totals)
+        if (keeper := self.keeper) is not None:
+            state = find_disk_state(
+                keeper, is_unreadable=self._is_unreadable(), read_only=self._settings.read_only
+            )
+            tiers["disk"] = view_tier("disk", state, keeper.max_bytes, self.store, size, totals)
+        warm_start = self.warming.view()
+        if warm_start.state != "off" and not self._is_open:
+            can_open = self._is_opening or self.store is not None
+            warm_start = WarmStart("waiting" if can_open else "off")
+        return TiersView(
+            tiers,
+            dict(totals.stores),
+            dict(totals.restores),
+            totals.num_corrupt,
+            len(self._loading),
+            self._queued_bytes * size,
+            warm_start,
+        )
 
     # ---- measuring prefill -------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 # What nobody asked for, and what a conversation has left behind.
-_NOT_WORTH = (
+NOT_WORTH = (
     CheckpointStanding.FILLER,
     CheckpointStanding.SPARE,
     CheckpointStanding.WARM,
@@ -166,7 +166,7 @@ class Tracker:
         found = [
             place
             for place in self._coordinator.list_checkpoints(hashes, end)
-            if place.position > start and place.standing not in _NOT_WORTH
+            if place.position > start and place.standing not in NOT_WORTH
         ]
         if self._needs_next_token:
             found = [place for place in found if place.next_token is not None]

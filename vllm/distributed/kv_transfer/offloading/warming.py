@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.offloading.warmth import (
 )
 from vllm.logger import init_logger
 from vllm.sampling_params import SamplingParams
+from vllm.v1.kv_offload.tier_view import WarmStart
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
@@ -162,6 +163,12 @@ class Warming:
                 self._num_loaded,
                 self._num_tokens,
             )
+
+    def view(self) -> WarmStart:
+        """Return how far it is, once it is known what is there."""
+        num_left = len(self._waiting) + (self._loading is not None)
+        state = "off" if not self._most else "loading" if num_left else "done"
+        return WarmStart(state, self._num_loaded, self._num_tokens, num_left)
 
     # ---- following use -----------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,6 +119,7 @@ class OffloadWorker:
         )
         self._lock = threading.Lock()
         self._report = OffloadReport()
+        self._wake: Callable[[], None] = _let_sleep
         self._threads = [
             threading.Thread(target=self._write_all, name="prefix-cache-writer", daemon=True),
             *(
@@ -130,6 +131,10 @@ class OffloadWorker:
         ]
         for thread in self._threads:
             thread.start()
+
+    def bind_wake(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called whenever a thread has something to report."""
+        self._wake = wake
 
     # ---- called by the step's thread ---------------------------------------------------------
 
@@ -291,6 +296,7 @@ class OffloadWorker:
             is_over = item is None
             if batch:
                 self._write_batch(batch)
+                self._wake()
 
     def _write_batch(self, batch: list[tuple[Extent, bytearray | memoryview]]) -> None:
         assert self._rows is not None
@@ -338,6 +344,7 @@ class OffloadWorker:
                 restore.end(str(error).removesuffix("."))
             except OSError as error:
                 restore.end(f"its prefix cannot be read from disk ({error})")
+            self._wake()
 
     def _bring_back(self, restore: _Restore, target: ObjectOrder) -> None:
         rows = self._host if target.is_host else self._rows
@@ -352,6 +359,10 @@ class OffloadWorker:
                 self._pool.scatter(regions, restore.order.blocks, data)
                 tier = HOST if target.is_host else DISK
                 restore.num_bytes[tier] = restore.num_bytes.get(tier, 0) + len(data)
+
+
+def _let_sleep() -> None:
+    """Nobody waits: whoever steps asks for reports."""
 
 
 def _lower_priority() -> None:

@@ -7,7 +7,8 @@ A model asks its ``TensorFactory`` for each matrix by published name; where the 
 from vllm.model_executor.layers.quantization.interface import (
     QuantisedExperts,
     QuantisedMatrix,
+    RowDecoder,
     WeightQuantization,
 )
 
-__all__ = ["QuantisedExperts", "QuantisedMatrix", "WeightQuantization"]
+__all__ = ["QuantisedExperts", "QuantisedMatrix", "RowDecoder", "WeightQuantization"]

@@ -53,6 +53,19 @@ class QuantisedExperts(Protocol):
         """Return tensor name -> destination; ``prefix`` is the feed-forward layer's."""
 
 
+class RowDecoder(Protocol):
+    """Decodes some rows of a table that stays in its file.
+
+    Attributes:
+        row_bytes: Bytes of a stored row.
+    """
+
+    row_bytes: int
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the values, fp32 [T, width], of stored rows, uint8 [T, row_bytes]."""
+
+
 class WeightQuantization(Protocol):
     """What a checkpoint says about how its matrices are stored."""
 
@@ -90,6 +103,14 @@ class WeightQuantization(Protocol):
 
         Returns:
             None: the type the model asks for.
+        """
+
+    def find_row_decoder(self, name: str, width: int) -> RowDecoder | None:
+        """Return what decodes rows of a table that stays in its file; None: they are plain.
+
+        Args:
+            name: Its published name.
+            width: Values of a row.
         """
 
     def finish_loading(self) -> None:

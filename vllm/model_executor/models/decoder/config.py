@@ -16,6 +16,26 @@ MXFP4_GROUP_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True)
+class LatentShape:
+    """Keys and values of all heads as products of one cached row a token: [latent | shared].
+
+    A head's key is its matrix times the latent, then the shared part; its value another matrix
+    times the latent.
+
+    Attributes:
+        latent_dim: Values of the latent.
+        shared_dim: Values of the part of the keys that all heads share.
+        key_dim: Values of a head's own part of its keys.
+        value_dim: Values of a head's values.
+    """
+
+    latent_dim: int
+    shared_dim: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionShape:
     """Attention of one layer, or of all.
 
@@ -30,6 +50,8 @@ class AttentionShape:
         has_value_norm: Whether values are normed per head, without weights.
         has_one_product: Whether keys and values come of one product, ``k_proj``: values before
             its weighted norm and its turn.
+        latent: What keys and values are made of, where a row of it is cached in their place:
+            ``head_dim`` is that row's width then, and ``num_kv_heads`` one.
     """
 
     num_heads: int
@@ -44,6 +66,7 @@ class AttentionShape:
     has_output_gate: bool = False
     has_value_norm: bool = False
     has_one_product: bool = False
+    latent: LatentShape | None = None
 
     def for_ranks(self, size: int) -> "AttentionShape":
         """Returns the heads of one of ``size`` ranks; several hold the same key head if need be."""
@@ -62,6 +85,8 @@ class GatedDeltaPlan:
         conv_width: Inputs that the short convolution reads of each channel, its own included.
         is_interleaved: Whether the projections lie by key head: query, key, its values, its gates.
         gate_activation: Of the output's gate: "silu" or "sigmoid".
+        has_channel_decays: Whether each channel of a key decays by itself, not the head as a whole;
+            decays and gates are products of two narrow matrices then.
     """
 
     num_key_heads: int
@@ -71,6 +96,7 @@ class GatedDeltaPlan:
     conv_width: int
     is_interleaved: bool = False
     gate_activation: str = "silu"
+    has_channel_decays: bool = False
 
     @property
     def num_channels(self) -> int:
@@ -88,14 +114,32 @@ class MlpPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class SigmoidRouter:
+    """Each expert's score is the sigmoid of its logit; a bias takes part in the choice alone.
+
+    Attributes:
+        num_groups: Experts are neighbours in so many groups of one size.
+        num_chosen_groups: A token's experts come from so many groups, those whose best two sum up
+            to most.
+        factor: The chosen scores are multiplied by it at last.
+    """
+
+    num_groups: int
+    num_chosen_groups: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsPlan:
-    """Routed experts, each a gated MLP; a softmax over all of them chooses.
+    """Routed experts, each a gated MLP.
 
     Attributes:
         inner_size: Of one expert.
         num_chosen: Experts per token.
         normalises: Whether the chosen weights are scaled to a sum of one.
-        shared: A gated MLP that every token passes besides, times the sigmoid of a learned gate.
+        shared: A gated MLP that every token passes besides: as it is under a ``router``, else times
+            the sigmoid of a learned gate.
+        router: How experts are chosen; None: by a softmax over all of them.
     """
 
     num_experts: int
@@ -104,6 +148,7 @@ class ExpertsPlan:
     normalises: bool
     activation: Activation = "silu"
     shared: MlpPlan | None = None
+    router: SigmoidRouter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +231,12 @@ class TensorNames:
     Attributes:
         prefixes: Prefix in the file -> prefix here; the first that fits is replaced.
         ignored: Prefixes (after that) of tensors that are left out on purpose.
+        spellings: Pattern -> replacement: other spellings of parts of a name.
     """
 
     prefixes: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
+    spellings: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +249,11 @@ class DecoderConfig:
         has_head: Whether the output matrix is its own, not the embedding's.
         has_layer_scalars: Whether each layer's output is scaled by a stored number.
         layer_inputs: What each layer adds for its token beside attention and feed-forward, if so.
+        drafter: The layer of a block that drafts tokens from the last layer's output; None: there
+            is none, or it does not run.
     """
 
-    # Blocks that draft tokens are not run.
     has_dspark_drafter: ClassVar[bool] = False
-    num_nextn_predict_layers: ClassVar[int] = 0
 
     vocab_size: int
     hidden_size: int
@@ -220,6 +267,19 @@ class DecoderConfig:
     names: TensorNames = TensorNames()
     has_layer_scalars: bool = False
     layer_inputs: LayerInputsPlan | None = None
+    drafter: LayerPlan | None = None
+
+    @property
+    def num_nextn_predict_layers(self) -> int:
+        """Blocks that draft tokens."""
+        return int(self.drafter is not None)
+
+    def for_drafts(self, is_run: bool) -> "DecoderConfig":
+        """Returns the config without the block that drafts, unless that runs.
+
+        Its layer keeps keys and values of every token, which nobody would read.
+        """
+        return self if is_run else replace(self, drafter=None)
 
     def shape_of(self, layer: LayerPlan) -> AttentionShape:
         """Returns a layer's heads."""

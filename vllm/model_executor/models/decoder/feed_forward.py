@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -31,12 +32,14 @@ _ACTIVATION_OPS = {"silu": "silu_and_mul", "gelu_tanh": "gelu_tanh_and_mul"}
 
 def build_feed_forward(
     plan: FeedForwardPlan, parts: ModelParts
-) -> "GatedMlp | Experts | SharedExperts | ClampedExperts":
+) -> "GatedMlp | Experts | SharedExperts | SigmoidExperts | ClampedExperts":
     """Returns the module of a plan, its tensors named within ``parts``' prefix."""
     if isinstance(plan, ClampedExpertsPlan):
         return ClampedExperts(plan, parts)
     if isinstance(plan, MlpPlan):
         return GatedMlp(plan, parts)
+    if plan.router is not None:
+        return SigmoidExperts(plan, parts)
     return Experts(plan, parts) if plan.shared is None else SharedExperts(plan, parts)
 
 
@@ -89,9 +92,9 @@ class StoredGatedMlp:
     up: QuantisedMatrix
     down: QuantisedMatrix
 
-    def slots(self, name: str) -> dict[str, torch.Tensor]:
-        """Returns tensor name -> destination; ``name`` is the expert's."""
-        parts = zip(_LEAVES, (self.gate, self.up, self.down), strict=True)
+    def slots(self, name: str, leaves: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination of the matrices ``leaves`` of the expert ``name``."""
+        parts = zip(leaves, (self.gate, self.up, self.down), strict=True)
         return {
             slot: tensor
             for leaf, matrix in parts
@@ -101,6 +104,9 @@ class StoredGatedMlp:
 
 class ExpertBank(nn.Module):
     """Routed experts, whoever chooses among them; ``router`` is a matrix [E, D] in fp32."""
+
+    leaves: ClassVar[tuple[str, ...]] = _LEAVES
+    """Names of an expert's gate, up and down matrices."""
 
     def __init__(self, plan: ExpertsPlan, parts: ModelParts) -> None:
         super().__init__()
@@ -112,7 +118,7 @@ class ExpertBank(nn.Module):
         self.stored = self._find_stored(make, hidden, inner)
         num_plain = 0 if self.stored else len(self._own)
         kept = make.kept_dtype(
-            make.dtype, *(f"experts.{e}.{leaf}.weight" for e in self._own for leaf in _LEAVES)
+            make.dtype, *(f"experts.{e}.{leaf}.weight" for e in self._own for leaf in self.leaves)
         )
         self.gate_up = make.parameter(num_plain, 2 * inner, hidden, dtype=kept)
         self.down = make.parameter(num_plain, hidden, inner, dtype=kept)
@@ -134,11 +140,12 @@ class ExpertBank(nn.Module):
         Raises:
             UnsupportedFeatureError: Some are and some are not.
         """
+        gate, up, down = self.leaves
         found = [
             (
-                make.quantised_matrix(f"experts.{expert}.gate_proj", hidden, inner),
-                make.quantised_matrix(f"experts.{expert}.up_proj", hidden, inner),
-                make.quantised_matrix(f"experts.{expert}.down_proj", inner, hidden),
+                make.quantised_matrix(f"experts.{expert}.{gate}", hidden, inner),
+                make.quantised_matrix(f"experts.{expert}.{up}", hidden, inner),
+                make.quantised_matrix(f"experts.{expert}.{down}", inner, hidden),
             )
             for expert in self._own
         ]
@@ -180,14 +187,14 @@ class ExpertBank(nn.Module):
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination; experts are slices of the stacks."""
         slots: dict[str, torch.Tensor] = {}
+        names = [f"{leaf}.weight" for leaf in self.leaves]
         for index, expert in enumerate(self._own):
             name = f"{prefix}.experts.{expert}"
             if self.stored:
-                slots |= self.stored[index].slots(name)
+                slots |= self.stored[index].slots(name, self.leaves)
                 continue
-            gate, up = self.gate_up.data[index].chunk(2)
-            slots[f"{name}.gate_proj.weight"], slots[f"{name}.up_proj.weight"] = gate, up
-            slots[f"{name}.down_proj.weight"] = self.down.data[index]
+            matrices = (*self.gate_up.data[index].chunk(2), self.down.data[index])
+            slots |= {f"{name}.{leaf}": m for leaf, m in zip(names, matrices, strict=True)}
         return slots
 
 
@@ -227,3 +234,50 @@ class SharedExperts(Experts):
             **self.shared.weight_slots(f"{prefix}.shared_expert"),
             f"{prefix}.shared_expert_gate.weight": self.shared_gate.data,
         }
+
+
+class SigmoidExperts(ExpertBank):
+    """Routed experts by their own scores, in groups, and a shared MLP if there is one."""
+
+    leaves: ClassVar[tuple[str, ...]] = ("w1", "w3", "w2")
+
+    def __init__(self, plan: ExpertsPlan, parts: ModelParts) -> None:
+        super().__init__(plan, parts)
+        assert plan.router is not None
+        self._router_plan = plan.router
+        self.router_bias = parts.make.parameter(plan.num_experts, dtype=torch.float32)
+        self.shared: GatedMlp | None = None
+        if plan.shared is not None:
+            prefix = f"{parts.make.prefix}shared_experts"
+            self.shared = GatedMlp(plan.shared, parts.within(prefix))
+        self._choose_by_sigmoid = parts.ops("choose_by_sigmoid")
+
+    def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns int64 ids and fp32 weights [T, k] for the router's input [T, D]."""
+        router = self._router_plan
+        chosen: tuple[torch.Tensor, torch.Tensor] = self._choose_by_sigmoid(
+            self._score(x, self.router),
+            self.router_bias,
+            self.plan.num_chosen,
+            router.num_groups,
+            router.num_chosen_groups,
+            self.plan.normalises,
+            router.factor,
+        )
+        return chosen
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Maps the normed input [T, D] to [T, D]."""
+        routed = self.run(x, *self.choose(x))
+        return routed if self.shared is None else routed + self.shared(x)
+
+    def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination."""
+        slots = {
+            f"{prefix}.gate.weight": self.router.data,
+            f"{prefix}.gate.e_score_correction_bias": self.router_bias.data,
+            **super().weight_slots(prefix),
+        }
+        if self.shared is not None:
+            slots |= self.shared.weight_slots(f"{prefix}.shared_experts")
+        return slots

@@ -1,68 +1,23 @@
-"""A recurrent layer by the gated delta rule: a state per head in the place of keys and values."""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+"""The delta rule with one decay a head (Qwen 3.5)."""
 
 import torch
-from torch import nn
 
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.models.decoder.config import GatedDeltaPlan
-from vllm.model_executor.models.decoder.kv_cache import STATES, state_shape
-from vllm.model_executor.models.decoder.state_pages import StatePages
-from vllm.model_executor.models.decoder.step import ModelParts, Step
-from vllm.v1.attention.step_tables import RecurrentRows
+from vllm.model_executor.models.decoder.delta_rule import DeltaRuleNet, Projected
+from vllm.model_executor.models.decoder.step import ModelParts
 
 _PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 # By key head: its query, key, values and gates; its betas and decays.
 _INTERLEAVED = ("in_proj_qkvz", "in_proj_ba")
 
 
-@dataclass(frozen=True, slots=True)
-class StateInputs:
-    """What some rows of one request do to a state.
-
-    Attributes:
-        channels: fp32 [N, C]: inputs of the convolution.
-        logs: fp32 [N, H]: of decays.
-        rates: fp32 [N, H]: of writing.
-    """
-
-    channels: torch.Tensor
-    logs: torch.Tensor
-    rates: torch.Tensor
-
-    def first(self, count: int) -> "StateInputs":
-        """Returns the first rows'."""
-        return StateInputs(self.channels[:count], self.logs[:count], self.rates[:count])
-
-    def last(self, count: int) -> "StateInputs":
-        """Returns the last rows'."""
-        return StateInputs(self.channels[-count:], self.logs[-count:], self.rates[-count:])
-
-
-class GatedDeltaNet(nn.Module):
-    """The recurrence of one layer.
-
-    Owns: what the last step's drafts would do to the states, until they are settled.
-
-    Letters: T rows, G heads of queries and keys of K values, H heads of values of V. The state, the
-    convolution and the gates are fp32 whatever the weights' type.
-
-    Args:
-        index: The layer.
-        plan: Its shape.
-        parts: What to build from, within the layer's ``linear_attn``.
-    """
+class GatedDeltaNet(DeltaRuleNet):
+    """The recurrence of one layer, with one decay a head; arguments as of ``DeltaRuleNet``."""
 
     def __init__(self, index: int, plan: GatedDeltaPlan, parts: ModelParts) -> None:
-        super().__init__()
-        make, ops, config = parts.make, parts.ops, parts.config
-        self.plan = plan
-        self._number = sum(layer.recurrence is not None for layer in config.layers[:index])
-        self._narrows = index == config.last_owner
-        self._shape = state_shape(config)
-        self._eps = config.norm.eps
+        super().__init__(index, plan, parts)
+        make, config = parts.make, parts.config
         heads, width = plan.num_value_heads, plan.num_value_heads * plan.value_dim
         self.in_sizes = [plan.num_channels, width, heads, heads]
         self._names: tuple[str, ...] = _PROJECTIONS
@@ -77,42 +32,18 @@ class GatedDeltaNet(nn.Module):
             make,
             "out_proj",
         )
-        self.conv = make.parameter(plan.num_channels, 1, plan.conv_width, dtype=torch.float32)
-        self.a_log = make.parameter(heads, dtype=torch.float32)
-        self.dt_bias = make.parameter(heads, dtype=torch.float32)
-        self.norm = make.parameter(plan.value_dim, dtype=torch.float32)
-        self._convolve, self._scan = ops("short_convolution"), ops("gated_delta_scan")
-        self._decay_logs, self._gated_norm = ops("decay_logs"), ops("gated_rms_norm")
-        self._drafts: list[StateInputs] = []
 
-    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """Maps the normed input [T, D] to the output [T, D]; writes the layer's states.
+    def _project(self, x: torch.Tensor) -> Projected:
+        """Maps the normed input [T, D] to the parts of ``Projected``, of logarithms [T, H]."""
+        mixed, gates, betas, decays = self._split(x)
+        return mixed, gates, betas, self._decay_logs(decays, self.dt_bias, self.a_log)
 
-        The last layer with a cache gives the step's wanted rows alone.
-        """
-        plan = self.plan
-        mixed, gates, betas, decays = self._project(x)
-        channels = mixed.float()
-        rates = betas.float().sigmoid()
-        logs = self._decay_logs(decays, self.dt_bias, self.a_log)
-        pages = StatePages(step.kv_caches[STATES], self._shape, self._number)
-        outputs = torch.empty(len(x), plan.num_value_heads, plan.value_dim, device=x.device)
-        self._drafts = []
-        for item in step.meta.recurrent[step.meta.group_of[STATES]]:
-            inputs = StateInputs(channels[item.rows], logs[item.rows], rates[item.rows])
-            outputs[item.rows] = self._run(item, pages, inputs)
-            if item.num_drafts:
-                self._drafts.append(inputs.last(item.num_drafts))
-        gates = gates.reshape(len(x), plan.num_value_heads, plan.value_dim)
-        normed = self._gated_norm(
-            outputs.to(x.dtype), gates, self.norm, self._eps, plan.gate_activation
-        )
-        if self._narrows and step.wanted is not None:
-            normed = normed[step.wanted]
-        output: torch.Tensor = self.output(normed.flatten(1))
+    def _map_output(self, normed: torch.Tensor) -> torch.Tensor:
+        """Maps gated outputs [T, H * V] to [T, D]."""
+        output: torch.Tensor = self.output(normed)
         return output
 
-    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _split(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns the convolution's inputs [T, C], gates [T, H * V], betas and decays [T, H]."""
         plan, projected = self.plan, self.in_proj(x)
         if not plan.is_interleaved:
@@ -126,47 +57,6 @@ class GatedDeltaNet(nn.Module):
         betas, decays = torch.split(rest.view(len(x), heads, -1), repeats, -1)
         mixed = torch.cat([queries, keys, values], -1)
         return mixed, gates, betas.flatten(1), decays.flatten(1)
-
-    def settle_drafts(
-        self, settled: Sequence[RecurrentRows | None], kv_caches: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Stores the states behind the last step's accepted drafts.
-
-        Args:
-            settled: For each request of that step that had drafts, what its accepted ones read and
-                leave; None: none stands.
-            kv_caches: Cache name -> pages.
-        """
-        pages = StatePages(kv_caches[STATES], self._shape, self._number)
-        for item, drafts in zip(settled, self._drafts, strict=True):
-            if item is not None:
-                self._run(item, pages, drafts.first(item.rows.stop))
-        self._drafts = []
-
-    def _run(self, item: RecurrentRows, pages: StatePages, own: "StateInputs") -> torch.Tensor:
-        """Takes one request's state through its rows; stores it wherever it is to be left."""
-        plan = self.plan
-        state, left = pages.read(item.source)
-        mixed = self._convolve(own.channels, left, self.conv.squeeze(1))
-        width = plan.num_key_heads * plan.key_dim
-        queries, keys, values = torch.split(mixed, [width, width, mixed.shape[1] - 2 * width], -1)
-        parts = [
-            queries.view(-1, plan.num_key_heads, plan.key_dim),
-            keys.view(-1, plan.num_key_heads, plan.key_dim),
-            values.view(-1, plan.num_value_heads, plan.value_dim),
-            own.logs,
-            own.rates,
-        ]
-        joined = torch.cat([left, own.channels])
-        outputs = []
-        first = 0
-        for store in item.stores:
-            outputs.append(self._scan(*(part[first : store.end] for part in parts), state))
-            pages.write(store.blocks, state, joined[store.end : store.end + len(left)])
-            first = store.end
-        if item.num_drafts:
-            outputs.append(self._scan(*(part[first:] for part in parts), state))
-        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination."""

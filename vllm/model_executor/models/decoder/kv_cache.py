@@ -2,7 +2,8 @@
 
 A layer that attends to another's keys and values has none.
 
-A row holds one token's keys of all heads, then its values: 2 * num_kv_heads * head_dim values.
+A row holds one token's keys of all heads, then its values: 2 * num_kv_heads * head_dim values; or
+one latent, of which keys and values of all heads are products: head_dim values.
 Blocks are ``--block-size`` tokens in full-attention and window layers alike. The states of all
 recurrent layers are one cache, in pages as wide as a block of all attention layers.
 """
@@ -36,6 +37,11 @@ def cache_name(layer: int) -> str:
     return f"model.layers.{layer}.self_attn"
 
 
+def drafter_cache_name(config: DecoderConfig) -> str:
+    """Returns the name of the cache of the block that drafts: a layer above the last one."""
+    return cache_name(len(config.layers))
+
+
 def decoder_kv_cache_specs(
     config: DecoderConfig,
     block_size: int,
@@ -67,9 +73,19 @@ def decoder_kv_cache_specs(
             block_size=block_size,
             num_kv_heads=shape.num_kv_heads,
             head_size=shape.head_dim,
+            # Values are made of the same row as keys where that is a latent.
+            head_size_v=shape.head_dim if shape.latent is None else 0,
             dtype=cache_dtype,
         )
         specs[cache_name(index)] = _with_window(full, layer.window) if layer.window else full
+    if config.drafter is not None:
+        shape = config.shape_of(config.drafter)
+        specs[drafter_cache_name(config)] = FullAttentionSpec(
+            block_size=block_size,
+            num_kv_heads=shape.num_kv_heads,
+            head_size=shape.head_dim,
+            dtype=cache_dtype,
+        )
     if config.recurrences:
         specs[STATES] = _state_spec(config, specs, block_size, state_dtype)
     return specs

@@ -2,37 +2,64 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from vllm.distributed.parallel_state import shard_size
+from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.quantization.products import multiply
 from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource
 from vllm.model_executor.layers.vocab import VocabParallelEmbedding
 from vllm.model_executor.model_loader.weight_names import TensorPart
 from vllm.model_executor.models.causal_lm import CausalLM
 from vllm.model_executor.models.decoder.attention import DecoderAttention
-from vllm.model_executor.models.decoder.config import DecoderConfig, ExpertsPlan, LayerPlan
+from vllm.model_executor.models.decoder.channel_decays import ChannelDecayNet
+from vllm.model_executor.models.decoder.config import (
+    DecoderConfig,
+    ExpertsPlan,
+    FeedForwardPlan,
+    LayerPlan,
+)
+from vllm.model_executor.models.decoder.delta_rule import DeltaRuleNet
 from vllm.model_executor.models.decoder.experts_beside import ExpertsBeside
 from vllm.model_executor.models.decoder.feed_forward import build_feed_forward
 from vllm.model_executor.models.decoder.gated_delta import GatedDeltaNet
+from vllm.model_executor.models.decoder.latent_attention import LatentAttention
 from vllm.model_executor.models.decoder.layer_inputs import LayerInputBlock, LayerInputs
+from vllm.model_executor.models.decoder.paged_attention import PagedAttention
 from vllm.model_executor.models.decoder.step import ModelParts, Step, StepFactory
 from vllm.v1.attention.step_tables import RecurrentRows, StepMetadata
 
 _EMBEDDING = "model.embed_tokens"
 _HEAD = "lm_head"
+# Prefix of the tensors of a block that drafts.
+MTP = "mtp."
 _STACKED_EXPERTS = re.compile(r"(.+\.(?:mlp\.)?experts\.)(gate_up_proj|down_proj)")
 # Old checkpoints carry the rotary frequencies, which follow from config.json.
 _DERIVED = ".rotary_emb.inv_freq"
 
 
-def build_mixer(index: int, plan: LayerPlan, parts: ModelParts) -> DecoderAttention | GatedDeltaNet:
+def build_mixer(index: int, plan: LayerPlan, parts: ModelParts) -> PagedAttention | DeltaRuleNet:
     """Returns what mixes a layer's tokens, its tensors named within ``parts``' prefix."""
-    if plan.recurrence is None:
-        return DecoderAttention(index, plan, parts)
-    return GatedDeltaNet(index, plan.recurrence, parts)
+    if plan.recurrence is not None:
+        net = ChannelDecayNet if plan.recurrence.has_channel_decays else GatedDeltaNet
+        return net(index, plan.recurrence, parts)
+    has_latents = parts.config.shape_of(plan).latent is not None
+    return (LatentAttention if has_latents else DecoderAttention)(index, plan, parts)
+
+
+def find_mixer_name(plan: LayerPlan) -> str:
+    """Returns what the releases call the part that mixes a layer's tokens."""
+    own = plan.recurrence
+    return "self_attn" if own is None or own.has_channel_decays else "linear_attn"
+
+
+def find_feed_forward_name(plan: FeedForwardPlan) -> str:
+    """Returns what the releases call a layer's second half."""
+    has_router = isinstance(plan, ExpertsPlan) and plan.router is not None
+    return "block_sparse_moe" if has_router else "mlp"
 
 
 class DecoderBlock(nn.Module):
@@ -42,18 +69,22 @@ class DecoderBlock(nn.Module):
         index: The layer.
         plan: What it is.
         parts: What to build from.
+        prefix: Of its tensors' names; None: by the index.
     """
 
-    def __init__(self, index: int, plan: LayerPlan, parts: ModelParts) -> None:
+    def __init__(
+        self, index: int, plan: LayerPlan, parts: ModelParts, prefix: str | None = None
+    ) -> None:
         super().__init__()
         config, make = parts.config, parts.make
-        self._prefix = prefix = f"model.layers.{index}"
+        self._prefix = prefix = prefix or f"model.layers.{index}"
         self._plan = config.norm
-        self._mixer_name = (
-            f"{prefix}.self_attn" if plan.recurrence is None else (f"{prefix}.linear_attn")
-        )
+        self._mixer_name = f"{prefix}.{find_mixer_name(plan)}"
+        self._feed_forward_name = f"{prefix}.{find_feed_forward_name(plan.feed_forward)}"
         self.attention = build_mixer(index, plan, parts.within(self._mixer_name))
-        self.feed_forward = build_feed_forward(plan.feed_forward, parts.within(f"{prefix}.mlp"))
+        self.feed_forward = build_feed_forward(
+            plan.feed_forward, parts.within(self._feed_forward_name)
+        )
         self.experts = (
             None if plan.experts is None else ExpertsBeside(plan.experts, parts.within(prefix))
         )
@@ -107,7 +138,7 @@ class DecoderBlock(nn.Module):
         slots = {
             **{f"{self._prefix}.{name}.weight": weight for name, weight in norms},
             **self.attention.weight_slots(self._mixer_name),
-            **self.feed_forward.weight_slots(f"{self._prefix}.mlp"),
+            **self.feed_forward.weight_slots(self._feed_forward_name),
         }
         if self.experts is not None:
             slots |= self.experts.weight_slots(self._prefix)
@@ -116,6 +147,49 @@ class DecoderBlock(nn.Module):
         if self.scalar is not None:
             slots[f"{self._prefix}.layer_scalar"] = self.scalar.data
         return slots
+
+
+class DecoderDrafter(nn.Module):
+    """A block that drafts the token after the next: one layer over stream and next token.
+
+        x = fc [ norm(embedding of the token at t + 1) | norm(normed stream of t) ]
+
+    Args:
+        plan: Its layer.
+        parts: What to build from.
+    """
+
+    def __init__(self, plan: LayerPlan, parts: ModelParts) -> None:
+        super().__init__()
+        config, make = parts.config, parts.make
+        width = config.hidden_size
+        self.fc = ReplicatedLinear(2 * width, (width,), make.within("mtp"), ("fc",))
+        self.norms = make.parameter(3, width)
+        self.block = DecoderBlock(len(config.layers), plan, parts, "mtp.layers.0")
+        self._eps = config.norm.eps
+        self._norm = parts.ops("rms_norm_offset" if config.norm.has_offset else "rms_norm")
+
+    def forward(
+        self, streams: torch.Tensor, next_embeddings: torch.Tensor, step: Step
+    ) -> torch.Tensor:
+        """Maps normed streams [T, D] of t and embeddings [T, D] of t + 1 to its output [T, D]."""
+        embedded = self._norm(next_embeddings, self.norms[0], self._eps)
+        hidden = self._norm(streams, self.norms[1], self._eps)
+        x = self.block(self.fc(torch.cat([embedded, hidden], -1)), step)
+        normed: torch.Tensor = self._norm(x, self.norms[2], self._eps)
+        return normed
+
+    def weight_slots(self) -> dict[str, torch.Tensor]:
+        """Returns published tensor name -> destination."""
+        names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        return {
+            **self.fc.part_slots(0, "mtp.fc"),
+            **{
+                f"mtp.{name}.weight": norm
+                for name, norm in zip(names, self.norms.data, strict=True)
+            },
+            **self.block.weight_slots(),
+        }
 
 
 class DecoderForCausalLM(CausalLM[DecoderConfig]):
@@ -161,6 +235,7 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         self._make_step = StepFactory(parts)
         self._norm = ops("rms_norm_offset" if config.norm.has_offset else "rms_norm")
         self._project = ops("project_to_logits")
+        self.drafter = None if config.drafter is None else DecoderDrafter(config.drafter, parts)
         self._soft_cap_ = ops("soft_cap_")
 
     def forward(
@@ -215,12 +290,54 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         """
         for layer in self.layers:
             assert isinstance(layer, DecoderBlock)
-            if isinstance(layer.attention, GatedDeltaNet):
+            if isinstance(layer.attention, DeltaRuleNet):
                 layer.attention.settle_drafts(settled, kv_caches)
+
+    def weights_for_torch(self) -> tuple[torch.Tensor, ...]:
+        """See ``CausalLM``: torch runs the block that drafts, and its tokens come by this head."""
+        return () if self.drafter is None else (self.head.data,)
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """Maps the residual stream [M, D] of any chosen rows to fp32 logits [M, V]."""
-        hidden = self._norm(streams, self.norm, self.config.norm.eps)
+        return self._to_logits(self.norm_streams(streams))
+
+    def norm_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """Maps the residual stream [M, D] to what the output matrix reads [M, D]."""
+        normed: torch.Tensor = self._norm(streams, self.norm, self.config.norm.eps)
+        return normed
+
+    def forward_mtp(
+        self,
+        streams: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: StepMetadata,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """Runs the block that drafts at positions t.
+
+        Args:
+            streams: [T, D] of positions t: ``norm_streams`` of the last layer's output, or what
+                this returned for the position before.
+            next_token_ids: int64 [T], the tokens at t + 1.
+            positions: int64 [T].
+            meta: Index tables of the block's group.
+            kv_caches: Cache name -> pages; its rows are written.
+
+        Returns:
+            Its normed output [T, D]; ``compute_mtp_logits`` predicts t + 2 from it.
+        """
+        assert self.drafter is not None, "the block does not run"
+        step = replace(self._make_step(positions, meta, kv_caches, None), wanted=None)
+        embedded = self.embed(next_token_ids) * self.embedding_scale
+        drafted: torch.Tensor = self.drafter(streams, embedded, step)
+        return drafted
+
+    def compute_mtp_logits(self, streams: torch.Tensor) -> torch.Tensor:
+        """Maps the block's output [M, D] to fp32 logits [M, V]."""
+        return self._to_logits(streams)
+
+    def _to_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor
         if self._quantised_head is None:
             logits = self._project(hidden, self.head)
@@ -257,6 +374,8 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         for layer in self.layers:
             assert isinstance(layer, DecoderBlock)
             slots.update(layer.weight_slots())
+        if self.drafter is not None:
+            slots |= self.drafter.weight_slots()
         return slots
 
     def tensor_parts(self, name: str, shape: Sequence[int]) -> tuple[TensorPart, ...]:
@@ -274,6 +393,8 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
             if name.startswith(stored):
                 name = ours + name.removeprefix(stored)
                 break
+        for pattern, ours in self.config.names.spellings:
+            name = re.sub(pattern, ours, name)
         match = _STACKED_EXPERTS.fullmatch(name)
         if match is None or len(shape) != 3 or not self._unstacks_experts:
             return (TensorPart(name),)
@@ -290,10 +411,12 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
 
     @property
     def optional_weight_prefixes(self) -> tuple[str, ...]:
-        """Prefixes whose tensors may all be absent: none."""
-        return ()
+        """Prefixes whose tensors may all be absent: transformers leaves the drafting block out."""
+        return (MTP,) if self.drafter is not None else ()
 
     @property
     def ignored_weight_prefixes(self) -> tuple[str, ...]:
         """Prefixes of checkpoint tensors that have no slot on purpose."""
-        return self.config.names.ignored + (() if self.config.has_head else ("lm_head.",))
+        taken = self.optional_weight_prefixes
+        ignored = tuple(prefix for prefix in self.config.names.ignored if prefix not in taken)
+        return ignored + (() if self.config.has_head else ("lm_head.",))

@@ -92,6 +92,11 @@ class DeepseekV4Config:
         """Main layers, the MTP block not counted."""
         return len(self.layers)
 
+    def for_drafts(self, is_run: bool) -> "DeepseekV4Config":
+        """Returns itself: the rows of the block that drafts are few, whether it runs or not."""
+        del is_run
+        return self
+
     def find_retention_step(self, block_size: int) -> int | None:
         """Returns of what tokens a retention interval must be a multiple."""
         return block_size

@@ -221,6 +221,45 @@ def choose_by_softmax(
     return ids, weights
 
 
+def choose_by_sigmoid(
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    num_chosen: int,
+    num_groups: int,
+    num_chosen_groups: int,
+    normalises: bool,
+    factor: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chooses among router logits [T, E] the experts of the highest sigmoid + bias.
+
+    They come from the groups whose best two such sums add up to most.
+
+    Args:
+        logits: Of the router.
+        bias: fp32 [E]; no part of the weights.
+        num_chosen: Experts per token, k.
+        num_groups: Groups of E / num_groups neighbours, at least two each where groups are chosen.
+        num_chosen_groups: Groups per token.
+        normalises: Whether the chosen sigmoids are scaled to a sum of one.
+        factor: Of all weights.
+
+    Returns:
+        int64 ids [T, k] and fp32 weights [T, k].
+    """
+    scores = logits.float().sigmoid()
+    ranked = scores + bias
+    if num_chosen_groups < num_groups:
+        by_group = ranked.view(len(ranked), num_groups, -1)
+        best = by_group.topk(2, dim=-1).values.sum(-1).topk(num_chosen_groups, dim=-1).indices
+        is_left = torch.ones_like(by_group[..., 0], dtype=torch.bool).scatter_(1, best, False)
+        ranked = by_group.masked_fill(is_left.unsqueeze(-1), -torch.inf).flatten(1)
+    ids = ranked.topk(num_chosen, dim=-1).indices
+    weights = scores.gather(1, ids)
+    if normalises:
+        weights = weights / weights.sum(-1, keepdim=True).add_(1e-20)
+    return ids, weights * factor
+
+
 def run_experts(
     x: torch.Tensor,
     expert_ids: torch.Tensor,

@@ -31,9 +31,9 @@ def decay_logs(inputs: torch.Tensor, bias: torch.Tensor, a_log: torch.Tensor) ->
     """Returns the logarithms of a gated delta rule's decays, -exp(a_log) * softplus(inputs + bias).
 
     Args:
-        inputs: [T, H].
-        bias: fp32 [H].
-        a_log: fp32 [H].
+        inputs: [T, H], or [T, H, K] where each key channel decays by itself.
+        bias: fp32 [H], or [H, K].
+        a_log: fp32 [H], or [H, 1].
     """
     return softplus(inputs.float() + bias).mul_(-a_log.exp())
 

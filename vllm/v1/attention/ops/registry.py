@@ -49,6 +49,7 @@ REFERENCE_OPS: Mapping[str, Op] = MappingProxyType(
             decoder.weigh_sinks,
             decoder.router_logits,
             decoder.choose_by_softmax,
+            decoder.choose_by_sigmoid,
             decoder.run_experts,
             decoder.gated_mlp,
             recurrent.short_convolution,

@@ -22,8 +22,12 @@ class BlockIndex(Protocol):
         """Hears of prefixes that become reusable and of those that are not any more."""
         ...
 
-    def forget(self, block: KVCacheBlock) -> Sequence[KVCacheBlock]:
-        """Drop what a block caches: its rows are about to be overwritten.
+    def forget(self, block: KVCacheBlock, *, is_held: bool = False) -> Sequence[KVCacheBlock]:
+        """Drop what a block caches: its rows are about to be overwritten, or turned out wrong.
+
+        Args:
+            block: The block.
+            is_held: Whether a request may hold it; else it was free.
 
         Returns:
             Other blocks that serve less from now on, so that their tier may be another.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -40,19 +40,19 @@ class CheckpointStore:
 
     # ---- from publication to eviction --------------------------------------------------------
 
-    def publish(self, record: Checkpoint, maker: str, *, lists_blocks: bool = True) -> bool:
+    def publish(self, record: Checkpoint, maker: str, *, is_open: bool = False) -> bool:
         """Enter a checkpoint unless one of the same prefix exists.
 
         Args:
             record: Its standing says what its maker wants of it.
             maker: The request that made it, which runs.
-            lists_blocks: False: its maker holds all its blocks, and calls ``give_back`` before it
-                gives back some of them.
+            is_open: Whether its maker holds all its blocks, and calls ``give_back`` or ``close``
+                before it gives back some of them.
 
         Returns:
             Whether the record was entered; else the one that exists is kept if this one is.
         """
-        existing = self.get(record.prefix_hash)
+        existing = self._index.checkpoints.get(record.prefix_hash)
         if existing is not None:
             self._publish_again(existing, record)
             return False
@@ -61,15 +61,20 @@ class CheckpointStore:
         if record.kind is not None and self._policy.note_made(record.kind):
             record.standing = next_standing(record.standing, Event.KIND_PAYS)
         self._rank(record)
-        self._index.add_checkpoint(record, lists_blocks=lists_blocks)
+        self._index.add_checkpoint(record, is_open=is_open)
         return True
 
-    def give_back(
-        self, records: Iterable[Checkpoint], blocks: Sequence[KVCacheBlock] | None = None
-    ) -> None:
-        """Take note that who made checkpoints is about to give back blocks; None: all of them."""
+    def give_back(self, records: Sequence[Checkpoint], blocks: Iterable[KVCacheBlock]) -> None:
+        """Take note that who made checkpoints is about to give back blocks."""
+        if records:
+            given = frozenset(blocks)
+            for record in records:
+                self._index.members.give_back(record, given)
+
+    def close(self, records: Iterable[Checkpoint]) -> None:
+        """Take note that who made checkpoints may give back all their blocks from now on."""
         for record in records:
-            self._index.list_blocks(record, blocks)
+            self._index.members.close(record)
 
     def _publish_again(self, existing: Checkpoint, record: Checkpoint) -> None:
         """Let a checkpoint be what somebody wants who would have made the same one."""
@@ -95,7 +100,7 @@ class CheckpointStore:
     def _replace(self, record: Checkpoint) -> None:
         """Move a checkpoint's free blocks to where they belong now."""
         if self._index.holds_checkpoint(record):
-            self._pool.replace(self._index.listed_blocks(record))
+            self._pool.replace(self._index.members.blocks_of(record))
 
     def _rank(self, record: Checkpoint) -> None:
         """Ask the policy for a checkpoint's tier."""
@@ -134,9 +139,10 @@ class CheckpointStore:
         made: Sequence[Checkpoint],
         origins: Sequence[Checkpoint],
         user: str,
-        held: Sequence[KVCacheBlock] = (),
+        held: Iterable[KVCacheBlock] = (),
         *,
         again: bool,
+        replays: Container[int] = (),
     ) -> None:
         """A request that resumed at ``origins``, deepest first, and made ``made`` leaves.
 
@@ -150,11 +156,16 @@ class CheckpointStore:
             user: The request.
             held: The blocks it gives back, in the order in which they shall be reused.
             again: Whether it was preempted before, and goes on with the turn it was at.
+            replays: Where a resend of its prompt resumes: of no use once its answer is gone on
+                from, where checkpoints are superseded at once.
         """
         older = tuple(origins)
+        at_once = self._policy.supersedes_at_once
         if origins:
             deepest = origins[0]
             self._let_go(deepest, user)
+            if at_once and not again and self._is_passed(deepest, made):
+                self._apply(deepest, Event.SUPERSEDED)
             if again:
                 older = deepest.older
             else:
@@ -165,12 +176,25 @@ class CheckpointStore:
                 deepest.older = ()
         for record in made:
             record.older = older
+            if at_once:
+                below = [r for r in made if r.position in replays and r.position < record.position]
+                record.older = (*older, *below)
             self._let_go(record, user)
-        self.give_back(made)
-        # A block of several is as young as the last of them.
+        self.close(made)
         aging = [r for r in (*made, *origins) if self._index.holds_checkpoint(r)]
-        blocks = [block for record in aging for block in record.all_blocks()]
-        self._pool.free_and_age(held, list(dict.fromkeys(reversed(blocks)))[::-1])
+        if not aging:
+            self._pool.free_blocks(held)
+            return
+        # A block of several is as young as the last of them.
+        groups = [group for record in reversed(aging) for group in reversed(record.blocks)]
+        blocks = dict.fromkeys([block for group in groups for block in reversed(group)])
+        self._pool.free_and_age(held, reversed(blocks))
+
+    @staticmethod
+    def _is_passed(origin: Checkpoint, made: Sequence[Checkpoint]) -> bool:
+        """Whether only one conversation went on at a checkpoint, and has left one further on."""
+        is_shared = origin.num_hits > 1 or bool(origin.users)
+        return not is_shared and any(r.position > origin.position for r in made)
 
     def _let_go(self, record: Checkpoint, user: str) -> None:
         record.users = tuple(name for name in record.users if name != user)
@@ -200,7 +224,7 @@ class CheckpointStore:
         """Let allocation reach a checkpoint's blocks last; False if it is gone, or too large."""
         pins = self._pool.pins
         assert pins is not None, "pins are off"
-        self.give_back((record,))
+        self.close((record,))
         return self._index.holds_checkpoint(record) and pins.pin({record: [*record.all_blocks()]})
 
     # ---- checks ------------------------------------------------------------------------------

@@ -54,6 +54,9 @@ class HeldPrefixes:
 
     Owns: the list of held prefixes.
 
+    Attributes:
+        next_deadline: When the first of them has been held long enough; infinity: never.
+
     Args:
         prefixes: What is cached.
         clock: Monotonic seconds.
@@ -63,7 +66,7 @@ class HeldPrefixes:
         self._prefixes = prefixes
         self._clock = clock
         self._holds: dict[BlockHash, _Hold] = {}
-        self._next_deadline = math.inf
+        self.next_deadline = math.inf
 
     def use_clock(self, clock: Callable[[], float]) -> None:
         """Go by another clock from now on; nothing may be held yet.
@@ -108,14 +111,14 @@ class HeldPrefixes:
             ]
             hold.blocks = (*blocks, *record.all_blocks())
             self._prefixes.require_pins().pin({hold: hold.blocks})
-            self._next_deadline = min(self._next_deadline, deadline)
+            self.next_deadline = min(self.next_deadline, deadline)
         self._holds[record.prefix_hash] = hold
         if len(self._holds) > MAX_HELD:
             self._let_go(next(iter(self._holds)))
 
     def expire(self) -> None:
         """Let go of what has been held long enough."""
-        if self._next_deadline == math.inf or self._clock() < self._next_deadline:
+        if self.next_deadline == math.inf or self._clock() < self.next_deadline:
             return
         self._drop_if(lambda hold: bool(hold.blocks) and self._clock() >= hold.deadline)
 
@@ -124,7 +127,7 @@ class HeldPrefixes:
             if is_over(hold):
                 self._let_go(prefix_hash)
         deadlines = [hold.deadline for hold in self._holds.values() if hold.blocks]
-        self._next_deadline = min(deadlines, default=math.inf)
+        self.next_deadline = min(deadlines, default=math.inf)
 
     def _let_go(self, prefix_hash: BlockHash) -> None:
         hold = self._holds.pop(prefix_hash)

@@ -103,6 +103,11 @@ def find_prefix(
     num_units = min(len(block_hashes), max_tokens // unit)
     for group in dense:
         num_units = _count_matched(index.keys[group.group_id], group, block_hashes, num_units, unit)
+    if not dense:
+        # Nothing but the chain tells how far the prompt was seen before.
+        num_units = _count_seen(index, block_hashes, num_units)
+    if not num_units:
+        return PrefixHit.nothing(len(dense))
     if not geometry.windows:
         position = geometry.floor_lean(num_units * unit) if dense else 0
         full, partial = find_dense_blocks(index, geometry, block_hashes, position)
@@ -112,11 +117,6 @@ def find_prefix(
         best = checkpoints.get(block_hashes[i])
         if best is not None:
             break
-    if not dense:
-        # Nothing but the chain tells how far the prompt was seen before.
-        num_units = max(
-            _count_seen(index, block_hashes, num_units), best.position // unit if best else 0
-        )
     matched = num_units * unit
     if best is None:
         return PrefixHit.nothing(len(dense), matched)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
@@ -14,7 +16,12 @@ from vllm.v1.core.prefix.regular_tier import RegularTier
 from vllm.v1.core.retention.pinning import PinSettings, log_pins, pinned_share, resolve_pins
 from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.core.retention.registry import make_policy
-from vllm.v1.core.retention.sizes import check_room_for_one, max_checkpoint_blocks
+from vllm.v1.core.retention.sizes import (
+    check_room_for_one,
+    max_checkpoint_blocks,
+    max_request_blocks,
+)
+from vllm.v1.core.shared_pool import SharedPool
 from vllm.v1.core.tiered_pool import TieredPool
 
 if TYPE_CHECKING:
@@ -61,16 +68,12 @@ class PrefixCache:
             KVEventWriter(settings.enable_kv_cache_events),
             ranks_blocks=self.policy.choose_victim is not None,
         )
-        ranked = None
+        make_ranked = None
         if self.policy.choose_victim is not None:
-            ranked = RegularTier(config.num_blocks, self.index, self.policy.choose_victim)
-        self.pool = TieredPool(
-            config.num_blocks,
-            settings.enable_caching,
-            self.index,
-            ranked,
-            settings.metrics_collector,
-        )
+            make_ranked = partial(
+                RegularTier, config.num_blocks, self.index, self.policy.choose_victim
+            )
+        self.pool = _make_pool(settings, self.geometry, self.index, make_ranked)
         self._pinned_share = self.pinning.share if self.pinning else pinned_share(config)
         if self.pinning is not None:
             self.require_pins()
@@ -109,8 +112,38 @@ class PrefixCache:
             return None
         pool = self.pool
         spare_share = pool.num_spare_blocks / max(1, pool.num_gpu_blocks - 1)
-        proven_share = pool.ranked.proven_share if pool.ranked is not None else 0.0
-        return self.policy.stats(spare_share, proven_share)
+        return self.policy.stats(spare_share, pool.proven_share)
+
+
+def _make_pool(
+    settings: CacheSettings,
+    geometry: CacheGeometry,
+    index: PrefixIndex,
+    make_ranked: Callable[[], RegularTier] | None,
+) -> TieredPool:
+    """Return the pool: with partitions, if tenants have shares of it.
+
+    Raises:
+        ConfigError: What is guaranteed leaves no room for the longest request.
+    """
+    num_blocks, shares = settings.kv_cache_config.num_blocks, settings.shares
+    if shares is None:
+        ranked = None if make_ranked is None else make_ranked()
+        return TieredPool(
+            num_blocks, settings.enable_caching, index, ranked, settings.metrics_collector
+        )
+    needed = max_request_blocks(geometry, settings.max_model_len, settings.num_lookahead_tokens)
+    room = num_blocks - 1 - sum(shares.guaranteed)
+    if room < needed:
+        raise ConfigError(
+            f"Tenants are guaranteed {sum(shares.guaranteed)} of {num_blocks - 1} blocks of the "
+            f"KV cache, which leaves {room}, and one request of max seq len "
+            f"{settings.max_model_len} needs {needed}: lower cache_guaranteed or --max-model-len, "
+            "or give more memory."
+        )
+    return SharedPool(
+        num_blocks, settings.enable_caching, index, make_ranked, settings.metrics_collector, shares
+    )
 
 
 def _choose(

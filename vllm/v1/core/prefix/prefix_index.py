@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.ghosts import GhostList
 from vllm.v1.core.prefix.lineage import Lineage
+from vllm.v1.core.prefix.members import Members
 from vllm.v1.core.retention.queues import Standing
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.retention.tiers import Tier
@@ -68,15 +69,10 @@ class PrefixIndex:
         # Of the first dense group, which has a key at every unit; where there are no windows,
         # nobody asks who continues whom; where there is nothing else, chains end at checkpoints.
         self.keeps_lineage = bool(window_group_ids)
-        self._lineage_group = dense_group_ids[0] if dense_group_ids and window_group_ids else -1
+        self.lineage_group = dense_group_ids[0] if dense_group_ids and window_group_ids else -1
         self.lineage = Lineage()
         self.checkpoints: dict[BlockHash, Checkpoint] = {}
-        # By block id. Blocks that belong to the same checkpoints share one tuple: a window may have
-        # hundreds of blocks.
-        self._checkpoints_of: dict[int, tuple[Checkpoint, ...]] = {}
-        # Checkpoints whose blocks their maker holds, and those that it gave back. Of a held block
-        # nobody asks what it belongs to, and most such checkpoints are replaced by newer ones soon.
-        self._unlisted: dict[Checkpoint, list[KVCacheBlock]] = {}
+        self.members = Members()
         # A quarter of a million hashes of 32 bytes: a bound on memory, not on usefulness. Else for
         # several times the pool, whose blocks carry several keys each.
         self.ghosts = GhostList(capacity=max(1024, min(16 * num_blocks, 250_000)))
@@ -84,47 +80,48 @@ class PrefixIndex:
 
     # ---- what the pool asks ------------------------------------------------------------------
 
-    def forget(self, block: KVCacheBlock) -> Sequence[KVCacheBlock]:
+    def forget(self, block: KVCacheBlock, *, is_held: bool = False) -> Sequence[KVCacheBlock]:
         """Drop a block's keys and the checkpoints that need it; returns those's other blocks."""
         block_id = block.block_id
-        if block.keys is not None:
-            group_id, hashes = block.group_id, block.keys
-            block.keys = None
+        if block.key is not None:
+            group_id, hashes = block.group_id, self.keys_of(block)
+            block.key = block.more_keys = None
             self._num_keyed -= 1
             self._num_forgotten += 1
             for prefix_hash in hashes:
                 self._remove_key(group_id, prefix_hash, block)
                 self.ghosts.add(prefix_hash, self._num_forgotten)
                 self.events.removed(prefix_hash, group_id)
-        if block_id not in self._checkpoints_of:
-            return ()
+        records = self.members.entered.get(block_id, ())
+        if is_held:
+            records = (*records, *self.members.open_ones_with(block))
         affected: list[KVCacheBlock] = []
-        for record in self._checkpoints_of[block_id]:
+        for record in records:
             self.checkpoint_ghosts.add(record.prefix_hash)
             affected += self.remove_checkpoint(record)
         return affected
 
     def is_cached(self, block: KVCacheBlock) -> bool:
         """Whether a block carries keys or belongs to a checkpoint."""
-        return block.keys is not None or bool(self.checkpoints_of(block))
+        return block.key is not None or bool(self.checkpoints_of(block))
 
     def tier(self, block: KVCacheBlock) -> Tier:
         """Return where a free block belongs: with the best of what it serves."""
-        if block.keys is not None:
+        if block.key is not None:
             return _REGULAR
-        records = self._checkpoints_of.get(block.block_id)
+        records = self.members.entered.get(block.block_id)
         return _tier_of(records) if records else _SCRATCH
 
     def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
         """Return the tiers of many blocks: most carry keys, or belong where the one before does."""
-        records_of = self._checkpoints_of
+        entered = self.members.entered
         last: tuple[Checkpoint, ...] = ()
         tier, tiers = _SCRATCH, []
         for block in blocks:
-            if block.keys is not None:
+            if block.key is not None:
                 tiers.append(_REGULAR)
                 continue
-            records = records_of.get(block.block_id, ())
+            records = entered.get(block.block_id, ())
             if records is not last:
                 last, tier = records, _tier_of(records) if records else _SCRATCH
             tiers.append(tier)
@@ -132,14 +129,14 @@ class PrefixIndex:
 
     def note_hit(self, block: KVCacheBlock) -> None:
         """Take note that a block was hit."""
-        if block.keys is not None:
+        if block.key is not None:
             self._standings[block.block_id] = Standing.HIT
 
     def standings(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Standing]:
         """Return what is known of many blocks: nearly all carry keys."""
         known, standing = self._standings, self.standing
         return [
-            known[block.block_id] if block.keys is not None else standing(block) for block in blocks
+            known[block.block_id] if block.key is not None else standing(block) for block in blocks
         ]
 
     def standing(self, block: KVCacheBlock) -> Standing:
@@ -147,11 +144,11 @@ class PrefixIndex:
 
         Dense rows outlive checkpoints that are given up before them, and are of no use then.
         """
-        if block.keys is not None:
+        if block.key is not None:
             return self._standings[block.block_id]
         best = Standing.NEW
-        rows = self.keys.get(self._lineage_group, {})
-        for record in self._checkpoints_of.get(block.block_id, ()):
+        rows = self.keys.get(self.lineage_group, {})
+        for record in self.members.entered.get(block.block_id, ()):
             if record.num_hits or record.standing is CheckpointStanding.JUNCTION:
                 return Standing.HIT
             dense = rows.get(record.prefix_hash)
@@ -165,10 +162,9 @@ class PrefixIndex:
         Args:
             num_spare: Blocks of spare checkpoints, which are not counted.
         """
-        for record in tuple(self._unlisted):
-            self.list_blocks(record)
+        self.members.close_all()
         num_dense = self._num_keyed
-        return num_dense / max(1, num_dense + len(self._checkpoints_of) - num_spare)
+        return num_dense / max(1, num_dense + len(self.members.entered) - num_spare)
 
     def clear(self) -> None:
         """Forget everything, what was evicted included; the pool resets its blocks' keys."""
@@ -179,8 +175,7 @@ class PrefixIndex:
         self._standings = [Standing.NEW] * self._num_blocks
         self.lineage.clear()
         self.checkpoints.clear()
-        self._checkpoints_of.clear()
-        self._unlisted.clear()
+        self.members.clear()
         self.ghosts.clear()
         self.checkpoint_ghosts.clear()
 
@@ -188,7 +183,9 @@ class PrefixIndex:
 
     def keys_of(self, block: KVCacheBlock) -> Sequence[BlockHash]:
         """Return a dense block's keys in ascending order of position."""
-        return block.keys or ()
+        if block.key is None:
+            return ()
+        return (block.key,) if block.more_keys is None else (block.key, *block.more_keys)
 
     def add_keys(
         self,
@@ -203,7 +200,8 @@ class PrefixIndex:
             blocks: For each prefix the block with its last rows.
             group_id: Their dense group.
             prefix_hashes: Hashes of the prefixes, ascending in position.
-            parents: For each the hash of the prefix one unit shorter; None for the first unit.
+            parents: For each the hash of the prefix one unit shorter, None for the first unit;
+                looked at in the ``lineage_group`` alone.
 
         Returns:
             Free blocks that cache nothing any more.
@@ -223,7 +221,7 @@ class PrefixIndex:
                 if self._ranks_blocks and old.ref_cnt == 0:
                     emptied += self._give_up(old, group_id, prefix_hash)
         self.ghosts.discard(prefix_hashes)
-        if group_id == self._lineage_group:
+        if group_id == self.lineage_group:
             self.lineage.add(prefix_hashes, parents)
         return emptied
 
@@ -233,16 +231,18 @@ class PrefixIndex:
         """Let blocks carry keys, in ascending order of position."""
         fresh: list[KVCacheBlock] = []
         for block, prefix_hash in zip(blocks, prefix_hashes, strict=True):
-            if block.keys is None:
-                block.group_id, block.keys = group_id, [prefix_hash]
+            if block.key is None:
+                block.group_id, block.key = group_id, prefix_hash
                 fresh.append(block)
+            elif block.more_keys is None:
+                block.more_keys = [prefix_hash]
             else:
-                block.keys.append(prefix_hash)
+                block.more_keys.append(prefix_hash)
         self._num_keyed += len(fresh)
         if self._ranks_blocks:
             for block in fresh:
-                assert block.keys is not None
-                standing = self._first_standing(group_id, block.keys[0])
+                assert block.key is not None
+                standing = self._first_standing(group_id, block.key)
                 self._standings[block.block_id] = standing
 
     def _first_standing(self, group_id: int, prefix_hash: BlockHash) -> Standing:
@@ -260,12 +260,12 @@ class PrefixIndex:
         """Take a key from a free block; returns the block if that was its last."""
         self._remove_key(group_id, prefix_hash, block)
         self.events.removed(prefix_hash, group_id)
-        hashes = block.keys
-        assert hashes is not None
-        hashes.remove(prefix_hash)
-        if hashes:
+        left = [key for key in self.keys_of(block) if key != prefix_hash]
+        if left:
+            block.key, *more = left
+            block.more_keys = more or None
             return ()
-        block.keys = None
+        block.key = None
         self._num_keyed -= 1
         return (block,)
 
@@ -274,7 +274,7 @@ class PrefixIndex:
         others = duplicates.get(prefix_hash)
         if others is None:
             del index[prefix_hash]
-            if group_id == self._lineage_group:
+            if group_id == self.lineage_group:
                 self.lineage.remove(prefix_hash)
             return
         if index[prefix_hash] is block:
@@ -296,7 +296,10 @@ class PrefixIndex:
     def add_chain(
         self, prefix_hashes: Sequence[BlockHash], parents: Sequence[BlockHash | None]
     ) -> None:
-        """Note units below a checkpoint that is about to be entered, without dense rows."""
+        """Note units below a checkpoint that is about to be entered, without dense rows.
+
+        Their parents are noted: so every checkpoint ends a whole chain.
+        """
         assert not self.keys, "dense rows tell the chain"
         self.lineage.add(prefix_hashes, parents)
 
@@ -311,66 +314,28 @@ class PrefixIndex:
     # ---- membership of checkpoints -----------------------------------------------------------
 
     def checkpoints_of(self, block: KVCacheBlock) -> Sequence[Checkpoint]:
-        """Return the checkpoints a window block belongs to; for tests and checks."""
-        listed = self._checkpoints_of.get(block.block_id, ())
-        held = [r for r in self._unlisted if r not in listed and block in r.all_blocks()]
-        return (*listed, *held)
+        """Return the checkpoints a window block belongs to, those of running requests included."""
+        entered = self.members.entered.get(block.block_id, ())
+        return (*entered, *self.members.open_ones_with(block))
 
-    def add_checkpoint(self, record: Checkpoint, *, lists_blocks: bool = True) -> None:
+    def add_checkpoint(self, record: Checkpoint, *, is_open: bool = False) -> None:
         """Enter a checkpoint of a prefix that has none.
 
         Args:
             record: The checkpoint.
-            lists_blocks: Whether to note of each block that it belongs to it; else whoever made it
-                does so of the blocks it gives back (``list_blocks``).
+            is_open: Whether the request that made it holds its blocks, and tells ``members`` which
+                it gives back.
         """
         assert record.prefix_hash not in self.checkpoints
         self.checkpoints[record.prefix_hash] = record
-        for group_id in self._groups_of(record):
-            self.events.stored((record.prefix_hash,), None, (), 0, group_id)
+        if self.events.is_on:
+            for group_id in self._groups_of(record):
+                self.events.stored((record.prefix_hash,), None, (), 0, group_id)
         self.checkpoint_ghosts.discard((record.prefix_hash,))
-        self._unlisted[record] = []
-        if lists_blocks:
-            self.list_blocks(record)
-
-    def list_blocks(
-        self, record: Checkpoint, given_back: Sequence[KVCacheBlock] | None = None
-    ) -> None:
-        """Note of a checkpoint's blocks that they belong to it, unless that is done.
-
-        Args:
-            record: The checkpoint.
-            given_back: Blocks that its maker gives back, whether they belong to it or not; None:
-                all its blocks.
-        """
-        listed = self._unlisted.get(record)
-        if listed is None:
-            return
-        if given_back is None:
-            del self._unlisted[record]
-            blocks = [block for block in record.all_blocks() if block not in listed]
+        if is_open:
+            self.members.open(record)
         else:
-            groups = record.blocks
-            blocks = [block for block in given_back if any(block in group for group in groups)]
-            listed += blocks
-        records_of = self._checkpoints_of
-        block_ids = [block.block_id for block in blocks]
-        assert 0 not in block_ids  # the null block belongs to nothing
-        last: tuple[Checkpoint, ...] = ()
-        grown: tuple[Checkpoint, ...] = (record,)
-        if records_of.keys().isdisjoint(block_ids):
-            records_of.update(dict.fromkeys(block_ids, grown))
-            return
-        for block_id in block_ids:
-            records = records_of.get(block_id, ())
-            if records is not last:
-                last, grown = records, (*records, record)
-            records_of[block_id] = grown
-
-    def listed_blocks(self, record: Checkpoint) -> Sequence[KVCacheBlock]:
-        """Return the blocks of a checkpoint that may be free: its maker holds the others."""
-        listed = self._unlisted.get(record)
-        return [*record.all_blocks()] if listed is None else listed
+            self.members.enter(record, [*record.all_blocks()])
 
     def holds_checkpoint(self, record: Checkpoint) -> bool:
         """Whether a checkpoint can be hit."""
@@ -379,32 +344,16 @@ class PrefixIndex:
     def remove_checkpoint(self, record: Checkpoint) -> Sequence[KVCacheBlock]:
         """Withdraw a checkpoint that is entered; returns its blocks that may be free."""
         del self.checkpoints[record.prefix_hash]
-        for group_id in self._groups_of(record):
-            self.events.removed(record.prefix_hash, group_id)
-        blocks = self.listed_blocks(record)
-        self._unlisted.pop(record, None)
-        self._unlist_blocks(record, blocks)
+        if self.events.is_on:
+            for group_id in self._groups_of(record):
+                self.events.removed(record.prefix_hash, group_id)
+        blocks = self.members.remove(record)
         if not self.keys:
             self._prune_chain(record.prefix_hash)
         return blocks
 
-    def _unlist_blocks(self, record: Checkpoint, blocks: Iterable[KVCacheBlock]) -> None:
-        records_of = self._checkpoints_of
-        last: tuple[Checkpoint, ...] = ()
-        rest: tuple[Checkpoint, ...] = ()
-        for block in blocks:
-            records = records_of[block.block_id]
-            if records is not last:
-                last, rest = records, tuple(other for other in records if other is not record)
-            if rest:
-                records_of[block.block_id] = rest
-            else:
-                del records_of[block.block_id]
-
     def _groups_of(self, record: Checkpoint) -> list[int]:
-        """Return the window groups in which a checkpoint holds blocks, if events are on."""
-        if not self.events.is_on:
-            return []
+        """Return the window groups in which a checkpoint holds blocks."""
         groups = zip(self._window_group_ids, record.blocks, strict=True)
         return [group_id for group_id, blocks in groups if blocks]
 
@@ -421,17 +370,29 @@ class PrefixIndex:
         num_indexed = sum(map(len, self.keys.values())) + sum(map(len, duplicates))
         if num_carried != num_indexed:
             yield f"blocks carry {num_carried} keys, the index holds {num_indexed}"
-        members: Counter[int] = Counter()
+        needed: Counter[int] = Counter()
         for prefix_hash, record in self.checkpoints.items():
             if record.prefix_hash != prefix_hash:
                 yield f"a record at {record.position} is misfiled"
             for block in record.all_blocks():
-                members[block.block_id] += 1
-                if block.ref_cnt == 0 and block not in self.listed_blocks(record):
+                needed[block.block_id] += 1
+                if block.ref_cnt == 0 and block not in self.members.blocks_of(record):
                     yield f"free block {block.block_id} is not listed at {record.position}"
                 if record not in self.checkpoints_of(block):
                     yield f"block {block.block_id} does not know the record at {record.position}"
+        if not self.keys:
+            yield from self._find_broken_chains()
         for block in blocks:
             num_believed = len(self.checkpoints_of(block))
-            if num_believed != members[block.block_id]:
+            if num_believed != needed[block.block_id]:
                 yield f"block {block.block_id} believes in {num_believed} records"
+
+    def _find_broken_chains(self) -> Iterator[str]:
+        """Say which units of a model without dense rows nothing leads to: no lookup gets there."""
+        parents = self.lineage.parents
+        for record in self.checkpoints.values():
+            if record.prefix_hash not in parents:
+                yield f"the record at {record.position} ends no chain"
+        num_orphans = sum(1 for p in parents.values() if p is not None and p not in parents)
+        if num_orphans:
+            yield f"{num_orphans} units continue prefixes that are not known"

@@ -76,9 +76,7 @@ class Publisher:
         block_hashes = request.block_hashes
         first_unit, num_units = published.num_units, end // unit
         if not cache.dense and first_unit < num_units:
-            parent = block_hashes[first_unit - 1] if first_unit else None
-            units = block_hashes[first_unit:num_units]
-            self._index.add_chain(units, [parent, *units[:-1]])
+            self._publish_chain(block_hashes, first_unit, num_units)
         for table in cache.dense:
             step = max(unit, table.geometry.ratio)
             first = published.num_units * unit // step * step
@@ -89,16 +87,29 @@ class Publisher:
             # The hash of a prefix of p tokens is at p // unit - 1, that of one unit less before it.
             at, stop, stride = ends[0] // unit - 1, end // unit, step // unit
             keys = block_hashes[at:stop:stride]
-            parents = [
-                block_hashes[at - 1] if at else None,
-                *block_hashes[at + stride - 1 : stop - 1 : stride],
-            ]
+            parents: Sequence[BlockHash | None] = ()
+            if group_id == self._index.lineage_group:
+                parents = [
+                    block_hashes[at - 1] if at else None,
+                    *block_hashes[at + stride - 1 : stop - 1 : stride],
+                ]
             emptied = self._index.add_keys(table.blocks_below(ends), group_id, keys, parents)
             if emptied:
                 self._prefixes.pool.replace_emptied(emptied)
             if self._index.events.is_on:
                 self._announce(cache, group_id, keys, range(first, ends[-1], step))
         published.num_units = max(first_unit, num_units)
+
+    def _publish_chain(
+        self, block_hashes: Sequence[BlockHash], first_unit: int, num_units: int
+    ) -> None:
+        """Note which units lead to the checkpoints of a model without dense rows."""
+        parent = block_hashes[first_unit - 1] if first_unit else None
+        if parent is not None and parent not in self._index.lineage.parents:
+            # What led there is gone with the checkpoint at its end, another request's.
+            first_unit, parent = 0, None
+        units = block_hashes[first_unit:num_units]
+        self._index.add_chain(units, [parent, *units[:-1]])
 
     def _announce(
         self, cache: RequestCache, group_id: int, keys: Sequence[BlockHash], starts: range
@@ -124,7 +135,7 @@ class Publisher:
         standing = CheckpointStanding.LEFT
         if position in published.junctions:
             standing = CheckpointStanding.JUNCTION
-        elif position in published.wanted or position in self._policy.grid(position - 1, position):
+        elif position in published.wanted or self._is_kept(cache, position):
             standing = CheckpointStanding.KEPT
         record = Checkpoint(
             request.block_hashes[position // self._geometry.unit - 1],
@@ -135,11 +146,20 @@ class Publisher:
             is_lean=position % self._geometry.lean == 0,
         )
         # Its blocks are in the request's tables; see ``give_back``.
-        if self._store.publish(record, request.request_id, lists_blocks=False):
+        if self._store.publish(record, request.request_id, is_open=True):
             if next_token is None:
                 published.unfollowed = record
             is_left = standing is CheckpointStanding.LEFT
             (published.trailing if is_left else published.kept).append(record)
+
+    def _is_kept(self, cache: RequestCache, position: int) -> bool:
+        """Whether the policy keeps a boundary whatever its request wants."""
+        if position in self._policy.grid(position - 1, position):
+            return True
+        request = cache.request
+        return bool(request.cache_boundaries) and position in self._policy.marked_boundaries(
+            request.num_prompt_tokens, request.cache_boundaries
+        )
 
     def _publish_spares(self, cache: RequestCache, spares: Sequence[Spare]) -> None:
         """Enter checkpoints that nobody asked for: many, so without what kept ones need."""
@@ -147,16 +167,13 @@ class Publisher:
         token_ids = cache.request.all_token_ids
         num_tokens = len(token_ids)
         spared, maker = cache.published.spared, cache.request.request_id
-        windows = [
-            (window.blocks, window.base, window.geometry, num_blocks)
+        positions = [spare.position for spare in spares]
+        # By window group: for each spare checkpoint its blocks.
+        held = [
+            window.runs_below(positions, num_blocks)
             for window, num_blocks in zip(cache.windows, self._geometry.lean_blocks, strict=True)
         ]
-        for position, kind in spares:
-            blocks = []
-            for held, base, geometry, num_blocks in windows:
-                end = geometry.first_block(position)
-                first = max(0, end - num_blocks)
-                blocks.append(tuple(held[first - base : end - base]))
+        for (position, kind), *blocks in zip(spares, *held, strict=True):
             record = Checkpoint(
                 hashes[position // unit - 1],
                 position,
@@ -184,7 +201,7 @@ class Publisher:
             ):
                 self._store.dissolve(record)
                 continue
-            self._store.give_back((record,))
+            self._store.close((record,))
             if not is_wanted:
                 self._store.spare(record, cache.published.spared.get(record.position))
         cache.published.trailing = remaining
@@ -192,8 +209,8 @@ class Publisher:
     def give_back(self, cache: RequestCache, blocks: Sequence[KVCacheBlock]) -> None:
         """Give back blocks that a request does not need any more, as its checkpoints may."""
         published = cache.published
-        self._store.give_back(published.kept[published.num_listed :])
-        published.num_listed = len(published.kept)
+        self._store.close(published.kept[published.num_closed :])
+        published.num_closed = len(published.kept)
         # They are replaced before most of their blocks are given back.
         self._store.give_back(published.trailing, blocks)
         self._prefixes.pool.free_blocks(blocks)

@@ -50,7 +50,7 @@ def prefer_rebuild(
 class Rebuilds:
     """The requests that compute window rows again now.
 
-    Owns: their list.
+    Owns: ``running``, by request.
 
     Args:
         geometry: The model's groups.
@@ -58,29 +58,25 @@ class Rebuilds:
 
     def __init__(self, geometry: CacheGeometry) -> None:
         self._geometry = geometry
-        self._caches: dict[str, RequestCache] = {}
-
-    def __bool__(self) -> bool:
-        """Whether there are any."""
-        return bool(self._caches)
+        self.running: dict[str, RequestCache] = {}
 
     def begin(self, cache: RequestCache, rebuild: Rebuild) -> None:
         """Let a request that was just admitted compute window rows again."""
         cache.rebuild = rebuild
-        self._caches[cache.request.request_id] = cache
+        self.running[cache.request.request_id] = cache
 
     def end(self, request_id: str) -> None:
         """Forget a request that leaves."""
-        self._caches.pop(request_id, None)
+        self.running.pop(request_id, None)
 
     def take_row_bounds(self) -> dict[str, RowBounds]:
         """Return what those requests write and read in this step that are not through by then."""
         found: dict[str, RowBounds] = {}
-        for request_id, cache in tuple(self._caches.items()):
+        for request_id, cache in tuple(self.running.items()):
             rebuild = cache.rebuild
             assert rebuild is not None
             if cache.request.num_computed_tokens >= rebuild.end:
-                del self._caches[request_id]
+                del self.running[request_id]
                 continue
             write_from = tuple(
                 rebuild.start if group.is_window else rebuild.end for group in self._geometry.groups

@@ -11,6 +11,8 @@ from vllm.v1.messages import (
     DRAFTER,
     EVICTED,
     FIRST_SEEN,
+    STATE_EVICTED,
+    STATE_NOT_RETAINED,
     WINDOW_EVICTED,
     WINDOW_NOT_RETAINED,
     WINDOW_REBUILT,
@@ -50,7 +52,10 @@ def explain_misses(
         first_unit = resumable // geometry.unit
         units = block_hashes[first_unit : hit.dense_match // geometry.unit]
         lost = any(h in index.checkpoint_ghosts for h in units)
-        reasons[WINDOW_EVICTED if lost else WINDOW_NOT_RETAINED] = window_missed
+        if geometry.is_recurrent:
+            reasons[STATE_EVICTED if lost else STATE_NOT_RETAINED] = window_missed
+        else:
+            reasons[WINDOW_EVICTED if lost else WINDOW_NOT_RETAINED] = window_missed
     dense_missed = last - max(hit.dense_match, hit.position)
     if dense_missed > 0:
         evicted = 0

@@ -111,7 +111,7 @@ class DonorWaits:
         """Take the blocks of one more checkpoint inside a chunk; False if there is no room."""
         missing = [w.find_missing(w.geometry.rows_below(position)) for w in cache.windows]
         count = sum(map(len, missing))
-        if count > self._pool.get_num_free_blocks():
+        if count > self._pool.get_num_free_blocks() - self._pool.num_kept:
             return False
         taken = iter(self._pool.get_new_blocks(count))
         for window, indices in zip(cache.windows, missing, strict=True):

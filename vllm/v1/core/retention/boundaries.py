@@ -7,6 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 
+# Places that a prompt leaves a heavy checkpoint at because they are marked.
+MAX_MARKS = 4
+# Each saves at least this part of the tokens that it weighs.
+_LEAST_SHARE = 1 / 8
+
 
 def replay_boundaries(
     geometry: CacheGeometry,
@@ -37,9 +42,38 @@ def multiples(step: int, start: int, end: int) -> Sequence[int]:
     return range((start // step + 1) * step, end + 1, step) if step else ()
 
 
+def worthy_marks(
+    unit: int, num_prompt_tokens: int, marks: Sequence[int], checkpoint_tokens: float
+) -> tuple[int, ...]:
+    """Return the units below marked places at which a heavy checkpoint is worth its memory.
+
+    It must save the computing of so many tokens, compared with the one before it, and so must the
+    one behind it.
+
+    Args:
+        unit: Tokens of a unit.
+        num_prompt_tokens: Of the prompt, whose end leaves a checkpoint too.
+        marks: Offsets in it, the most likely to be shared first.
+        checkpoint_tokens: Tokens of dense rows that weigh as much as a checkpoint.
+
+    Returns:
+        Ascending, ``MAX_MARKS`` at most.
+    """
+    least = max(unit, checkpoint_tokens * _LEAST_SHARE)
+    chosen = [0, (num_prompt_tokens - 1) // unit * unit]
+    for mark in marks[:MAX_MARKS]:
+        place = mark // unit * unit
+        if all(abs(place - other) >= least for other in chosen) and place < num_prompt_tokens:
+            chosen.append(place)
+    return tuple(sorted(chosen[2:]))
+
+
 def with_lean(geometry: CacheGeometry, position: int) -> tuple[int, ...]:
     """Return a boundary and its lean one, ascending, without 0."""
-    return tuple(p for p in sorted({geometry.floor_lean(position), position}) if p > 0)
+    lean = geometry.floor_lean(position)
+    if 0 < lean < position:
+        return (lean, position)
+    return (position,) if position > 0 else ()
 
 
 def trailing_boundaries(geometry: CacheGeometry, position: int) -> tuple[int, ...]:

@@ -31,6 +31,8 @@ class FixedPolicy:
 
     choose_victim: ChooseVictim | None = None
     rebuild_tokens: int | None = None
+    leaves_spares = False
+    supersedes_at_once = False
 
     def __init__(self, geometry: CacheGeometry, interval: int, name: str | None = None) -> None:
         self.name = str(interval) if name is None else name
@@ -55,6 +57,11 @@ class FixedPolicy:
     def grid(self, start: int, end: int) -> Sequence[int]:
         """Return the multiples of the interval."""
         return multiples(self.interval, start, end)
+
+    def marked_boundaries(self, num_prompt_tokens: int, marks: Sequence[int]) -> Sequence[int]:
+        """Return none: the second prompt shows where they part."""
+        del num_prompt_tokens, marks
+        return ()
 
     def spares(self, step: PrefillStep) -> Sequence[Spare]:
         """Return none: what a fixed interval keeps is exactly what was asked for."""

@@ -63,10 +63,16 @@ class RetentionPolicy(Protocol):
         name: As operators write it.
         rebuild_tokens: Where dense rows reach further than checkpoints: how many tokens before
             their end to compute again for the window rows there; None: that is not done.
+        leaves_spares: Whether steps leave checkpoints nobody asked for; else nobody asks for
+            ``spares``.
+        supersedes_at_once: Whether a conversation's checkpoint goes first as soon as its next turn
+            left one further on, and not a turn later.
     """
 
     name: str
     rebuild_tokens: int | None
+    leaves_spares: bool
+    supersedes_at_once: bool
 
     # ---- which boundaries a step leaves ------------------------------------------------------
 
@@ -85,6 +91,17 @@ class RetentionPolicy(Protocol):
         """Return the boundaries in ``(start, end]`` that are kept whatever a request asks for.
 
         Left out of a step that has no room for them.
+        """
+        ...
+
+    def marked_boundaries(self, num_prompt_tokens: int, marks: Sequence[int]) -> Sequence[int]:
+        """Return where a first prompt leaves what later ones with its beginning resume at.
+
+        Left out of a step that has no room for them.
+
+        Args:
+            num_prompt_tokens: Of the prompt.
+            marks: Offsets in it where parts of it end, the most likely to be shared first.
         """
         ...
 

@@ -15,10 +15,10 @@ One enum, and one table of what every event makes of every standing. Who keeps c
 """
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 
 
-class CheckpointStanding(Enum):
+class CheckpointStanding(StrEnum):
     """What a checkpoint is to the cache.
 
     FILLER       nobody asked for it: left on a grid, in memory that nothing else needed
@@ -44,7 +44,7 @@ class CheckpointStanding(Enum):
         return self in (self.FILLER, self.SPARE, self.WARM)
 
 
-class CheckpointEvent(Enum):
+class CheckpointEvent(StrEnum):
     """What happens to a checkpoint.
 
     HIT           a request resumes there

@@ -10,6 +10,8 @@ from msgspec import structs
 from vllm.v1.messages import (
     EVICTED,
     FIRST_SEEN,
+    STATE_EVICTED,
+    STATE_NOT_RETAINED,
     WINDOW_EVICTED,
     WINDOW_NOT_RETAINED,
     PrefillStats,
@@ -21,7 +23,14 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import AdmissionNote
 
 # What a tier behind the pool would have brought, in the order in which they lie in a prompt.
-_EXPLAINED_BY_TIERS = (WINDOW_EVICTED, WINDOW_NOT_RETAINED, EVICTED, FIRST_SEEN)
+_EXPLAINED_BY_TIERS = (
+    WINDOW_EVICTED,
+    WINDOW_NOT_RETAINED,
+    STATE_EVICTED,
+    STATE_NOT_RETAINED,
+    EVICTED,
+    FIRST_SEEN,
+)
 # The reason, in the local cache's statistics, of tokens that a connector loads.
 EXTERNAL = "external"
 

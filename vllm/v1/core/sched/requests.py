@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +131,17 @@ class Requests:
     def end_prefill(self, request: Request) -> None:
         """All tokens that are known of the request are scheduled."""
         self.prefilling.discard(request)
+
+    def order_running(self) -> Sequence[Request]:
+        """Bring running requests into the order of this step.
+
+        Returns:
+            The last ones that go on only with what waiting ones leave of the step: none.
+        """
+        return ()
+
+    def end_deferral(self) -> None:
+        """Whoever waits may have what is left of the step."""
 
     # ---- loads -------------------------------------------------------------------------------
 

@@ -15,19 +15,23 @@ class RunningPass:
         held: The requests and what they hold.
         limits: What bounds the step.
         step: The step to fill.
+        num_deferred: How many of them, the last ones, are left to a later pass.
     """
 
-    def __init__(self, held: Holdings, limits: SchedulerLimits, step: StepBuilder) -> None:
+    def __init__(
+        self, held: Holdings, limits: SchedulerLimits, step: StepBuilder, num_deferred: int = 0
+    ) -> None:
         self.held = held
         self.limits = limits
         self.step = step
+        self._num_deferred = num_deferred
         # Position in the running list; preempting an earlier request moves it back.
         self._index = 0
 
     def run(self) -> None:
         """Fill the step until the budget ends or a request had to preempt itself."""
         running = self.held.requests.running
-        while self._index < len(running) and self.step.token_budget > 0:
+        while self._index < len(running) - self._num_deferred and self.step.token_budget > 0:
             if not self._schedule(running[self._index]):
                 break
             self._index += 1
@@ -94,6 +98,8 @@ class RunningPass:
     def _preempt(self, victim: Request) -> None:
         running = self.held.requests.running
         index = running.index(victim)
+        if index >= len(running) - self._num_deferred:
+            self._num_deferred -= 1
         del running[index]
         if index < self._index:
             self._index -= 1

@@ -5,7 +5,8 @@ a step moves the first toward the second, as far as the token budget and the KV 
 one rule gives chunked prefill, prefix hits, speculative decoding and preemption by recompute.
 
 ``schedule()`` has two passes over one StepBuilder: running requests first (``running_pass``),
-then, if nobody was preempted, waiting ones (``admission``). ``update_from_output()`` has one
+then, if nobody was preempted, waiting ones (``admission``); with tenants, prompts of those that
+were served most go on after others' admission (``fair_requests``). ``update_from_output()`` has one
 (``update_pass``), between the two halves of what a KV connector reports
 (``kv_transfer_updates``). The passes know ``Requests`` and what they hold (``Holdings``), and
 nothing of the scheduler.
@@ -21,14 +22,20 @@ from vllm import envs
 from vllm.distributed.kv_events import EventPublisher, EventPublisherFactory, KVEventBatch
 from vllm.v1.core.sched.admission import AdmissionPass
 from vllm.v1.core.sched.admission_stats import AdmissionStats
+from vllm.v1.core.sched.fair_requests import DeferredPass
 from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.kv_transfer_updates import KVTransferUpdates, finish_loading
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.requests import Holdings, Requests
+from vllm.v1.core.sched.requests import Holdings
 from vllm.v1.core.sched.running_pass import RunningPass
 from vllm.v1.core.sched.step_builder import SchedulerLimits, StepBuilder
 from vllm.v1.core.sched.update_pass import UpdatePass, make_output
-from vllm.v1.core.sched.wiring import make_connector, make_encoder_planner, make_manager
+from vllm.v1.core.sched.wiring import (
+    make_connector,
+    make_encoder_planner,
+    make_manager,
+    make_requests,
+)
 from vllm.v1.core.whole_block.scheduler_names import SchedulerNames
 from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, HeldPrefix
 from vllm.v1.metrics.stats import SchedulerStats, SpecDecodingStats
@@ -85,8 +92,8 @@ class Scheduler(SchedulerNames, SchedulerInterface):
         self.block_size = block_size
         self.log_stats = log_stats
         self.max_model_len = self.limits.max_model_len
-        self._requests = Requests(
-            self.limits.policy, notes_events=log_stats, tells_clients=include_finished_set
+        self._requests = make_requests(
+            vllm_config, self.limits, notes_events=log_stats, tells_clients=include_finished_set
         )
         self._previous_step: set[str] = set()
         self._checks_invariants = envs.VLLM_CHECK_INVARIANTS
@@ -176,12 +183,13 @@ class Scheduler(SchedulerNames, SchedulerInterface):
         manager.new_step_starts()
         held = self._get_holdings()
         step = StepBuilder(self.limits.max_num_tokens, self._encoder.compute_budget)
-        RunningPass(held, self.limits, step).run()
-        if not step.holds_admission:
-            admission = AdmissionPass(
-                held, self.limits, step, self._stats, self._update_waiting_for_remote_kv
-            )
-            admission.run()
+        deferred = self._requests.order_running()
+        RunningPass(held, self.limits, step, len(deferred)).run()
+        self._admit(held, step)
+        if deferred:
+            DeferredPass(held, self.limits, step).finish(deferred)
+            self._requests.end_deferral()
+            self._admit(held, step)
         if self.connector is not None:
             self.connector.begin_own_loads()
         assert step.token_budget >= 0
@@ -199,6 +207,12 @@ class Scheduler(SchedulerNames, SchedulerInterface):
                 }
             )
         return output
+
+    def _admit(self, held: Holdings, step: StepBuilder) -> None:
+        """Let waiting requests enter, unless somebody had to leave."""
+        if not step.holds_admission:
+            finish = self._update_waiting_for_remote_kv
+            AdmissionPass(held, self.limits, step, self._stats, finish).run()
 
     def _make_scheduler_output(self, step: StepBuilder) -> SchedulerOutput:
         work = self.kv_cache_manager.take_step_work()

@@ -9,20 +9,41 @@ from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.core.cache_settings import CacheSettings
+from vllm.v1.core.cache_shares import CacheShares
 from vllm.v1.core.encoder_cache_manager import (
     EncoderCacheManager,
     EncoderDecoderCacheManager,
     compute_mm_encoder_budget,
 )
-from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_manager import KVCacheManager, SharedKVCacheManager
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.core.prefix.drafter_rows import StaleRow
 from vllm.v1.core.sched.encoder_inputs import EncoderPlanner
+from vllm.v1.core.sched.fair_requests import FairRequests
+from vllm.v1.core.sched.fair_shares import FairShares
+from vllm.v1.core.sched.requests import Requests
 from vllm.v1.core.sched.step_builder import SchedulerLimits
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+# Steps' worth of tokens by which a tenant that always had something alive may be behind.
+_MAX_LAG_STEPS = 8
+
+
+def make_requests(
+    vllm_config: VllmConfig, limits: SchedulerLimits, *, notes_events: bool, tells_clients: bool
+) -> Requests:
+    """Build the requests' places: fair ones where tenants share the server."""
+    tenants = vllm_config.scheduler_config.tenants
+    if tenants is None:
+        return Requests(limits.policy, notes_events=notes_events, tells_clients=tells_clients)
+    shares = FairShares(tenants, max_lag=_MAX_LAG_STEPS * limits.max_num_tokens)
+    return FairRequests(
+        shares, limits.policy, notes_events=notes_events, tells_clients=tells_clients
+    )
 
 
 def make_manager(
@@ -52,10 +73,19 @@ def make_manager(
         metrics_collector=collector,
         num_lookahead_tokens=limits.num_lookahead_tokens,
         stale_row=StaleRow(limits.stale_row),
+        shares=_make_shares(vllm_config, kv_cache_config),
     )
     # It counts no lookups: a request that finds no room is looked up again every step.
     # AdmissionStats counts admissions.
-    return KVCacheManager.from_settings(settings)
+    shared = KVCacheManager if settings.shares is None else SharedKVCacheManager
+    return shared.from_settings(settings)
+
+
+def _make_shares(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> CacheShares | None:
+    tenants = vllm_config.scheduler_config.tenants
+    if tenants is None or not vllm_config.cache_config.enable_prefix_caching:
+        return None
+    return CacheShares.of(tenants, kv_cache_config.num_blocks - 1)
 
 
 def make_encoder_planner(

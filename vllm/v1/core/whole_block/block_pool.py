@@ -70,9 +70,16 @@ class BlockPool(TieredPool):
             ordered_blocks: In the order in which they shall be reused.
             prepend: Reuse them before anything else, whatever is cached in them.
         """
-        _, freed = self._release(ordered_blocks)
+        freed: list[KVCacheBlock] = []
+        null_block = self.null_block
+        for block in ordered_blocks:
+            if block is null_block:
+                continue
+            block.ref_cnt = ref_cnt = block.ref_cnt - 1
+            if ref_cnt == 0:
+                freed.append(block)
         if freed:
-            self._enqueue(freed, [Tier.SCRATCH if prepend else Tier.REGULAR] * len(freed))
+            self._place(freed, Tier.SCRATCH if prepend else Tier.REGULAR)
 
     def free_unhashed_first(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """Give blocks back: those no hit can find to the queue's front, the hashed to its back.
@@ -82,26 +89,42 @@ class BlockPool(TieredPool):
         """
         unhashed: list[KVCacheBlock] = []
         hashed: list[KVCacheBlock] = []
+        null_block = self.null_block
         for block in ordered_blocks:
-            (unhashed if block._block_hash is None else hashed).append(block)
+            if block is null_block:
+                continue
+            # A prompt's windows give back thousands: counted and sorted in one pass.
+            block.ref_cnt = ref_cnt = block.ref_cnt - 1
+            if ref_cnt == 0:
+                (unhashed if block._block_hash is None else hashed).append(block)
         if unhashed:
-            self.free_blocks(unhashed, prepend=True)
+            self._place(unhashed, Tier.SCRATCH)
         if hashed:
-            self.free_blocks(hashed)
+            self._place(hashed, Tier.REGULAR)
+
+    def _place(self, freed: Sequence[KVCacheBlock], tier: Tier) -> None:
+        """Let blocks that nobody holds join the queue, or stand under their pins."""
+        if self.pins is None:
+            self._join(freed, tier)
+        else:
+            self._enqueue(freed, [tier] * len(freed))
 
     def _take_lowest(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take blocks of the one queue, at most so many, with what is cached in them."""
-        taken = super()._take_lowest(num_blocks)
+        queue, is_watched = self.free_block_queue, self.metrics_collector is not None
+        taken = queue.popleft_n(min(num_blocks, queue.num_free_blocks))
         for block in taken:
+            block.ref_cnt = 1
             # The field, not the property: a prompt takes thousands of blocks.
-            if block._block_hash is not None:
+            if is_watched or block._block_hash is not None:
                 self._forget(block)
         return taken
 
     def _join(self, blocks: Sequence[KVCacheBlock], tier: Tier) -> None:
         """Put blocks that stand nowhere to the queue's front or back, in the order given."""
-        for block in blocks:
-            self._tier_of[block.block_id] = tier
+        if self.pins is not None:
+            for block in blocks:
+                self._tier_of[block.block_id] = tier
         self._num_free += len(blocks)
         if tier is Tier.SCRATCH:
             self.free_block_queue.prepend_n(blocks)

@@ -17,6 +17,7 @@ from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.prefix.exports import Exports, PlacedCheckpoint, PrefixBlocks
 from vllm.v1.core.retention.pinning import PinSettings, log_pins, resolve_pins
+from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.single_type_kv_cache_manager import (
     SlidingWindowManager,
     get_manager_for_kv_cache_spec,
@@ -304,6 +305,12 @@ class KVCacheCoordinator(Coordinator):
     ) -> Sequence[PlacedCheckpoint]:
         """Return nothing: there are none."""
         return ()
+
+    def find_standing(
+        self, block_hashes: Sequence[BlockHash], position: int
+    ) -> CheckpointStanding | None:
+        """Return None: there are no checkpoints."""
+        return None
 
     def locate_rows(
         self, block_hashes: Sequence[BlockHash], first: int, end: int

@@ -102,8 +102,9 @@ class HashIndex:
 
     # ---- what the pool asks ------------------------------------------------------------------
 
-    def forget(self, block: KVCacheBlock) -> Sequence[KVCacheBlock]:
+    def forget(self, block: KVCacheBlock, *, is_held: bool = False) -> Sequence[KVCacheBlock]:
         """Drop a block's key, if it has one."""
+        del is_held
         key = block.block_hash
         if key is not None and self.map.pop(key, block.block_id) is not None:
             block.reset_hash()

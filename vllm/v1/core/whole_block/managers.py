@@ -109,10 +109,13 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         self, request: Request, num_tokens: int, retention_interval: int | None = None
     ) -> None:
         """Cache what a hit can reach; with pinning, also what a pin would keep."""
+        if self.block_pool.pins is None:
+            super().cache_blocks(request, num_tokens, retention_interval)
+            return
         num_done = self.num_cached_block.get(request.request_id, 0)
         super().cache_blocks(request, num_tokens, retention_interval)
         num_new = num_tokens // self.block_size - num_done
-        if num_new > 0 and self.block_pool.pins is not None:
+        if num_new > 0:
             self._cache_tail(request, num_tokens, num_new)
 
     def _cache_tail(self, request: Request, num_tokens: int, num_new_blocks: int) -> None:

@@ -2,6 +2,7 @@
 
 import secrets
 from collections import Counter
+from collections.abc import Iterable
 
 from vllm.distributed.kv_events import (
     MEDIUM_CPU,
@@ -12,6 +13,7 @@ from vllm.distributed.kv_events import (
     EventPublisher,
     KVEventBatch,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KeptPrefixes
 from vllm.v1.core.tiered_pool import TieredPool
 from vllm.v1.engine.data_parallel.short_hash import shorten
 from vllm.v1.engine.wire import CoreStatus
@@ -52,6 +54,10 @@ class CacheChanges(EventPublisher):
         self._stands_for: dict[int, int] = {}
         # Whether each was there when the last changes left.
         self._touched: dict[_Key, bool] = {}
+        # Prefixes in tiers behind the pool, by kind; what came and went.
+        self._kept: set[_Key] = set()
+        self._kept_touched: dict[_Key, bool] = {}
+        self._kept_step = 0
         self._is_cleared = False
         self._tells_all = False
         self._told: tuple[int, int, int] | None = None
@@ -71,6 +77,16 @@ class CacheChanges(EventPublisher):
             elif isinstance(event, AllBlocksCleared):
                 self._clear()
         self._publisher.publish(batch)
+
+    def note_kept(self, news: KeptPrefixes) -> None:
+        """Note what tiers behind the pool gained and lost."""
+        self._kept_step = news.group_tokens
+        for shorts_by_kind, is_there in ((news.stored, True), (news.removed, False)):
+            for kind, shorts in shorts_by_kind.items():
+                for short in shorts:
+                    key = (kind, short)
+                    self._kept_touched.setdefault(key, key in self._kept)
+                    (self._kept.add if is_there else self._kept.discard)(key)
 
     def shutdown(self) -> None:
         """Release the publisher."""
@@ -129,7 +145,8 @@ class CacheChanges(EventPublisher):
         """Return what is new since the last call; None: nothing."""
         now = (num_running, num_waiting, num_unused_blocks)
         is_whole = self._is_cleared or self._tells_all
-        if not self._touched and not is_whole and now == self._told:
+        is_same = not self._touched and not self._kept_touched and now == self._told
+        if is_same and not is_whole:
             return None
         stored: dict[int, list[int]] = {}
         removed: dict[int, list[int]] = {}
@@ -141,6 +158,12 @@ class CacheChanges(EventPublisher):
                 is_there = key in self._counts
                 if is_there != was_there:
                     (stored if is_there else removed).setdefault(key[0], []).append(key[1])
+        if is_whole:
+            kept, unkept = _by_group(self._kept), {}
+        else:
+            moved = [key for key, was in self._kept_touched.items() if (key in self._kept) != was]
+            kept = _by_group(key for key in moved if key in self._kept)
+            unkept = _by_group(key for key in moved if key not in self._kept)
         holes = frozenset(short for _, short in self._holes)
         changes = CoreStatus(
             *now,
@@ -150,12 +173,23 @@ class CacheChanges(EventPublisher):
             holes=None if holes == self._told_holes and not is_whole else sorted(holes),
             epoch=self._epoch,
             number=self._number,
+            kept=kept,
+            unkept=unkept,
+            kept_step=self._kept_step,
         )
         self._number += 1
         self._touched.clear()
+        self._kept_touched.clear()
         self._is_cleared, self._tells_all, self._told = False, False, now
         self._told_holes = holes
         return changes
+
+
+def _by_group(keys: Iterable[_Key]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for group, short in keys:
+        found.setdefault(group, []).append(short)
+    return found
 
 
 def count_unused_blocks(pool: TieredPool) -> int:

@@ -100,7 +100,7 @@ class DataParallelCores(MailboxHandle):
                 f"{ready.kv_cache.num_blocks:,}",
             )
         merged = _merge_ready(readies)
-        self._hash_prompt = make_prompt_hasher(self._config, merged.kv_cache.hash_block_size)
+        self._hash_prompt = make_prompt_hasher(self._config, merged.kv_cache.unit)
         self._router = Router(RouterSettings.from_config(self._config, merged.kv_cache))
         for rank, handle in enumerate(self._handles):
             handle.subscribe(partial(self._on_message, rank))

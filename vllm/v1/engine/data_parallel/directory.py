@@ -34,7 +34,7 @@ class CacheShape:
     def from_info(cls, info: KVCacheInfo) -> "CacheShape":
         """Take it from what a core says of its cache."""
         steps = tuple(group.event_step for group in info.groups)
-        return cls(info.hash_block_size, steps, info.rebuild_tokens)
+        return cls(info.unit, steps, info.rebuild_tokens)
 
 
 # Prefix -> the slots that hold it, one bit each; of one group, in shards.
@@ -82,6 +82,8 @@ class PrefixDirectory:
         # Replica -> bit. Bits of forgotten replicas wait for a sweep before they are used again.
         self._slots = np.arange(num_replicas, dtype=np.int64)
         self._num_slots = num_replicas
+        # Whether replicas have the bits of their ranks, as long as none was forgotten.
+        self._is_in_order = True
         self._free_slots: list[int] = []
         self._retired = 0
         self._sweeping = 0
@@ -162,6 +164,7 @@ class PrefixDirectory:
             self._num_slots += 1
         slot = self._free_slots.pop()
         self._slots[rank] = slot
+        self._is_in_order &= slot == rank and len(self._slots) == self._num_slots
         self._live |= 1 << slot
 
     def sweep(self) -> None:
@@ -207,9 +210,9 @@ class PrefixDirectory:
         """
         unit = self._shape.unit
         limit = min(len(hashes), (num_prompt_tokens - 1) // unit)
-        by_slot = np.zeros(self._num_slots, np.int64)
-        for units, mask in self._find(hashes, limit):
-            fill_bits(by_slot, mask, units)
+        by_slot = spread(self._find(hashes, limit), self._num_slots)
+        if self._is_in_order:
+            return by_slot
         tokens: Counts = by_slot[self._slots]
         return tokens
 
@@ -238,9 +241,54 @@ class PrefixDirectory:
                 units = self._match_one(hashes, min(limit, end), bit)
                 found[units] = found.get(units, 0) | bit
                 first &= ~bit
-        self._halve(hashes, (1, first), (limit, self._holders(hashes, limit, first)), found)
+        # By the finest group first; the others seldom end before it.
+        ends = [(limit, 1, first)]
+        for table in self._dense:
+            ends = self._find_ends(table, hashes, ends)
+        for units, _, mask in ends:
+            found[units] = found.get(units, 0) | mask
         found.pop(0, None)
         return sorted(found.items(), reverse=True)
+
+    def _find_ends(
+        self, table: tuple[_Shards, int], hashes: Sequence[int], ways: list[tuple[int, int, int]]
+    ) -> list[tuple[int, int, int]]:
+        """Find where a group's rows end.
+
+        Args:
+            table: The group's.
+            hashes: Of a prompt.
+            ways: (end, start, mask): those in the mask reach start, and end by other groups.
+
+        Returns:
+            The same, each with the end that the group has too; nobody stands in two.
+        """
+        shards, stride = table
+        found: list[tuple[int, int, int]] = []
+        for way_end, way_start, everybody in ways:
+            beyond = everybody
+            if last := way_end - way_end % stride:
+                short = hashes[last - 1]
+                beyond &= shards[short % _NUM_SHARDS].get(short, 0)
+            if beyond:
+                found.append((way_end, way_start, beyond))
+            # All of ``there`` reach ``low``, none reaches ``high``.
+            todo = [(everybody ^ beyond, way_start, way_end)]
+            while todo:
+                there, low, high = todo.pop()
+                if not there:
+                    continue
+                if high - low <= 1:
+                    found.append((low, way_start, there))
+                    continue
+                middle = (low + high) // 2
+                half = there
+                if last := middle - middle % stride:
+                    short = hashes[last - 1]
+                    half &= shards[short % _NUM_SHARDS].get(short, 0)
+                todo.append((half, middle, high))
+                todo.append((there ^ half, low, middle))
+        return found
 
     def _match_one(self, hashes: Sequence[int], limit: int, bit: int) -> int:
         low, high = 0, limit
@@ -251,30 +299,6 @@ class PrefixDirectory:
             else:
                 high = middle - 1
         return low
-
-    def _halve(
-        self,
-        hashes: Sequence[int],
-        low: tuple[int, int],
-        high: tuple[int, int],
-        found: dict[int, int],
-    ) -> None:
-        """Find where rows end that reach ``low``; ``high`` has those that reach that far, too."""
-        if high[1]:
-            found[high[0]] = found.get(high[0], 0) | high[1]
-        todo = [(low, high)]
-        while todo:
-            (start, there), (end, beyond) = todo.pop()
-            ends_here = there & ~beyond
-            if not ends_here:
-                continue
-            if end - start <= 1:
-                found[start] = found.get(start, 0) | ends_here
-                continue
-            middle = (start + end) // 2
-            half = self._holders(hashes, middle, there)
-            todo.append(((start, there), (middle, half)))
-            todo.append(((middle, half), (end, beyond)))
 
     def _holders(self, hashes: Sequence[int], units: int, among: int) -> int:
         """Return who has a prompt's leading units, if there are no holes."""
@@ -315,8 +339,9 @@ class PrefixDirectory:
         unit = self._shape.unit
         # Behind these a place is worth less than what everybody has without one.
         low = max(way[1], min(rebuilt for rebuilt, _ in looking) // unit)
-        places = [i for i in range(way[0], low, -1) if hashes[i - 1] in resume]
-        for i in places:
+        if low >= way[0] or resume.keys().isdisjoint(hashes[low : way[0]]):
+            return looking
+        for i in [i for i in range(way[0], low, -1) if hashes[i - 1] in resume]:
             here, rest = resume[hashes[i - 1]], []
             for rebuilt, mask in looking:
                 if mask & here:
@@ -327,6 +352,30 @@ class PrefixDirectory:
             if not looking:
                 break
         return looking
+
+
+def spread(found: Sequence[tuple[int, int]], num_slots: int) -> Counts:
+    """Return, per slot, the value of the mask that it stands in; 0: it stands in none.
+
+    Args:
+        found: (value, mask); no bit stands in two.
+        num_slots: How many bits there are.
+    """
+    if len(found) == 0:
+        return np.zeros(num_slots, np.int64)
+    most, many = max(found, key=lambda item: item[1].bit_count())
+    if 2 * many.bit_count() <= num_slots:
+        most = many = 0
+    # Nearly all have a common beginning, and nothing else: they are filled at once.
+    by_slot: Counts = np.full(num_slots, most, np.int64)
+    rest = ((1 << num_slots) - 1) ^ many if many else 0
+    for value, mask in found:
+        if mask != many:
+            fill_bits(by_slot, mask, value)
+            rest &= ~mask
+    if rest:
+        fill_bits(by_slot, rest, 0)
+    return by_slot
 
 
 def fill_bits(by_slot: Counts, mask: int, value: int) -> None:

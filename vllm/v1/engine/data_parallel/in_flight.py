@@ -1,7 +1,6 @@
 """What a front end has sent to its replicas and not got back yet."""
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,15 +40,14 @@ class InFlight:
 
     def __init__(self, num_replicas: int) -> None:
         self._sent: dict[str, Sent] = {}
-        # Who is about to have a unit, one bit each, and for how many requests.
+        # Who is about to have a unit, one bit each; and for how many further requests of a replica.
         self._holders: dict[int, int] = {}
-        self._counts: list[Counter[int]] = [Counter() for _ in range(num_replicas)]
+        self._further: dict[tuple[int, int], int] = {}
         self.num_requests: Counts = np.zeros(num_replicas, np.int64)
         self.backlog_tokens: Counts = np.zeros(num_replicas, np.int64)
 
     def add_replica(self) -> None:
         """Make room for one more."""
-        self._counts.append(Counter())
         self.num_requests = np.append(self.num_requests, 0)
         self.backlog_tokens = np.append(self.backlog_tokens, 0)
 
@@ -73,12 +71,31 @@ class InFlight:
         places = _marked(len(hashes))
         marks = [hashes[i] for i in places[bisect_left(places, cached_units) :]]
         self._sent[request_id] = Sent(rank, marks, backlog_tokens)
-        counts, bit = self._counts[rank], 1 << rank
-        for short in marks:
-            counts[short] += 1
-            self._holders[short] = self._holders.get(short, 0) | bit
+        holders, bit = self._holders, 1 << rank
+        if holders.keys().isdisjoint(marks):
+            # Most often nobody else computes any of them. A unit that is marked twice is one.
+            holders.update(dict.fromkeys(marks, bit))
+            if len(set(marks)) < len(marks):
+                self._note_repeated(marks, rank)
+        else:
+            for short in marks:
+                held = holders.get(short, 0)
+                if held & bit:
+                    key = (rank, short)
+                    self._further[key] = self._further.get(key, 0) + 1
+                else:
+                    holders[short] = held | bit
         self.num_requests[rank] += 1
         self.backlog_tokens[rank] += backlog_tokens
+
+    def _note_repeated(self, marks: Sequence[int], rank: int) -> None:
+        """Count units that stand for a prompt more than once."""
+        seen: set[int] = set()
+        for short in marks:
+            if short in seen:
+                key = (rank, short)
+                self._further[key] = self._further.get(key, 0) + 1
+            seen.add(short)
 
     def note_computed(self, request_id: str) -> None:
         """Note that a prompt is computed: what it cached is known from the replica now."""
@@ -86,17 +103,19 @@ class InFlight:
         if sent is None or (not sent.backlog_tokens and not sent.marks):
             return
         self.backlog_tokens[sent.rank] -= sent.backlog_tokens
-        counts = self._counts[sent.rank]
+        holders, further, bit = self._holders, self._further, 1 << sent.rank
         for short in sent.marks:
-            if counts[short] > 1:
-                counts[short] -= 1
+            if further and (key := (sent.rank, short)) in further:
+                if further[key] > 1:
+                    further[key] -= 1
+                else:
+                    del further[key]
                 continue
-            del counts[short]
-            left = self._holders[short] & ~(1 << sent.rank)
-            if left:
-                self._holders[short] = left
+            held = holders[short]
+            if held == bit:
+                del holders[short]
             else:
-                del self._holders[short]
+                holders[short] = held ^ bit
         sent.marks, sent.backlog_tokens = (), 0
 
     def remove(self, request_id: str) -> int | None:
@@ -117,11 +136,13 @@ class InFlight:
 
     def find_pending(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
         """Return leading units of a prompt, most first, and who is about to compute so many."""
-        get = self._holders.get
+        holders = self._holders
+        if not holders:
+            return []
         found: list[tuple[int, int]] = []
         known = 0
-        for i in reversed(_marked(len(hashes))):
-            fresh = get(hashes[i], 0) & ~known
+        for i in [i for i in _marked(len(hashes)) if hashes[i] in holders][::-1]:
+            fresh = holders[hashes[i]] & ~known
             if fresh:
                 found.append((i + 1, fresh))
                 known |= fresh

@@ -29,6 +29,7 @@ _RESTORE_SPEED = 8
 _TOKENS_PER_REQUEST = 32
 # Requests by which a replica may lead before it counts as overloaded, however few the others have.
 _MIN_LEAD = 8
+_NEVER = np.int64(1 << 62)
 
 Counts = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -70,12 +71,14 @@ def find_able(loads: Loads, max_num_seqs: int) -> Flags:
         loads: Of all; at least one serves.
         max_num_seqs: Requests that a replica runs at a time.
     """
-    numbers = loads.num_requests
-    least = int(np.min(numbers, where=loads.serves, initial=np.iinfo(np.int64).max))
+    # Those that do not serve have more than anybody may have.
+    numbers = np.where(loads.serves, loads.num_requests, _NEVER)
+    least = int(numbers.min())
     limit = least + max(_MIN_LEAD, least)
     if least < max_num_seqs:
         limit = min(limit, max_num_seqs)
-    return loads.serves & (numbers < limit)
+    able: Flags = numbers < limit
+    return able
 
 
 def costs(
@@ -91,12 +94,17 @@ def costs(
             slower tier; None: there is no such tier.
     """
     fresh = num_prompt_tokens - cached_tokens
-    evicted = np.maximum(fresh - loads.unused_tokens, 0)
-    load = loads.backlog_tokens + _TOKENS_PER_REQUEST * loads.num_requests
+    # In place: arrays of all replicas are most of what a decision costs.
+    total: Counts = fresh - loads.unused_tokens
+    np.maximum(total, 0, out=total)
+    total += fresh
     if restorable is not None:
-        load = load + restorable // _RESTORE_SPEED
-        fresh = fresh - restorable
-    total: Counts = _WORK_WEIGHT * (fresh + evicted) + load
+        total -= restorable
+    total *= _WORK_WEIGHT
+    if restorable is not None:
+        total += restorable // _RESTORE_SPEED
+    total += loads.num_requests * _TOKENS_PER_REQUEST
+    total += loads.backlog_tokens
     return total
 
 
@@ -118,9 +126,11 @@ def choose(
         max_num_seqs: Requests that a replica runs at a time.
         restorable: As of ``costs``.
     """
-    able = np.flatnonzero(find_able(loads, max_num_seqs))
-    prices = costs(loads, cached_tokens, num_prompt_tokens, restorable)[able]
-    best = able[prices == prices.min()]
+    able = find_able(loads, max_num_seqs)
+    prices = costs(loads, cached_tokens, num_prompt_tokens, restorable)
+    prices = np.where(able, prices, _NEVER)
+    cheapest = prices.argmin()
+    best = np.flatnonzero(prices == prices[cheapest])
     if len(best) > 1:
         known = cached_tokens[best]
         best = best[known == known.max()]

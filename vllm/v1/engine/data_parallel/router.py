@@ -17,7 +17,7 @@ from vllm.v1.engine.data_parallel.directory import CacheShape, PrefixDirectory, 
 from vllm.v1.engine.data_parallel.in_flight import InFlight
 from vllm.v1.engine.data_parallel.news import NewsFollower
 from vllm.v1.engine.data_parallel.policy import Counts, Loads, choose
-from vllm.v1.engine.data_parallel.short_hash import shorten
+from vllm.v1.engine.data_parallel.short_hash import shorten, shorten_kept
 from vllm.v1.engine.wire import CoreStatus, KVCacheInfo
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest, PrefillStats
 from vllm.v1.request import Request
@@ -75,12 +75,15 @@ class Router:
         num = settings.num_cores
         self._lock = threading.Lock()
         self._directory = PrefixDirectory(settings.shape, num, settings.max_prefixes)
+        # What tiers behind the caches hold; None: nobody said that there are any.
+        self._kept: PrefixDirectory | None = None
         self._in_flight = InFlight(num)
         self._followers = [NewsFollower() for _ in range(num)]
         # As the replicas said last; the requests are those of all front ends.
         self._serves = np.ones(num, np.bool_)
         self._is_sure = np.ones(num, np.bool_)
         self._is_heard = np.ones(num, np.bool_)
+        self._believes_all = True
         self._reported = np.zeros(num, np.int64)
         self._unused_tokens = np.full(num, self._tokens_of(settings.num_blocks))
         self._placed_tokens = np.zeros(num, np.int64)
@@ -103,12 +106,22 @@ class Router:
             EngineDeadError: The core that it names is dead, or all are.
         """
         hashes = [shorten(block_hash) for block_hash in request.block_hashes]
+        kept = () if self._kept is None else [*map(shorten_kept, request.block_hashes)]
         return self.route_prompt(
-            request.request_id, hashes, len(request.prompt_token_ids), request.data_parallel_rank
+            request.request_id,
+            hashes,
+            len(request.prompt_token_ids),
+            request.data_parallel_rank,
+            kept,
         )
 
     def route_prompt(
-        self, request_id: str, hashes: Sequence[int], num_tokens: int, wanted: int | None = None
+        self,
+        request_id: str,
+        hashes: Sequence[int],
+        num_tokens: int,
+        wanted: int | None = None,
+        kept_hashes: Sequence[int] = (),
     ) -> int:
         """Return the rank that gets a prompt; see ``route``.
 
@@ -117,13 +130,19 @@ class Router:
             hashes: Of its units, 64 bits each.
             num_tokens: Of the prompt.
             wanted: The rank that it must have; None: any.
+            kept_hashes: Of its units, as tiers behind the caches name them.
         """
         with self._lock:
             cached = self._directory.find_cached_tokens(hashes, num_tokens)
-            cached *= self._is_sure & self._is_heard
+            if not self._believes_all:
+                cached *= self._is_sure & self._is_heard
             pending = self._count_pending(cached, hashes, num_tokens)
             soon = cached if pending is None else pending
-            rank = self._choose(wanted, soon, num_tokens)
+            restorable = None
+            if kept_hashes and self._kept is not None:
+                found = self._kept.find_cached_tokens(kept_hashes, num_tokens)
+                restorable = np.maximum(found * self._is_heard - soon, 0)
+            rank = self._choose(wanted, soon, num_tokens, restorable)
             predicted = int(soon[rank])
             doubt = "" if self._is_sure[rank] and self._is_heard[rank] else "unsure"
             if predicted > cached[rank]:
@@ -152,7 +171,9 @@ class Router:
             fill_bits(tokens, mask, min(units * unit, most))
         return np.maximum(tokens, cached, out=tokens)
 
-    def _choose(self, wanted: int | None, cached: Counts, num_tokens: int) -> int:
+    def _choose(
+        self, wanted: int | None, cached: Counts, num_tokens: int, restorable: Counts | None
+    ) -> int:
         if wanted is not None:
             if not self._serves[wanted]:
                 raise EngineDeadError(
@@ -174,7 +195,7 @@ class Router:
             self._unused_tokens,
             self._placed_tokens,
         )
-        return choose(loads, cached, num_tokens, self._settings.max_num_seqs)
+        return choose(loads, cached, num_tokens, self._settings.max_num_seqs, restorable)
 
     # ---- what happens ------------------------------------------------------------------------
 
@@ -189,13 +210,35 @@ class Router:
             follower = self._followers[rank]
             heard = follower.take(changes, now)
             if heard.forgets:
-                self._directory.drop(rank)
+                self._drop(rank)
             for change in heard.changes:
                 self._directory.apply(rank, change)
+                self._apply_kept(rank, change)
                 self._reported[rank] = change.num_running + change.num_waiting
                 self._unused_tokens[rank] = self._tokens_of(change.num_unused_blocks)
-            self._is_sure[rank] = follower.is_sure
+            if self._is_sure[rank] != follower.is_sure:
+                self._is_sure[rank] = follower.is_sure
+                self._note_beliefs()
         return heard.asks
+
+    def _note_beliefs(self) -> None:
+        self._believes_all = bool(self._is_sure.all() and self._is_heard.all())
+
+    def _drop(self, rank: int) -> None:
+        for directory in (self._directory, self._kept):
+            if directory is not None:
+                directory.drop(rank)
+
+    def _apply_kept(self, rank: int, change: CoreStatus) -> None:
+        """Take in what a core says of the tiers behind its cache."""
+        if self._kept is None:
+            if not change.kept_step:
+                return
+            settings = self._settings
+            shape = CacheShape(settings.shape.unit, (change.kept_step, 0))
+            self._kept = PrefixDirectory(shape, len(self._serves), settings.max_prefixes)
+        own = CoreStatus(0, 0, 0, change.is_cleared, stored=change.kept, removed=change.unkept)
+        self._kept.apply(rank, own)
 
     def check_news(self, now: float | None = None) -> list[int]:
         """Return the cores that must say everything again, now; to be called now and then."""
@@ -204,6 +247,7 @@ class Router:
             asked = [rank for rank, f in enumerate(self._followers) if f.check(now)]
             for rank in asked:
                 self._is_sure[rank] = False
+            self._note_beliefs()
         return asked
 
     def take_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
@@ -240,9 +284,10 @@ class Router:
         """Forget a core that died; return the requests that it had."""
         with self._lock:
             self._serves[rank] = False
-            self._directory.drop(rank)
+            self._drop(rank)
             self._followers[rank] = NewsFollower()
             self._is_sure[rank] = self._is_heard[rank] = True
+            self._note_beliefs()
             self._reported[rank] = 0
             self._unused_tokens[rank] = self._tokens_of(self._settings.num_blocks)
             lost = self._in_flight.take_all(rank)
@@ -259,11 +304,13 @@ class Router:
         """Believe nothing of a core's cache until ``trust``: nothing is heard of it."""
         with self._lock:
             self._is_heard[rank] = False
+            self._note_beliefs()
 
     def trust(self, rank: int) -> None:
         """Believe what a core said again: it is heard."""
         with self._lock:
             self._is_heard[rank] = True
+            self._note_beliefs()
 
     def revive(self, rank: int) -> None:
         """Send requests to a core again."""
@@ -282,6 +329,8 @@ class Router:
             self._reported = np.append(self._reported, 0)
             self._unused_tokens = np.append(self._unused_tokens, full)
             self._placed_tokens = np.append(self._placed_tokens, 0)
+            if self._kept is not None:
+                self._kept.add_replica()
             return self._directory.add_replica()
 
     def living(self) -> list[int]:
@@ -311,7 +360,7 @@ def _compare(stats: PrefillStats, predicted: int, doubt: str) -> PrefillStats:
     return msgspec.structs.replace(stats, predicted_tokens=predicted, prediction=outcome)
 
 
-def make_prompt_hasher(config: VllmConfig, hash_block_size: int) -> PromptHasher | None:
+def make_prompt_hasher(config: VllmConfig, unit: int) -> PromptHasher | None:
     """Return the function that hashes a prompt as the cores do; None: they do not cache.
 
     Mutates: this process's ``NONE_HASH``, to the seed that the configuration hands the cores.
@@ -321,7 +370,7 @@ def make_prompt_hasher(config: VllmConfig, hash_block_size: int) -> PromptHasher
         return None
     hash_fn = get_hash_fn_by_name(cache.prefix_caching_hash_algo)
     init_none_hash(hash_fn, cache.prefix_hash_seed)
-    hasher = get_request_block_hasher(hash_block_size, hash_fn)
+    hasher = get_request_block_hasher(unit, hash_fn)
 
     def hash_prompt(request: EngineCoreRequest) -> Sequence[BlockHash]:
         # The core's own class: salt, adapter and media enter its hashes here as they do there.

@@ -13,3 +13,8 @@ def shorten(block_hash: bytes | int) -> int:
     if isinstance(block_hash, int):
         return block_hash & _MASK
     return int.from_bytes(block_hash[-_BYTES:], "big")
+
+
+def shorten_kept(block_hash: bytes) -> int:
+    """Return the second 64 bits of a hash: what tiers behind a cache keep ends with them."""
+    return int.from_bytes(block_hash[_BYTES : 2 * _BYTES], "little")

@@ -8,6 +8,7 @@ import pytest
 from vllm.v1.core.retention.auto.interval import (
     CANDIDATES,
     FIRST_INTERVAL,
+    LEAD,
     IntervalLearner,
     room_for,
 )
@@ -98,3 +99,14 @@ def test_nothing_changes_while_memory_is_free() -> None:
 def test_intervals_that_do_not_fit_the_model_are_no_candidates() -> None:
     learner = IntervalLearner(100, 1000.0, 1024)
     assert len(learner.worth(spans_of(0, 3))) == len(CANDIDATES) - 1
+
+
+@pytest.mark.parametrize(("more", "is_taken"), [(0, False), (1, True)])
+def test_an_interval_is_taken_when_its_lead_is_passed(more: int, is_taken: bool) -> None:
+    learner = IntervalLearner(50, 200.0, 128)
+    lead = LEAD * 50 * SPAN_TOKENS
+    assert lead == 512
+    worth = [0] * len(CANDIDATES)
+    worth[CANDIDATES.index(2048)] = 512 + more
+    assert learner._decide(1, worth) is is_taken
+    assert learner.interval == (2048 if is_taken else FIRST_INTERVAL)

@@ -21,6 +21,15 @@ def test_a_small_pool_is_followed_whole() -> None:
     assert [span.end for span in spans] == [512, 1024, 1536, 2048]
 
 
+def test_a_span_is_a_unit_at_least() -> None:
+    sampler = SpanSampler(unit=1024, capacity_tokens=10_240)
+    assert (sampler.tokens_per_span, sampler.capacity) == (1024, 10)
+    assert [span.end for span in sampler.sample(hashes_of("a", 3), 3 * 1024)] == [1024, 2048, 3072]
+    # A pool of less than a span is followed as if it held one.
+    tiny = SpanSampler(unit=128, capacity_tokens=128)
+    assert (tiny.rate, tiny.capacity) == (1, 1)
+
+
 def test_a_pool_of_millions_of_blocks_costs_no_more() -> None:
     sampler = SpanSampler(unit=32, capacity_tokens=1_000_000_000)
     assert sampler.capacity <= MAX_SPANS

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.v4_cache import UNITS, flash_config
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.retention.auto.spare import spare_boundaries
+from vllm.v1.core.retention.auto.spare import _grid, spare_boundaries
 from vllm.v1.core.retention.policy import PrefillStep, Spare
 
 
@@ -56,6 +56,18 @@ def test_ends_grow_apart_fourfold_and_older_spares_give_way_to_them() -> None:
     assert len(distances) == 4
     for distance, wanted in zip(distances, (256, 1024, 4096, 16_384), strict=True):
         assert wanted <= distance < wanted + geometry.lean
+
+
+@pytest.mark.parametrize("num_most", range(9))
+@pytest.mark.parametrize("start", [0, 100, 512, 1500])
+def test_the_grid_is_the_finest_that_has_room(start: int, num_most: int) -> None:
+    """Steps double; of those whose multiples fit the first is taken."""
+    end = 4096
+    places = list(_grid(512, start, end, num_most))
+    fitting = [
+        [p for p in range(step, end + 1, step) if p > start] for step in (512, 1024, 2048, 4096)
+    ]
+    assert places == next((few for few in fitting if num_most and len(few) <= num_most), [])
 
 
 def test_much_room_gives_a_fine_grid_and_little_a_coarse_one() -> None:

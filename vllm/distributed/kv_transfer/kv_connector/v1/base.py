@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_offload.tier_view import TiersView
     from vllm.v1.metrics.stats import OffloadStats
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
@@ -86,6 +87,22 @@ class AdmissionNote:
     def miss(self) -> tuple[str | None, int]:
         """The reason, and how far it holds."""
         return self.miss_reason, self.miss_until
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPrefixes:
+    """What tiers behind the pool gained and lost, for whoever shares requests out.
+
+    Attributes:
+        group_tokens: Tokens of a row group.
+        stored: Prefixes that came, by kind: row groups (0), places to resume (1). Bytes 8 to 16 of
+            their hashes, as a little-endian number.
+        removed: Prefixes that went.
+    """
+
+    group_tokens: int
+    stored: Mapping[int, Sequence[int]]
+    removed: Mapping[int, Sequence[int]]
 
 
 class SchedulerSide(ABC):
@@ -158,6 +175,10 @@ class SchedulerSide(ABC):
         """Let go of what is held for other engines under these names; unknown ones are ignored."""
         return
 
+    def begin_drain(self) -> None:
+        """Begin what must be done before the end: the engine goes on for ``drain_timeout_s``."""
+        return
+
     def begin_own_loads(self) -> None:
         """Take blocks for prefixes that no request asked for; called while a step is scheduled."""
         return
@@ -172,6 +193,14 @@ class SchedulerSide(ABC):
 
     def take_stats(self) -> OffloadStats | None:
         """Return what tiers behind the pool did since the last call; None: there are none."""
+        return None
+
+    def view_tiers(self) -> TiersView | None:
+        """Return what tiers behind the pool hold and did; None: there are none."""
+        return None
+
+    def take_kept(self) -> KeptPrefixes | None:
+        """Drain what tiers behind the pool gained and lost; None: nothing, or there are none."""
         return None
 
     def take_events(self) -> Iterable[KVCacheEvent]:
@@ -290,6 +319,15 @@ class KVConnectorBase_V1(SchedulerSide, WorkerSide):
     def role(self) -> KVConnectorRole:
         """Which side this object is."""
         return self._role
+
+    def bind_wake(self, wake: Callable[[], None]) -> bool:
+        """Take what rouses a waiting engine core; any thread may call it.
+
+        Returns:
+            Whether this side calls it whenever there is something to report or to go on with; else
+            the core looks again every few milliseconds.
+        """
+        return False
 
     def get_finished_count(self) -> int | None:
         """Return how many workers report a finished transfer; None: all."""

@@ -11,6 +11,7 @@ from vllm.config.kv_transfer import KVTransferConfig, child_configs
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     AdmissionNote,
+    KeptPrefixes,
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_offload.tier_view import TiersView
     from vllm.v1.metrics.stats import OffloadStats
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
@@ -185,6 +187,11 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):
         for part in self._parts:
             part.withdraw(names)
 
+    def begin_drain(self) -> None:
+        """Tell all that the engine stops."""
+        for part in self._parts:
+            part.begin_drain()
+
     def begin_own_loads(self) -> None:
         """Let all take blocks."""
         for part in self._parts:
@@ -216,10 +223,25 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):
         found = [part.take_stats() for part in self._parts]
         return next((stats for stats in found if stats is not None), None)
 
+    def view_tiers(self) -> TiersView | None:
+        """Return what the one that keeps tiers holds."""
+        found = [part.view_tiers() for part in self._parts]
+        return next((view for view in found if view is not None), None)
+
+    def take_kept(self) -> KeptPrefixes | None:
+        """Drain the news of the one that keeps tiers."""
+        found = [part.take_kept() for part in self._parts]
+        return next((kept for kept in found if kept is not None), None)
+
     def reset_cache(self) -> bool | None:
         """Forget what any of them keeps."""
         done = [part.reset_cache() for part in self._parts]
         return all(answer is not False for answer in done)
+
+    def bind_wake(self, wake: Callable[[], None]) -> bool:
+        """Hand it to all; a wait is safe if all of them call it."""
+        called = [part.bind_wake(wake) for part in self._parts]
+        return all(called)
 
     # ---- the worker's side -------------------------------------------------------------------
 

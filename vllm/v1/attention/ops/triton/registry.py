@@ -130,6 +130,7 @@ TRITON_OPS: Mapping[str, TritonOp] = MappingProxyType(
         "router_scores": TritonOp(experts.router_scores),
         "choose_experts": TritonOp(experts.choose_experts),
         "choose_by_softmax": TritonOp(experts.choose_by_softmax),
+        "choose_by_sigmoid": _torch("choose_by_sigmoid", "no model with a kernel for its rest"),
         "expert_weights": _torch("expert_weights", "k values a token"),
         "mix_experts": TritonOp(mix_experts),
         "run_experts": TritonOp(run_experts),

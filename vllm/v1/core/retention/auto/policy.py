@@ -7,7 +7,9 @@ from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.retention.auto.duel import Duel
 from vllm.v1.core.retention.auto.eviction import Rule, choose_victim
+from vllm.v1.core.retention.auto.heavy_rules import HeavyDuel
 from vllm.v1.core.retention.auto.interval import IntervalLearner
+from vllm.v1.core.retention.auto.ladder import LadderLearner
 from vllm.v1.core.retention.auto.spans import SpanSampler
 from vllm.v1.core.retention.auto.spare import spare_boundaries
 from vllm.v1.core.retention.auto.yields import Yields
@@ -16,6 +18,7 @@ from vllm.v1.core.retention.boundaries import (
     needed_window_blocks,
     replay_boundaries,
     with_lean,
+    worthy_marks,
 )
 from vllm.v1.core.retention.fixed import ENDS, FixedPolicy
 from vllm.v1.core.retention.policy import ASKED_FOR, PrefillStep, RetentionPolicy, Spare
@@ -63,6 +66,7 @@ class AutoPolicy:
     """
 
     name = "auto"
+    leaves_spares = True
 
     def __init__(self, geometry: CacheGeometry, num_blocks: int) -> None:
         blocks_per_token = sum(1 / group.block_size for group in geometry.dense)
@@ -70,14 +74,23 @@ class AutoPolicy:
         self._weight = sum(geometry.lean_blocks) / (blocks_per_token or 1.0)
         self._geometry = geometry
         self.rebuild_tokens = geometry.rebuild_tokens
+        self._is_heavy = self.supersedes_at_once = geometry.is_recurrent
         self.reset()
 
     def reset(self) -> None:
         """Forget what was learnt."""
         self._sampler = SpanSampler(self._geometry.unit, self._capacity_tokens)
-        self.duel = Duel(self._sampler.capacity)
         step = max(self._geometry.unit, self._geometry.lean)
-        self._learner = IntervalLearner(self._sampler.capacity, self._weight, step)
+        capacity = self._sampler.capacity
+        self.duel: Duel | HeavyDuel
+        self._learner: IntervalLearner | LadderLearner
+        if self._is_heavy:
+            tokens = self._sampler.tokens_per_span
+            self.duel = HeavyDuel(capacity, self._weight / tokens)
+            self._learner = LadderLearner(capacity, self._weight, step, tokens)
+        else:
+            self.duel = Duel(capacity)
+            self._learner = IntervalLearner(capacity, self._weight, step)
         self._yields = Yields()
 
     @property
@@ -93,8 +106,13 @@ class AutoPolicy:
     # ---- which boundaries a step leaves ------------------------------------------------------
 
     def prompt_boundaries(self, num_prompt_tokens: int) -> tuple[int, ...]:
-        """Return the replay boundary, the prompt's end, their lean ones, and the coarse one."""
-        return replay_boundaries(self._geometry, num_prompt_tokens)
+        """Return the replay boundary, the prompt's end, their lean ones, and the coarse one.
+
+        The coarse one, for prompts whose ends were written differently, is left out where
+        checkpoints are heavy.
+        """
+        keeps_coarse = not self._is_heavy
+        return replay_boundaries(self._geometry, num_prompt_tokens, keeps_coarse=keeps_coarse)
 
     def junction_boundaries(self, position: int) -> tuple[int, ...]:
         """Return the junction and its lean boundary."""
@@ -103,6 +121,12 @@ class AutoPolicy:
     def grid(self, start: int, end: int) -> Sequence[int]:
         """Return the multiples of the interval in force."""
         return multiples(self.interval, start, end)
+
+    def marked_boundaries(self, num_prompt_tokens: int, marks: Sequence[int]) -> Sequence[int]:
+        """Return the marks where a heavy checkpoint saves enough tokens; else spares do."""
+        if not self._is_heavy:
+            return ()
+        return worthy_marks(self._geometry.unit, num_prompt_tokens, marks, self._weight)
 
     def spares(self, step: PrefillStep) -> Sequence[Spare]:
         """Return places near the prompt's end, and a grid, as far as memory is empty."""

@@ -48,6 +48,11 @@ class Shadow:
         Returns:
             How many of the first spans were there.
         """
+        held = self._use(keys)
+        return held.index(False) if False in held else len(held)
+
+    def _use(self, keys: Sequence[int]) -> list[bool]:
+        """Bring spans to the top; returns which of them were there."""
         queues = self._queues
         held = [any(key in queue for queue in queues) for key in keys]
         for key in keys:
@@ -66,14 +71,19 @@ class Shadow:
             else:
                 standing = Standing.NEW
             queues[standing][key] = self._now
-        return held.index(False) if False in held else len(held)
+        return held
 
     def _make_room(self, num_spans: int) -> None:
-        given_up = self._given_up
         num_held = sum(map(len, self._queues))
         for _ in range(min(num_held, num_held + num_spans - self.capacity)):
-            standing, is_newest = choose_victim(self._rule, self, self.capacity, self._now)
-            key, _stamp = self._queues[standing].popitem(last=is_newest)
-            given_up[key] = None
-            if len(given_up) > self.capacity:
-                given_up.popitem(last=False)
+            self._give_up()
+
+    def _give_up(self) -> int:
+        """Give up the span that the rule chooses; returns it."""
+        given_up = self._given_up
+        standing, is_newest = choose_victim(self._rule, self, self.capacity, self._now)
+        key, _stamp = self._queues[standing].popitem(last=is_newest)
+        given_up[key] = None
+        if len(given_up) > self.capacity:
+            given_up.popitem(last=False)
+        return key

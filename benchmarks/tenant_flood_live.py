@@ -1,0 +1,109 @@
+"""One tenant asks for 20 times its share of a real server: what the others' first tokens become.
+
+    python -m benchmarks.tenant_flood_live
+
+Three tenants send a request of a conversation each second in turn; the fourth sends as many as one
+of them (held) or 20 times as many (flood), on the embedded checkpoint. Runs alternate.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.e2e.server_process import ServerProcess
+
+OTHERS = ("a", "b", "c")
+FLOODER = "flood"
+STORY = "The access code of the archive is 7302. The access code of the harbour is 1186. "
+
+
+async def ask(client: httpx.AsyncClient, tenant: str, prompt: str, num_tokens: int) -> Any:
+    """Send a request; returns seconds to its first token, prompt tokens and cached ones."""
+    body = {
+        "prompt": prompt,
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    headers = {"Authorization": f"Bearer sk-{tenant}"}
+    began, first, usage = time.monotonic(), None, {}
+    async with client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            first = first or time.monotonic() - began
+            usage = json.loads(line[6:]).get("usage") or usage
+    details = usage["prompt_tokens_details"]
+    return first, usage["prompt_tokens"], details["cached_tokens"]
+
+
+async def run(url: str, factor: int, seconds: float, name: str) -> dict[str, float]:
+    """Run a load; returns the others' figures."""
+    seen: dict[str, list[Any]] = defaultdict(list)
+    async with httpx.AsyncClient(base_url=url, timeout=300, limits=httpx.Limits()) as client:
+
+        async def send(tenant: str, prompt: str) -> None:
+            seen[tenant].append(await ask(client, tenant, prompt, 16))
+
+        async def other(tenant: str, delay: float) -> None:
+            await asyncio.sleep(delay)
+            async with asyncio.TaskGroup() as group:
+                for number in range(int(seconds)):
+                    turns = f" And then, {tenant}?" * (number % 12)
+                    group.create_task(send(tenant, f"{name} {tenant}. " + STORY * 12 + turns))
+                    await asyncio.sleep(1)
+
+        async def flooder() -> None:
+            async with asyncio.TaskGroup() as group:
+                for number in range(int(seconds) * factor):
+                    group.create_task(send(FLOODER, f"{name} {number}. " + STORY * 12))
+                    await asyncio.sleep(1 / factor)
+
+        flood = asyncio.create_task(flooder())
+        await asyncio.gather(*(other(t, i / len(OTHERS)) for i, t in enumerate(OTHERS)))
+        flood.cancel()
+        await asyncio.gather(flood, return_exceptions=True)
+    rows = sorted(row for tenant in OTHERS for row in seen[tenant])
+    return {
+        "requests": len(rows),
+        "p50_ttft_ms": round(1000 * rows[len(rows) // 2][0], 1),
+        "p90_ttft_ms": round(1000 * rows[len(rows) * 9 // 10][0], 1),
+        "hit_percent": round(100 * sum(r[2] for r in rows) / sum(r[1] for r in rows), 2),
+    }
+
+
+def main() -> None:
+    """Run the loads by turns and print their figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=15)
+    parser.add_argument("--rounds", type=int, default=2)
+    args = parser.parse_args()
+    tenants: list[dict[str, Any]] = [
+        {"name": name, "keys": [f"sk-{name}"], "cache_guaranteed": 0.2} for name in OTHERS
+    ]
+    tenants.append({"name": FLOODER, "keys": [f"sk-{FLOODER}"]})
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tenants.json"
+        path.write_text(json.dumps({"tenants": tenants}))
+        flags = ("--tenants", str(path), "--max-num-batched-tokens", "128", "--max-num-seqs", "16")
+        flags += ("--max-model-len", "2048")
+        environment = {"VLLM_CHECK_INVARIANTS": "0", "VLLM_CPU_KVCACHE_SPACE": "0.1"}
+        with ServerProcess(Path(folder) / "log", *flags, environment=environment) as server:
+            for number in range(args.rounds):
+                for name, factor in (("held", 1), ("flood", 20)):
+                    figures = asyncio.run(run(server.url, factor, args.seconds, f"{name} {number}"))
+                    print(name, json.dumps(figures), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Geometries of releases and of the peer, and units that no span ends with."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.recurrent_workloads import (
+    MODELS,
+    POLICIES,
+    Run,
+    make_cache,
+    make_groups,
+    measure,
+    peer_block,
+)
+from benchmarks.workloads import format_table
+from vllm.cachelab.sim.requests import PrefixUnits
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.request import Request
+
+
+def unit_hashes(number: int, ids: tuple[int, ...], unit: int, num_tokens: int) -> list[bytes]:
+    request = Request(
+        str(number),
+        [0] * num_tokens,
+        SamplingParams(max_tokens=1),
+        arrival_time=0.0,
+        block_hasher=PrefixUnits(number, ids, unit, 512),
+    )
+    return list(request.block_hashes)
+
+
+@pytest.mark.parametrize("unit", [128, 512, 528, 784, 1056, 96])
+def test_units_are_equal_up_to_where_prompts_part(unit: int) -> None:
+    first = unit_hashes(1, tuple(range(12)), unit, 12 * 512)
+    assert len(set(first)) == len(first) == 12 * 512 // unit
+    for shared in range(13):
+        ids = (*range(shared), *range(100, 112 - shared))
+        other = unit_hashes(2, ids, unit, 12 * 512)
+        equal = [a == b for a, b in zip(first, other, strict=True)]
+        assert equal == [(i + 1) * unit <= shared * 512 for i in range(len(first))]
+
+
+def test_blocks_and_checkpoints_weigh_what_the_releases_say() -> None:
+    # Blocks of 528 and 784 tokens are what users of other engines report.
+    assert [peer_block(make_groups(model)) for model in MODELS] == [(528, 3), (784, 3)]
+    for model, tokens in zip(MODELS, (1664, 2432), strict=True):
+        config = make_cache(model, "auto", 100_000)
+        geometry = CacheGeometry.from_config(config)
+        assert (
+            sum(geometry.lean_blocks) * config.kv_cache_groups[0].kv_cache_spec.block_size == tokens
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["auto", "0", "peer"])
+def test_a_conversation_is_replayed(policy: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"input_length": 512 * turn, "output_length": 1, "hash_ids": list(range(turn))}
+        for turn in range(4, 20)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rate = measure(Run("qwen3.5-4b", "conversation", 100, policy, path))
+    # Every turn resumes at the end of the last one, or at the block below.
+    best = sum(512 * turn for turn in range(4, 19)) / sum(512 * turn for turn in range(4, 20))
+    assert rate == pytest.approx(best) if policy != "peer" else 0.8 * best < rate < best
+    assert "| row | " in format_table({"row": {policy: rate}}, POLICIES)

@@ -1,0 +1,67 @@
+"""An explanation also tells what a router had foretold."""
+
+from collections.abc import Callable
+
+import pytest
+from starlette.responses import Response
+
+from tests.entrypoints.openai.conftest import Served
+from vllm.config import VllmConfig
+from vllm.config.observability import ObservabilityConfig
+from vllm.entrypoints.openai import explain_routes
+from vllm.v1.engine.data_parallel.predictions import Prediction
+from vllm.v1.messages import PrefillStats
+
+
+async def test_a_prediction_is_told_with_the_explanation(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def replay(request_id: str, path: str, *, remedies: bool) -> Response:
+        assert (path, remedies) == ("/tmp/trace", True)
+        return Response(b'{"request_id":"%s"}' % request_id.encode())
+
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    monkeypatch.setattr(explain_routes, "_explain", replay)
+    config = VllmConfig(observability_config=ObservabilityConfig(cache_trace="/tmp/trace"))
+    served = serve(config=config)
+    served.engine.predictions["cmpl-a"] = Prediction(32, 64, "late", 1)
+    told = (await served.client.get("/v1/cache/explain/cmpl-a")).json()
+    assert told == {
+        "request_id": "cmpl-a",
+        "prediction": {"predicted_tokens": 32, "cached_tokens": 64, "outcome": "late", "core": 1},
+    }
+    told = (await served.client.get("/v1/cache/explain/cmpl-b")).json()
+    assert told == {"request_id": "cmpl-b"}
+
+
+async def test_without_a_record_it_tells_where_a_hit_came_from(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    served = serve()
+    served.engine.admissions["cmpl-a"] = PrefillStats(
+        1000,
+        896,
+        dense_match_tokens=256,
+        miss_tokens={"above_last_boundary": 8, "first_seen": 32, "evicted_from_disk": 64},
+        num_external_tokens=640,
+        external_sources={"host": 128, "disk": 512},
+    )
+    served.engine.predictions["cmpl-a"] = Prediction(256, 896, "late", 1)
+    told = (await served.client.get("/v1/cache/explain/cmpl-a")).json()
+    assert told == {
+        "request_id": "cmpl-a",
+        "prompt_tokens": 1000,
+        "cached_tokens": 896,
+        "sources": {"pool": 256, "host": 128, "disk": 512},
+        "dense_match_tokens": 256,
+        "spans": [
+            {"begin": 896, "end": 960, "reason": "evicted_from_disk"},
+            {"begin": 960, "end": 992, "reason": "first_seen"},
+            {"begin": 992, "end": 1000, "reason": "above_last_boundary"},
+        ],
+        "prediction": {"predicted_tokens": 256, "cached_tokens": 896, "outcome": "late", "core": 1},
+    }
+    unknown = await served.client.get("/v1/cache/explain/cmpl-b")
+    assert unknown.status_code == 404
+    assert "--cache-trace" in unknown.json()["error"]["message"]

@@ -1,0 +1,92 @@
+"""A tiny Qwen 3.5 with a block that drafts, and transformers' layer as the block's oracle."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.model_executor.models.decoder.reference import build_hf_model
+
+# Sums of layers are scaled by this: the next token then follows from the last one for the most
+# part, so that a block which passes its embedding on is right often, and wrong often.
+_QUIET = 0.05
+_SUMMED = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+
+
+def build_quiet_model(raw: dict[str, Any], seed: int) -> Any:
+    """Builds transformers' model, its layers' outputs scaled down."""
+    model = build_hf_model(raw, seed)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if name.endswith(_SUMMED):
+                tensor.mul_(_QUIET)
+    return model
+
+
+def block_config(raw: dict[str, Any]) -> dict[str, Any]:
+    """Returns a model of one layer of attention, as the block's."""
+    return {**raw, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
+
+
+class BlockOracle:
+    """The block, out of transformers' parts.
+
+    Args:
+        raw: The model's config.json.
+        target: transformers' model.
+        seed: Of the block's weights.
+    """
+
+    def __init__(self, raw: dict[str, Any], target: Any, seed: int) -> None:
+        self._target = target
+        self._model = build_quiet_model(block_config(raw), seed)
+        width = raw["hidden_size"]
+        generator = torch.Generator().manual_seed(seed)
+        fc = torch.cat([torch.eye(width), 0.1 * torch.eye(width)], 1)
+        self._fc = fc + 0.02 * torch.randn(fc.shape, generator=generator)
+        self._norms = 0.1 * torch.randn(2, width, generator=generator)
+        self._eps = raw["rms_norm_eps"]
+        with torch.no_grad():
+            head = self._model.get_output_embeddings().weight
+            head.copy_(target.get_output_embeddings().weight)
+            self._model.model.norm.weight.copy_(target.model.norm.weight)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the block's tensors as releases name them."""
+        found = {
+            "mtp.fc.weight": self._fc,
+            "mtp.pre_fc_norm_embedding.weight": self._norms[0].clone(),
+            "mtp.pre_fc_norm_hidden.weight": self._norms[1].clone(),
+        }
+        for name, tensor in self._model.state_dict().items():
+            if name.startswith("model.layers.0."):
+                found["mtp." + name.removeprefix("model.")] = tensor
+        found["mtp.norm.weight"] = self._model.model.norm.weight.data
+        return found
+
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """Returns logits [T - 1, V]: row t guesses the token at t + 2."""
+        with torch.inference_mode():
+            tokens = torch.tensor([token_ids])
+            hidden = self._target.model(tokens, use_cache=False).last_hidden_state[0, :-1]
+            embedded = self._target.get_input_embeddings()(tokens)[0, 1:]
+            joined = torch.cat([self._norm(embedded, 0), self._norm(hidden, 1)], -1)
+            x = joined @ self._fc.T
+            logits: torch.Tensor = self._model(inputs_embeds=x[None], use_cache=False).logits[0]
+        return logits
+
+    def _norm(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        scale = (x.square().mean(-1, keepdim=True) + self._eps).rsqrt()
+        return x * scale * (1 + self._norms[index])
+
+
+def add_block(folder: Path, oracle: BlockOracle) -> None:
+    """Puts a block into a checkpoint that transformers saved."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    own = {name: tensor.contiguous().clone() for name, tensor in oracle.tensors().items()}
+    save_file(tensors | own, path, {"format": "pt"})
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"mtp_num_hidden_layers": 1}))

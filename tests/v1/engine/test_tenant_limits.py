@@ -1,0 +1,100 @@
+"""Limits of tenants: buckets that fill, errors that say when to come back."""
+
+import pytest
+
+from vllm.config.tenants import Tenant, TenantsConfig
+from vllm.exceptions import TenantLimitError
+from vllm.v1.engine.tenant_limits import TenantLimits, tenant_salt
+
+
+class Clock:
+    """Seconds that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make(tenant: Tenant, share: float = 1.0) -> tuple[TenantLimits, Clock]:
+    clock = Clock()
+    return TenantLimits(TenantsConfig.of(tenant), share, clock), clock
+
+
+def admit(limits: TenantLimits, tenant: Tenant, num_tokens: int = 10, waiting: int = 0) -> None:
+    limits.admit(tenant, num_tokens, lambda: waiting)
+
+
+def test_requests_a_minute_come_evenly():
+    tenant = Tenant("a", requests_per_minute=6)
+    limits, clock = make(tenant)
+    for _ in range(6):
+        admit(limits, tenant)
+    with pytest.raises(TenantLimitError, match="'a' exceeds requests_per_minute=6") as caught:
+        admit(limits, tenant)
+    assert caught.value.limit == "requests_per_minute"
+    assert caught.value.retry_after_s == 10
+    clock.now += caught.value.retry_after_s
+    admit(limits, tenant)
+    with pytest.raises(TenantLimitError):
+        admit(limits, tenant)
+
+
+def test_answers_bring_a_debt():
+    tenant = Tenant("a", tokens_per_minute=600)
+    limits, clock = make(tenant)
+    admit(limits, tenant, 100)
+    limits.note_output("a", 1100)
+    with pytest.raises(TenantLimitError, match="tokens_per_minute=600") as caught:
+        admit(limits, tenant, 100)
+    assert caught.value.retry_after_s == 70
+    clock.now += 70
+    admit(limits, tenant, 100)
+
+
+def test_a_prompt_beyond_a_minutes_worth_waits_for_a_full_bucket():
+    tenant = Tenant("a", tokens_per_minute=60)
+    limits, clock = make(tenant)
+    admit(limits, tenant, 1000)
+    with pytest.raises(TenantLimitError) as caught:
+        admit(limits, tenant, 1000)
+    clock.now += caught.value.retry_after_s
+    admit(limits, tenant, 1000)
+
+
+def test_a_refused_request_spends_nothing():
+    tenant = Tenant("a", requests_per_minute=1, tokens_per_minute=60)
+    limits, _clock = make(tenant)
+    limits.note_output("a", 60)
+    for _ in range(3):
+        with pytest.raises(TenantLimitError, match="tokens_per_minute"):
+            admit(limits, tenant)
+    assert limits._requests["a"].wait_s(1, 100.0) == 0
+
+
+def test_waiting_requests_are_bounded():
+    tenant = Tenant("a", max_queued_requests=2)
+    limits, _clock = make(tenant)
+    admit(limits, tenant, waiting=1)
+    with pytest.raises(TenantLimitError, match="max_queued_requests=2: 2 of its requests"):
+        admit(limits, tenant, waiting=2)
+
+
+def test_several_processes_share_the_limits():
+    tenant = Tenant("a", requests_per_minute=10)
+    limits, _clock = make(tenant, share=0.5)
+    for _ in range(5):
+        admit(limits, tenant)
+    with pytest.raises(TenantLimitError):
+        admit(limits, tenant)
+
+
+def test_salts_part_tenants_that_ask_for_it():
+    own, other = Tenant("a", has_own_cache=True), Tenant("b", has_own_cache=True)
+    assert tenant_salt(Tenant("c"), None) is None
+    assert tenant_salt(Tenant("c"), "s") == "s"
+    salts = {
+        tenant_salt(t, s) for t in (own, other) for s in (None, "", "s", tenant_salt(own, None))
+    }
+    assert len(salts) == 8

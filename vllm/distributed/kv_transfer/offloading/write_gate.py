@@ -1,0 +1,84 @@
+"""Which objects go to the disk, and when: the write policy and the daily budget."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from vllm.distributed.kv_transfer.offloading.tracking import Candidate
+from vllm.v1.kv_offload.records import ObjectKey
+from vllm.v1.kv_offload.write_budget import WriteBudget
+
+WRITE_THROUGH = "write_through"
+SELECTIVE = "write_through_selective"
+WRITE_BACK = "write_back"
+WRITE_POLICIES = (WRITE_THROUGH, SELECTIVE, WRITE_BACK)
+# Objects that are followed until they are wanted again.
+_MAX_SEEN = 1 << 16
+# Objects that wait; the oldest go first, whose rows the pool gives up first too.
+_MAX_WAITING = 8192
+
+
+class WriteGate:
+    """Lets objects go to the disk.
+
+    write_through            at once
+    write_through_selective  when a second request has computed or hit them
+    write_back               when the pool runs short of unused blocks, and at the end
+
+    Owns: what waits to be written, and what was seen once.
+
+    Args:
+        policy: One of these.
+        budget: What may be written a day. While it is scarce, everything is selective.
+        is_short: Whether the pool runs short of unused blocks.
+    """
+
+    def __init__(self, policy: str, budget: WriteBudget, is_short: Callable[[], bool]) -> None:
+        self._policy = policy
+        self.budget = budget
+        self._is_short = is_short
+        self._seen: dict[ObjectKey, None] = {}
+        self._held: deque[Candidate] = deque()
+        self.ready: deque[Candidate] = deque()
+        self._is_ending = False
+        self.num_dropped = 0
+
+    def take(self, waiting: deque[Candidate]) -> None:
+        """Take what was computed. Mutates ``waiting``: it is empty then."""
+        is_selective = self._policy == SELECTIVE or (bool(waiting) and self.budget.is_scarce)
+        while waiting:
+            candidate = waiting.popleft()
+            if is_selective and not self._was_seen(candidate.key):
+                continue
+            (self._held if self._policy == WRITE_BACK else self.ready).append(candidate)
+        if self._held and (self._is_ending or self._is_short()):
+            self.ready.extend(self._held)
+            self._held.clear()
+        for queue in (self.ready, self._held):
+            while len(queue) > _MAX_WAITING:
+                queue.popleft()
+                self.num_dropped += 1
+
+    def _was_seen(self, key: ObjectKey) -> bool:
+        if key in self._seen:
+            return True
+        self._seen[key] = None
+        if len(self._seen) > _MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
+        return False
+
+    def end(self) -> None:
+        """Let everything go that is held back: the engine stops."""
+        self._is_ending = True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something could be written now."""
+        return bool(self.ready or (self._is_ending and self._held))
+
+    def clear(self) -> None:
+        """Forget what waits."""
+        self.ready.clear()
+        self._held.clear()
+        self._seen.clear()

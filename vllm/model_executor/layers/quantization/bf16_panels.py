@@ -1,0 +1,114 @@
+"""Plain bf16 matrices, packed for products that round their inputs to bf16 too.
+
+Outputs lie in lanes, 64 to a panel; a word is two inputs of one output, the even one low:
+
+    words   int32 [panels, ceil(columns / 32) * 16, 64]
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable
+
+import torch
+
+from vllm.model_executor.layers.quantization.panels import PANEL, view_as
+
+BLOCK = 32
+"""Inputs of a block; a panel is whole blocks, filled up with zeros."""
+
+_HUGE_PAGE_BYTES = 2 << 20
+
+
+class Bf16Panels:
+    """A ``RowSource`` of packed bf16 values.
+
+    Args:
+        weight: bf16 [num_rows, num_columns].
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.num_rows, self.num_columns = weight.shape
+        num_panels = -(-self.num_rows // PANEL)
+        num_blocks = -(-self.num_columns // BLOCK)
+        self.words = _allocate_words(num_panels, num_blocks * BLOCK // 2)
+        rest = num_blocks * BLOCK - self.num_columns
+        whole = self.num_rows // PANEL
+        for panel in range(num_panels):
+            rows = weight[panel * PANEL : (panel + 1) * PANEL]
+            if rest:
+                rows = torch.nn.functional.pad(rows, (0, rest))
+            if panel == whole:
+                self.words[panel].zero_()
+            self.words[panel, :, : len(rows)] = view_as(rows, torch.int32).T
+
+    def write_rows(self, start: int, out: torch.Tensor) -> None:
+        """See ``RowSource``."""
+        stop = start + out.shape[0]
+        first, last = start // PANEL, -(-stop // PANEL)
+        rows = self.words[first:last].transpose(1, 2).flatten(0, 1)
+        rows = rows[start - first * PANEL : stop - first * PANEL]
+        out.copy_(view_as(rows, torch.bfloat16)[:, : self.num_columns])
+
+
+def _allocate_words(num_panels: int, num_pairs: int) -> torch.Tensor:
+    """Returns uninitialised int32 [panels, pairs, 64]: in huge pages, if it fills one.
+
+    A product reads a matrix from end to end, and every small page on the way is looked up.
+    """
+    count = num_panels * num_pairs * PANEL
+    if 4 * count < _HUGE_PAGE_BYTES:
+        return torch.empty((num_panels, num_pairs, PANEL), dtype=torch.int32)
+    # Private: shared memory has no huge pages unless the whole system is set so.
+    memory = mmap.mmap(-1, 4 * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    words = torch.frombuffer(memory, dtype=torch.int32, count=count)
+    return words.view(num_panels, num_pairs, PANEL)
+
+
+class PackedWeights:
+    """A model's bf16 matrices in panels, each packed once.
+
+    Args:
+        releases: Whether a matrix that was packed is given back to the system: from then on its
+            parameter holds nothing, and only who reads the panels can run the model.
+        kept: Matrices that are never given back, because others multiply by them too.
+
+    Attributes:
+        releases: That.
+
+    Owns: the panels.
+    """
+
+    def __init__(self, *, releases: bool, kept: Iterable[torch.Tensor] = ()) -> None:
+        self.releases = releases
+        self._kept = frozenset(weight.untyped_storage()._cdata for weight in kept)
+        self._panels: dict[tuple[int, int, tuple[int, ...]], Bf16Panels] = {}
+        # A parameter's storage is known by its place, which is free for others once it is gone.
+        self._storages: list[torch.UntypedStorage] = []
+
+    def find(self, weight: torch.Tensor) -> Bf16Panels | None:
+        """Return a matrix's panels; None: it was not packed."""
+        return self._panels.get(_identify(weight))
+
+    def pack(self, weight: torch.Tensor) -> Bf16Panels:
+        """Return the panels of a matrix bf16 [rows, columns].
+
+        Mutates:
+            weight: Its memory is given back, if this releases what it packed and it is not kept.
+        """
+        if found := self.find(weight):
+            return found
+        panels = Bf16Panels(weight)
+        self._panels[_identify(weight)] = panels
+        storage = weight.untyped_storage()
+        self._storages.append(storage)
+        is_free = self.releases and storage._cdata not in self._kept
+        if is_free and storage.nbytes() == weight.nbytes and storage.resizable():
+            storage.resize_(0)
+        return panels
+
+
+def _identify(weight: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
+    return weight.untyped_storage()._cdata, int(weight.storage_offset()), tuple(weight.shape)

@@ -1,0 +1,89 @@
+"""Attention whose keys and values are products of one latent row a token (MLA), without positions.
+
+    row      [ norm(latent) | shared ]                what is cached
+    key      [ Wk latent | shared ]  of each head
+    score    q . key  =  [ Wk^T q_own | q_shared ] . row
+    output   sum of weights * Wv latent  =  Wv (sum of weights * row's latent)
+
+So queries are taken to the row's space, where all heads attend to the same rows, and what they find
+is taken back by Wv: keys and values of single heads are never made.
+Source: arXiv:2405.04434, section 2.1.
+"""
+
+import torch
+
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from vllm.model_executor.models.decoder.config import LayerPlan
+from vllm.model_executor.models.decoder.paged_attention import PagedAttention
+from vllm.model_executor.models.decoder.step import ModelParts, Step
+
+_NAMES = ("q_proj", "kv_a_proj_with_mqa")
+# The releases' code has it, not config.json.
+_LATENT_EPS = 1e-6
+
+
+class LatentAttention(PagedAttention):
+    """Attention of one layer over latent rows.
+
+    Letters: T rows, H heads, L values of the latent, W = L + the shared part's values of a row.
+
+    Args:
+        index: The layer.
+        plan: Its heads.
+        parts: What to build from, within the layer's ``self_attn``.
+    """
+
+    def __init__(self, index: int, plan: LayerPlan, parts: ModelParts) -> None:
+        super().__init__(index, plan, parts)
+        make, ops, hidden = parts.make, parts.ops, parts.config.hidden_size
+        shape, latent = self._shape, self._shape.latent
+        assert latent is not None
+        self._latent = latent
+        heads = shape.num_heads
+        self._query_dim = latent.key_dim + latent.shared_dim
+        sizes = (heads * self._query_dim, shape.head_dim)
+        self.projections = MergedColumnParallelLinear(hidden, sizes, make, _NAMES)
+        self.row_norm = make.parameter(latent.latent_dim)
+        # By head: rows of Wk, then of Wv.
+        self.heads = make.parameter(heads, latent.key_dim + latent.value_dim, latent.latent_dim)
+        self.output = RowParallelLinear(
+            "num_attention_heads * v_head_dim", heads * latent.value_dim, hidden, make, "o_proj"
+        )
+        self._norm, self._map_heads = ops("rms_norm"), ops("grouped_linear")
+
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Maps the normed input [T, D] to the output [T, D]; writes the layer's cache.
+
+        The last layer with a cache gives the step's wanted rows alone.
+        """
+        latent = self._latent
+        queries, rows = torch.split(self.projections(x), list(self.projections.out_sizes), -1)
+        latents, shared = torch.split(rows, [latent.latent_dim, latent.shared_dim], -1)
+        normed = self._norm(latents, self.row_norm, _LATENT_EPS)
+        by_head = queries.view(len(x), self._shape.num_heads, self._query_dim)
+        own, with_shared = torch.split(by_head, [latent.key_dim, latent.shared_dim], -1)
+        keys, values = torch.split(self.heads, [latent.key_dim, latent.value_dim], 1)
+        taken = torch.cat([self._map_heads(own, keys.mT), with_shared], -1)
+        found = self._attend_step(taken, torch.cat([normed, shared], -1), step)
+        attended = self._map_heads(found[..., : latent.latent_dim], values)
+        output: torch.Tensor = self.output(attended.flatten(1))
+        return output
+
+    def _split_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns keys and values [..., 1, W] of rows [..., W]: both are the row.
+
+        Kernels want them of one width; what is found of the shared part is left out.
+        """
+        both = rows.unsqueeze(-2)
+        return both, both
+
+    def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination."""
+        slots = {
+            **self.output.weight_slots(f"{prefix}.o_proj"),
+            f"{prefix}.kv_a_layernorm.weight": self.row_norm.data,
+            f"{prefix}.kv_b_proj.weight": self.heads.data.flatten(0, 1),
+        }
+        for index, name in enumerate(_NAMES):
+            slots |= self.projections.part_slots(index, f"{prefix}.{name}")
+        return slots

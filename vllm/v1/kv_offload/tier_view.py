@@ -1,0 +1,69 @@
+"""What the tiers behind the pool hold and did, for people: parts of a snapshot of the cache."""
+
+import msgspec
+
+
+class TierView(msgspec.Struct, frozen=True):
+    """One tier, now. Bytes are of all workers together.
+
+    Attributes:
+        state: "ready", or what it waits for or cannot do: "opening", "reading_weights" (once, for
+            their digest), "off" (it could not be opened), "read_only", "reads_paused" (too many
+            failed of late), "writes_stopped" (too many failed).
+        max_bytes: The limit: of all files of the folder, or of the host memory.
+        used_bytes: Of slots in use.
+        live_bytes: Of objects that can be found.
+        objects: Those, by kind: "state" (checkpoints), "rows" (row groups).
+        queries: Objects that restores asked for here.
+        hits: Of those, found here.
+        read_bytes: Brought back since the start.
+        written_bytes: Written since the start.
+    """
+
+    state: str
+    max_bytes: int
+    used_bytes: int
+    live_bytes: int
+    objects: dict[str, int]
+    queries: int
+    hits: int
+    read_bytes: int
+    written_bytes: int
+
+
+class WarmStart(msgspec.Struct, frozen=True):
+    """Prefixes that a start brings back before anybody asks.
+
+    Attributes:
+        state: "off", "waiting" (for the folder), "loading" or "done".
+        num_prefixes: Brought back so far.
+        num_tokens: Of those.
+        num_left: On their way, or waiting for their turn.
+    """
+
+    state: str
+    num_prefixes: int = 0
+    num_tokens: int = 0
+    num_left: int = 0
+
+
+class TiersView(msgspec.Struct, frozen=True):
+    """All tiers behind the pool.
+
+    Attributes:
+        tiers: "host" and "disk", as far as there are such.
+        stores: Objects since the start, by what became of them.
+        restores: Prefixes since the start, by what became of them.
+        num_corrupt: Objects whose bytes were not those that were written.
+        num_loading: Prefixes on their way to the pool.
+        queued_bytes: On their way to the disk.
+        warm_start: What the start brings back.
+    """
+
+    tiers: dict[str, TierView]
+    stores: dict[str, int]
+    restores: dict[str, int]
+    num_corrupt: int
+    num_loading: int
+    queued_bytes: int
+    warm_start: WarmStart
