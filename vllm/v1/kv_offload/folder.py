@@ -42,6 +42,7 @@ from vllm.v1.kv_offload.cells import PAGE_BYTES, PAGE_CELLS
 from vllm.v1.kv_offload.file_calls import DiskFiles, FileCalls
 from vllm.v1.kv_offload.rows_file import SEAL_BYTES
 from vllm.v1.kv_offload.store import ObjectStore, StoreShape
+from vllm.v1.kv_offload.weights_digest import WEIGHTS_LOCK
 
 FORMAT = 1
 _MAGIC = "vllm prefix cache"
@@ -52,7 +53,7 @@ WEIGHTS_FILE = "weights.json"
 # Beside an index; each replaced as a whole, none of it a promise.
 SMALL_FILES = ("rates", "warm", "budget")
 _SMALL_FILE_BYTES = 1 << 18
-_OURS = frozenset({_MARKER, _LOCK, _MOVING, WEIGHTS_FILE})
+_OURS = frozenset({_MARKER, _LOCK, _MOVING, WEIGHTS_FILE, WEIGHTS_LOCK})
 _ROOT_BYTES = 32
 _NAME_CHARS = 16
 _META_BYTES = 4096

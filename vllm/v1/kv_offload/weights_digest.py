@@ -6,9 +6,12 @@ content does: device, inode, size, and the times of its last change.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import xxhash
@@ -18,6 +21,9 @@ from vllm.v1.kv_offload.file_calls import DiskFiles
 _READ_BYTES = 8 << 20
 # Remembered at most; the oldest go.
 _MAX_FILES = 4096
+# Held by who reads weights, beside what is remembered of them.
+WEIGHTS_LOCK = "weights.lock"
+_TURN_POLL_S = 0.02
 
 
 def digest_files(
@@ -25,19 +31,60 @@ def digest_files(
     memory: Path | None = None,
     note_progress: Callable[[int, int], None] = lambda done, total: None,
     stop: threading.Event | None = None,
+    *,
+    remembers: bool = True,
 ) -> str | None:
     """Return a digest of the names and all bytes of some files; None: it was stopped.
+
+    Engine cores that share the memory take turns: the first one reads, the others find what it
+    remembered.
 
     Args:
         paths: The files.
         memory: Where digests are remembered between starts; None: nowhere.
         note_progress: Called with bytes read so far, and in all.
         stop: Ends the reading early.
+        remembers: Whether the memory may be written.
 
     Raises:
         OSError: A file cannot be read.
     """
-    known = _read_memory(memory)
+    if memory is None or not remembers:
+        return _digest(paths, _read_memory(memory), None, note_progress, stop)
+    with _turn(memory.with_name(WEIGHTS_LOCK), stop) as has_turn:
+        if not has_turn:
+            return None
+        return _digest(paths, _read_memory(memory), memory, note_progress, stop)
+
+
+@contextmanager
+def _turn(lock: Path, stop: threading.Event | None) -> Iterator[bool]:
+    """Hold a lock, waiting for it; False: it was stopped meanwhile."""
+    handle = DiskFiles().open(lock)
+    stop = stop or threading.Event()
+    try:
+        while not (has_turn := _try_lock(handle)) and not stop.wait(_TURN_POLL_S):
+            pass
+        yield has_turn
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _digest(
+    paths: Sequence[Path],
+    known: dict[str, str],
+    memory: Path | None,
+    note_progress: Callable[[int, int], None],
+    stop: threading.Event | None,
+) -> str | None:
     total = sum(path.stat().st_size for path in paths)
     done, parts = 0, []
     has_news = False

@@ -111,7 +111,13 @@ class OffloadingConnector(BesideStepsConnector):
             keeper = StoreKeeper(
                 settings.open_folder,
                 lambda note, stop: find_identity(
-                    self._vllm_config, config, layout, root, note, stop
+                    self._vllm_config,
+                    config,
+                    layout,
+                    root,
+                    note,
+                    stop,
+                    read_only=settings.read_only,
                 ),
             )
         self._tier = Tier(self._vllm_config, settings, manager, layout, host, keeper)

@@ -34,8 +34,19 @@ def find_identity(
     root: Path,
     note_progress: Callable[[int, int], None],
     stop: threading.Event,
+    *,
+    read_only: bool = False,
 ) -> Identity | None:
     """Work out an engine's identity; reads all weights unless their digest is remembered.
+
+    Args:
+        config: The engine's.
+        kv_cache_config: Its groups.
+        layout: What objects are made of.
+        root: The folder that all cores share, where the digest is remembered.
+        note_progress: Called with bytes read so far, and in all.
+        stop: Ends the reading early.
+        read_only: Whether nothing may be written there.
 
     Returns:
         The identity; None: it was stopped.
@@ -44,7 +55,7 @@ def find_identity(
         OSError: A file cannot be read.
         CheckpointError: The checkpoint's files are missing or broken.
     """
-    weights = _digest_weights(config, root, note_progress, stop)
+    weights = _digest_weights(config, root, note_progress, stop, read_only)
     if weights is None:
         return None
     parts = make_manifest(config, kv_cache_config, "disk")
@@ -62,13 +73,14 @@ def _digest_weights(
     root: Path,
     note_progress: Callable[[int, int], None],
     stop: threading.Event,
+    read_only: bool,
 ) -> str | None:
     model = config.model_config
     if config.load_config.load_format == "dummy":
         return f"dummy, seed {model.seed}"
     files = find_weight_files(Path(model.path or model.model))
     memory = root / WEIGHTS_FILE if root.is_dir() else None
-    return digest_files(files, memory, note_progress, stop)
+    return digest_files(files, memory, note_progress, stop, remembers=not read_only)
 
 
 def _known_answer(config: VllmConfig) -> str:
