@@ -28,6 +28,7 @@ class FakeEngine:
         prefill_stats: Where every prompt's tokens come from.
         resets: What its cache was reset with.
         withdrawn: Held prompts that it was told to let go of.
+        tokens_per_step: That one output of a stream brings, as drafts do.
         can_reset: What resets answer.
         on_view: Called when its cache is looked at.
     """
@@ -53,6 +54,7 @@ class FakeEngine:
         self.living_ranks: list[int] = [0]
         self.held: list[HeldPrefix] = []
         self.keeps = True
+        self.tokens_per_step = 1
         self.can_reset = True
         self.predictions: dict[str, Prediction] = {}
         self.admissions: dict[str, PrefillStats] = {}
@@ -142,16 +144,16 @@ class FakeEngine:
         answer = self.answer[: params.max_tokens]
         reason = "stop" if len(answer) == len(self.answer) else "length"
         stream = params.output_kind == RequestOutputKind.DELTA
-        for i in range(len(answer)):
+        for i in range(0, len(answer), self.tokens_per_step):
             for _ in range(_TURNS_PER_TOKEN):
                 await asyncio.sleep(0)
             await self.hold.wait()
             if self.fail_at == i:
                 raise self.failure
-            is_last = i == len(answer) - 1
+            is_last = i + self.tokens_per_step >= len(answer)
             if not stream and not is_last:
                 continue
-            ids = [answer[i]] if stream else answer
+            ids = answer[i : i + self.tokens_per_step] if stream else answer
             outputs = [
                 self._output(k, ids, params, reason if is_last else None) for k in range(params.n)
             ]
@@ -172,7 +174,7 @@ class FakeEngine:
         rows = None if params.logprobs is None else [self._row(i, params.logprobs) for i in ids]
         return CompletionOutput(
             index=index,
-            text=self._tokenizer.decode(ids),
+            text=self._tokenizer.decode([i for i in ids if i != self._tokenizer.eos_token_id]),
             token_ids=list(ids),
             logprobs=rows,
             finish_reason=reason,

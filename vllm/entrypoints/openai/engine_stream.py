@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -87,9 +88,11 @@ class EngineStream:
     """The merged outputs of some jobs, in order of arrival.
 
     The engine puts outputs straight in; what a slow client has not fetched is merged, job by job.
+    Not so with log probabilities: clients read a token's text beside them, and how much text each
+    of several tokens has given nobody can tell.
 
-    Owns: at most one output per job that nobody has read yet, and the error that ends the stream.
-    ``close`` must be called; it aborts what still runs.
+    Owns: what nobody has read yet, one output per job or one per step, and the error that ends the
+    stream. ``close`` must be called; it aborts what still runs.
 
     Args:
         engine: What answers.
@@ -109,7 +112,7 @@ class EngineStream:
         self._jobs = jobs
         self._state = state
         self._timeout_s = timeout_s
-        self._waiting: dict[int, RequestOutput] = {}
+        self._waiting: dict[int, deque[RequestOutput]] = {}
         self._error: Exception | None = None
         self._ready = asyncio.Event()
         # What aborts a job, for those that have not finished.
@@ -156,12 +159,13 @@ class EngineStream:
 
     def put(self, index: int, output: RequestOutput) -> None:
         """Take in an output of a job."""
-        waiting = self._waiting.get(index)
-        if waiting is None:
-            self._waiting[index] = output
+        params = self._jobs[index].params
+        deltas = params.output_kind == RequestOutputKind.DELTA
+        waiting = self._waiting.setdefault(index, deque())
+        if waiting and not (deltas and params.logprobs is not None):
+            waiting[-1].merge(output, deltas=deltas)
         else:
-            deltas = self._jobs[index].params.output_kind == RequestOutputKind.DELTA
-            waiting.merge(output, deltas=deltas)
+            waiting.append(output)
         self._ready.set()
 
     def fail(self, error: Exception) -> None:
@@ -182,7 +186,9 @@ class EngineStream:
             await self._ready.wait()
             self._ready.clear()
         index = next(iter(self._waiting))
-        output = self._waiting.pop(index)
+        output = self._waiting[index].popleft()
+        if not self._waiting[index]:
+            del self._waiting[index]
         if output.finished:
             self._num_unfinished -= 1
             self._leaves.pop(index, None)
