@@ -54,8 +54,10 @@ if TYPE_CHECKING:
     import torch
 
 UNIT = 128
-MODELS = ("qwen3.5-4b", "qwen3.5-27b")
-FIXED = ("0", "4096", "8192", "16384", "32768")
+RECURRENT_MODELS = ("qwen3.5-4b", "qwen3.5-27b")
+WINDOW_MODELS = ("gemma4-e4b", "gemma4-12b")
+MODELS = (*RECURRENT_MODELS, *WINDOW_MODELS)
+FIXED = ("0", "1024", "2048", "4096", "8192", "16384", "32768")
 POLICIES = ("auto", *FIXED, "peer")
 # Pools in thousands of tokens.
 POOLS = {
@@ -130,7 +132,7 @@ def peer_block(groups: Sequence[KVCacheGroupSpec]) -> tuple[int, int]:
 def make_cache(model: str, policy: str, num_tokens: int) -> KVCacheConfig:
     """Return the cache that a policy is tried on."""
     groups = make_groups(model)
-    if policy != "peer":
+    if policy != "peer" or model in WINDOW_MODELS:
         return KVCacheConfig(num_tokens // UNIT, [], groups, hit_unit=UNIT)
     block, num_pieces = peer_block(groups)
     rows = FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=128, dtype=_BF16)
@@ -145,7 +147,14 @@ def make_retention(name: str, config: KVCacheConfig) -> RetentionPolicy:
     """Return a new policy by its name."""
     geometry = CacheGeometry.from_config(config)
     if name == "peer":
-        return VariantPolicy(geometry, name, keeps_lean=False, keeps_coarse=False, supersedes=False)
+        return VariantPolicy(
+            geometry,
+            name,
+            keeps_lean=False,
+            keeps_coarse=False,
+            supersedes=False,
+            private_window=geometry.is_recurrent,
+        )
     return make_policy(name, geometry, config.num_blocks - 1)
 
 
