@@ -51,6 +51,7 @@ class FakeEngine:
         self.withdrawn: list[str] = []
         self.boundaries: list[list[int]] = []
         self.ranks: list[int | None] = []
+        self.keys: list[str | None] = []
         self.living_ranks: list[int] = [0]
         self.held: list[HeldPrefix] = []
         self.keeps = True
@@ -71,10 +72,12 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         data_parallel_rank: int | None = None,
+        prompt_cache_key: str | None = None,
     ) -> Callable[[], None]:
         """Put the scripted answer into the sink."""
         token_ids = prompt["prompt_token_ids"]
         self.ranks.append(data_parallel_rank)
+        self.keys.append(prompt_cache_key)
         self.boundaries.append(prompt.get("cache_boundaries", []))
         for offset, seconds in prompt.get("cache_ttls", {}).items():
             expires_in = None if seconds in (0.0, float("inf")) else seconds

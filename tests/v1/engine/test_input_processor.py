@@ -196,3 +196,12 @@ def test_a_schema_holds_numbers_of_any_size(processor):
     sent = Codec().decode_to_core(Codec().encode(AddRequest(made)))
     assert read_schema(sent.request.sampling_params.structured_outputs.json) == schema
     assert params.structured_outputs.json == schema
+
+
+def test_a_cache_key_is_the_same_number_in_every_process(processor):
+    made = [process(processor, prompt_cache_key=key) for key in ("a", "b", "a", None)]
+    assert [request.routing_key for request in made[::2]] == [3405396810240292928] * 2
+    assert made[1].routing_key != made[0].routing_key
+    assert made[3].routing_key is None
+    sent = Codec().decode_to_core(Codec().encode(AddRequest(made[0])))
+    assert sent.request == made[0]

@@ -38,6 +38,7 @@ class EngineClient(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         data_parallel_rank: int | None = None,
+        prompt_cache_key: str | None = None,
     ) -> Callable[[], None]:
         """Run a request whose outputs go to ``sink``; return what aborts it."""
 
@@ -74,6 +75,7 @@ class Job:
     cache_boundaries: Sequence[int] = ()
     cache_ttls: Mapping[int, float] = field(default_factory=dict)
     data_parallel_rank: int | None = None
+    prompt_cache_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ class EngineStream:
             priority=job.priority,
             cache_salt=job.cache_salt,
             data_parallel_rank=job.data_parallel_rank,
+            prompt_cache_key=job.prompt_cache_key,
         )
 
     def put(self, index: int, output: RequestOutput) -> None:
