@@ -141,6 +141,8 @@ class IndexPass:
     def enter(self, pages: Indices, cells: Cells) -> None:
         """Let cells be found that were read; what is known already may have been used since."""
         is_new = ~self._known[pages]
+        if not is_new.any():
+            return
         if not is_new.all():
             words = as_words(cells).reshape(len(pages), -1)
             pages, cells = pages[is_new], words[is_new].view(CELL).reshape(-1)
