@@ -289,6 +289,8 @@ class EngineArgs:
     )
     data_parallel_fault_tolerance: bool = option_of(ParallelConfig, "data_parallel_fault_tolerance")
     data_parallel_restarts: int = option_of(ParallelConfig, "data_parallel_restarts")
+    warm_pull_bytes: int = option_of(ParallelConfig, "warm_pull_bytes")
+    warm_pull_seconds: float = option_of(ParallelConfig, "warm_pull_seconds")
 
     disable_log_stats: bool = option(
         False, "Do not log throughput and cache use.", group="observability"
@@ -466,6 +468,11 @@ class EngineArgs:
         if self.cache_trace is not None:
             raise ConfigError(
                 f"--cache-trace does not record what {flag} loads from elsewhere: leave one of "
+                "them out."
+            )
+        if self.warm_pull_bytes:
+            raise ConfigError(
+                f"warm_pull_bytes={self.warm_pull_bytes} does not go with {flag} yet: leave one of "
                 "them out."
             )
         config = KVTransferConfig.from_dict(asked)
