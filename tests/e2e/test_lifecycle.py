@@ -93,14 +93,14 @@ def test_leaving_without_a_stream_frees_its_blocks(server: ServerProcess) -> Non
     aborts = server.metric("vllm:request_success_total", finished_reason="abort")
     body = {**LONG, "stream": False, "n": 2, "temperature": 1.0}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(server.url + COMPLETIONS, json=body, timeout=0.7)
+        httpx.post(server.url + COMPLETIONS, json=body, timeout=2)
     server.wait_idle()
     after = server.metric("vllm:request_success_total", finished_reason="abort")
     assert after == aborts + 2
 
 
 def test_sigterm_drains(launch: Callable[..., ServerProcess]) -> None:
-    server = launch()
+    server = launch("--shutdown-timeout", "120")
     reader = StreamReader(server, {**LONG, "max_tokens": 400})
     server.process.send_signal(signal.SIGTERM)
     _wait_for(lambda: server.get("/ready").status_code == 503)
@@ -178,7 +178,7 @@ def test_a_hung_engine_core_counts_as_dead(launch: Callable[..., ServerProcess])
 def test_ctrl_c_drains_although_every_process_gets_it(
     launch: Callable[..., ServerProcess],
 ) -> None:
-    server = launch()
+    server = launch("--shutdown-timeout", "120")
     reader = StreamReader(server, {**LONG, "max_tokens": 100})
     os.killpg(server.process.pid, signal.SIGINT)
     *_, last, done = reader.end(120)
