@@ -43,7 +43,8 @@ class Keeper(Protocol):
         is_digesting: Whether that takes long: all weights are being read.
     """
 
-    path: Path | None
+    @property
+    def path(self) -> Path | None: ...
 
     @property
     def store(self) -> ObjectStore | None: ...

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, AnyKVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import AdmissionNote, KeptPrefixes
 from vllm.distributed.kv_transfer.offloading.keeper import Keeper
+from vllm.distributed.kv_transfer.offloading.latched import LatchedKeeper
 from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
 from vllm.distributed.kv_transfer.offloading.orders import (
     ObjectOrder,
@@ -135,6 +136,13 @@ class Tier:
         self._clock = clock
         self.warming.use_clock(clock, unix_clock)
         self._gate.budget.use_clock(unix_clock)
+
+    def latch_keeper(self) -> LatchedKeeper | None:
+        """Let the disk change only when somebody looks; returns who shows it, if there is one."""
+        if self.keeper is None:
+            return None
+        self.keeper = latched = LatchedKeeper(self.keeper)
+        return latched
 
     @property
     def store(self) -> ObjectStore | None:
