@@ -184,6 +184,8 @@ class StoreKeeper:
             logger.warning("The prefix cache on disk is off: %s", error)
         self.is_opening = False
         self._wake()
+        if self.store is not None:
+            self._read_index(self.store)
         while (work := self._work.get()) is not None:
             try:
                 work()
@@ -202,21 +204,38 @@ class StoreKeeper:
         if identity is None:
             return
         store = folder.open_store(identity)
-        store.load()
+        store.begin()
         for note in folder.notes:
             logger.warning("Prefix cache on disk: %s.", note)
         self.path = rows_path(folder.root / identity.name, 0).parent
         self._small = {name: data for name in SMALL_FILES if (data := read_small(self.path / name))}
+        self.store = store
+
+    def _read_index(self, store: ObjectStore) -> None:
+        """Read all entries; what a lookup waits for comes first."""
+        assert self._folder is not None
+        try:
+            while not self._stopping.is_set():
+                if not store.read_on():
+                    break
+                if store.take_served():
+                    self._wake()
+        except OSError as error:
+            logger.warning("The index of the prefix cache on disk cannot be read: %s.", error)
+            store.stop_reading()
+        if not store.is_ready:
+            self._wake()
+            return
         with self._lock:
             self._committed = store.list_keys(_MAX_COMMITTED)
-        self.store = store
-        self._make_room()
+        self.make_room()
+        self._wake()
         counts = store.num_objects()
         logger.info(
             "Prefix cache on disk: %s, at most %.2f GiB; %.2f GiB of %d checkpoints and %d row "
             "groups are there.",
-            folder.root,
-            folder.max_bytes / 2**30,
+            self._folder.root,
+            self._folder.max_bytes / 2**30,
             store.live_bytes / 2**30,
             counts["state"],
             counts["rows"],

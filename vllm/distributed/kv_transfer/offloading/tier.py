@@ -34,7 +34,7 @@ from vllm.distributed.kv_transfer.offloading.write_gate import WriteGate
 from vllm.v1.kv_offload.cells import ObjectKind
 from vllm.v1.kv_offload.rates import Rates
 from vllm.v1.kv_offload.records import Extent, ObjectSpec, Reservation, StoredObject
-from vllm.v1.kv_offload.store import ObjectStore
+from vllm.v1.kv_offload.store import IndexUnreadError, ObjectStore
 from vllm.v1.kv_offload.tier_view import TiersView, WarmStart
 from vllm.v1.kv_offload.write_budget import WriteBudget
 from vllm.v1.messages import CORRUPT, EVICTED_FROM_DISK, RESTORE_DECLINED
@@ -218,9 +218,14 @@ class Tier:
             return 0
         tiers = Tiers(self.host, None if self._is_unreadable() else self.store)
         most = request.num_tokens - 1
-        found = find_restorable(tiers, self._layout, request.block_hashes, num_local, most)
+        try:
+            found = find_restorable(tiers, self._layout, request.block_hashes, num_local, most)
+            until = self._find_given_up(request, num_local if found is None else found.position)
+        except IndexUnreadError:
+            # In a moment it will be: the disk's thread reads that part next.
+            return None
         if found is None:
-            self._note_given_up(request, num_local)
+            self._note_given_up(request, until)
             return 0
         if any(found.objects[-1] in other.objects for other in self._loading.values()):
             # It will be in the pool in a moment.
@@ -238,16 +243,19 @@ class Tier:
         if len(self._loading) >= _MAX_RESTORES:
             return None
         self._found[request_id] = found
-        self._note_given_up(request, found.position, found.count_sources(num_local))
+        self._note_given_up(request, until, found.count_sources(num_local))
         return found.position - num_local
 
-    def _note_given_up(
-        self, request: Request, start: int, sources: dict[str, int] | None = None
-    ) -> None:
-        """Remember what to say of a request, should it be admitted in this step."""
-        until = find_given_up(
+    def _find_given_up(self, request: Request, start: int) -> int:
+        """Return how far a request would get if the tiers had kept all they ever had."""
+        return find_given_up(
             self._tiers, self._layout, request.block_hashes, start, request.num_tokens - 1
         )
+
+    def _note_given_up(
+        self, request: Request, until: int, sources: dict[str, int] | None = None
+    ) -> None:
+        """Remember what to say of a request, should it be admitted in this step."""
         if until or sources:
             reason = EVICTED_FROM_DISK if until else None
             self._notes[request.request_id] = AdmissionNote(sources or {}, reason, until)
@@ -428,6 +436,9 @@ class Tier:
             self._gate.clear()
             return
         self._gate.take(computed)
+        if not store.is_ready:
+            # All that waits for is the rest of the index.
+            return
         self.counts.num_backpressure += self._gate.num_dropped
         self._gate.num_dropped = 0
         waiting = self._gate.ready

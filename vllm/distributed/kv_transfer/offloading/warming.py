@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.offloading.warmth import (
 )
 from vllm.logger import init_logger
 from vllm.sampling_params import SamplingParams
+from vllm.v1.kv_offload.store import IndexUnreadError
 from vllm.v1.kv_offload.tier_view import WarmStart
 from vllm.v1.request import Request
 
@@ -93,7 +94,13 @@ class Warming:
             if self._manager.block_pool.get_usage() > _MAX_SHARE or self._is_full():
                 self._waiting.clear()
                 break
-            self._begin(self._waiting.popleft(), tiers, order)
+            prefix = self._waiting.popleft()
+            try:
+                self._begin(prefix, tiers, order)
+            except IndexUnreadError:
+                # The disk's thread reads that part next.
+                self._waiting.appendleft(prefix)
+                return
             if self._loading is None and not self._waiting:
                 self._tell()
 
