@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from vllm.distributed.kv_transfer.offloading.connector import OffloadingConnector
 from vllm.distributed.kv_transfer.offloading.orders import Moved, OffloadOrders, OffloadReport
@@ -106,6 +106,7 @@ class SimKeeper:
         object_bytes: Sizes of usual objects.
         max_bytes: What all files may take.
         clock: Seconds.
+        store_class: Knows what goes first where it is full.
     """
 
     is_opening = False
@@ -113,13 +114,17 @@ class SimKeeper:
     num_uncommitted = 0
 
     def __init__(
-        self, object_bytes: Sequence[int], max_bytes: int, clock: Callable[[], float]
+        self,
+        object_bytes: Sequence[int],
+        max_bytes: int,
+        clock: Callable[[], float],
+        store_class: type[ObjectStore] = ObjectStore,
     ) -> None:
         self.path: Path | None = Path("-")
         self.max_bytes = max_bytes
         slot_bytes = choose_slot_bytes(object_bytes)
         shape = shape_store(Identity({}, 1, object_bytes), max_bytes, slot_bytes)
-        self.store: ObjectStore | None = ObjectStore(
+        self.store: ObjectStore | None = store_class(
             SimFiles(), _INDEX, (_ROWS,), shape, lambda wanted: wanted, clock
         )
         self.store.load()
@@ -173,6 +178,11 @@ class SimDevice:
 
     Args:
         rates: Of the device.
+
+    Attributes:
+        written_bytes: So far.
+        read_bytes: From the disk, so far.
+        restore_s: Of each request whose prefix came, how long that took.
     """
 
     def __init__(self, rates: DiskRates) -> None:
@@ -182,7 +192,8 @@ class SimDevice:
         self._restores: list[_Restore] = []
         self._cancelled: list[str] = []
         self.written_bytes = 0
-        self.restore_s: list[tuple[int, float]] = []
+        self.read_bytes = 0
+        self.restore_s: dict[str, float] = {}
 
     def take(self, orders: OffloadOrders, now: float) -> None:
         """Begin what a step orders."""
@@ -224,7 +235,8 @@ class SimDevice:
             received.add(restore.request_id)
             tier = "disk" if restore.bytes_of["disk"] else "host"
             report.read.setdefault(tier, Moved()).add(restore.bytes_of[tier], restore.seconds)
-            self.restore_s.append((sum(restore.bytes_of.values()), restore.seconds))
+            self.read_bytes += restore.bytes_of["disk"]
+            self.restore_s[restore.request_id] = restore.seconds
         self._restores = [restore for restore in self._restores if restore.due_s > now]
         cancelled, self._cancelled = set(self._cancelled), []
         report.failures = dict.fromkeys(cancelled, RESTORE_FAILED)
@@ -240,6 +252,8 @@ class SimTier(OffloadingConnector):
 
     Owns: the device, and its clock.
     """
+
+    store_class: ClassVar[type[ObjectStore]] = ObjectStore
 
     def bind_kv_cache_manager(self, manager: KVCacheManager) -> None:
         """Take the manager, and make the tiers."""
@@ -284,4 +298,4 @@ class SimTier(OffloadingConnector):
 
     def _make_keeper(self, config: KVCacheConfig, layout: ObjectLayout) -> Keeper:
         size = self._settings.max_bytes or _DEFAULT_BYTES
-        return SimKeeper(layout.usual_bytes(), size, lambda: self._clock())
+        return SimKeeper(layout.usual_bytes(), size, lambda: self._clock(), self.store_class)
