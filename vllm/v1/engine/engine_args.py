@@ -458,18 +458,17 @@ class EngineArgs:
         return config
 
     def _make_kv_transfer_config(self) -> KVTransferConfig | None:
-        asked, flag = self.kv_transfer_config, "--kv-transfer-config"
+        asked = self.kv_transfer_config
         tiers = self._make_tiers()
         if tiers is not None:
-            flag = "--kv-offloading-size" if self.prefix_cache_dir is None else "--prefix-cache-dir"
             asked = tiers if asked is None else _join_connectors(tiers, asked)
+        if self.warm_pull_bytes and self.cache_trace is not None:
+            raise ConfigError(
+                f"--cache-trace does not record what warm_pull_bytes={self.warm_pull_bytes} pulls: "
+                "leave one of them out."
+            )
         if asked is None:
             return None
-        if self.cache_trace is not None:
-            raise ConfigError(
-                f"--cache-trace does not record what {flag} loads from elsewhere: leave one of "
-                "them out."
-            )
         if self.warm_pull_bytes:
             raise ConfigError(
                 f"warm_pull_bytes={self.warm_pull_bytes} does not go with {flag} yet: leave one of "
@@ -477,6 +476,11 @@ class EngineArgs:
             )
         config = KVTransferConfig.from_dict(asked)
         KVConnectorRegistry.load_class(config)
+        if self.cache_trace is not None and config.kv_connector != OFFLOADING_CONNECTOR:
+            raise ConfigError(
+                "--cache-trace does not record what --kv-transfer-config loads from other engines: "
+                "leave one of them out."
+            )
         return config
 
     def _make_tiers(self) -> dict[str, Any] | None:
