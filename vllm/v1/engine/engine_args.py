@@ -471,8 +471,9 @@ class EngineArgs:
             return None
         if self.warm_pull_bytes:
             raise ConfigError(
-                f"warm_pull_bytes={self.warm_pull_bytes} does not go with {flag} yet: leave one of "
-                "them out."
+                f"warm_pull_bytes={self.warm_pull_bytes} does not go yet with what other "
+                "KV connectors do (--kv-transfer-config, --prefix-cache-dir, "
+                "--kv-offloading-size): leave one of them out."
             )
         config = KVTransferConfig.from_dict(asked)
         KVConnectorRegistry.load_class(config)
