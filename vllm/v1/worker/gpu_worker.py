@@ -128,7 +128,7 @@ class GPUWorker(Worker):
             kv_caches,
             device,
             graphs,
-            max_requests=self._config.scheduler_config.max_num_seqs,
+            sizes=choose_sizes(self._config.scheduler_config.max_num_seqs),
             max_tokens=self._config.model_config.max_model_len,
             shows_progress=self._place.rank == 0 and self._config.load_config.use_tqdm,
         )
