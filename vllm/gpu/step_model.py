@@ -8,6 +8,7 @@ import torch
 
 from vllm.gpu.decode_graphs import DecodeGraphs, GraphDevice
 from vllm.logger import init_logger
+from vllm.model_executor.layers.mapped_table import MappedTable
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
@@ -79,6 +80,16 @@ def reads_pages(model: Any, layout: CacheLayout) -> bool:
     return isinstance(model, DecoderForCausalLM) and all(
         group.kind in ("keys", "recurrent") for group in layout.groups
     )
+
+
+def move_tables(model: Any) -> None:
+    """Moves tables that a loader left mapped in their files to the device.
+
+    On the host they would have every step wait for its token ids.
+    """
+    for module in model.modules():
+        if isinstance(module, MappedTable):
+            module.move_to_device()
 
 
 def _most_blocks(group: GroupLayout, max_tokens: int) -> int:
