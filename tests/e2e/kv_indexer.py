@@ -61,7 +61,7 @@ class Indexer:
             assert self._socket.poll(30_000), f"batch {self.next_number} did not come"
             topic, number, payload = self._socket.recv_multipart()
             assert topic == self._topic.encode()
-            (sequence,) = (int.from_bytes(number, "big"),)
+            sequence = int.from_bytes(number, "big")
             assert self.next_number in (None, sequence)
             self.next_number = sequence + 1
             _timestamp, events, rank = msgspec.msgpack.decode(payload)
@@ -87,7 +87,9 @@ class Indexer:
         if size:
             parent = event.get("parent_block_hash")
             names = self._names[group]
-            above = _START if parent is None else names[parent]
+            above = _START if parent is None else names.get(parent)
+            if above is None:
+                return  # it goes on from what was stored before anybody listened
             names.update(zip(hashes, name_blocks(event["token_ids"], size, above), strict=True))
 
     def find_hits(self, prompt: Sequence[int]) -> dict[int, list[int]]:
@@ -101,9 +103,7 @@ class Indexer:
             hashes = [known.get(name) for name in name_blocks(prompt, size)]
             boundaries |= {h: (i + 1) * size for i, h in enumerate(hashes) if h is not None}
             cached = [h is not None and self.held[group][h] > 0 for h in hashes]
-            hits[group] = [
-                size * next((i for i, is_in in enumerate(cached) if not is_in), len(cached))
-            ]
+            hits[group] = [size * [*cached, False].index(False)]
         for group, size in self.sizes.items():
             if not size:
                 hits[group] = sorted(boundaries[h] for h in self.held[group] if h in boundaries)
