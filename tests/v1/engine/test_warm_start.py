@@ -23,12 +23,16 @@ _WAIT_S = 120.0
 GIB = 1 << 30
 
 
-def neighbour(num_blocks: int = 400, **extra: float) -> Session:
+# A slow machine loses nothing.
+_PATIENT = {"load_timeout_s": 600, "stuck_timeout_s": 600, "quiet_timeout_s": 600}
+
+
+def neighbour(num_blocks: int = 400) -> Session:
     raw = {
         "kv_connector": "NeighbourConnector",
         "kv_role": "kv_both",
         "kv_port": find_port_range("127.0.0.1", 0, 1),
-        "kv_connector_extra_config": extra,
+        "kv_connector_extra_config": _PATIENT,
     }
     transfer = KVTransferConfig.from_dict(raw)
     return Session(make_core(32, num_blocks=num_blocks, budget=256, transfer=transfer))
@@ -55,7 +59,7 @@ class Pair:
         return answer.prefixes
 
     def pull(
-        self, prefixes: list[HotPrefix], max_bytes: int = GIB, seconds: float = 60.0
+        self, prefixes: list[HotPrefix], max_bytes: int = GIB, seconds: float = 3600.0
     ) -> Pulled:
         self.loops[1].submit(PullHot(9, prefixes, max_bytes, seconds))
         deadline = time.monotonic() + _WAIT_S
