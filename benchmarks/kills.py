@@ -26,7 +26,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -189,7 +189,7 @@ class Tally:
     def save(self, path: Path) -> None:
         """Write it down, whole."""
         beside = path.with_suffix(".new")
-        beside.write_text(json.dumps(asdict(self) | {"kept": sorted(self.kept)}))
+        beside.write_text(json.dumps({**vars(self), "kept": sorted(self.kept)}))
         beside.replace(path)
 
 
