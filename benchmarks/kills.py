@@ -96,7 +96,8 @@ def live(folder: Path | None, prompts: list[list[int]], order: list[int], out: I
     engine = make_engine(folder)
     params = SamplingParams(temperature=0.0, max_tokens=_MAX_TOKENS, ignore_eos=True)
     if folder is not None:
-        while (store := store_of(engine)) is None:
+        # Prefixes are found before all of the index is read; a list of them is not whole then.
+        while (store := store_of(engine)) is None or not store.is_ready:
             time.sleep(0.001)
         _tell(out, {"there": list_keys(store)})
     waiting, told = list(order), -1
