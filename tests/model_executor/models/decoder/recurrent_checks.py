@@ -31,9 +31,9 @@ class Case:
     runs: list[ReferenceRun]
 
 
-def make_case(raw: dict[str, Any]) -> Case:
-    """Returns the case of a config.json."""
-    reference = build_hf_model(raw, seed=7)
+def make_case(raw: dict[str, Any], seed: int = 7) -> Case:
+    """Returns the case of a config.json and random weights."""
+    reference = build_hf_model(raw, seed)
     sequences = [random_tokens(LENGTH, seed) for seed in (2, 3, 4)]
     runs = [run_reference(reference, token_ids) for token_ids in sequences]
     assert min(float(run.margins.min()) for run in runs) > 1e-5, "a near-tie of a router"

@@ -334,6 +334,8 @@ def build_hf_model(raw: dict[str, Any], seed: int) -> Any:
                 is_less_one = raw["model_type"].startswith(("gemma3", "qwen3_5", "qwen3_next"))
                 base = 0.0 if is_less_one and "linear_attn" not in name else 1.0
                 tensor.copy_(base + 0.2 * noise)
+            elif raw["model_type"] == "glm5_next" and name.endswith(("A_log", "dt_bias")):
+                tensor.copy_(0.5 * noise)  # as initialised they do nothing
             elif name.endswith(("conv1d.weight", "A_log", "dt_bias")):
                 pass  # as initialised: states that neither vanish nor grow
             elif name.endswith(("scalar", "router.scale", "per_expert_scale")):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.model_executor.models.decoder.building import make_harness
 from tests.model_executor.models.decoder.recurrent_checks import (
     LENGTH,
     Case,
@@ -17,7 +18,9 @@ from tests.model_executor.models.decoder.recurrent_checks import (
     make_case,
 )
 from tests.model_executor.models.decoder.reference import config_as_saved, glm5_next
+from tests.model_executor.models.hf_reference import random_tokens
 from vllm.exceptions import ConfigError, UnsupportedFeatureError
+from vllm.model_executor.models.decoder.indexed_attention import IndexedAttention
 from vllm.model_executor.models.decoder.kv_cache import STATES, decoder_kv_cache_specs
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.ops.registry import get_reference_op
@@ -48,6 +51,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+SEEDS = {"pools of four": 10, "pools of sixteen": 9}
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Products are too small to share out."""
@@ -59,7 +65,31 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
 def case(request: pytest.FixtureRequest) -> Case:
-    return make_case(CONFIGS[request.param])
+    made = make_case(CONFIGS[request.param], SEEDS[request.param])
+    assert find_index_margin(made) > 5e-6, "a near-tie of an indexer"
+    return made
+
+
+def find_index_margin(case: Case) -> float:
+    """Returns the least gap between a chosen pool's score and the next one's, in any layer."""
+    margins: list[float] = []
+    score = IndexedAttention._score
+
+    def note(self: IndexedAttention, *args: torch.Tensor) -> torch.Tensor:
+        scores = score(self, *args)
+        count = self.latent.indexer.num_chosen  # type: ignore[union-attr]
+        best = scores.topk(count + 1, dim=-1).values
+        gaps = (best[:, -2] - best[:, -1])[best[:, -1] > -torch.inf]
+        margins.extend(gaps.tolist())
+        return scores
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IndexedAttention, "_score", note)
+        for token_ids in (*case.sequences, random_tokens(1500, 5)):
+            harness = make_harness(case.model, 32, num_blocks=600)
+            harness.run(token_ids, [len(token_ids)])
+    assert len(margins) > 1000
+    return min(margins)
 
 
 def parse(raw: dict[str, Any]) -> Any:

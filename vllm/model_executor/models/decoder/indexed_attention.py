@@ -147,7 +147,8 @@ class IndexedAttention(LatentAttention):
             seen = torch.arange(len(rows), device=rows.device) <= positions[tile, None]
             if pools is not None:
                 own = index_queries[tile].float().view(-1, indexer.num_heads, indexer.head_dim)
-                seen &= self._choose(own, weights[tile].float(), pools, positions[tile], len(rows))
+                scores = self._score(own, weights[tile].float(), pools, positions[tile])
+                seen &= self._choose(scores, positions[tile], len(rows))
             mask = torch.zeros(seen.shape, device=rows.device).masked_fill_(~seen, -torch.inf)
             found, _ = self._attend(
                 by_head[None, :, tile], keys, keys, mask[None, None], False, *self._score_args
@@ -162,22 +163,20 @@ class IndexedAttention(LatentAttention):
         shares = (complete[:, :, 1] + self.place_bias).softmax(1)
         return (complete[:, :, 0] * shares).sum(1)
 
-    def _choose(
+    def _score(
         self,
         queries: torch.Tensor,
         weights: torch.Tensor,
         pools: torch.Tensor,
         positions: torch.Tensor,
-        num_keys: int,
     ) -> torch.Tensor:
-        """Returns which keys queries choose, [N, num_keys], some of them behind their own.
+        """Returns scores of pools [N, C]; of those that a query sees in part or not at all, -inf.
 
         Args:
             queries: fp32 [N, J, I].
             weights: fp32 [N, J].
             pools: fp32 [C, I].
             positions: int64 [N].
-            num_keys: Keys, in order of their positions.
         """
         indexer = self._indexer
         products = (queries @ pools.T).mul_(indexer.head_dim**-0.5).relu_()
@@ -185,12 +184,18 @@ class IndexedAttention(LatentAttention):
         scores = (weights.unsqueeze(1) @ products).squeeze(1)
         num_complete = (positions + 1) // indexer.pool_size
         is_complete = torch.arange(len(pools), device=pools.device) < num_complete[:, None]
-        scores.masked_fill_(~is_complete, -torch.inf)
+        return scores.masked_fill_(~is_complete, -torch.inf)
+
+    def _choose(self, scores: torch.Tensor, positions: torch.Tensor, num_keys: int) -> torch.Tensor:
+        """Returns which of ``num_keys`` keys queries choose, [N, keys], some behind their own."""
+        indexer = self._indexer
         best = scores.topk(indexer.num_chosen, dim=-1).indices
-        is_chosen = torch.zeros_like(is_complete).scatter_(1, best, True) & is_complete
-        places = torch.arange(num_keys, device=pools.device)
+        is_chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, True)
+        is_chosen &= scores > -torch.inf
+        num_complete = (positions + 1) // indexer.pool_size
+        places = torch.arange(num_keys, device=scores.device)
         chosen = places >= num_complete[:, None] * indexer.pool_size
-        num_pooled = len(pools) * indexer.pool_size
+        num_pooled = scores.shape[1] * indexer.pool_size
         chosen[:, :num_pooled] |= is_chosen.repeat_interleave(indexer.pool_size, 1)
         return chosen
 
