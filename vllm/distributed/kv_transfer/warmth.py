@@ -45,9 +45,13 @@ class WarmList:
     """The prefixes that were used most of late, and those that somebody asked to keep.
 
     Owns: both.
+
+    Args:
+        most: Prefixes to follow; the least used go.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _MAX_FOLLOWED) -> None:
+        self._most = most
         self._followed: list[WarmPrefix] = []
         self._named: dict[str, list[bytes]] = {}
         self.has_news = False
@@ -69,7 +73,7 @@ class WarmList:
                 kept.append(old)
         kept.append(made)
         kept.sort(key=lambda prefix: -prefix.weight)
-        self._followed = kept[:_MAX_FOLLOWED]
+        self._followed = kept[: self._most]
         self.has_news = True
 
     def note_name(self, name: str, hashes: Sequence[bytes]) -> None:
@@ -143,6 +147,22 @@ def load_prefixes(data: bytes, now: float) -> list[WarmPrefix]:
         return []
     found = (_load(entry, now) for entry in (entries if isinstance(entries, list) else ()))
     return [prefix for prefix in found if prefix is not None]
+
+
+def cut_hashes(data: bytes, size: int) -> bytes:
+    """Return what ``dump_prefixes`` wrote with the first bytes of hashes only.
+
+    Raises:
+        ValueError: It is not what that wrote.
+        KeyError: The same.
+    """
+    entries = json.loads(data)
+    for entry in entries:
+        joined = base64.b64decode(entry["hashes"], validate=True)
+        whole = len(joined) // entry["units"]
+        cut = (joined[at : at + size] for at in range(0, len(joined), whole))
+        entry["hashes"] = base64.b64encode(b"".join(cut)).decode()
+    return json.dumps(entries).encode()
 
 
 def _load(entry: Any, now: float) -> WarmPrefix | None:
