@@ -19,10 +19,7 @@ from tests.e2e.server_process import ServerProcess
 from tests.e2e.test_agent_loops import ARGUMENTS, RESULT, SCHEMA, UNIT
 from tests.e2e.test_durable_cache import kill, look
 
-NUM_TURNS = 10
 LEAN = 128
-# The server is killed before these.
-KILLED_BEFORE = (1, 4, 9)
 _WAIT_S = 120.0
 
 # Takes a server's address and the number of a turn; returns cached tokens, and those at its end.
@@ -94,8 +91,17 @@ def wait_written(server: ServerProcess) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("platform_name", "host"), [("cpu", None), ("ascend", "16MiB")])
-def test_agents_go_on_after_kills(tmp_path: Path, platform_name: str, host: str | None) -> None:
+@pytest.mark.parametrize(
+    ("platform_name", "host", "num_turns", "killed_before"),
+    [("cpu", None, 10, (1, 4, 9)), ("ascend", "16MiB", 4, (2,))],
+)
+def test_agents_go_on_after_kills(
+    tmp_path: Path,
+    platform_name: str,
+    host: str | None,
+    num_turns: int,
+    killed_before: tuple[int, ...],
+) -> None:
     write_scripted_v4(tmp_path / "model", AGENT_SCRIPT)
     tier = {"type": "fs", "root_dir": str(tmp_path / "cache"), "max_size": "64MiB"}
     # Restored even where computing so small a model is quicker.
@@ -118,20 +124,20 @@ def test_agents_go_on_after_kills(tmp_path: Path, platform_name: str, host: str 
     agents = (openai_agent(), anthropic_agent())
     seen: list[list[tuple[int, int]]] = [[] for _ in agents]
     turn = 0
-    for life, end in enumerate((*KILLED_BEFORE, NUM_TURNS)):
+    for life, end in enumerate((*killed_before, num_turns)):
         with serve(life) as server:
             while turn < end:
                 for agent, turns in zip(agents, seen, strict=True):
                     turns.append(agent(server.url, turn))
                 turn += 1
-            if end < NUM_TURNS:
+            if end < num_turns:
                 wait_written(server)
                 kill(server)
     for turns in seen:
-        for turn in range(1, NUM_TURNS):
+        for turn in range(1, num_turns):
             last = turns[turn - 1][1] - 1
             # Of two boundaries close to each other the disk keeps the one without compressor state.
             allowed = {last // UNIT * UNIT}
-            if turn in KILLED_BEFORE:
+            if turn in killed_before:
                 allowed.add(last // LEAN * LEAN)
             assert turns[turn][0] in allowed, (turn, turns)
