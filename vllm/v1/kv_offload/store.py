@@ -41,6 +41,7 @@ from vllm.v1.kv_offload.records import (
     StoredObject,
 )
 from vllm.v1.kv_offload.rows_file import SEAL_BYTES
+from vllm.v1.kv_offload.store_log import EVICTED, GONE, LOST, REFUSED, StoreLog
 
 # No object takes more of the slots: one would empty the store.
 _MAX_SHARE = 4
@@ -150,6 +151,7 @@ class ObjectStore:
         # Given up since the start, the oldest first; what came back is not.
         self._ghosts: dict[ObjectKey, None] = {}
         self._removed: list[ObjectKey] = []
+        self._log: StoreLog | None = None
         self.is_ready = False
         self.is_writable = True
         self._wants_room = 0
@@ -238,6 +240,27 @@ class ObjectStore:
         while self.read_on():
             pass
 
+    # ---- keeping a record --------------------------------------------------------------------
+
+    def begin_log(self, log: StoreLog) -> tuple[list[StoredObject], int]:
+        """Have questions and changes noted from now on; returns the objects and the last sequence.
+
+        Only of a store that is ready, and of which nobody has asked anything.
+        """
+        with self._lock:
+            assert self.is_ready
+            assert not self._reserved
+            self._log = log
+            return [self._table.describe(int(index)) for index in self._table.used()], self._count
+
+    def _note_asked(self) -> None:
+        if self._log is not None:
+            self._log.note_asked()
+
+    def _note(self, kind: str, key: ObjectKey) -> None:
+        if self._log is not None:
+            self._log.note(kind, key)
+
     # ---- lookups -----------------------------------------------------------------------------
 
     def find(self, keys: Sequence[ObjectKey]) -> list[StoredObject | None]:
@@ -247,6 +270,7 @@ class ObjectStore:
             IndexUnreadError: Their part of the index is not read yet; it is read next.
         """
         with self._lock:
+            self._note_asked()
             if self._pass is not None and keys:
                 pages = self._table.pages_of(keys)
                 if not self._pass.knows(pages):
@@ -262,6 +286,7 @@ class ObjectStore:
     def contains(self, keys: Sequence[ObjectKey]) -> list[bool]:
         """Say which names are acknowledged, or on their way; nothing is before all is read."""
         with self._lock:
+            self._note_asked()
             cells = self._table.find(keys) if self.is_ready else [-1] * len(keys)
             return [
                 cell >= 0 or key in self._reserved for cell, key in zip(cells, keys, strict=True)
@@ -270,6 +295,7 @@ class ObjectStore:
     def was_given_up(self, key: ObjectKey) -> bool:
         """Whether an object was here since the start, and went for want of room."""
         with self._lock:
+            self._note_asked()
             return key in self._ghosts
 
     def take_removed(self) -> list[ObjectKey]:
@@ -281,6 +307,7 @@ class ObjectStore:
     def pin(self, objects: Sequence[StoredObject]) -> bool:
         """Keep objects from being evicted, and note their use; False: one is gone."""
         with self._lock:
+            self._note_asked()
             if not all(self._is_current(found) for found in objects):
                 return False
             self._count += 1
@@ -332,6 +359,7 @@ class ObjectStore:
     def reserve(self, specs: Sequence[ObjectSpec]) -> list[Reservation | None]:
         """Take slots for objects; None for those that are there, on their way, or find no room."""
         with self._lock:
+            self._note_asked()
             if not (self.is_ready and self.is_writable):
                 return [None] * len(specs)
             known = self._table.find([spec.key for spec in specs])
@@ -344,9 +372,11 @@ class ObjectStore:
         num_slots = cdiv(spec.num_bytes + SEAL_BYTES, self.shape.slot_bytes)
         if num_slots * _MAX_SHARE > self.shape.max_slots:
             self.counts.no_room += 1
+            self._note(REFUSED, spec.key)
             return None
         slots = self._free.take(num_slots)
         if slots is None:
+            self._note(REFUSED, spec.key)
             self._wants_room = max(self._wants_room, num_slots)
             self.counts.no_room += 1
             return None
@@ -396,7 +426,7 @@ class ObjectStore:
         if not self._write_cells(changes):
             with self._lock:
                 for reservation, _, _ in placed:
-                    self._reserved.discard(reservation.spec.key)
+                    self._lose(reservation)
                     self.counts.failed += 1
                 # On the disk these cells may stand or not: nothing else may take their slots.
                 self._forget_buried(buried, retire=True)
@@ -406,6 +436,9 @@ class ObjectStore:
             self._forget_buried(buried, retire=False)
             for reservation, index, cell in placed:
                 self._table.put(index, cell)
+                if self._log is not None:
+                    spec = reservation.spec
+                    self._log.note_put(reservation.extent, spec.position, spec.next_token)
                 self._reserved.discard(reservation.spec.key)
                 self._ghosts.pop(reservation.spec.key, None)
                 size = reservation.spec.num_bytes
@@ -422,10 +455,15 @@ class ObjectStore:
             if reservation.extent.sequence > self._cleared_at:
                 kept.append(reservation)
                 continue
-            self._reserved.discard(reservation.spec.key)
+            self._lose(reservation)
             self._free.add_all(reservation.extent.slots)
             self.counts.failed += 1
         return kept
+
+    def _lose(self, reservation: Reservation) -> None:
+        """Take note that an object on its way will not be found."""
+        self._reserved.discard(reservation.spec.key)
+        self._note(LOST, reservation.spec.key)
 
     def _place(self, reservations: Sequence[Reservation]) -> list[tuple[Reservation, int, Cells]]:
         placed: list[tuple[Reservation, int, Cells]] = []
@@ -433,7 +471,7 @@ class ObjectStore:
         for reservation in reservations:
             index = self._table.choose_cell(reservation.spec.key, taken)
             if index is None:
-                self._reserved.discard(reservation.spec.key)
+                self._lose(reservation)
                 self._free.add_all(reservation.extent.slots)
                 self.counts.no_room += 1
                 for near in self._table.cells_near(reservation.spec.key):
@@ -522,10 +560,12 @@ class ObjectStore:
         self._ghosts[self._table.describe(index).extent.key] = None
         if len(self._ghosts) > _MAX_GHOSTS:
             del self._ghosts[next(iter(self._ghosts))]
-        return self._bury(index)
+        return self._bury(index, EVICTED)
 
-    def _bury(self, index: int) -> int:
+    def _bury(self, index: int, why: str = GONE) -> int:
         """Empty a cell; its slots are free once that is on the disk."""
+        if self._log is not None:
+            self._log.note(why, self._table.describe(index).extent.key)
         self._live_bytes -= int(self._table.cells["length"][index])
         self._num_by_kind[int(self._table.cells["kind"][index])] -= 1
         if len(self._removed) < _MAX_GHOSTS:

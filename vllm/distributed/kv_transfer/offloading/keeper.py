@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
+from typing import Protocol
 
 from vllm.exceptions import VllmError
 from vllm.logger import init_logger
@@ -30,6 +31,61 @@ _CLEAR_S = 30.0
 _MAX_COMMITTED = 1 << 16
 
 IdentityFinder = Callable[[Callable[[int, int], None], threading.Event], Identity | None]
+
+
+class Keeper(Protocol):
+    """What the scheduler's side asks of the disk's thread.
+
+    Attributes:
+        store: What is on the disk; None: it is not open.
+        path: The folder of its files.
+        is_opening: Whether it may be open in a moment.
+        is_digesting: Whether that takes long: all weights are being read.
+    """
+
+    @property
+    def path(self) -> Path | None: ...
+
+    @property
+    def store(self) -> ObjectStore | None: ...
+
+    @property
+    def is_opening(self) -> bool: ...
+
+    @property
+    def is_digesting(self) -> bool: ...
+
+    @property
+    def num_uncommitted(self) -> int:
+        """Objects that are not acknowledged yet."""
+
+    @property
+    def max_bytes(self) -> int:
+        """The folder's limit; 0 until it is known."""
+
+    def bind_wake(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called whenever the thread has got on."""
+
+    def commit(self, reservations: Sequence[Reservation]) -> None:
+        """Acknowledge objects that all workers have synced."""
+
+    def make_room(self) -> None:
+        """Have slots freed, or the file grown."""
+
+    def recall(self, name: str) -> bytes | None:
+        """Return a small file beside the index, as it was when the folder was opened."""
+
+    def remember(self, name: str, data: bytes) -> None:
+        """Have a small file beside the index replaced; it is no promise."""
+
+    def take_committed(self) -> list[ObjectKey]:
+        """Drain the names of what was acknowledged since the last call."""
+
+    def clear(self) -> bool:
+        """Forget everything; False: the disk did not take it."""
+
+    def close(self) -> None:
+        """End the thread and let go of the folder; idempotent."""
 
 
 class StoreKeeper:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, AnyKVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import AdmissionNote, KeptPrefixes
-from vllm.distributed.kv_transfer.offloading.keeper import StoreKeeper
+from vllm.distributed.kv_transfer.offloading.keeper import Keeper
+from vllm.distributed.kv_transfer.offloading.latched import LatchedKeeper
 from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
 from vllm.distributed.kv_transfer.offloading.orders import (
     ObjectOrder,
@@ -86,7 +87,7 @@ class Tier:
         manager: KVCacheManager,
         layout: ObjectLayout,
         host: ObjectStore | None,
-        keeper: StoreKeeper | None,
+        keeper: Keeper | None,
     ) -> None:
         self.host = host
         self.keeper = keeper
@@ -128,6 +129,20 @@ class Tier:
         self._step: tuple[float, int, int] | None = None
         # Whether what the folder remembers was taken over.
         self._is_open = False
+        self._clock: Callable[[], float] = time.monotonic
+
+    def use_clock(self, clock: Callable[[], float], unix_clock: Callable[[], float]) -> None:
+        """Measure, and let time pass, by clocks of the caller's, in seconds."""
+        self._clock = clock
+        self.warming.use_clock(clock, unix_clock)
+        self._gate.budget.use_clock(unix_clock)
+
+    def latch_keeper(self) -> LatchedKeeper | None:
+        """Let the disk change only when somebody looks; returns who shows it, if there is one."""
+        if self.keeper is None:
+            return None
+        self.keeper = latched = LatchedKeeper(self.keeper)
+        return latched
 
     @property
     def store(self) -> ObjectStore | None:
@@ -336,7 +351,7 @@ class Tier:
 
     def _is_unreadable(self) -> bool:
         """Whether the disk failed too often of late."""
-        horizon = time.monotonic() - _FAILURE_WINDOW_S
+        horizon = self._clock() - _FAILURE_WINDOW_S
         self._read_failures = [at for at in self._read_failures if at > horizon]
         return len(self._read_failures) >= _FAILURES_TO_STOP
 
@@ -515,7 +530,7 @@ class Tier:
         for name, moved in report.read.items():
             self._get_rates().note_restore(moved.num_bytes, moved.seconds, is_host=name == "host")
         self.counts.note_moves(report)
-        self._read_failures += [time.monotonic()] * report.num_failed_reads
+        self._read_failures += [self._clock()] * report.num_failed_reads
         for is_host, sequence in report.corrupt:
             self._forget_corrupt(is_host, sequence)
         for reason in report.failures.values():
@@ -636,10 +651,10 @@ class Tier:
         known = {data.req_id: data.num_computed_tokens for data in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         known.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        self._step = (time.monotonic(), known.get(longest, 0), sum(counts.values()))
+        self._step = (self._clock(), known.get(longest, 0), sum(counts.values()))
 
     def _note_step_end(self) -> None:
         if self._step is not None:
             started, context, num_tokens = self._step
-            self._get_rates().note_prefill(context, num_tokens, time.monotonic() - started)
+            self._get_rates().note_prefill(context, num_tokens, self._clock() - started)
             self._step = None

@@ -61,6 +61,12 @@ class Warming:
         self._position = 0
         self._num_loaded = self._num_tokens = 0
         self._written_at = -math.inf
+        self._clock: Callable[[], float] = time.monotonic
+        self._unix_clock: Callable[[], float] = time.time
+
+    def use_clock(self, clock: Callable[[], float], unix_clock: Callable[[], float]) -> None:
+        """Let time pass by clocks of the caller's, in seconds."""
+        self._clock, self._unix_clock = clock, unix_clock
 
     @property
     def is_busy(self) -> bool:
@@ -75,7 +81,7 @@ class Warming:
         """Take what the last life wrote down."""
         if not self._most or data is None:
             return
-        known = load_prefixes(data, time.time())
+        known = load_prefixes(data, self._unix_clock())
         self._waiting.extend(prefix for prefix in known if prefix.name is not None)
         unnamed = [prefix for prefix in known if prefix.name is None]
         self._waiting.extend(unnamed[: self._most])
@@ -198,7 +204,7 @@ class Warming:
 
     def take_news(self, *, is_last: bool = False) -> bytes | None:
         """Return what to write down now; None: nothing."""
-        now = time.monotonic()
+        now = self._clock()
         if not self._most or not (self._list.has_news or self._list.names):
             return None
         if self.is_busy or (now < self._written_at + _WRITE_S and not is_last):
@@ -213,4 +219,4 @@ class Warming:
             return None
         self._written_at = now
         self._list.has_news = False
-        return dump_prefixes(self._list.choose(held, self._most), time.time())
+        return dump_prefixes(self._list.choose(held, self._most), self._unix_clock())
