@@ -199,7 +199,7 @@ class CacheFolder:
         except OSError as error:
             raise FolderError(
                 f"{root} cannot hold a prefix cache ({error}): use a folder that this user may "
-                "write, on a local file system."
+                "write, on a local file system, or set read_only to read what it holds."
             ) from error
 
     def _enter(self) -> None:
