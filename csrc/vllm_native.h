@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 10
+#define VN_ABI_VERSION 11
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -55,6 +55,13 @@ enum vn_code_kind {
   VN_CODE_IQ4 = 3,
   VN_CODE_E2M1 = 4
 };
+// What a product's inputs are rounded to: a property of the matrix. Bytes: multiples of a 127th of the
+// largest of a row, or of a row's group.
+enum vn_input_kind {
+  VN_INPUT_FLOATS = 0,
+  VN_INPUT_BYTES_BY_ROW = 1,
+  VN_INPUT_BYTES_BY_GROUP = 2
+};
 enum vn_scale_kind {
   VN_SCALE_F32 = 0,
   VN_SCALE_F16 = 1,
@@ -75,7 +82,8 @@ typedef struct {
   const uint16_t* offset_factors;  // as scale_factors
   const int32_t* order;            // [cols]: the input that the k-th code is of, or null: k
   int32_t code_kind, scale_kind, offset_kind;
-  int32_t group, factor_groups, unused;
+  int32_t group, factor_groups;
+  int32_t input_kind;  // of bytes: at most 131,072 inputs to a group
 } vn_panels;
 
 // A matrix [rows, cols] that maps cols inputs to rows outputs.
@@ -315,7 +323,7 @@ typedef struct {
 typedef struct vn_context vn_context;
 
 VN_API int32_t vn_abi_version(void);
-// Name of the vector build in use: "amx", "avx512", "avx2" or "portable".
+// Name of the vector build in use: "amx", "vnni", "avx512", "avx2" or "portable".
 VN_API const char* vn_vector_build(const vn_context* context);
 // num_threads counts the caller. build: a name as above, or null for the best that runs here.
 // Returns null when the build does not run here or memory is short.
