@@ -294,10 +294,8 @@ inline void dot_leaf(const float* const* x, int64_t rows, const vn_matrix& m, in
     dot_stored<VN_BF16>(x, rows, m, row, count, y, first);
   } else if (m.kind == VN_MXFP4) {
     dot_stored<VN_MXFP4>(x, rows, m, row, count, y, first);
-  } else if (m.kind == VN_FP8) {
-    dot_stored<VN_FP8>(x, rows, m, row, count, y, first);
   } else {
-    dot_stored<VN_INT8>(x, rows, m, row, count, y, first);
+    dot_stored<VN_FP8>(x, rows, m, row, count, y, first);
   }
 }
 

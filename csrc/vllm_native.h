@@ -30,7 +30,7 @@ enum vn_status { VN_OK = 0, VN_INVALID = 1, VN_NO_MEMORY = 2 };
 
 // How the values of a matrix or a cache are stored.
 //   VN_MXFP4: e2m1 codes, two to a byte, the even column in the low nibble, [rows, cols / 2].
-//   VN_FP8: e4m3 codes. VN_INT8: signed bytes.
+//   VN_FP8: e4m3 codes.
 //   VN_PANELS: `data` is a vn_panels.
 //   VN_PARTS: several matrices, one below the other; `data` are `group` vn_matrix of no parts.
 //   VN_BF16_PANELS: bf16 values whose products round their inputs to bf16 too; `data` are words
@@ -41,10 +41,9 @@ enum vn_kind {
   VN_BF16 = 1,
   VN_MXFP4 = 2,
   VN_FP8 = 3,
-  VN_INT8 = 4,
-  VN_PARTS = 5,
-  VN_PANELS = 6,
-  VN_BF16_PANELS = 7
+  VN_PARTS = 4,
+  VN_PANELS = 5,
+  VN_BF16_PANELS = 6
 };
 
 // Codes of a packed matrix: two's complement, plain, or numbers in a table of 16.
