@@ -1,4 +1,4 @@
-"""Which setting of the prefix cache hits most where checkpoints are heavy: recurrent states.
+"""Which setting of the prefix cache hits most where checkpoints are heavy: states, wide windows.
 
     python -m benchmarks.recurrent_workloads [--synthetic TRACE] [--conversation TRACE]
         [--models qwen3.5-4b ...] [--policies auto 0 1024 ... peer] [--only NAME ...] [--limit N]
@@ -11,7 +11,9 @@ The chat trace is that of ``benchmarks.chat_trace``, with 2,000 conversations.
 ``peer`` is what other engines do with these models, as a configuration of the same code and the
 same bytes: a block is so long that its keys and values weigh as much as the states of as many
 layers (528 tokens for the 4B, 784 for the 27B), hits end at such blocks, and checkpoints are kept
-at a prompt's last block and where prompts were seen to part.
+at a prompt's last block and where prompts were seen to part. For models with windows (Gemma 4) it
+is the same layout, with checkpoints there and nowhere else, no lean or coarse boundary, nothing
+given up early, no window rebuilt, and every window row of a step in blocks of the pool.
 """
 
 import argparse
@@ -21,7 +23,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from tqdm import tqdm
@@ -39,7 +43,7 @@ from vllm.model_executor.models.decoder.config import DecoderConfig
 from vllm.model_executor.models.decoder.kv_cache import decoder_kv_cache_specs
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.layout.packing import group_for_packing
+from vllm.v1.core.layout.grouping import get_kv_cache_groups
 from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.core.retention.registry import make_policy
 from vllm.v1.kv_cache_interface import (
@@ -53,9 +57,13 @@ from vllm.v1.kv_cache_interface import (
 if TYPE_CHECKING:
     import torch
 
+    from vllm.config import VllmConfig
+
 UNIT = 128
-MODELS = ("qwen3.5-4b", "qwen3.5-27b")
-FIXED = ("0", "4096", "8192", "16384", "32768")
+RECURRENT_MODELS = ("qwen3.5-4b", "qwen3.5-27b")
+WINDOW_MODELS = ("gemma4-e4b", "gemma4-12b")
+MODELS = (*RECURRENT_MODELS, *WINDOW_MODELS)
+FIXED = ("0", "1024", "2048", "4096", "8192", "16384", "32768")
 POLICIES = ("auto", *FIXED, "peer")
 # Pools in thousands of tokens.
 POOLS = {
@@ -74,6 +82,11 @@ class _FakeDtype:
 
 _BF16 = cast("torch.dtype", _FakeDtype(2))
 _FP32 = cast("torch.dtype", _FakeDtype(4))
+# All of a config that grouping asks for.
+_AS_SERVED = cast(
+    "VllmConfig",
+    SimpleNamespace(scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +120,8 @@ def make_groups(model: str) -> list[KVCacheGroupSpec]:
     raw = dict(GEOMETRIES[model])
     config = resolve_model(raw["architectures"]).parse_config(raw)
     assert isinstance(config, DecoderConfig)
-    return group_for_packing(decoder_kv_cache_specs(config, UNIT, _BF16, _FP32))
+    specs = decoder_kv_cache_specs(config, UNIT, _BF16, _FP32)
+    return get_kv_cache_groups(_AS_SERVED, specs, hits_at_units=True)
 
 
 def peer_block(groups: Sequence[KVCacheGroupSpec]) -> tuple[int, int]:
@@ -130,8 +144,10 @@ def peer_block(groups: Sequence[KVCacheGroupSpec]) -> tuple[int, int]:
 def make_cache(model: str, policy: str, num_tokens: int) -> KVCacheConfig:
     """Return the cache that a policy is tried on."""
     groups = make_groups(model)
-    if policy != "peer":
-        return KVCacheConfig(num_tokens // UNIT, [], groups, hit_unit=UNIT)
+    if policy != "peer" or model in WINDOW_MODELS:
+        dense = [g.kv_cache_spec for g in groups if g.kv_cache_spec.keeps_every_token]
+        num_blocks = num_tokens * sum(Fraction(1, spec.block_size) for spec in dense)
+        return KVCacheConfig(int(num_blocks), [], groups, hit_unit=UNIT)
     block, num_pieces = peer_block(groups)
     rows = FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=128, dtype=_BF16)
     # One head a piece: what else it is made of does not matter to the cache.
@@ -145,7 +161,14 @@ def make_retention(name: str, config: KVCacheConfig) -> RetentionPolicy:
     """Return a new policy by its name."""
     geometry = CacheGeometry.from_config(config)
     if name == "peer":
-        return VariantPolicy(geometry, name, keeps_lean=False, keeps_coarse=False, supersedes=False)
+        return VariantPolicy(
+            geometry,
+            name,
+            keeps_lean=False,
+            keeps_coarse=False,
+            supersedes=False,
+            private_window=geometry.is_recurrent,
+        )
     return make_policy(name, geometry, config.num_blocks - 1)
 
 

@@ -1,12 +1,18 @@
 """Whether a request's answer depends on what else the server does.
 
     python -m benchmarks.same_bits [--requests 1000] [--tokens 8] [--settings crowd,chunks]
+        [--shape gemma4|gemma4-experts]
 
 Random prompts, half of them behind one of a few long prefixes, go one by one to a server that runs
 one request at a time on one thread and caches nothing; every second answer is drawn, with a seed.
 The same prompts then go all at once, in another order, to servers with other settings. An answer
 counts as equal if its token ids and every log probability, top five included, are (``==``). One
-JSON line; exits with 1 if any differs.
+JSON line, which also counts what each setting is there for: hits, drafts, preemptions. Exits with
+1 if any answer differs, or if a setting did not do what it is there for.
+
+``--shape`` serves random weights of a small shape: ``gemma4`` has windows, layers that share keys
+and values, and per-layer inputs, as E2B; ``gemma4-experts`` has one product for keys and values and
+experts beside the MLP, as 26B-A4B.
 """
 
 import argparse
@@ -16,6 +22,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,45 +30,74 @@ import httpx
 
 from benchmarks.live_server import LiveServer
 from benchmarks.result import print_result
+from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_model
+from tests.model_executor.models.decoder.reference import gemma4_moe, gemma4_small
+from tests.tokenizers.family_tokenizers import byte_level
 
 MODEL_NAME = "measured"
-COMMON = ("--block-size", "32", "--max-model-len", "1024", "--kv-cache-memory-bytes", "256M")
-COMMON += ("--served-model-name", MODEL_NAME)
-ALONE = ("--max-num-seqs", "1", "--no-enable-prefix-caching")
-# Name -> (flags, requests in flight, threads).
-SETTINGS: dict[str, tuple[tuple[str, ...], int, int]] = {
-    "crowd": (("--max-num-seqs", "64", "--no-enable-prefix-caching"), 64, 1),
-    "threads": (("--max-num-seqs", "64", "--no-enable-prefix-caching"), 64, 2),
-    "chunks": (("--max-num-seqs", "16", "--max-num-batched-tokens", "64"), 32, 1),
-    "hits": (
-        (
-            "--max-num-seqs",
-            "64",
-        ),
-        48,
-        2,
-    ),
-    "drafts": (
-        (
-            "--max-num-seqs",
-            "32",
-            "--speculative-config",
-            '{"method": "ngram", "num_speculative_tokens": 4}',
-        ),
-        32,
-        1,
-    ),
-}
+COMMON = ("--block-size", "32", "--max-model-len", "1024", "--served-model-name", MODEL_NAME)
+NO_CACHE = "--no-enable-prefix-caching"
 SEED = 16
 
 
-def make_prompts(count: int) -> list[list[int]]:
-    """Return prompts of 2 to 300 tokens."""
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a server is run.
+
+    Attributes:
+        flags: Of ``vllm serve``.
+        in_flight: Requests that are sent at once.
+        threads: That compute.
+        times: An answer is so many times as long as what is compared of it.
+        pool: Bytes of the cache.
+        counts: The counter of ``/metrics`` that must not stay at 0.
+    """
+
+    flags: tuple[str, ...]
+    in_flight: int = 1
+    threads: int = 1
+    times: int = 1
+    pool: str = "256M"
+    counts: str = ""
+
+
+ALONE = Setting(("--max-num-seqs", "1", NO_CACHE))
+DRAFTS = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}'
+SETTINGS = {
+    "crowd": Setting(("--max-num-seqs", "64", NO_CACHE), 64),
+    "threads": Setting(("--max-num-seqs", "64", NO_CACHE), 64, threads=2),
+    "chunks": Setting(("--max-num-seqs", "16", "--max-num-batched-tokens", "64"), 32),
+    "hits": Setting(("--max-num-seqs", "64"), 48, threads=2, counts="vllm:prefix_cache_hits_total"),
+    "drafts": Setting(
+        ("--max-num-seqs", "32", "--speculative-config", DRAFTS),
+        32,
+        counts="vllm:spec_decode_num_draft_tokens_total",
+    ),
+    "preemption": Setting(
+        ("--max-num-seqs", "64"), 64, times=10, pool="4M", counts="vllm:num_preemptions_total"
+    ),
+}
+_GEMMA4 = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "head_dim": 64,
+    "global_head_dim": 128,
+    "sliding_window": 48,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "gemma4": gemma4_small(**_GEMMA4, hidden_size_per_layer_input=32),
+    "gemma4-experts": gemma4_moe(**_GEMMA4, moe_intermediate_size=64),
+}
+
+
+def make_prompts(count: int, num_ids: int) -> list[list[int]]:
+    """Return prompts of 2 to 300 tokens, of ids below ``num_ids``."""
     rng = random.Random(SEED)
 
     def draw(length: int) -> list[int]:
         # Few different tokens: drafts from the prompt itself come true sometimes.
-        return [rng.randrange(5, rng.choice((30, 1000))) for _ in range(length)]
+        return [rng.randrange(5, rng.choice((30, num_ids))) for _ in range(length)]
 
     prefixes = [draw(rng.randrange(60, 250)) for _ in range(8)]
     return [
@@ -71,17 +107,17 @@ def make_prompts(count: int) -> list[list[int]]:
 
 
 async def ask_all(
-    url: str, prompts: Sequence[list[int]], num_tokens: int, in_flight: int
+    url: str, prompts: Sequence[list[int]], num_tokens: int, setting: Setting
 ) -> list[Any]:
     """Return the answers in the order of the prompts; they are sent in another."""
-    gate = asyncio.Semaphore(in_flight)
+    gate = asyncio.Semaphore(setting.in_flight)
     answers: list[Any] = [None] * len(prompts)
 
     async def ask(client: httpx.AsyncClient, index: int) -> None:
         body = {
             "model": MODEL_NAME,
             "prompt": prompts[index],
-            "max_tokens": num_tokens,
+            "max_tokens": num_tokens * setting.times,
             "temperature": 0.8 * (index % 2),
             "top_p": 0.95,
             "seed": index,
@@ -93,29 +129,41 @@ async def ask_all(
             response = await client.post(f"{url}/v1/completions", json=body)
         response.raise_for_status()
         choice = response.json()["choices"][0]
-        answers[index] = (choice["token_ids"], choice["logprobs"])
+        found = choice["logprobs"]
+        answers[index] = [
+            values[:num_tokens]
+            for values in (choice["token_ids"], found["token_logprobs"], found["top_logprobs"])
+        ]
 
     order = list(range(len(prompts)))
-    if in_flight > 1:
-        random.Random(SEED + in_flight).shuffle(order)
+    if setting.in_flight > 1:
+        random.Random(SEED + setting.in_flight).shuffle(order)
     async with httpx.AsyncClient(timeout=600) as client:
         await asyncio.gather(*(ask(client, index) for index in order))
     return answers
 
 
+def read_counter(url: str, name: str) -> int:
+    """Return a counter of ``/metrics``, over all its labels."""
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
+    found = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+    return int(sum(float(line.rsplit(" ", 1)[1]) for line in found))
+
+
 def answer_with(
     folder: Path,
     model: str,
-    flags: Sequence[str],
+    dtype: str,
     prompts: Sequence[list[int]],
     num_tokens: int,
-    in_flight: int,
-    threads: int,
-) -> list[Any]:
-    """Return the answers of a server of its own."""
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    with LiveServer(folder / "server.log", model, *COMMON, *flags) as server:
-        return asyncio.run(ask_all(server.url, prompts, num_tokens, in_flight))
+    setting: Setting,
+) -> tuple[list[Any], int]:
+    """Return the answers of a server of its own, and what it counted."""
+    os.environ["OMP_NUM_THREADS"] = str(setting.threads)
+    flags = (*COMMON, *setting.flags, "--dtype", dtype, "--kv-cache-memory-bytes", setting.pool)
+    with LiveServer(folder / "server.log", model, *flags) as server:
+        answers = asyncio.run(ask_all(server.url, prompts, num_tokens, setting))
+        return answers, read_counter(server.url, setting.counts) if setting.counts else 0
 
 
 def main() -> int:
@@ -124,30 +172,35 @@ def main() -> int:
     parser.add_argument(
         "--model", default="deepseek-v4", help="A folder or GGUF file; of 1,000 tokens at least."
     )
+    parser.add_argument("--shape", choices=SHAPES, help="In place of --model.")
     parser.add_argument("--dtype", default="auto", help="As the server's.")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--settings", default=",".join(SETTINGS))
     args = parser.parse_args()
-    prompts, dtype = make_prompts(args.requests), ("--dtype", args.dtype)
+    prompts = make_prompts(args.requests, VOCAB_SIZE if args.shape else 1000)
     equal: dict[str, int] = {}
+    counted: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        alone = answer_with(folder, args.model, (*ALONE, *dtype), prompts, args.tokens, 1, 1)
-        for setting in args.settings.split(","):
-            flags, in_flight, threads = SETTINGS[setting]
-            answers = answer_with(
-                folder, args.model, (*flags, *dtype), prompts, args.tokens, in_flight, threads
-            )
-            equal[setting] = sum(a == b for a, b in zip(answers, alone, strict=True))
+        folder, model = Path(name), args.model
+        if args.shape:
+            model = str(folder / "model")
+            write_model(SHAPES[args.shape], Path(model), byte_level())
+        alone, _ = answer_with(folder, model, args.dtype, prompts, args.tokens, ALONE)
+        for name in args.settings.split(","):
+            setting = SETTINGS[name]
+            answers, count = answer_with(folder, model, args.dtype, prompts, args.tokens, setting)
+            equal[name] = sum(a == b for a, b in zip(answers, alone, strict=True))
+            if setting.counts:
+                counted[f"{name}_counted"] = count
     options = {
-        "model": args.model,
+        "model": args.shape or args.model,
         "dtype": args.dtype,
         "requests": args.requests,
         "tokens": args.tokens,
     }
-    print_result("same_bits", options, equal)
-    return int(any(count < args.requests for count in equal.values()))
+    print_result("same_bits", options, equal | counted)
+    return int(any(count < args.requests for count in equal.values()) or not all(counted.values()))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-// Decoders of grouped-query attention: Llama, Qwen 3, Gemma 3 and 4, gpt-oss. The maths is that of the
-// torch modules in vllm/model_executor/models/decoder.
+// Decoders of grouped-query attention (Llama, Qwen 3, Gemma 3 and 4, gpt-oss), and of recurrent layers
+// and latent attention (Qwen 3.5, Kimi Linear). The maths is that of the torch modules in
+// vllm/model_executor/models/decoder.
 #pragma once
 
 #include <atomic>
@@ -7,6 +8,7 @@
 
 #include "build.h"
 #include "kernels.h"
+#include "latents.h"
 #include "layer_parts.h"
 #include "mixture.h"
 #include "recurrent.h"
@@ -191,8 +193,13 @@ class DecoderLayers {
       float* own = logits + row * experts;
       add_bias(own, layer.router_bias, experts);
       int32_t* chosen = routing.expert_of.data() + row * wanted;
+      float* weights = routing.weight_of.data() + row * wanted;
+      if (layer.scores != nullptr) {
+        choose_by_sigmoid(*layer.scores, own, experts, wanted, layer.normalises != 0, chosen, weights);
+        return;
+      }
       choose_experts(own, no_bias.data(), experts, wanted, chosen);
-      weigh_chosen(layer, own, chosen, routing.weight_of.data() + row * wanted);
+      weigh_chosen(layer, own, chosen, weights);
     });
     group_by_expert(t_, wanted, experts, routing);
     const ExpertStack stack = {layer.gate_up,   layer.down, layer.gate_up_bias,
@@ -204,7 +211,7 @@ class DecoderLayers {
         output);
   }
 
-  // output += the shared expert's of x, times the sigmoid of its gate.
+  // output += the shared expert's of x, times the sigmoid of its gate if it has one.
   void add_shared_expert(const vn_decoder_layer& layer, const float* x, float* output) {
     const vn_shared_expert& own = *layer.shared_expert;
     const int64_t inner = own.inner, d = m_.hidden_size;
@@ -213,13 +220,14 @@ class DecoderLayers {
     float* mapped = space_.routed.take(t_ * d);
     float* gates = space_.logits.take(t_);
     multiply(pool_, x, t_, own.gate_up, gate_up);
-    multiply(pool_, x, t_, own.gate, gates);
+    const bool has_gate = own.gate.data != nullptr;
+    if (has_gate) multiply(pool_, x, t_, own.gate, gates);
     for_rows(pool_, t_, 30 * inner, [&](int64_t row) {
       activate_row(layer, gate_up + row * 2 * inner, inner, hidden + row * inner);
     });
     multiply(pool_, hidden, t_, own.down, mapped);
     for_rows(pool_, t_, 2 * d, [&](int64_t row) {
-      const float share = sigmoid(gates[row]);
+      const float share = has_gate ? sigmoid(gates[row]) : 1.0f;
       for (int64_t i = 0; i < d; ++i) output[row * d + i] += share * mapped[row * d + i];
     });
   }
@@ -252,6 +260,12 @@ class DecoderLayers {
 
   // ---- attention ----------------------------------------------------------------------------
 
+  // Heads of queries, one at every `stride` of a row, rows `row_stride` apart.
+  struct Queries {
+    const float* data;
+    int64_t row_stride, stride;
+  };
+
   // The step's rows of keys, then values, as a later step reads them: one at every `stride`.
   struct OwnRows {
     const float* data;
@@ -270,14 +284,25 @@ class DecoderLayers {
     multiply(pool_, x, t_, layer.qkv, product);
     // A row of the product for each that is attended.
     const bool was_narrow = is_narrow_;
-    const OwnRows own_rows = prepare_rows(layer, product);
+    const vn_latents* latents = layer.latents;
+    const OwnRows own_rows =
+        latents != nullptr ? prepare_latents(layer, product) : prepare_rows(layer, product);
+    Queries queries = {product, width, query_stride(layer)};
+    if (latents != nullptr) {
+      float* taken = space_.latent.take(t_ * heads * d);
+      take_queries(pool_, *latents, heads, product, width, t_, taken);
+      queries = {taken, heads * d, d};
+    }
     struct Task {
-      int64_t request, first, rows, kv_head;
+      int64_t request, first, rows, part;
     };
     std::vector<Task> tasks;
     int64_t work = 0;
-    const int64_t group = heads / kv_heads;
-    const int64_t share = ceil_div(t_ * kv_heads, kTasksPerThread * pool_.num_threads());
+    // Where all heads share their keys, some of them are a task of their own if rows are few.
+    const bool splits_heads = latents != nullptr && t_ < kTasksPerThread * pool_.num_threads();
+    const int64_t group = splits_heads ? ceil_div(heads, pool_.num_threads()) : heads / kv_heads;
+    const int64_t parts = ceil_div(heads, group);
+    const int64_t share = ceil_div(t_ * parts, kTasksPerThread * pool_.num_threads());
     const int64_t most = std::min(share, kQueryHeads / group);
     for (int64_t r = 0; r < step_.num_requests; ++r) {
       const int64_t end = step_.starts[r] + step_.counts[r];
@@ -285,7 +310,7 @@ class DecoderLayers {
           1, std::min(most, kMaxScores / (group * std::max<int64_t>(1, end))));
       for (int64_t first = narrows ? count_unwanted(step_, r) : 0; first < step_.counts[r];
            first += rows) {
-        for (int64_t k = 0; k < kv_heads; ++k) {
+        for (int64_t k = 0; k < parts; ++k) {
           tasks.push_back({r, first, std::min(rows, step_.counts[r] - first), k});
           work += 2 * tasks.back().rows * group * d * (end - find_first(layer, r, end - 1));
         }
@@ -294,8 +319,9 @@ class DecoderLayers {
     float* attended = space_.attended.take(t_ * heads * d);
     const auto attend_task = [&](int64_t i) {
       const Task& task = tasks[i];
-      attend_rows(layer, task.request, task.first, task.rows, task.kv_head, product, own_rows,
-                  attended);
+      const int64_t head = task.part * group;
+      attend_rows(layer, task.request, task.first, task.rows, head, std::min(group, heads - head),
+                  queries, own_rows, attended);
     };
     const int64_t num_tasks = static_cast<int64_t>(tasks.size());
     if (is_short(pool_, work)) {
@@ -313,7 +339,28 @@ class DecoderLayers {
         gate_heads(product + source * width, heads, d, attended + row * heads * d);
       });
     }
-    if (t_ > 0) multiply(pool_, attended, t_, layer.output, output);
+    if (t_ == 0) return;
+    if (latents != nullptr) {
+      float* mapped = space_.projected.take(t_ * heads * latents->value_dim);
+      map_values(pool_, *latents, heads, attended, d, t_, mapped);
+      attended = mapped;
+    }
+    multiply(pool_, attended, t_, layer.output, output);
+  }
+
+  // Norms the latents and stores the rows of a layer that attends to such; returns those to read.
+  OwnRows prepare_latents(const vn_decoder_layer& layer, float* product) {
+    const vn_latents& latents = *layer.latents;
+    const int64_t width = layer.qkv.rows;
+    float* rows = product + width - layer.head_dim;
+    for_rows(pool_, t_, 10 * layer.head_dim, [&](int64_t row) {
+      float* own = rows + row * width;
+      rms_norm(own, latents.norm, 1.0f, latents.latent_dim, latents.eps, own);
+      store_row(pages_, layer.cache, row, step_.positions[row], own);
+      // Rounding here too keeps the result independent of where chunks end.
+      round_row(layer.cache.kind, own, layer.head_dim);
+    });
+    return {rows, width};
   }
 
   // Multiplies heads by the sigmoids of the gates behind their queries.
@@ -401,11 +448,13 @@ class DecoderLayers {
     return std::max(first, layer.window == 0 ? 0 : step_.read_from[request]);
   }
 
-  // Attends `rows` consecutive queries of a request, one key head's.
+  // Attends `rows` consecutive queries of a request: `group` heads from one on, which share their
+  // keys.
   void attend_rows(const vn_decoder_layer& layer, int64_t request, int64_t first, int64_t rows,
-                   int64_t kv_head, const float* product, OwnRows own_rows, float* attended) {
+                   int64_t first_head, int64_t group, Queries queries, OwnRows own_rows,
+                   float* attended) {
     const int64_t d = layer.head_dim, heads = layer.num_heads;
-    const int64_t group = heads / layer.num_kv_heads, width = layer.qkv.rows;
+    const int64_t kv_head = first_head / (heads / layer.num_kv_heads);
     const int64_t position = step_.starts[request] + first;
     const int64_t row = is_narrow_
                             ? narrow_starts_[request] + first - count_unwanted(step_, request)
@@ -425,12 +474,16 @@ class DecoderLayers {
     out.resize(total);
     scale.resize(total);
     for (int64_t i = 0; i < total; ++i) {
-      const int64_t head = kv_head * group + i % group;
-      x[i] = product + (row + i / group) * width + head * query_stride(layer);
+      const int64_t head = first_head + i % group;
+      x[i] = queries.data + (row + i / group) * queries.row_stride + head * queries.stride;
       out[i] = attended + ((row + i / group) * heads + head) * d;
       y[i] = scores.data() + i * padded;
     }
-    const int64_t own_keys = kv_head * d, own_values = (layer.num_kv_heads + kv_head) * d;
+    const int64_t own_keys = kv_head * d;
+    // Of a latent row keys are products as values are; what is shared is no part of these.
+    const bool is_latent = layer.latents != nullptr;
+    const int64_t own_values = is_latent ? 0 : (layer.num_kv_heads + kv_head) * d;
+    const int64_t value_width = is_latent ? layer.latents->latent_dim : d;
     for (int64_t begin = 0; begin < count; begin += kAttendedKeys) {
       const int64_t size = std::min(kAttendedKeys, count - begin);
       gather(layer, request, from + begin, size, own_keys, own_rows, found);
@@ -442,14 +495,14 @@ class DecoderLayers {
     for (int64_t i = 0; i < total; ++i) {
       const int64_t own = position + i / group;
       const int64_t low = find_first(layer, request, own) - from, high = own + 1 - from;
-      scale[i] = weigh(layer, kv_head * group + i % group, y[i], low, high, count);
+      scale[i] = weigh(layer, first_head + i % group, y[i], low, high, count);
     }
     for (int64_t begin = 0; begin < count; begin += kAttendedKeys) {
       const int64_t size = std::min(kAttendedKeys, count - begin);
       gather(layer, request, from + begin, size, own_values, own_rows, found);
       for (int64_t i = 0; i < total; ++i) weights[i] = y[i] + begin;
       const MixPart part = {found.data(), size, begin == 0, begin + size == count};
-      mix_all(total, weights.data(), part, d, scale.data(), out.data());
+      mix_all(total, weights.data(), part, value_width, scale.data(), out.data());
     }
   }
 

@@ -29,6 +29,40 @@ inline void choose_experts(const float* scores, const float* bias, int count, in
   }
 }
 
+// Chooses a row's experts by the sigmoids of its logits, which they replace, among equal ones the
+// first; weights are the sigmoids, scaled to a sum of one if `normalises`, times the factor.
+inline void choose_by_sigmoid(const vn_sigmoid_router& own, float* logits, int experts, int wanted,
+                              bool normalises, int32_t* chosen, float* weights) {
+  for (int e = 0; e < experts; ++e) logits[e] = sigmoid(logits[e]);
+  const int groups = own.num_groups, size = experts / groups;
+  thread_local Floats bias;
+  bias.assign(own.bias, own.bias + experts);
+  if (own.num_chosen_groups < groups) {
+    thread_local Floats sums;
+    thread_local std::vector<int32_t> kept;
+    sums.resize(groups);
+    kept.resize(own.num_chosen_groups);
+    for (int g = 0; g < groups; ++g) {
+      int32_t best[2];
+      const float *scores = logits + g * size, *extra = own.bias + g * size;
+      choose_experts(scores, extra, size, 2, best);
+      sums[g] = (scores[best[0]] + extra[best[0]]) + (scores[best[1]] + extra[best[1]]);
+    }
+    const Floats no_bias(groups, 0.0f);
+    choose_experts(sums.data(), no_bias.data(), groups, own.num_chosen_groups, kept.data());
+    for (int g = 0; g < groups; ++g) {
+      if (std::find(kept.begin(), kept.end(), g) != kept.end()) continue;
+      std::fill_n(bias.begin() + g * size, size, -INFINITY);
+    }
+  }
+  choose_experts(logits, bias.data(), experts, wanted, chosen);
+  float total = 1e-20f;
+  for (int k = 0; k < wanted; ++k) total += logits[chosen[k]];
+  for (int k = 0; k < wanted; ++k) {
+    weights[k] = logits[chosen[k]] / (normalises ? total : 1.0f) * own.factor;
+  }
+}
+
 // Sorts the pairs of token and expert by expert; expert_of and weight_of are filled.
 inline void group_by_expert(int64_t t, int wanted, int experts, Routing& routing) {
   routing.first.assign(experts + 1, 0);

@@ -75,17 +75,28 @@ inline std::vector<StateRun> find_runs(const vn_step& step, const vn_recurrence&
   return runs;
 }
 
-// What rows do to states: inputs of the convolution [C], factors of decay and rates of writing [H].
+// What rows do to states: inputs of the convolution [C], factors of decay [F], rates of writing [H].
 struct StateInputs {
   const float* channels;
   int64_t channels_stride;
-  const float *factors, *rates;
-  int64_t gates_stride;
+  const float* factors;
+  int64_t factors_stride;
+  const float* rates;
+  int64_t rates_stride;
 };
+
+// Factors of decay of a head in one row.
+inline int64_t factors_per_head(const vn_recurrence& layer) {
+  return layer.has_channel_decays != 0 ? layer.key_dim : 1;
+}
+
+inline int64_t count_factors(const vn_recurrence& layer) {
+  return layer.num_heads * factors_per_head(layer);
+}
 
 // Values of a row that are kept for a draft.
 inline int64_t draft_width(const vn_recurrence& layer) {
-  return layer.num_channels + 2 * layer.num_heads;
+  return layer.num_channels + count_factors(layer) + layer.num_heads;
 }
 
 // One layer's states, over the rows of some requests.
@@ -232,23 +243,25 @@ class StateScan {
     const HeadTokens tokens = {key,
                                query,
                                value,
-                               in_.factors + run.first_row * in_.gates_stride + head,
-                               in_.rates + run.first_row * in_.gates_stride + head,
+                               in_.factors + run.first_row * in_.factors_stride +
+                                   head * factors_per_head(l_),
+                               in_.rates + run.first_row * in_.rates_stride + head,
                                outputs + head * l_.value_dim,
                                l_.num_channels,
                                l_.num_channels,
-                               in_.gates_stride,
+                               in_.rates_stride,
                                l_.num_heads * l_.value_dim,
                                l_.key_dim,
                                l_.value_dim,
-                               in_.gates_stride};
+                               in_.factors_stride};
     std::vector<HeadStore> stores;
     for (const StateStore& store : run.stores) {
       stores.push_back({store.end, head_of(store.blocks, head)});
     }
     if (stores.back().end < run.count) stores.push_back({run.count, nullptr});  // drafts
-    scan_head<false>(tokens, run.source == nullptr ? nullptr : head_of(run.source, head),
-                     stores.data(), static_cast<int64_t>(stores.size()));
+    const auto scan_all = l_.has_channel_decays != 0 ? scan_head<true> : scan_head<false>;
+    scan_all(tokens, run.source == nullptr ? nullptr : head_of(run.source, head), stores.data(),
+             static_cast<int64_t>(stores.size()));
   }
 
   ThreadPool& pool_;
@@ -293,6 +306,23 @@ inline void find_gates(const vn_recurrence& l, const float* betas, float* gates)
   }
 }
 
+// As find_gates with a decay for each channel: factors [H, K] of inputs [H, K], which they may be.
+inline void find_channel_factors(const vn_recurrence& l, const float* inputs, float* factors) {
+  const int64_t d = l.key_dim;
+  for (int64_t h = 0; h < l.num_heads; ++h) {
+    const Vec rate = fill(l.decay_rates[h]);
+    for (int64_t i = 0; i < d; i += kLanes) {
+      const int lanes = static_cast<int>(std::min<int64_t>(kLanes, d - i));
+      const Vec input =
+          add(load_some(inputs + h * d + i, lanes), load_some(l.dt_bias + h * d + i, lanes));
+      const Vec log = l.decay_bound > 0.0f
+                          ? mul(exact_sigmoid(mul(rate, input)), fill(l.decay_bound))
+                          : mul(exact_softplus(input), rate);
+      store_some(factors + h * d + i, exact_exp(sub(zero(), log)), lanes);
+    }
+  }
+}
+
 // x / rms(x) * weight * activation(gate), head by head; out may be x.
 inline void gated_norm(const vn_recurrence& l, const float* x, const float* gate, float eps,
                        float* out) {
@@ -322,12 +352,56 @@ inline void keep_drafts(const vn_step& step, const vn_recurrence& l, const State
     for (int64_t row = end - step.num_drafts[r]; row < end; ++row) {
       std::memcpy(out, in.channels + row * in.channels_stride, sizeof(float) * l.num_channels);
       out += l.num_channels;
-      std::memcpy(out, in.factors + row * in.gates_stride, sizeof(float) * l.num_heads);
-      out += l.num_heads;
-      std::memcpy(out, in.rates + row * in.gates_stride, sizeof(float) * l.num_heads);
+      std::memcpy(out, in.factors + row * in.factors_stride, sizeof(float) * count_factors(l));
+      out += count_factors(l);
+      std::memcpy(out, in.rates + row * in.rates_stride, sizeof(float) * l.num_heads);
       out += l.num_heads;
     }
   }
+}
+
+// What a layer's inputs are projected to: what they do to states, and gates [H * V].
+struct RecurrentParts {
+  StateInputs inputs;
+  const float* gates;
+  int64_t gates_stride;
+};
+
+// Parts with a decay for each channel; product [T, width] has been computed.
+inline RecurrentParts project_by_channel(ThreadPool& pool, Workspace& space, const vn_recurrence& l,
+                                         float* product, int64_t t) {
+  const int64_t width = l.in_proj.rows, heads = l.num_heads, channels = l.num_channels;
+  const int64_t num_factors = count_factors(l), inner = heads * l.value_dim;
+  float* factors = space.rows.take(t * num_factors);
+  float* gates = space.index_rows.take(t * inner);
+  const float* narrow = product + channels + heads;
+  const Product products[2] = {
+      whole_product(narrow, width, t, l.decays, factors, num_factors),
+      whole_product(narrow + l.decays.cols, width, t, l.gates, gates, inner),
+  };
+  multiply_all(pool, products, 2);
+  for_rows(pool, t, 40 * num_factors, [&](int64_t row) {
+    find_channel_factors(l, factors + row * num_factors, factors + row * num_factors);
+    float* betas = product + row * width + channels;
+    for (int64_t h = 0; h < heads; h += kLanes) {
+      const int lanes = static_cast<int>(std::min<int64_t>(kLanes, heads - h));
+      store_some(betas + h, exact_sigmoid(load_some(betas + h, lanes)), lanes);
+    }
+  });
+  return {{product, width, factors, num_factors, product + channels, width}, gates, inner};
+}
+
+inline RecurrentParts project_by_head(ThreadPool& pool, Workspace& space, const vn_recurrence& l,
+                                      float* product, int64_t t) {
+  const int64_t width = l.in_proj.rows, heads = l.num_heads, inner = heads * l.value_dim;
+  float* gates = space.scores.take(t * 2 * heads);
+  float* rows = l.is_interleaved != 0 ? space.grouped.take(t * width) : product;
+  for_rows(pool, t, 60 * heads + width, [&](int64_t row) {
+    float* own = rows + row * width;
+    if (own != product + row * width) split_heads(l, product + row * width, own);
+    find_gates(l, own + l.num_channels + inner, gates + row * 2 * heads);
+  });
+  return {{rows, width, gates, 2 * heads, gates + heads, 2 * heads}, rows + l.num_channels, width};
 }
 
 // One layer's part of a step up to its output's product: x [T, D] gives normed rows [T, H * V], which
@@ -336,26 +410,20 @@ template <typename RowOf>
 inline float* run_recurrence(ThreadPool& pool, Workspace& space, const vn_recurrence& l,
                              const vn_step& step, const std::vector<StateRun>& runs, const float* x,
                              int64_t t, float eps, int64_t num_kept, RowOf&& row_of) {
-  const int64_t width = l.in_proj.rows, heads = l.num_heads, inner = heads * l.value_dim;
-  float* product = space.queries.take(t * width);
+  const int64_t heads = l.num_heads, inner = heads * l.value_dim;
+  float* product = space.queries.take(t * l.in_proj.rows);
   multiply(pool, x, t, l.in_proj, product);
-  float* gates = space.scores.take(t * 2 * heads);
-  float* rows = l.is_interleaved != 0 ? space.grouped.take(t * width) : product;
-  for_rows(pool, t, 60 * heads + width, [&](int64_t row) {
-    float* own = rows + row * width;
-    if (own != product + row * width) split_heads(l, product + row * width, own);
-    find_gates(l, own + l.num_channels + inner, gates + row * 2 * heads);
-  });
-  const StateInputs inputs = {rows, width, gates, gates + heads, 2 * heads};
-  keep_drafts(step, l, inputs);
+  const auto project = l.has_channel_decays != 0 ? project_by_channel : project_by_head;
+  const RecurrentParts parts = project(pool, space, l, product, t);
+  keep_drafts(step, l, parts.inputs);
   float* outputs = space.attended.take(t * inner);
-  StateScan(pool, l, runs, inputs).run(space.key_values.take(t * l.num_channels), outputs);
+  StateScan(pool, l, runs, parts.inputs).run(space.key_values.take(t * l.num_channels), outputs);
   float* normed = space.hidden.take(num_kept * inner);
   for_rows(pool, num_kept, 40 * inner, [&](int64_t i) {
     const int64_t row = row_of(i);
     for (int64_t h = 0; h < heads; ++h) {
       gated_norm(l, outputs + row * inner + h * l.value_dim,
-                 rows + row * width + l.num_channels + h * l.value_dim, eps,
+                 parts.gates + row * parts.gates_stride + h * l.value_dim, eps,
                  normed + i * inner + h * l.value_dim);
     }
   });
@@ -404,8 +472,8 @@ inline void settle_recurrence(ThreadPool& pool, Workspace& space, const vn_recur
                               const vn_step& step, const std::vector<StateRun>& runs) {
   const float* own = find_drafts(step, l);
   const int64_t width = draft_width(l);
-  const float* gates = own + l.num_channels;
-  const StateInputs inputs = {own, width, gates, gates + l.num_heads, width};
+  const float* factors = own + l.num_channels;
+  const StateInputs inputs = {own, width, factors, width, factors + count_factors(l), width};
   int64_t rows = 0;
   for (const StateRun& run : runs) rows += run.count;
   StateScan(pool, l, runs, inputs)

@@ -127,7 +127,7 @@ typedef struct {
   const int64_t* num_drafts;     // [R] last tokens that are guesses, fewer than all; null: none
   int64_t total_drafts;
   // Of a model with recurrent layers: what the drafts would do to their states, [layers, drafts,
-  // C + 2 * H]; written by a step, read when they are settled. Null without drafts.
+  // C + F + H], F decays a row; written by a step, read when they are settled. Null without drafts.
   float* drafts;
 } vn_step;
 
@@ -211,21 +211,44 @@ typedef struct {
   int32_t num_experts, num_chosen, inner, unused;
 } vn_experts_beside;
 
-// An MLP that every token passes beside routed experts, times the sigmoid of its gate.
+// An MLP that every token passes beside routed experts, times the sigmoid of its gate; without the
+// gate's data as it is.
 typedef struct {
   vn_matrix gate_up, down, gate;  // [2 * M, D], [D, M], [1, D]
   int32_t inner, unused;
 } vn_shared_expert;
+
+// Choice among experts by the sigmoids of their logits.
+typedef struct {
+  const float* bias;  // [E]: takes part in the choice alone
+  // Groups of E / num_groups neighbours; the chosen ones' best two scores sum up to most.
+  int32_t num_groups, num_chosen_groups;
+  float factor;  // of the chosen sigmoids
+  int32_t unused;
+} vn_sigmoid_router;
+
+// Keys and values of all heads as products of one cached row a token, | latent [L] | shared [S] |: the
+// layer has one key head, of L + S values. Rows of its qkv: queries [H * (K + S)], then that row.
+typedef struct {
+  vn_matrix key_maps;    // [H * L, K]: a head's own part of its query, taken to the latent
+  vn_matrix value_maps;  // [H * V, L]
+  const float* norm;     // [L]
+  int32_t latent_dim, shared_dim, key_dim, value_dim;
+  float eps;  // of the norm
+  int32_t unused;
+} vn_latents;
 
 // A recurrent layer by the gated delta rule, in the place of attention: a state [K, V] for each of H
 // heads, of which neighbours share one of G heads of queries and keys. C = 2 * G * K + H * V.
 typedef struct {
   // Rows: the convolution's inputs (queries, keys, values) [C], gates [H * V], betas [H], decays
   // [H]. Interleaved: by key head its query, key, values and gates; then its betas and decays.
+  // With a decay for each channel: inputs [C], betas [H], then what decays and what gates come of.
   vn_matrix in_proj, output;
+  vn_matrix decays, gates;   // of a decay for each channel: [H * K, rank], [H * V, rank]
   const float* conv;         // [W, C], the oldest input's first
   const float* decay_rates;  // [H], positive: e^-(rate * softplus(input + bias)) is left of a state
-  const float* dt_bias;      // [H]
+  const float* dt_bias;      // [H], or [H * K]
   const float* norm;         // [V]
   // The states of all layers, fp32: heads_per_block heads of all layers in each of the first
   // num_head_pieces blocks of a state, then channels_per_block channels in each of the others. Its
@@ -234,7 +257,10 @@ typedef struct {
   int32_t number;  // which of the recurrent layers
   int32_t num_channels, num_key_heads, num_heads, key_dim, value_dim, conv_width;
   int32_t is_interleaved, has_sigmoid_gate;
-  int32_t heads_per_block, channels_per_block, num_head_pieces, num_pieces, unused;
+  int32_t heads_per_block, channels_per_block, num_head_pieces, num_pieces, has_channel_decays;
+  // Above 0: e^-(bound * sigmoid(rate * (input + bias))) is left instead.
+  float decay_bound;
+  int32_t unused;
 } vn_recurrence;
 
 // Every vector may be null where the family has none; norms' weights are factors.
@@ -269,6 +295,8 @@ typedef struct {
   int32_t num_turned;      // first values of a head that are turned
   int32_t has_output_gate, unused;
   const vn_recurrence* recurrence;         // or null: attention
+  const vn_latents* latents;               // or null: keys and values of their own
+  const vn_sigmoid_router* scores;         // or null: experts' shares are a softmax
   const vn_shared_expert* shared_expert;  // or null
   const vn_experts_beside* beside;  // or null
   vn_matrix input_gate, input_output;  // [w, D] and [D, w]; without data: the layer adds no input

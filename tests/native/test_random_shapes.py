@@ -12,8 +12,10 @@ from tests.model_executor.models.decoder.reference import (
     build_hf_model,
     gemma3,
     gpt_oss,
+    kimi_linear,
     llama,
     mistral,
+    published_tensors,
     qwen3,
     qwen3_5,
     qwen3_moe,
@@ -33,6 +35,7 @@ FAMILIES = {
     "qwen3_moe": qwen3_moe,
     "gemma3": gemma3,
     "gpt_oss": gpt_oss,
+    "kimi_linear": kimi_linear,
 }
 
 
@@ -57,7 +60,47 @@ def draw_decoder(name: str, rng: random.Random) -> dict[str, Any]:
         drawn |= {key: experts, "num_experts_per_tok": rng.choice([1, experts])}
     if name == "qwen3_5":
         drawn |= draw_recurrence(drawn["head_dim"], rng)
+    if name == "kimi_linear":
+        drawn |= draw_kimi_linear(rng)
     return FAMILIES[name](**drawn)
+
+
+def draw_kimi_linear(rng: random.Random) -> dict[str, Any]:
+    """Returns fields of recurrent layers, latent attention and experts in groups."""
+    heads, latent, groups = rng.randrange(1, 6), rng.randrange(2, 60), rng.choice([1, 2, 3])
+    num_chosen_groups, size = rng.randrange(1, groups + 1), rng.randrange(2, 5)
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": None,
+        "kv_lora_rank": latent,
+        "qk_rope_head_dim": latent % 2 + 2 * rng.randrange(1, 9),
+        "qk_nope_head_dim": rng.randrange(1, 40),
+        "v_head_dim": rng.randrange(1, 40),
+        "tie_word_embeddings": False,
+        "moe_intermediate_size": rng.randrange(2, 50),
+        "num_experts": groups * size,
+        "num_expert_group": groups,
+        "topk_group": num_chosen_groups,
+        "num_experts_per_token": rng.randrange(1, num_chosen_groups * size + 1),
+        "num_shared_experts": rng.choice([1, 2]),
+        "moe_renormalize": rng.random() < 0.5,
+        "num_hidden_layers": 3,
+        "linear_attn_config": {
+            "full_attn_layers": (full := rng.choice([[1], [2], [3], [1, 3]])),
+            "kda_layers": [i for i in (1, 2, 3) if i not in full],
+            "head_dim": rng.randrange(1, 40),
+            "num_heads": rng.randrange(1, 5),
+            "short_conv_kernel_size": rng.choice([2, 3, 4, 6]),
+        },
+    }
+
+
+def find_tensors(raw: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """Returns the tensors of the reference's random weights."""
+    model = build_hf_model(raw, seed)
+    tensors: dict[str, torch.Tensor] = model.state_dict()
+    return published_tensors(model) if raw["model_type"] == "kimi_linear" else tensors
 
 
 def draw_recurrence(head_dim: int, rng: random.Random) -> dict[str, Any]:
@@ -126,7 +169,7 @@ def test_odd_sizes(name: str, seed: int) -> None:
         model, make, run = make_model(**draw_v4(rng)), PagedHarness, NativeDeepseekV4
     else:
         raw = draw_decoder(name, rng)
-        model = build_model(raw, build_hf_model(raw, seed).state_dict())
+        model = build_model(raw, find_tensors(raw, seed))
         make, run = make_harness, NativeDecoder
     vocab_size = model.config.vocab_size
     token_ids = [0, *(rng.randrange(vocab_size) for _ in range(128)), vocab_size - 1]

@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from tests.model_executor.models.decoder.building import build_model, make_harness
-from tests.model_executor.models.decoder.reference import build_hf_model, qwen3_5
+from tests.model_executor.models.decoder.reference import (
+    build_hf_model,
+    published_tensors,
+    qwen3_5,
+)
 from tests.model_executor.models.decoder.test_gated_delta import OTHERS, SHAPES, resume
+from tests.model_executor.models.decoder.test_kimi_linear import CONFIGS as KIMI
 from tests.model_executor.models.harness import PagedHarness, Request
 from tests.model_executor.models.hf_reference import random_tokens
 from tests.native.test_library import builds, make_context
@@ -21,13 +26,15 @@ MODELS = {
     "qwen 3.5": qwen3_5(),
     "a recurrent layer last": qwen3_5(**SHAPES["a recurrent layer last"]),
     **OTHERS,
+    "kimi, a recurrent layer last": KIMI["one group"],
+    "kimi, latent attention last": KIMI["groups"],
 }
 UNIT = 16
 
 
 def build(name: str) -> DecoderForCausalLM:
     raw = MODELS[name]
-    return build_model(raw, build_hf_model(raw, seed=7).state_dict())
+    return build_model(raw, published_tensors(build_hf_model(raw, seed=7)))
 
 
 def make_native(
@@ -71,7 +78,7 @@ def test_bits_do_not_depend_on_company_chunks_threads_drafts_or_builds(name: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen 3.5", "qwen3-next"])
+@pytest.mark.parametrize("name", ["qwen 3.5", "qwen3-next", "kimi, latent attention last"])
 def test_who_resumes_at_a_state_gets_the_bits_of_who_left_it(name: str) -> None:
     model = build(name)
     token_ids = random_tokens(150, 5)
@@ -79,8 +86,7 @@ def test_who_resumes_at_a_state_gets_the_bits_of_who_left_it(name: str) -> None:
     first = harness.add(token_ids)
     first.keeps_states = True
     expected = harness.step([(first, 150)])[0]
-    pieces = harness.layout.groups[1].state
-    assert pieces is not None
+    (pieces,) = [group.state for group in harness.layout.groups if group.state is not None]
     for boundary in range(UNIT, 150, UNIT):
         resumed = resume(harness, first, boundary, pieces.num_blocks)
         logits = harness.step([(resumed, 150 - boundary)])[0]

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.model_executor.models.decoder.building import build_model, make_harness
-from tests.model_executor.models.decoder.reference import build_hf_model
 from tests.model_executor.models.harness import PagedHarness
 from tests.native.test_deepseek_v4 import make_model
 from tests.native.test_library import builds, make_context
-from tests.native.test_random_shapes import FAMILIES, draw_decoder
+from tests.native.test_random_shapes import FAMILIES, draw_decoder, find_tensors
 from vllm.model_executor.layers.quantization.bf16_panels import Bf16Panels, PackedWeights
 from vllm.native.decoder import NativeDecoder
 from vllm.native.deepseek_v4 import NativeDeepseekV4
@@ -132,8 +131,7 @@ def make_bf16(name: str) -> tuple[Any, Any, Any]:
             NativeDeepseekV4,
         )
     raw = draw_decoder(name, random.Random(f"bf16 {name}"))
-    tensors = build_hf_model(raw, 5).state_dict()
-    return build_model(raw, tensors, torch.bfloat16), make_harness, NativeDecoder
+    return build_model(raw, find_tensors(raw, 5), torch.bfloat16), make_harness, NativeDecoder
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "deepseek_v4"])
@@ -153,7 +151,7 @@ def test_a_model_has_the_same_bits_in_chunks_and_builds(name: str) -> None:
     assert torch.corrcoef(both)[0, 1] > 0.9
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "deepseek_v4"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "kimi_linear", "deepseek_v4"])
 def test_weights_that_are_given_back_are_read_from_their_panels(name: str) -> None:
     model, make, _ = make_bf16(name)
     token_ids = [0, *(i * 5 % 16 for i in range(30))]

@@ -263,8 +263,8 @@ def add_replay_flags(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--model",
         default="v4-flash",
-        help="v4-flash, v4-pro, qwen3.5-4b, qwen3.5-27b, gemma4-e4b, gemma4-12b, a config.json, a "
-        "folder or hub id. Default: v4-flash.",
+        help="v4-flash, v4-pro, qwen3.5-4b, qwen3.5-27b, kimi-linear, gemma4-e4b, gemma4-12b, a "
+        "config.json, a folder or hub id. Default: v4-flash.",
     )
     server.add_argument("--policies", nargs="+", default=["auto"], metavar="INTERVAL[+pins]")
     server.add_argument("--block-size", nargs="+", type=human_int, default=[128])

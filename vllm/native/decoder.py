@@ -9,28 +9,25 @@ import torch
 
 from vllm.model_executor.layers.quantization.storages import PlainRows
 from vllm.model_executor.models.decoder.attention import DecoderAttention
+from vllm.model_executor.models.decoder.channel_decays import ChannelDecayNet
 from vllm.model_executor.models.decoder.clamped_experts import (
     ClampedExperts,
     MxFp4Stack,
     PackedStack,
     Stack,
 )
-from vllm.model_executor.models.decoder.config import (
-    DecoderConfig,
-    ExpertsPlan,
-    LayerPlan,
-    MlpPlan,
-)
+from vllm.model_executor.models.decoder.config import LayerPlan, MlpPlan
+from vllm.model_executor.models.decoder.delta_rule import DeltaRuleNet
 from vllm.model_executor.models.decoder.experts_beside import ExpertsBeside
 from vllm.model_executor.models.decoder.feed_forward import (
     ExpertBank,
-    Experts,
     GatedMlp,
     SharedExperts,
     SigmoidExperts,
 )
 from vllm.model_executor.models.decoder.gated_delta import GatedDeltaNet
 from vllm.model_executor.models.decoder.kv_cache import STATES, cache_name
+from vllm.model_executor.models.decoder.latent_attention import LATENT_EPS, LatentAttention
 from vllm.model_executor.models.decoder.layer_inputs import LayerInputs
 from vllm.model_executor.models.decoder.model import DecoderBlock, DecoderForCausalLM
 from vllm.model_executor.models.decoder.step import find_frequencies
@@ -144,7 +141,7 @@ class NativeDecoder:
         plans = self._model.config.recurrences
         if not plans or not num_drafts:
             return None
-        width = plans[0].num_channels + 2 * plans[0].num_value_heads
+        width = plans[0].num_channels + plans[0].num_decays + plans[0].num_value_heads
         return torch.empty(len(plans), num_drafts, width, dtype=torch.float32)
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
@@ -180,16 +177,18 @@ class NativeDecoder:
             window=plan.window,
             scalar=1.0 if block.scalar is None else float(block.scalar),
         )
-        if isinstance(block.attention, GatedDeltaNet):
+        if isinstance(block.attention, DeltaRuleNet):
             layer.has_own_rows = True
             layer.recurrence = self._bind_recurrence(index, block.attention)
         else:
-            assert isinstance(block.attention, DecoderAttention), "can_run_decoder refuses others"
             owner = index if plan.kv_owner is None else plan.kv_owner
             layer.cache = self._binder.cache(cache_name(owner))
             self._bind_heads(layer, index, plan)
-            self._bind_attention(layer, block.attention)
-        assert not isinstance(block.feed_forward, SigmoidExperts), "can_run_decoder refuses them"
+            if isinstance(block.attention, LatentAttention):
+                self._bind_latents(layer, block.attention)
+            else:
+                assert isinstance(block.attention, DecoderAttention)
+                self._bind_attention(layer, block.attention)
         self._bind_feed_forward(layer, plan, block.feed_forward)
         if block.experts is not None:
             layer.beside = self._bind_beside(block.experts)
@@ -214,12 +213,13 @@ class NativeDecoder:
             )
             layer.magnitude, layer.num_turned = plan.rope.magnitude, plan.rope.dim
 
-    def _bind_recurrence(self, index: int, module: GatedDeltaNet) -> Any:
+    def _bind_recurrence(self, index: int, module: DeltaRuleNet) -> Any:
         bind, plan = self._binder, module.plan
         states = bind.cache(STATES)
         state = self._layout.groups[states.group].state
         assert state is not None, "the group keeps states"
         before = self._model.config.layers[:index]
+        assert isinstance(module, GatedDeltaNet | ChannelDecayNet)
         bound = structs.Recurrence(
             in_proj=bind.linear(module.in_proj),
             output=bind.linear(module.output),
@@ -241,7 +241,11 @@ class NativeDecoder:
             channels_per_block=state.channels_per_block,
             num_head_pieces=state.num_head_blocks,
             num_pieces=state.num_blocks,
+            has_channel_decays=plan.has_channel_decays,
         )
+        if isinstance(module, ChannelDecayNet):
+            # A rate for each head, as of the others.
+            bound.decays, bound.gates = bind.linear(module.decays), bind.linear(module.gates)
         self._parts.append(bound)
         return pointer(bound)
 
@@ -288,11 +292,29 @@ class NativeDecoder:
             norms = [self._norm(weight) for weight in attention.qk_norm]
             layer.q_norm, layer.k_norm = norms[0], norms[-1]
 
+    def _bind_latents(self, layer: structs.DecoderLayer, attention: LatentAttention) -> None:
+        bind, shape = self._binder, attention.latent
+        keys, values = attention.split_heads()
+        layer.qkv = bind.linear(attention.projections)
+        layer.output = bind.linear(attention.output)
+        bound = structs.Latents(
+            key_maps=bind.copied_matrix(keys.mT),
+            value_maps=bind.copied_matrix(values),
+            norm=bind.vector(attention.row_norm),
+            latent_dim=shape.latent_dim,
+            shared_dim=shape.shared_dim,
+            key_dim=shape.key_dim,
+            value_dim=shape.value_dim,
+            eps=LATENT_EPS,
+        )
+        self._parts.append(bound)
+        layer.latents = pointer(bound)
+
     def _bind_feed_forward(
         self,
         layer: structs.DecoderLayer,
         plan: LayerPlan,
-        module: GatedMlp | Experts | ClampedExperts,
+        module: GatedMlp | ExpertBank | ClampedExperts,
     ) -> None:
         bind, own = self._binder, plan.feed_forward
         layer.inner = own.inner_size
@@ -306,12 +328,16 @@ class NativeDecoder:
             return
         layer.feed_forward, layer.router = structs.EXPERTS, bind.matrix(module.router)
         layer.num_experts, layer.num_chosen = module.plan.num_experts, module.plan.num_chosen
-        if isinstance(module, Experts):
+        if isinstance(module, ExpertBank):
             layer.activation = _ACTIVATIONS[module.plan.activation]
             layer.normalises = module.plan.normalises
             layer.gate_up, layer.down = self._bind_experts(module)
             if isinstance(module, SharedExperts):
-                layer.shared_expert = self._bind_shared(module)
+                layer.shared_expert = self._bind_shared(module.shared, module.shared_gate)
+            if isinstance(module, SigmoidExperts):
+                layer.scores = self._bind_router(module)
+                if module.shared is not None:
+                    layer.shared_expert = self._bind_shared(module.shared, None)
             return
         layer.activation, layer.normalises = structs.CLAMPED, True
         layer.alpha, layer.limit = module.plan.alpha, module.plan.limit
@@ -321,14 +347,26 @@ class NativeDecoder:
         layer.gate_up = self._bind_stack(module.gate_up)
         layer.down = self._bind_stack(module.down)
 
-    def _bind_shared(self, module: SharedExperts) -> Any:
-        bind, plan = self._binder, module.plan.shared
-        assert plan is not None, "it has a shared expert"
+    def _bind_shared(self, shared: GatedMlp, gate: torch.Tensor | None) -> Any:
+        bind = self._binder
         bound = structs.SharedExpert(
-            gate_up=bind.linear(module.shared.gate_up),
-            down=bind.linear(module.shared.down),
-            gate=bind.matrix(module.shared_gate),
-            inner=plan.inner_size,
+            gate_up=bind.linear(shared.gate_up),
+            down=bind.linear(shared.down),
+            inner=sum(shared.gate_up.out_sizes) // 2,
+        )
+        if gate is not None:
+            bound.gate = bind.matrix(gate)
+        self._parts.append(bound)
+        return pointer(bound)
+
+    def _bind_router(self, module: SigmoidExperts) -> Any:
+        plan = module.plan.router
+        assert plan is not None, "its experts are chosen by sigmoids"
+        bound = structs.SigmoidRouter(
+            bias=self._binder.vector(module.router_bias),
+            num_groups=plan.num_groups,
+            num_chosen_groups=plan.num_chosen_groups,
+            factor=plan.factor,
         )
         self._parts.append(bound)
         return pointer(bound)
@@ -343,8 +381,6 @@ class NativeDecoder:
 
 def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Tensor]) -> bool:
     """Whether the kernels take this model's weights and caches."""
-    if any(_needs_torch(model.config, plan) for plan in model.config.layers):
-        return False
     if STATES in kv_caches and kv_caches[STATES].dtype != torch.float32:
         return False
     if len(model.config.shared_owners) > structs.MAX_SHARED_OWNERS:
@@ -359,13 +395,3 @@ def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Ten
     if model.layer_inputs is not None and not model.layer_inputs.table.is_coded:
         sources.append(PlainRows(model.layer_inputs.table.rows))
     return can_read_tensors(model, kv_caches) and all(can_read_rows(rows) for rows in sources)
-
-
-def _needs_torch(config: DecoderConfig, plan: LayerPlan) -> bool:
-    """Whether a layer has a part that no kernel computes."""
-    own, experts = plan.recurrence, plan.feed_forward
-    return (
-        (own is not None and own.has_channel_decays)
-        or config.shape_of(plan).latent is not None
-        or (isinstance(experts, ExpertsPlan) and experts.router is not None)
-    )

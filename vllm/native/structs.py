@@ -167,17 +167,46 @@ class SharedExpert(ctypes.Structure):
     )
 
 
+class SigmoidRouter(ctypes.Structure):
+    """``vn_sigmoid_router``."""
+
+    _fields_ = (
+        *_pointers("bias"),
+        *_int32s("num_groups num_chosen_groups"),
+        ("factor", c_float),
+        *_int32s("unused"),
+    )
+
+
+class Latents(ctypes.Structure):
+    """``vn_latents``."""
+
+    _fields_ = (
+        ("key_maps", Matrix),
+        ("value_maps", Matrix),
+        *_pointers("norm"),
+        *_int32s("latent_dim shared_dim key_dim value_dim"),
+        ("eps", c_float),
+        *_int32s("unused"),
+    )
+
+
 class Recurrence(ctypes.Structure):
     """``vn_recurrence``."""
 
     _fields_ = (
         ("in_proj", Matrix),
         ("output", Matrix),
+        ("decays", Matrix),
+        ("gates", Matrix),
         *_pointers("conv decay_rates dt_bias norm"),
         ("states", Cache),
         *_int32s("number num_channels num_key_heads num_heads key_dim value_dim conv_width"),
         *_int32s("is_interleaved has_sigmoid_gate"),
-        *_int32s("heads_per_block channels_per_block num_head_pieces num_pieces unused"),
+        *_int32s("heads_per_block channels_per_block num_head_pieces num_pieces"),
+        *_int32s("has_channel_decays"),
+        ("decay_bound", c_float),
+        *_int32s("unused"),
     )
 
 
@@ -205,6 +234,8 @@ class DecoderLayer(ctypes.Structure):
         ("scalar", c_float),
         *_int32s("num_turned has_output_gate unused"),
         ("recurrence", POINTER(Recurrence)),
+        ("latents", POINTER(Latents)),
+        ("scores", POINTER(SigmoidRouter)),
         ("shared_expert", POINTER(SharedExpert)),
         ("beside", POINTER(ExpertsBeside)),
         ("input_gate", Matrix),

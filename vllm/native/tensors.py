@@ -166,6 +166,15 @@ class TensorBinder:
             return self.table(weight)
         return _bind_panels(self.packed.pack(weight.detach().view(-1, weight.shape[-1])))
 
+    def copied_matrix(self, weight: torch.Tensor) -> Matrix:
+        """Returns stacked [n, rows, in], which may lie in any order, as one matrix [n * rows, in].
+
+        It is copied.
+        """
+        copy = weight.detach().clone(memory_format=torch.contiguous_format)
+        self.copies.append(copy)
+        return self.matrix(copy)
+
     def embedding(self, module: VocabParallelEmbedding) -> Matrix:
         """Returns an embedding's table, after all that is multiplied by was bound."""
         if module.quantised is not None:

@@ -178,6 +178,8 @@ def _of_model(model_type: str, template: str) -> ParserChoice:
     reasoning = _first_in(template, _REASONING_OF_TEMPLATE)
     if model_type == "deepseek_v4" and tools in (NONE, "deepseek_v4"):
         return ParserChoice("deepseek_v4", "deepseek_v4")
+    if not template and model_type.startswith("gemma4"):
+        return ParserChoice("gemma4", "gemma4")
     if tools == "hermes" and model_type.startswith("qwen"):
         tools = "qwen3"
     if tools == "glm" and reasoning != NONE:

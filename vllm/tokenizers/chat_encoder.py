@@ -6,6 +6,7 @@ from typing import Any
 from vllm.exceptions import ConfigError, UserInputError
 from vllm.tokenizers.chat_messages import ChatEncoder, ChatOptions, ChatPrompt
 from vllm.tokenizers.deepseek_v4_encoding import DeepseekV4ChatEncoder, resolve_thinking
+from vllm.tokenizers.gemma4_encoding import Gemma4ChatEncoder, is_gemma4
 from vllm.tokenizers.literal_text import LiteralText
 from vllm.tokenizers.mistral_template import find_mistral_template
 from vllm.tokenizers.template_files import ChatTemplates, choose_templates, read_template
@@ -51,8 +52,8 @@ def make_chat_encoder(
     """Choose how a checkpoint's chats become prompts.
 
     The user's template wins; then the encoding built in for the model type; then the checkpoint's
-    own template; then Mistral's format, where the vocabulary has its tokens. Without any, chats are
-    refused request by request.
+    own template; then Mistral's or Gemma 4's format, where the vocabulary has its tokens. Without
+    any, chats are refused request by request.
 
     Args:
         checkpoint_config: The content of config.json.
@@ -69,6 +70,8 @@ def make_chat_encoder(
     templates = find_templates(checkpoint_config, tokenizer, chat_template)
     if templates is None and built_in is not None:
         return built_in(tokenizer, literal_text)
+    if templates is None and is_gemma4(checkpoint_config, tokenizer):
+        return Gemma4ChatEncoder(tokenizer, literal_text)
     if templates is None:
         return NoChatEncoder()
     # jinja2 costs start-up time that DeepSeek-V4 need not pay.

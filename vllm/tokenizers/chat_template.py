@@ -28,6 +28,8 @@ from vllm.tokenizers.part_openers import find_openers
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tokenizers.tool_calls import RAW_ARGUMENTS, split_object
 
+# What an answer that begins inside its reasoning follows: Gemma 4's does behind results of calls.
+_THOUGHT_OPENINGS = ("<think>", "<|channel>thought")
 _OWN_ARGUMENTS = ("messages", "add_generation_prompt", "bos_token", "eos_token", "tools")
 
 
@@ -85,7 +87,7 @@ class JinjaChatEncoder:
         return ChatPrompt(
             text,
             token_ids,
-            in_reasoning=text.rstrip().endswith("<think>"),
+            in_reasoning=text.rstrip().endswith(_THOUGHT_OPENINGS),
             has_reasoned=text.rstrip().endswith("</think>"),
             part_ends=self._find_part_ends(token_ids),
         )

@@ -21,26 +21,30 @@ STATE_EVICTED = "state_evicted"
 ABOVE_LAST_BOUNDARY = "above_last_boundary"
 DRAFTER = "drafter"
 BYPASSED = "bypassed"
+# A connector loads it (in the local cache's statistics), or did not (in the request's record).
+EXTERNAL = "external"
 # A tier behind the pool had it once, had it wrong, did not give it, or would have been slower.
 EVICTED_FROM_DISK = "evicted_from_disk"
 CORRUPT = "corrupt"
 RESTORE_FAILED = "restore_failed"
 RESTORE_DECLINED = "restore_declined"
+# In the order in which they lie in a prompt, behind the hit.
 MISS_REASONS = (
-    FIRST_SEEN,
-    EVICTED,
-    WINDOW_NOT_RETAINED,
-    WINDOW_EVICTED,
-    WINDOW_REBUILT,
-    STATE_NOT_RETAINED,
-    STATE_EVICTED,
-    ABOVE_LAST_BOUNDARY,
-    DRAFTER,
     BYPASSED,
-    EVICTED_FROM_DISK,
+    WINDOW_REBUILT,
+    DRAFTER,
+    EXTERNAL,
     CORRUPT,
     RESTORE_FAILED,
     RESTORE_DECLINED,
+    EVICTED_FROM_DISK,
+    WINDOW_EVICTED,
+    WINDOW_NOT_RETAINED,
+    STATE_EVICTED,
+    STATE_NOT_RETAINED,
+    EVICTED,
+    FIRST_SEEN,
+    ABOVE_LAST_BOUNDARY,
 )
 
 

@@ -28,3 +28,13 @@ def test_hit_and_spans_are_the_prompt() -> None:
     edges = [10, *(s.end for s in spans)]
     assert [s.begin for s in spans] == edges[:-1]
     assert edges[-1] == stats.num_prompt_tokens
+
+
+def test_rows_computed_again_for_their_windows_lie_right_behind_the_hit() -> None:
+    misses = {"first_seen": 100, "window_rebuilt": 128, "drafter": 32}
+    spans = spans_of(PrefillStats(600, 340, miss_tokens=misses))
+    assert [(s.begin, s.reason) for s in spans] == [
+        (340, "window_rebuilt"),
+        (468, "drafter"),
+        (500, "first_seen"),
+    ]

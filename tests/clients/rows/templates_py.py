@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from client import Row, run
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
+from tests.tokenizers import gemma4_conversations as gemma4
 from tests.tokenizers.family_tokenizers import byte_level
 from tests.tokenizers.test_rendering import TOOLS, as_sent, conversation
 from vllm.exceptions import UserInputError
@@ -106,4 +108,33 @@ def renderings(row: Row) -> None:
     row.shown = f"{len(told)} templates, {num_same} prompts equal, {num_refused} refused by both"
 
 
-run({"transformers' token ids": renderings}, "trl", VERSION)
+def gemma4_format(row: Row) -> None:
+    """Our own rendering of Gemma 4's format, for checkpoints without a template."""
+    backend = byte_level().backend
+    backend.add_special_tokens([AddedToken(mark, normalized=False) for mark in gemma4.MARKS])
+    oracle = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>")
+    oracle.chat_template = (FOLDER / "gemma4_v5.jinja").read_text("utf-8")
+    tokenizer = Tokenizer(backend, {"bos_token": "<bos>"})
+    # As transformers reads them: special tokens in messages count.
+    encoder = make_chat_encoder({"model_type": "gemma4"}, tokenizer, allows_special_tokens=True)
+    for seed in range(CONVERSATIONS):
+        rng = random.Random(seed)
+        messages, prompts = gemma4.draw_messages(rng), rng.random() < 0.8
+        tools = gemma4.draw_tools(rng) if rng.random() < 0.6 else None
+        kwargs = {f"{name}_thinking": rng.random() < 0.7 for name in ("enable", "preserve")}
+        wanted = oracle.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=prompts, return_dict=False, **kwargs
+        )
+        options = ChatOptions(
+            add_generation_prompt=prompts, template_kwargs=kwargs, tools=parse_tools(tools)
+        )
+        found = encoder.encode_chat(gemma4.as_sent(messages), options).token_ids
+        assert found == wanted, (seed, oracle.decode(wanted), oracle.decode(found))
+    row.shown = f"{CONVERSATIONS} prompts equal"
+
+
+run(
+    {"transformers' token ids": renderings, "Gemma 4 without a template": gemma4_format},
+    "trl",
+    VERSION,
+)

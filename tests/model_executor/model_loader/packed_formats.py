@@ -178,7 +178,7 @@ def write_quantised(
     tensors: dict[str, torch.Tensor] = {}
     twin: dict[str, torch.Tensor] = {}
     for name, value in state.items():
-        if ".experts." in name:
+        if ".experts." in name and value.ndim == 3:
             # transformers stacks experts; releases name them one by one.
             prefix, leaf = name.rsplit(".", 1)
             for e, matrix in enumerate(value):
@@ -205,7 +205,9 @@ def _add(
     tensors: dict[str, torch.Tensor],
     twin: dict[str, torch.Tensor],
 ) -> None:
-    if name.endswith("_proj.weight") or ".in_proj_" in name:
+    if name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")) or (
+        ".in_proj_" in name
+    ):
         stem = name.removesuffix("weight")
         stored, twin[name] = encode(form, value.float(), len(tensors))
         tensors.update({stem + leaf: tensor.contiguous() for leaf, tensor in stored.items()})

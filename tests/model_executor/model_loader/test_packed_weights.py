@@ -14,7 +14,12 @@ from tests.model_executor.model_loader.packed_formats import (
     write_quantised,
 )
 from tests.model_executor.models.decoder.building import build_model, make_harness
-from tests.model_executor.models.decoder.reference import PARITY_CONFIGS, build_hf_model
+from tests.model_executor.models.decoder.reference import (
+    PARITY_CONFIGS,
+    build_hf_model,
+    kimi_linear,
+    published_tensors,
+)
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM
 from vllm.exceptions import CheckpointError, ConfigError
@@ -125,19 +130,27 @@ def test_a_zero_point_of_fifteen_wraps_in_the_first_layout(tmp_path: Path) -> No
         ("mistral", "gptq"),
         ("qwen3.5", "awq"),
         ("qwen3.5", "w8a16"),
+        ("kimi-linear", "w4a16"),
+        ("kimi-linear", "gptq-order"),
         ("gemma4-small", "w4a16"),
         ("gemma4-moe", "w8a16"),
         ("gemma4-moe", "gptq-order"),
     ],
 )
 def test_a_model_is_its_decoded_twin(family: str, name: str, tmp_path: Path) -> None:
-    raw = {**PARITY_CONFIGS[family], **SIZES}
+    raw = {**(kimi_linear() if family == "kimi-linear" else PARITY_CONFIGS[family]), **SIZES}
     if family == "qwen3-moe":
         raw["moe_intermediate_size"] = 32
     if family == "qwen3.5":
         raw["linear_num_value_heads"] = 8  # codes of eight outputs lie in a word
-    state = build_hf_model(raw, seed=7).state_dict()
-    twin = write_quantised(FORMATS[name], raw, dict(state), tmp_path)
+    if family == "kimi-linear":
+        # Groups of 32 inputs, and codes of eight outputs to a word.
+        raw |= {"kv_lora_rank": 32, "v_head_dim": 16}
+        raw["linear_attn_config"] |= {"head_dim": 32, "num_heads": 8}
+    state = published_tensors(build_hf_model(raw, seed=7))
+    # transformers has another name for the dense layer, which no quantised release uses.
+    state = {k.replace("layers.0.block_sparse_moe.", "layers.0.mlp."): v for k, v in state.items()}
+    twin = write_quantised(FORMATS[name], raw, state, tmp_path)
     model, plain = load(tmp_path), build_model(raw, twin)
     token_ids = random_tokens(70, 3)
     expected = make_harness(plain).run(token_ids, [70])

@@ -1,16 +1,20 @@
 import threading
 import time
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from tests.v1.engine.fakes import build_fake_core
 from tests.v1.engine.test_core import request
+from vllm.config.parallel import ParallelConfig
 from vllm.exceptions import InvariantError, UserInputError
 from vllm.v1.engine.core_loop import CoreLoop, Progress
+from vllm.v1.engine.data_parallel.ranks import make_rank_config
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
+    CoreStatus,
     PrefixCacheReset,
     RequestRejected,
     ResetPrefixCache,
@@ -45,6 +49,20 @@ def test_the_loop_serves_until_it_is_told_to_stop(loop):
     loop.submit(Shutdown())
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_front_ends_hear_of_the_cache_before_a_step_runs(config):
+    cores = replace(config(crash_at=1), parallel_config=ParallelConfig(data_parallel_size=2))
+    cores = make_rank_config(cores, 0)
+    sent: list[object] = []
+    loop = CoreLoop(build_fake_core(cores), sent.append, Progress())
+    loop.submit(AddRequest(request("a", prompt=range(100))))
+    with pytest.raises(RuntimeError, match="on fire"):
+        loop.run_once()
+    (told,) = sent
+    assert isinstance(told, CoreStatus)
+    assert told.num_running == 1
+    assert any(told.stored.values())
 
 
 def test_messages_are_handled_between_steps(loop):

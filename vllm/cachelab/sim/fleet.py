@@ -272,6 +272,8 @@ class SimFleet:
     def _start(self, rank: int, server: _Server) -> None:
         if server.step is None and server.is_up and server.engine.has_work():
             server.step, shape = server.engine.schedule()
+            if server.changes.has_moved:
+                self._tell(rank, server)
             computes = bool(server.step.total_num_scheduled_tokens)
             took_s = self._cost.seconds(shape) if computes else 0.0
             start = server.starts

@@ -40,6 +40,8 @@ _QWEN3_5: dict[str, Any] = {
     "max_position_embeddings": 262_144,
 }
 
+_KIMI_FULL = [4, 8, 12, 16, 20, 24, 27]
+
 GEOMETRIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "v4-flash": {
@@ -102,6 +104,24 @@ GEOMETRIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "num_hidden_layers": 64,
             "num_attention_heads": 24,
             "linear_num_value_heads": 48,
+        },
+        "kimi-linear": {
+            "architectures": ["KimiLinearForCausalLM"],
+            "model_type": "kimi_linear",
+            "vocab_size": 163_840,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "model_max_length": 1_048_576,
+            "linear_attn_config": {
+                "full_attn_layers": _KIMI_FULL,
+                "kda_layers": [i for i in range(1, 28) if i not in _KIMI_FULL],
+                "head_dim": 128,
+                "num_heads": 32,
+                "short_conv_kernel_size": 4,
+            },
         },
     }
 )

@@ -5,44 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.sched.admission_stats import EXTERNAL
-from vllm.v1.messages import (
-    ABOVE_LAST_BOUNDARY,
-    BYPASSED,
-    CORRUPT,
-    DRAFTER,
-    EVICTED,
-    EVICTED_FROM_DISK,
-    FIRST_SEEN,
-    RESTORE_DECLINED,
-    RESTORE_FAILED,
-    STATE_EVICTED,
-    STATE_NOT_RETAINED,
-    WINDOW_EVICTED,
-    WINDOW_NOT_RETAINED,
-    PrefillStats,
-)
+from vllm.v1.messages import MISS_REASONS, PrefillStats
 
 if TYPE_CHECKING:
     from vllm.cachelab.twin.remedies import SuggestedChange
-
-# In the order in which they lie in a prompt, behind the hit.
-_ORDER = (
-    BYPASSED,
-    DRAFTER,
-    EXTERNAL,
-    CORRUPT,
-    RESTORE_FAILED,
-    RESTORE_DECLINED,
-    EVICTED_FROM_DISK,
-    WINDOW_EVICTED,
-    WINDOW_NOT_RETAINED,
-    STATE_EVICTED,
-    STATE_NOT_RETAINED,
-    EVICTED,
-    FIRST_SEEN,
-    ABOVE_LAST_BOUNDARY,
-)
 
 
 @dataclass(slots=True)
@@ -67,10 +33,8 @@ class Span:
 def spans_of(stats: PrefillStats) -> list[Span]:
     """Return the missed spans of an admission, in the prompt's order; they and the hit are all."""
     made, at = [], stats.num_cached_tokens
-    order = [*_ORDER, *(reason for reason in stats.miss_tokens if reason not in _ORDER)]
-    for reason in order:
-        count = stats.miss_tokens.get(reason, 0)
-        if count:
+    for reason in MISS_REASONS:
+        if count := stats.miss_tokens.get(reason, 0):
             made.append(Span(at, at + count, reason))
             at += count
     return made

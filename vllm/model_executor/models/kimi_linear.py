@@ -10,7 +10,6 @@ Layers count from one in ``linear_attn_config``.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm.exceptions import UnsupportedFeatureError
 from vllm.model_executor.models.config_fields import FieldReader
 from vllm.model_executor.models.decoder.config import (
     AttentionShape,
@@ -25,7 +24,11 @@ from vllm.model_executor.models.decoder.config import (
     SigmoidRouter,
     TensorNames,
 )
-from vllm.model_executor.models.decoder.family_fields import read_activation, read_layer_types
+from vllm.model_executor.models.decoder.family_fields import (
+    read_activation,
+    read_layer_types,
+    refuse_quantization,
+)
 
 _RECURRENT, _FULL = _KINDS = ("linear_attention", "full_attention")
 _DENSE, _SPARSE = _HALVES = ("dense", "sparse")
@@ -40,11 +43,11 @@ def read_kimi_linear(raw: Mapping[str, Any]) -> DecoderConfig:
 
     Raises:
         ConfigError: A field is missing, of the wrong type, or not one we serve.
-        UnsupportedFeatureError: The weights are quantised.
+        UnsupportedFeatureError: The weights are quantised in a way that is not read.
     """
     fields = FieldReader(raw)
     fields.require("model_type", "kimi_linear", ("kimi_linear",))
-    _refuse_quantization(fields)
+    refuse_quantization(fields)
     _require_the_releases_maths(fields)
     recurrence, attention = _read_recurrence(fields), _read_attention(fields)
     halves: dict[str, FeedForwardPlan] = {_DENSE: _read_dense(fields)}
@@ -65,15 +68,6 @@ def read_kimi_linear(raw: Mapping[str, Any]) -> DecoderConfig:
         has_head=True,
         names=_NAMES,
     ).check()
-
-
-def _refuse_quantization(fields: FieldReader) -> None:
-    if fields.has("quantization_config"):
-        method = fields.sub_reader("quantization_config").text("quant_method", "unnamed")
-        raise UnsupportedFeatureError(
-            f"the checkpoint is quantised ({method}): Kimi Linear is served in plain weights, use "
-            "its BF16 or F32 release."
-        )
 
 
 def _require_the_releases_maths(fields: FieldReader) -> None:

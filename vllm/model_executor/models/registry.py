@@ -79,7 +79,7 @@ _MODELS = "vllm.model_executor.models"
 _DEEPSEEK_V4 = f"{_MODELS}.deepseek_v4"
 
 
-def _decoder(config: str, *, packs_weights: bool = True) -> ModelEntry:
+def _decoder(config: str) -> ModelEntry:
     """The entry of a family that differs from other decoders in its config only."""
     return ModelEntry(
         model=f"{_MODELS}.decoder.model:DecoderForCausalLM",
@@ -87,7 +87,7 @@ def _decoder(config: str, *, packs_weights: bool = True) -> ModelEntry:
         kv_cache_specs=f"{_MODELS}.decoder.kv_cache:decoder_kv_cache_specs",
         block_sizes=f"{_MODELS}.decoder.kv_cache:SUPPORTED_BLOCK_SIZES",
         shards=f"{_MODELS}.decoder.shards",
-        packs_weights=packs_weights,
+        packs_weights=True,
     )
 
 
@@ -107,7 +107,7 @@ MODELS: Mapping[str, ModelEntry] = MappingProxyType(
         "Gemma4UnifiedForCausalLM": _decoder("gemma4:read_gemma4"),
         "Gemma4UnifiedForConditionalGeneration": _decoder("gemma4:read_gemma4_with_towers"),
         "GptOssForCausalLM": _decoder("gpt_oss:read_gpt_oss"),
-        "KimiLinearForCausalLM": _decoder("kimi_linear:read_kimi_linear", packs_weights=False),
+        "KimiLinearForCausalLM": _decoder("kimi_linear:read_kimi_linear"),
         "LlamaForCausalLM": _decoder("llama:read_llama"),
         "MistralForCausalLM": _decoder("llama:read_mistral"),
         "Qwen3ForCausalLM": _decoder("qwen3:read_qwen3"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from vllm.v1.core.cache_step import Lookup, StepPlan, StepRequest, StepWork
@@ -25,10 +25,13 @@ class Coordinator(Protocol):
     Attributes:
         block_pool: The pool of all groups.
         exports: The prefixes held for other engines.
+        resumes_anywhere: Whether a request can go back to any token of what it holds; else only a
+            lookup finds where it can go on.
     """
 
     block_pool: TieredPool
     exports: Exports
+    resumes_anywhere: bool
 
     def look_up(self, request: Request, max_tokens: int) -> Lookup:
         """Find a request's longest cached prefix of at most ``max_tokens``; takes no block."""
@@ -136,6 +139,14 @@ class Coordinator(Protocol):
 
     def get_blocks(self, request_id: str) -> tuple[Sequence[KVCacheBlock], ...]:
         """Return a request's blocks by group."""
+        ...
+
+    def find_first_token(self, request_id: str, block_ids: Collection[int]) -> int | None:
+        """Return the first token of a request with rows in one of the blocks; None: none has."""
+        ...
+
+    def list_blocks_from(self, request_id: str, num_tokens: int) -> set[int]:
+        """Return the ids of a request's blocks with rows of tokens from ``num_tokens`` on."""
         ...
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:

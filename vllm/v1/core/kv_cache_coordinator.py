@@ -7,7 +7,7 @@ the hit's blocks, take new ones, record copies). Keys and checkpoints become vis
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -81,6 +81,9 @@ class CheckpointCoordinator(Coordinator):
     Raises:
         ConfigError: Block sizes, the pool or the retention interval do not fit the model.
     """
+
+    # Window rows below a token are given back once it is passed.
+    resumes_anywhere = False
 
     def __init__(self, settings: CacheSettings) -> None:
         self.settings = settings
@@ -504,6 +507,18 @@ class CheckpointCoordinator(Coordinator):
         for table in cache.dense if cache is not None else ():
             blocks[table.geometry.group_id] = table.blocks
         return tuple(blocks)
+
+    def find_first_token(self, request_id: str, block_ids: Collection[int]) -> int | None:
+        """Return the first token of a request with rows in one of the blocks; None: none has."""
+        cache = self.requests.get(request_id)
+        places = () if cache is None else cache.list_places()
+        return min((token for token, block_id in places if block_id in block_ids), default=None)
+
+    def list_blocks_from(self, request_id: str, num_tokens: int) -> set[int]:
+        """Return the ids of a request's blocks with rows of tokens from ``num_tokens`` on."""
+        cache = self.requests.get(request_id)
+        places = () if cache is None else cache.list_places(num_tokens)
+        return {block_id for _, block_id in places}
 
     def max_blocks_of(self, num_tokens: int) -> int:
         """Return the most blocks one request of a length can hold."""

@@ -121,6 +121,17 @@ class RequestCache:
         """Return the tables of all groups, the dense ones first."""
         return (*self.dense, *self.windows)
 
+    def list_places(self, num_tokens: int = 0) -> Iterator[tuple[int, int]]:
+        """Iterate over its blocks with rows of tokens from ``num_tokens`` on.
+
+        Yields:
+            (first token that a block covers, block id).
+        """
+        for table in self.tables():
+            for token, block in table.places():
+                if token + table.geometry.block_size > num_tokens and not block.is_null:
+                    yield token, block.block_id
+
     def take_spared(self) -> list[KVCacheBlock]:
         """Take out what only spare checkpoints need, those near the prompt's end last.
 

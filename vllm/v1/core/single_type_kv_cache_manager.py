@@ -7,7 +7,8 @@ knows them, are in ``vllm.v1.core.whole_block``; their names are here, too.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 
 from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -58,6 +59,10 @@ class DenseTable:
         """Return the blocks to take so that rows of tokens below ``alloc_end`` have a slot."""
         missing = self.geometry.num_dense_blocks(alloc_end) - len(self.blocks) - num_adopted
         return missing if missing > 0 else 0
+
+    def places(self) -> Iterator[tuple[int, KVCacheBlock]]:
+        """Iterate over the blocks, each behind the first token that it covers."""
+        return zip(count(0, self.geometry.block_size), self.blocks, strict=False)
 
     def capacity(self) -> int:
         """Return up to which position the rows of tokens have slots."""
@@ -185,6 +190,12 @@ class LiveWindow:
             return needed
         held = self.base + len(self.blocks)
         return range(held, max(held, needed.stop)) if needed.start <= held else None
+
+    def places(self) -> Iterator[tuple[int, KVCacheBlock]]:
+        """Iterate over the blocks, each behind the first token of the whole block that it is of."""
+        size, num_pieces = self.geometry.block_size, self.geometry.num_pieces
+        for index, block in enumerate(self.blocks, self.base):
+            yield index // num_pieces * size, block
 
     def capacity(self) -> int:
         """Return the position up to which the table has blocks; 0 for an empty table."""

@@ -88,6 +88,7 @@ class EngineCore:
         self._drafts = vllm_config.speculative_config is not None
         self._is_in_step = False
         self._is_woken = False
+        self._tell_news: Callable[[], None] = _tell_nobody
         self._checks_invariants = envs.VLLM_CHECK_INVARIANTS
         self._view = CacheView(self.scheduler) if envs.VLLM_SERVER_DEV_MODE else None
         report_start(vllm_config, self.kv_cache_info, self.load_s)
@@ -127,6 +128,10 @@ class EngineCore:
         connector = self.scheduler.connector
         tells = connector is not None and connector.bind_wake(wake)
         self._is_woken = self.executor.bind_wake(wake) and tells
+
+    def bind_news(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called, in the step's thread, when front ends must hear of the cache."""
+        self._tell_news = tell
 
     def find_wait_s(self) -> float:
         """Return for how long nothing need be looked at, after a step that found nothing to do."""
@@ -189,6 +194,10 @@ class EngineCore:
     def _run_step(self) -> tuple[Mapping[int, EngineCoreOutputs], bool]:
         self._settle_grammars()
         plan = self.scheduler.schedule()
+        if self._news is not None and self._news.has_moved:
+            # Before the step runs: who is sent here meanwhile is told what is gone, and how far
+            # others will have come when he gets his turn.
+            self._tell_news()
         if self._view is not None:
             self._view.note_step(plan)
         plan.grammar_masks = self.scheduler.get_grammar_bitmask(plan)
@@ -288,6 +297,10 @@ class EngineCore:
             self._grammars.shutdown()
             self.scheduler.shutdown()
             self.executor.shutdown()
+
+
+def _tell_nobody() -> None:
+    """Nobody has asked for news yet."""
 
 
 def _make_block_hasher(vllm_config: VllmConfig, unit: int) -> Callable[[Request], Any] | None:

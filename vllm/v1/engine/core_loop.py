@@ -71,6 +71,9 @@ class SteppedCore(Protocol):
     def bind_wake(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called, from any thread, when waiting requests may have come on."""
 
+    def bind_news(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called, by the step loop, when there are news of the cache in a step."""
+
     def find_wait_s(self) -> float:
         """Return for how long nothing need be looked at, after a step that found nothing to do."""
 
@@ -163,6 +166,7 @@ class CoreLoop:
             Shutdown: self._stop,
         }
         core.bind_wake(self.wake)
+        core.bind_news(self._emit_news)
 
     def submit(self, message: ToCore, client: int = 0) -> None:
         """Hand in a message of a front end, from one thread for each."""

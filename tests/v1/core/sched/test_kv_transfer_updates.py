@@ -5,23 +5,33 @@ from typing import Any
 import pytest
 
 from tests.v1.core.sched.builders import (
+    BLOCK_SIZE,
     all_blocks_free,
     answer,
     make_request,
     make_scheduler,
     outputs_by_request,
 )
+from tests.v1.core.window_geometry import GPT_OSS_LIKE, MISTRAL_LIKE, window_config
 from vllm.config import KVTransferConfig
+from vllm.v1.core.kv_cache_coordinator import as_served
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.messages import FinishReason
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 
-def connected(policy: str = "fail", num_blocks: int = 100, **extra: Any) -> Scheduler:
+def connected(
+    policy: str = "fail",
+    num_blocks: int = 100,
+    kv_cache_config: KVCacheConfig | None = None,
+    **extra: Any,
+) -> Scheduler:
     """A scheduler with a ScriptedConnector."""
     return make_scheduler(
         num_blocks=num_blocks,
+        kv_cache_config=kv_cache_config,
         kv_transfer_config=KVTransferConfig(
             kv_connector="ScriptedConnector",
             kv_role="kv_both",
@@ -300,6 +310,53 @@ def test_failed_async_load_keeps_what_arrived(index: int, start: int) -> None:
     assert record is not None
     assert record.num_cached_tokens == 32
     assert sum(record.miss_tokens.values()) == 18
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+@pytest.mark.parametrize("kinds", [MISTRAL_LIKE, GPT_OSS_LIKE])
+@pytest.mark.parametrize("which", ["window", "last"])
+def test_a_bad_block_of_a_checkpoint_undoes_its_load(kinds: str, policy: str, which: str) -> None:
+    """Windows have tables of their own, with other bases than 0, or there is nothing else."""
+    scheduler = connected(
+        policy,
+        kv_cache_config=window_config(BLOCK_SIZE, 600, 32, kinds),
+        matched=160,
+        is_async=True,
+    )
+    output = load(scheduler, num_tokens=200)
+    cache = as_served(scheduler.kv_cache_manager.coordinator).requests["0"]
+    table = cache.windows[0] if which == "window" else cache.tables()[0]
+    bad = table.blocks[-1].block_id
+    items = report(scheduler, output, invalid_block_ids={bad}, finished_recving={"0"})
+    if policy == "fail":
+        assert items["0"].finish_reason is FinishReason.ERROR
+        assert all_blocks_free(scheduler)
+        return
+    scheduler.connector.matched = 0
+    assert scheduler.schedule().num_scheduled_tokens == {"0": 200}
+    record = scheduler.requests["0"].prefill_stats
+    assert record is not None
+    assert record.num_cached_tokens == record.num_external_tokens == 0
+    assert sum(record.miss_tokens.values()) == 200
+    scheduler.kv_cache_manager.check_invariants()
+
+
+def test_a_window_that_moved_on_says_which_tokens_it_holds() -> None:
+    scheduler = connected(kv_cache_config=window_config(BLOCK_SIZE, 600, 32, MISTRAL_LIKE))
+    scheduler.add_request(make_request("0", 200))
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, answer(output, {"0": [1]}))
+    scheduler.schedule()
+    coordinator = as_served(scheduler.kv_cache_manager.coordinator)
+    (window,) = coordinator.requests["0"].windows
+    assert window.base > 0
+    for index, block_id in enumerate(window.block_ids, window.base):
+        assert coordinator.find_first_token("0", {block_id}) == index * BLOCK_SIZE
+    held = set(window.block_ids)
+    assert coordinator.list_blocks_from("0", 0) == held
+    last = (window.end - 1) * BLOCK_SIZE
+    assert coordinator.list_blocks_from("0", last) == {window.block_ids[-1]}
+    assert coordinator.find_first_token("0", {max(held) + 1}) is None
 
 
 def test_strangers_are_ignored() -> None:

@@ -41,7 +41,7 @@ class BruteForce:
             if not places or any((g, hashes[i]) in held for g in places):
                 best = end
         span = self.shape.rebuild_tokens
-        return best if span is None else max(best, dense - span)
+        return best if span is None else max(best, (dense - span) // UNIT * UNIT)
 
 
 def store(group: int, hashes: list[int], parent: int | None, step: int) -> BlockStored:

@@ -71,6 +71,9 @@ def test_any_history_leaves_nothing_behind() -> None:
             assert shared - 7 <= told.get(rank, 0) <= shared
             if shared <= 8:
                 assert told.get(rank, 0) == shared
+            exactly = flight.find_shared(rank, asked)
+            assert exactly == sorted({*exactly}, reverse=True)
+            assert max(exactly, default=0) == shared
     lost = flight.take_all(0)
     assert sorted(lost) == sorted(name for name, entry in alive.items() if entry[0] == 0)
     assert flight.num_requests[0] == 0

@@ -58,6 +58,34 @@ def test_a_prefix_in_the_making_draws_its_siblings_until_it_is_computed() -> Non
     assert router.route(request("c", list(range(40)))) == 1 - first
 
 
+def test_a_prefix_in_the_making_is_foretold_to_where_two_prompts_part() -> None:
+    router = make_router()
+    router.observe(0, changes(1, 2, 3))
+    first = [1, 2, 3, *range(100, 140)]
+    assert router.route(request("a", first)) == 0
+    # Not to a multiple of some number of units, and no further than the cache serves a prompt.
+    router.route(request("b", [*first[:21], 7, 8], 0))
+    assert router.foretold("b") == 21 * UNIT
+    router.route(request("c", first[:21], 0))
+    assert router.foretold("c") == 21 * UNIT
+    # Too little to be waited for.
+    router.route(request("d", [*first[:6], 9], 0))
+    assert router.foretold("d") == 3 * UNIT
+    # It has come past where they part: it leaves no place to resume there any more.
+    shape = CacheShape(UNIT, (UNIT, 0))
+    windows = Router(RouterSettings(shape, 2, 16, 1000, 32.0))
+    windows.observe(0, CoreStatus(0, 0, 1000, stored={0: first[:3], 1: [3]}))
+    windows.route(request("a", first, 0))
+    windows.route(request("b", [*first[:21], 7], 0))
+    assert windows.foretold("b") == 21 * UNIT
+    windows.observe(0, CoreStatus(1, 0, 1000, stored={0: first[3:23]}, number=1))
+    windows.route(request("c", [*first[:21], 8], 0))
+    assert windows.foretold("c") == 3 * UNIT
+    # Another one, behind it, has not.
+    windows.route(request("d", [*first[:30], 5], 0))
+    assert windows.foretold("d") == 30 * UNIT
+
+
 def test_an_overloaded_core_is_left_alone() -> None:
     router = make_router()
     router.observe(0, changes(*range(100)))

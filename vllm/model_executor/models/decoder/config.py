@@ -103,6 +103,11 @@ class GatedDeltaPlan:
         """Inputs of the short convolution: queries, keys and values."""
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
+    @property
+    def num_decays(self) -> int:
+        """Decays of a token: one a head, or one for each channel of it."""
+        return self.num_value_heads * (self.key_dim if self.has_channel_decays else 1)
+
 
 @dataclass(frozen=True, slots=True)
 class MlpPlan:

@@ -64,10 +64,9 @@ class DeltaRuleNet(nn.Module):
         self._shape = state_shape(config)
         self._eps = config.norm.eps
         heads = plan.num_value_heads
-        num_biases = heads * (plan.key_dim if plan.has_channel_decays else 1)
         self.conv = make.parameter(plan.num_channels, 1, plan.conv_width, dtype=torch.float32)
         self.a_log = make.parameter(heads, dtype=torch.float32)
-        self.dt_bias = make.parameter(num_biases, dtype=torch.float32)
+        self.dt_bias = make.parameter(plan.num_decays, dtype=torch.float32)
         self.norm = make.parameter(plan.value_dim, dtype=torch.float32)
         self._convolve, self._scan = ops("short_convolution"), ops("gated_delta_scan")
         self._decay_logs, self._gated_norm = ops("decay_logs"), ops("gated_rms_norm")

@@ -12,14 +12,21 @@ Source: arXiv:2405.04434, section 2.1.
 
 import torch
 
-from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from vllm.exceptions import UnsupportedFeatureError
+from vllm.model_executor.layers.linear import (
+    MergedColumnParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource
 from vllm.model_executor.models.decoder.config import LayerPlan
 from vllm.model_executor.models.decoder.paged_attention import PagedAttention
 from vllm.model_executor.models.decoder.step import ModelParts, Step
 
 _NAMES = ("q_proj", "kv_a_proj_with_mqa")
 # The releases' code has it, not config.json.
-_LATENT_EPS = 1e-6
+LATENT_EPS = 1e-6
+"""Added to the mean square of a latent."""
 
 
 class LatentAttention(PagedAttention):
@@ -31,6 +38,8 @@ class LatentAttention(PagedAttention):
         index: The layer.
         plan: Its heads.
         parts: What to build from, within the layer's ``self_attn``.
+
+    Owns: the matrices of keys and values widened, where they are stored in codes.
     """
 
     def __init__(self, index: int, plan: LayerPlan, parts: ModelParts) -> None:
@@ -38,14 +47,17 @@ class LatentAttention(PagedAttention):
         make, ops, hidden = parts.make, parts.ops, parts.config.hidden_size
         shape, latent = self._shape, self._shape.latent
         assert latent is not None
-        self._latent = latent
+        self.latent = latent
         heads = shape.num_heads
         self._query_dim = latent.key_dim + latent.shared_dim
         sizes = (heads * self._query_dim, shape.head_dim)
         self.projections = MergedColumnParallelLinear(hidden, sizes, make, _NAMES)
         self.row_norm = make.parameter(latent.latent_dim)
         # By head: rows of Wk, then of Wv.
-        self.heads = make.parameter(heads, latent.key_dim + latent.value_dim, latent.latent_dim)
+        num_rows = heads * (latent.key_dim + latent.value_dim)
+        self.heads = ReplicatedLinear(latent.latent_dim, (num_rows,), make, ("kv_b_proj",))
+        self._dtype = make.dtype
+        self._widened: torch.Tensor | None = None
         self.output = RowParallelLinear(
             "num_attention_heads * v_head_dim", heads * latent.value_dim, hidden, make, "o_proj"
         )
@@ -56,18 +68,43 @@ class LatentAttention(PagedAttention):
 
         The last layer with a cache gives the step's wanted rows alone.
         """
-        latent = self._latent
+        latent = self.latent
         queries, rows = torch.split(self.projections(x), list(self.projections.out_sizes), -1)
         latents, shared = torch.split(rows, [latent.latent_dim, latent.shared_dim], -1)
-        normed = self._norm(latents, self.row_norm, _LATENT_EPS)
+        normed = self._norm(latents, self.row_norm, LATENT_EPS)
         by_head = queries.view(len(x), self._shape.num_heads, self._query_dim)
         own, with_shared = torch.split(by_head, [latent.key_dim, latent.shared_dim], -1)
-        keys, values = torch.split(self.heads, [latent.key_dim, latent.value_dim], 1)
+        keys, values = self.split_heads()
         taken = torch.cat([self._map_heads(own, keys.mT), with_shared], -1)
         found = self._attend_step(taken, torch.cat([normed, shared], -1), step)
         attended = self._map_heads(found[..., : latent.latent_dim], values)
         output: torch.Tensor = self.output(attended.flatten(1))
         return output
+
+    def split_heads(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns every head's Wk [H, K, L] and Wv [H, V, L]."""
+        latent, source = self.latent, self.heads.find_rows()
+        matrix = self.heads.weight if isinstance(source, PlainRows) else self._widen(source)
+        by_head = matrix.view(-1, latent.key_dim + latent.value_dim, latent.latent_dim)
+        keys, values = torch.split(by_head, [latent.key_dim, latent.value_dim], 1)
+        return keys, values
+
+    def _widen(self, source: RowSource | None) -> torch.Tensor:
+        """Decodes the matrix, once: half of it is multiplied by from its other side.
+
+        Raises:
+            UnsupportedFeatureError: A platform stores it its own way.
+        """
+        if source is None:
+            raise UnsupportedFeatureError(
+                "kv_b_proj is quantised in a way that this platform multiplies by alone: latent "
+                "attention needs its values."
+            )
+        if self._widened is None:
+            values = torch.empty(source.num_rows, source.num_columns)
+            source.write_rows(0, values)
+            self._widened = values.to(self._dtype)
+        return self._widened
 
     def _split_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns keys and values [..., 1, W] of rows [..., W]: both are the row.
@@ -82,7 +119,7 @@ class LatentAttention(PagedAttention):
         slots = {
             **self.output.weight_slots(f"{prefix}.o_proj"),
             f"{prefix}.kv_a_layernorm.weight": self.row_norm.data,
-            f"{prefix}.kv_b_proj.weight": self.heads.data.flatten(0, 1),
+            **self.heads.part_slots(0, f"{prefix}.kv_b_proj"),
         }
         for index, name in enumerate(_NAMES):
             slots |= self.projections.part_slots(index, f"{prefix}.{name}")

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from vllm.v1.messages import (
-    EVICTED,
-    FIRST_SEEN,
-    STATE_EVICTED,
-    STATE_NOT_RETAINED,
-    WINDOW_EVICTED,
-    WINDOW_NOT_RETAINED,
+    ABOVE_LAST_BOUNDARY,
+    EVICTED_FROM_DISK,
+    EXTERNAL,
+    MISS_REASONS,
     PrefillStats,
 )
 from vllm.v1.metrics.stats import PrefixCacheStats
@@ -22,17 +20,10 @@ from vllm.v1.request import Request
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import AdmissionNote
 
-# What a tier behind the pool would have brought, in the order in which they lie in a prompt.
-_EXPLAINED_BY_TIERS = (
-    WINDOW_EVICTED,
-    WINDOW_NOT_RETAINED,
-    STATE_EVICTED,
-    STATE_NOT_RETAINED,
-    EVICTED,
-    FIRST_SEEN,
-)
-# The reason, in the local cache's statistics, of tokens that a connector loads.
-EXTERNAL = "external"
+# What a tier behind the pool would have brought.
+_EXPLAINED_BY_TIERS = MISS_REASONS[
+    MISS_REASONS.index(EVICTED_FROM_DISK) + 1 : MISS_REASONS.index(ABOVE_LAST_BOUNDARY)
+]
 
 
 class AdmissionStats:

@@ -9,10 +9,8 @@ from msgspec import structs
 
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.sched.admission_stats import EXTERNAL
 from vllm.v1.core.sched.requests import Holdings, Requests
-from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.messages import PrefillStats
+from vllm.v1.messages import EXTERNAL, PrefillStats
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -25,13 +23,11 @@ class KVTransferUpdates:
 
     Attributes:
         held: The requests and what they hold.
-        kv_cache_config: The groups' block sizes.
         recomputes: Whether requests compute again what failed to load (policy "recompute"), or end
             with an error (policy "fail").
     """
 
     held: Holdings
-    kv_cache_config: KVCacheConfig
     recomputes: bool
 
     def apply_finished(self, output: KVConnectorOutput) -> None:
@@ -68,14 +64,10 @@ class KVTransferUpdates:
         requests = self.held.requests
         failed = [r for r in requests.find_loading() if r.request_id in request_ids]
         for request in failed:
-            request.resume_at(0)
-            if request.prefill_stats is not None:
-                reason = EXTERNAL
-                if connector is not None and output.kv_connector_worker_meta is not None:
-                    reason = connector.why_failed(
-                        request.request_id, output.kv_connector_worker_meta
-                    )
-                request.record_prefill_stats(_without_loads(request.prefill_stats, reason))
+            reason = EXTERNAL
+            if connector is not None and output.kv_connector_worker_meta is not None:
+                reason = connector.why_failed(request.request_id, output.kv_connector_worker_meta)
+            self._begin_anew(request, reason)
             requests.loaded_ids.add(request.request_id)
             requests.failed_load_ids.add(request.request_id)
         if not self.recomputes:
@@ -109,42 +101,41 @@ class KVTransferUpdates:
         # Neither a bad block nor what was computed from it may serve another request.
         tainted = set(block_ids)
         for request, first_bad in affected.items():
-            tainted.update(self._blocks_from(request, first_bad))
+            list_from = self.held.manager.coordinator.list_blocks_from
+            tainted.update(list_from(request.request_id, first_bad))
         self.held.manager.block_pool.evict_blocks(tainted)
-        if self.recomputes:
-            for request, first_bad in affected.items():
+        if self.held.manager.coordinator.resumes_anywhere:
+            lost = {} if self.recomputes else affected
+            for request, first_bad in affected.items() if self.recomputes else ():
                 request.resume_at(first_bad)
-            requests.failed_load_ids.update(request.request_id for request in bad_waiting)
         else:
-            self._refuse(affected)
+            # Loads end before a request runs: what its steps read has been overwritten since.
+            lost = bad_running if self.recomputes else affected
+            for request in bad_waiting:
+                # What arrived of a checkpoint is of no use without the rest: it is looked up anew.
+                self._begin_anew(request, EXTERNAL)
+        if lost:
+            self._refuse(lost)
+        requests.failed_load_ids.update(r.request_id for r in bad_waiting if r not in lost)
         return {request.request_id for request in bad_running}
+
+    def _begin_anew(self, request: Request, reason: str) -> None:
+        """Let a request that loads forget what it was promised."""
+        request.resume_at(0)
+        if request.prefill_stats is not None:
+            request.record_prefill_stats(_without_loads(request.prefill_stats, reason))
 
     def _first_bad_tokens(
         self, requests: Iterable[Request], block_ids: set[int]
     ) -> dict[Request, int]:
         """Return, for each request that uses a bad block, the tokens before the first of them."""
-        bad: dict[Request, int] = {}
-        for request in requests:
-            tables = self.held.manager.get_block_ids(request.request_id)
-            for block_size, table in zip(self._block_sizes, tables, strict=True):
-                index = next((i for i, block_id in enumerate(table) if block_id in block_ids), None)
-                if index is not None:
-                    first = min(index * block_size, request.num_computed_tokens)
-                    bad[request] = min(first, bad.get(request, first))
-        return bad
-
-    def _blocks_from(self, request: Request, num_tokens: int) -> set[int]:
-        """Return the blocks of a request that hold tokens from ``num_tokens`` on."""
-        tables = self.held.manager.get_block_ids(request.request_id)
+        find = self.held.manager.coordinator.find_first_token
+        found = ((request, find(request.request_id, block_ids)) for request in requests)
         return {
-            block_id
-            for block_size, table in zip(self._block_sizes, tables, strict=True)
-            for block_id in table[num_tokens // block_size :]
+            request: min(first, request.num_computed_tokens)
+            for request, first in found
+            if first is not None
         }
-
-    @property
-    def _block_sizes(self) -> list[int]:
-        return [group.kv_cache_spec.block_size for group in self.kv_cache_config.kv_cache_groups]
 
 
 def _without_loads(stats: PrefillStats, reason: str) -> PrefillStats:

@@ -300,9 +300,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
         if report is None:
             outputs = update.run(scheduler_output, model_runner_output, void=set())
         else:
-            transfers = KVTransferUpdates(
-                held, self.kv_cache_config, self.recompute_kv_load_failures
-            )
+            transfers = KVTransferUpdates(held, self.recompute_kv_load_failures)
             void = transfers.apply_failed(report.invalid_block_ids)
             transfers.apply_failed_loads(report)
             outputs = update.run(scheduler_output, model_runner_output, void)

@@ -7,7 +7,7 @@ They serve code written against that interface. The models of an engine hit at o
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.cache_settings import CacheSettings
@@ -44,6 +44,8 @@ class KVCacheCoordinator(Coordinator):
     Raises:
         ConfigError: (a ValueError) The retention interval does not fit the model.
     """
+
+    resumes_anywhere = True
 
     def __init__(self, settings: CacheSettings) -> None:
         self.settings = settings
@@ -224,6 +226,26 @@ class KVCacheCoordinator(Coordinator):
         return tuple(
             manager.req_to_blocks.get(request_id, []) for manager in self.single_type_managers
         )
+
+    def find_first_token(self, request_id: str, block_ids: Collection[int]) -> int | None:
+        """Return the first token of a request with rows in one of the blocks; None: none has."""
+        found = [
+            index * manager.block_size
+            for manager in self.single_type_managers
+            for index, block in enumerate(manager.req_to_blocks.get(request_id, ()))
+            if block.block_id in block_ids
+        ]
+        return min(found, default=None)
+
+    def list_blocks_from(self, request_id: str, num_tokens: int) -> set[int]:
+        """Return the ids of a request's blocks with rows of tokens from ``num_tokens`` on."""
+        return {
+            block.block_id
+            for manager in self.single_type_managers
+            for block in manager.req_to_blocks.get(request_id, ())[
+                num_tokens // manager.block_size :
+            ]
+        }
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return per group how many leading blocks all requests with blocks share."""

@@ -137,6 +137,11 @@ class CacheChanges(EventPublisher):
         if key in self._num_children:
             self._holes.add(key)
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether prefixes came or went since the last changes."""
+        return bool(self._touched or self._is_cleared)
+
     def tell_all(self) -> None:
         """Let the next changes be all there is: somebody missed some."""
         self._tells_all = True

@@ -216,6 +216,11 @@ class PrefixDirectory:
         tokens: Counts = by_slot[self._slots]
         return tokens
 
+    def holds_rows(self, rank: int, hashes: Sequence[int], num_units: int) -> bool:
+        """Whether a replica has the dense rows of a prompt's leading units, but for holes."""
+        bit = 1 << int(self._slots[rank])
+        return bool(self._dense and self._holders(hashes, num_units, bit))
+
     def _find(self, hashes: Sequence[int], limit: int) -> list[tuple[int, int]]:
         """Return tokens and who has so many cached; nobody stands in two."""
         unit = self._shape.unit
@@ -320,7 +325,8 @@ class PrefixDirectory:
         looking: list[tuple[int, int]] = []
         for number, (units, mask) in enumerate(matched):
             # Where window rows can be computed again, a place further back is worth less than that.
-            rebuilt = 0 if span is None else max(0, units * unit - span)
+            # They begin at a unit.
+            rebuilt = 0 if span is None else max(0, units * unit - span) // unit * unit
             looking.append((rebuilt, mask))
             floor = matched[number + 1][0] if number + 1 < len(matched) else 0
             looking = self._walk_back(resume, hashes, (units, floor), looking, found)

@@ -19,11 +19,13 @@ class Sent:
 
     Attributes:
         rank: The replica that has it.
+        hashes: Of its prompt's units, until the prompt is computed.
         marks: Hashes that stand for its prompt, until the prompt is computed.
         backlog_tokens: Of its prompt, tokens to compute, until then.
     """
 
     rank: int
+    hashes: Sequence[int]
     marks: Sequence[int]
     backlog_tokens: int
 
@@ -40,6 +42,8 @@ class InFlight:
 
     def __init__(self, num_replicas: int) -> None:
         self._sent: dict[str, Sent] = {}
+        # By replica, those whose prompt is not computed yet.
+        self._computing: list[dict[str, Sent]] = [{} for _ in range(num_replicas)]
         # Who is about to have a unit, one bit each; and for how many further requests of a replica.
         self._holders: dict[int, int] = {}
         self._further: dict[tuple[int, int], int] = {}
@@ -48,6 +52,7 @@ class InFlight:
 
     def add_replica(self) -> None:
         """Make room for one more."""
+        self._computing.append({})
         self.num_requests = np.append(self.num_requests, 0)
         self.backlog_tokens = np.append(self.backlog_tokens, 0)
 
@@ -70,7 +75,8 @@ class InFlight:
         """
         places = _marked(len(hashes))
         marks = [hashes[i] for i in places[bisect_left(places, cached_units) :]]
-        self._sent[request_id] = Sent(rank, marks, backlog_tokens)
+        self._sent[request_id] = sent = Sent(rank, hashes, marks, backlog_tokens)
+        self._computing[rank][request_id] = sent
         holders, bit = self._holders, 1 << rank
         if holders.keys().isdisjoint(marks):
             # Most often nobody else computes any of them. A unit that is marked twice is one.
@@ -100,7 +106,7 @@ class InFlight:
     def note_computed(self, request_id: str) -> None:
         """Note that a prompt is computed: what it cached is known from the replica now."""
         sent = self._sent.get(request_id)
-        if sent is None or (not sent.backlog_tokens and not sent.marks):
+        if sent is None or self._computing[sent.rank].pop(request_id, None) is None:
             return
         self.backlog_tokens[sent.rank] -= sent.backlog_tokens
         holders, further, bit = self._holders, self._further, 1 << sent.rank
@@ -116,7 +122,7 @@ class InFlight:
                 del holders[short]
             else:
                 holders[short] = held ^ bit
-        sent.marks, sent.backlog_tokens = (), 0
+        sent.hashes, sent.marks, sent.backlog_tokens = (), (), 0
 
     def remove(self, request_id: str) -> int | None:
         """Forget a request; return the replica that had it, None: it is unknown."""
@@ -147,6 +153,28 @@ class InFlight:
                 found.append((i + 1, fresh))
                 known |= fresh
         return found
+
+    def find_shared(self, rank: int, hashes: Sequence[int]) -> list[int]:
+        """Return how many leading units a prompt shares with those that a replica computes.
+
+        Exactly, and most first; those that share none are left out.
+        """
+        found = {_count_shared(sent.hashes, hashes) for sent in self._computing[rank].values()}
+        return sorted(found - {0}, reverse=True)
+
+
+def _count_shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many leading hashes of two chains are equal: a hash stands for all before it."""
+    if not one or not other or one[0] != other[0]:
+        return 0
+    low, high = 1, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 @lru_cache(4096)

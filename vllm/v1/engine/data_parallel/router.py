@@ -13,6 +13,7 @@ from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import BlockHash, get_request_block_hasher, init_none_hash
+from vllm.v1.core.retention.donors import MIN_GAIN_TOKENS
 from vllm.v1.engine.data_parallel.directory import CacheShape, PrefixDirectory, fill_bits
 from vllm.v1.engine.data_parallel.in_flight import InFlight
 from vllm.v1.engine.data_parallel.news import NewsFollower
@@ -143,7 +144,9 @@ class Router:
                 found = self._kept.find_cached_tokens(kept_hashes, num_tokens)
                 restorable = np.maximum(found * self._is_heard - soon, 0)
             rank = self._choose(wanted, soon, num_tokens, restorable)
-            predicted = int(soon[rank])
+            predicted = int(cached[rank])
+            if soon[rank] > predicted:
+                predicted = self._foretell(rank, hashes, num_tokens, predicted)
             doubt = "" if self._is_sure[rank] and self._is_heard[rank] else "unsure"
             if predicted > cached[rank]:
                 doubt = "waited"
@@ -170,6 +173,21 @@ class Router:
         for units, mask in pending:
             fill_bits(tokens, mask, min(units * unit, most))
         return np.maximum(tokens, cached, out=tokens)
+
+    def _foretell(self, rank: int, hashes: Sequence[int], num_tokens: int, cached: int) -> int:
+        """Return what a prompt will hit at a core that computes others which begin alike.
+
+        It waits for one that has not come to where the two part: that one leaves a place to resume
+        there. Who has passed it, which the rows that it published show, leaves none.
+        """
+        unit = self._settings.shape.unit
+        for units in self._in_flight.find_shared(rank, hashes):
+            units = min(units, (num_tokens - 1) // unit)
+            if units * unit - cached < MIN_GAIN_TOKENS:
+                break
+            if not self._directory.holds_rows(rank, hashes, units):
+                return units * unit
+        return cached
 
     def _choose(
         self, wanted: int | None, cached: Counts, num_tokens: int, restorable: Counts | None
