@@ -179,7 +179,7 @@ class PackedRows:
         if self.inputs == "bytes by row":
             return round_to_bytes(x)
         order = torch.arange(self.num_columns) if self.order is None else self.order.long()
-        parts = [round_to_bytes(x[:, own]) for own in order.split(self.group)]
+        parts = [round_to_bytes(x[:, own]) for own in torch.split(order, self.group)]
         rounded = torch.empty_like(x)
         rounded[:, order] = torch.cat(parts, 1)
         return rounded
