@@ -1,12 +1,20 @@
 """Cold = warm: the same prompt with and without a hit, over every source of one, to the bit.
 
-    python -m benchmarks.cold_warm [--seconds 600] [--pairs 100000] [--sources pool,disk,...]
+    python -m benchmarks.cold_warm [--pairs 100000] [--seconds 600] [--sources pool,disk,...]
+        [--results benchmarks/results/cold_warm.json]
 
-Each pair asks one prompt of an engine that caches nothing, alone, and of one where its beginning
-lies somewhere: in the pool, behind a junction, where windows are rebuilt, on the disk after a
-restart, in host memory, in another engine (PD), under preemption, beside batch mates, with and
-without MTP. Token ids and log probabilities are compared with ==, which native CPU kernels allow.
-Prints, by source, pairs, hit tokens and differing pairs; exits with 1 if one differs.
+A round makes prompts that share beginnings and asks each of an engine that caches nothing. Then
+each source serves all of them, with MTP and without, from engines that live through many rounds:
+
+    pool        again, beside batch mates         junction    one by one, parting where they part
+    rebuild     from a pool too small for all     mates       the same, many at once
+    disk        after the pool was emptied        restart     by the next engine over the folder
+    host        after the pool was emptied        preempted   set back in mid answer, restored
+    peer        prefilled in another engine       core        kept by another engine core that runs
+
+A pair is one answer of a source and the cold one; token ids and log probabilities are compared with
+==, which native CPU kernels allow. Some cold prompts are asked alone, too ("batch"). Whole rounds
+are added up in the results file; the next run goes on behind them. Exits with 1 if a pair differs.
 """
 
 from __future__ import annotations
@@ -18,15 +26,16 @@ import socket
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.result import describe_machine, find_commit
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.client import InlineCore
 from vllm.v1.engine.core import EngineCore
@@ -34,10 +43,17 @@ from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-_MAX_TOKENS = 6
-_MAX_LEN = 1024
+_MAX_TOKENS = 4
+_MAX_LEN = 640
 _ROOMY, _TIGHT = 48 << 20, 8 << 20
 _MTP = {"method": "mtp", "num_speculative_tokens": 2}
+_BATCH = 16
+_NUM_HEADS = 6
+_NUM_PROMPTS = 64
+# Of each round's cold prompts, asked alone as well.
+_NUM_ALONE = 4
+# Steps after which running requests are set back.
+_STEPS_BEFORE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +75,12 @@ class Asker:
     def __init__(self, **arguments: Any) -> None:
         arguments = {"kv_cache_memory_bytes": _ROOMY, **arguments}
         config = EngineArgs(
-            block_size=32, max_model_len=_MAX_LEN, max_num_batched_tokens=256, **arguments
+            block_size=32, max_model_len=_MAX_LEN, max_num_batched_tokens=512, **arguments
         ).create_vllm_config()
         self.core = EngineCore(config, UniProcExecutor)
         self.engine = LLMEngine(config, InlineCore(lambda: self.core))
         self._count = 0
+        self._done: dict[str, Any] = {}
 
     def add(self, prompt: list[int], transfer: dict[str, Any] | None = None) -> str:
         """Ask, without waiting."""
@@ -75,231 +92,400 @@ class Asker:
         self.engine.add_request(str(self._count), {"prompt_token_ids": prompt}, params)
         return str(self._count)
 
-    def ask(self, prompts: Sequence[list[int]]) -> list[Told]:
-        """Ask all at once."""
-        ids = [self.add(prompt) for prompt in prompts]
-        done = {}
-        while self.engine.has_unfinished_requests():
-            for output in self.engine.step():
-                if output.finished:
-                    done[output.request_id] = output
-        told = []
-        for request_id in ids:
-            answer = done[request_id].outputs[0]
-            chosen = zip(answer.token_ids, answer.logprobs or (), strict=True)
-            told.append(
-                Told(
-                    tuple(answer.token_ids),
-                    tuple(entry[token].logprob for token, entry in chosen),
-                    done[request_id].num_cached_tokens or 0,
-                )
-            )
-        # What is on its way to a tier arrives; a server goes on stepping by itself.
+    def step(self) -> None:
+        """Take what a step brings."""
+        for output in self.engine.step():
+            if output.finished:
+                self._done[output.request_id] = output
+
+    def is_busy(self) -> bool:
+        """Whether answers are missing."""
+        return self.engine.has_unfinished_requests()
+
+    def take(self, request_id: str) -> Any:
+        """Return the whole output of an answered request, once."""
+        return self._done.pop(request_id)
+
+    def tell(self, request_id: str) -> Told:
+        """Return the answer of an answered request, once."""
+        output = self.take(request_id)
+        answer = output.outputs[0]
+        chosen = zip(answer.token_ids, answer.logprobs or (), strict=True)
+        logprobs = tuple(entry[token].logprob for token, entry in chosen)
+        return Told(tuple(answer.token_ids), logprobs, output.num_cached_tokens or 0)
+
+    def ask(self, prompts: Sequence[list[int]], at_once: int = _BATCH) -> list[Told]:
+        """Ask all, so many at a time."""
+        told: list[Told] = []
+        for some in _batches(prompts, at_once):
+            ids = [self.add(prompt) for prompt in some]
+            while self.is_busy():
+                self.step()
+            told += [self.tell(request_id) for request_id in ids]
+        self.settle()
+        return told
+
+    def settle(self) -> None:
+        """Let arrive what is on its way to a tier; a server goes on stepping by itself."""
         while self.core.has_work():
             self.core.step()
-        return told
+
+    def forget_pool(self) -> None:
+        """Empty the pool, not the tiers."""
+        assert self.core.reset_prefix_cache()
+
+    def wait_open(self) -> None:
+        """Wait until the folder is open."""
+        keeper = self.core.scheduler.connector._tier.keeper
+        while keeper.is_opening:
+            time.sleep(0.001)
 
     def close(self) -> None:
         """End the engine."""
         self.engine.shutdown()
 
 
-@contextmanager
-def asking(**arguments: Any) -> Iterator[Asker]:
-    """Run an engine for a while."""
-    asker = Asker(**arguments)
-    try:
-        yield asker
-    finally:
-        asker.close()
-
-
 Pairs = Iterator[tuple[list[int], Told]]
 
 
-def _tokens(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(10, 2000) for _ in range(count)]
+def _batches(prompts: Sequence[list[int]], size: int) -> Iterator[Sequence[list[int]]]:
+    return (prompts[low : low + size] for low in range(0, len(prompts), size))
 
 
-def _some(rng: random.Random, count: int) -> list[list[int]]:
-    return [_tokens(rng, rng.randrange(33, 700)) for _ in range(count)]
-
-
-def _tier(folder: Path, **more: Any) -> dict[str, Any]:
-    tiers = [{"type": "fs", "root_dir": str(folder / "cache"), "max_size": "256MiB"}]
-    extra = {"secondary_tiers": tiers, "always_restore": True, "warm": 0, **more}
+def _tier(folder: Path | None, *, host: bool = False, read_only: bool = False) -> dict[str, Any]:
+    extra: dict[str, Any] = {"always_restore": True, "warm": 0}
+    if folder is not None:
+        tier = {"type": "fs", "root_dir": str(folder / "cache"), "max_size": "256MiB"}
+        extra["secondary_tiers"] = [{**tier, "read_only": read_only}]
+    if host:
+        extra["cpu_bytes_to_use"] = "128MiB"
     raw = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     return {"kv_transfer_config": {**raw, "kv_connector_extra_config": extra}}
 
 
-def from_pool(rng: random.Random, folder: Path, **arguments: Any) -> Pairs:
-    """The same prompts again, and as beginnings of longer ones."""
-    with asking(**arguments) as asker:
-        prompts = _some(rng, 6)
-        asker.ask(prompts)
-        for prompt in prompts:
-            again = [prompt, prompt + _tokens(rng, rng.randrange(1, 200))]
-            yield from zip(again, (asker.ask([p])[0] for p in again), strict=True)
+class Source(ABC):
+    """Serves rounds of prompts whose beginnings lie somewhere.
+
+    Owns: its engines, which live from round to round.
+
+    Args:
+        folder: Its own.
+        arguments: Of all its engines.
+    """
+
+    def __init__(self, folder: Path, arguments: dict[str, Any]) -> None:
+        self.folder = folder
+        self.arguments = arguments
+        self._askers: dict[str, Asker] = {}
+
+    def asker(self, name: str = "", **more: Any) -> Asker:
+        """Return an engine, made when it is first asked for."""
+        if name not in self._askers:
+            self._askers[name] = Asker(**{**self.arguments, **more})
+        return self._askers[name]
+
+    def drop(self, name: str = "") -> None:
+        """End an engine."""
+        if (asker := self._askers.pop(name, None)) is not None:
+            asker.close()
+
+    @abstractmethod
+    def serve(self, prompts: Sequence[list[int]]) -> Pairs:
+        """Yield prompts with their answers."""
+
+    def close(self) -> None:
+        """End all engines."""
+        for name in list(self._askers):
+            self.drop(name)
 
 
-def from_junction(rng: random.Random, folder: Path, **arguments: Any) -> Pairs:
-    """Prompts that part somewhere."""
-    with asking(**arguments) as asker:
-        head = _tokens(rng, 600)
-        prompts = [
-            head[: rng.randrange(50, 600)] + _tokens(rng, rng.randrange(1, 150)) for _ in range(12)
-        ]
-        for prompt in prompts:
-            yield prompt, asker.ask([prompt])[0]
+class FromPool(Source):
+    """The same prompts again, beside batch mates."""
+
+    def serve(self, prompts: Sequence[list[int]]) -> Pairs:
+        """Ask twice."""
+        for _ in range(2):
+            yield from zip(prompts, self.asker().ask(prompts), strict=True)
 
 
-def from_rebuild(rng: random.Random, folder: Path, **arguments: Any) -> Pairs:
+class FromJunction(Source):
+    """Prompts that part somewhere, one after the other."""
+
+    def serve(self, prompts: Sequence[list[int]]) -> Pairs:
+        """Ask one by one."""
+        yield from zip(prompts, self.asker().ask(prompts, at_once=1), strict=True)
+
+
+class FromRebuild(Source):
     """A pool so small that windows go before dense rows, and come back by being computed."""
-    yield from from_junction(rng, folder, kv_cache_memory_bytes=_TIGHT, **arguments)
+
+    def serve(self, prompts: Sequence[list[int]]) -> Pairs:
+        """Ask one by one."""
+        asker = self.asker(kv_cache_memory_bytes=_TIGHT)
+        yield from zip(prompts, asker.ask(prompts, at_once=1), strict=True)
 
 
-def from_disk(rng: random.Random, folder: Path, **arguments: Any) -> Pairs:
-    """After a restart."""
-    prompts = _some(rng, 8)
-    with asking(**arguments, **_tier(folder)) as asker:
+class FromMates(Source):
+    """Many at once in a pool that holds few: they wait, lose their blocks, and hit."""
+
+    def serve(self, prompts: Sequence[list[int]]) -> Pairs:
+        """Ask twice."""
+        asker = self.asker(kv_cache_memory_bytes=_TIGHT)
+        for _ in range(2):
+            yield from zip(prompts, asker.ask(prompts, at_once=24), strict=True)
+
+
+class FromDisk(Source):
+    """Out of the folder, after the pool forgot."""
+
+    def serve(self, prompts: Sequence[list[int]]) -> Pairs:
+        """Ask, forget, ask again."""
+        asker = self.asker(**_tier(self.folder))
+        asker.wait_open()
         asker.ask(prompts)
-    with asking(**arguments, **_tier(folder)) as asker:
-        _wait_open(asker)
-        for prompt in prompts:
-            longer = prompt + _tokens(rng, rng.randrange(1, 100))
-            yield longer, asker.ask([longer])[0]
-            yield prompt, asker.ask([prompt])[0]
+        asker.forget_pool()
+        yield from zip(prompts, asker.ask(prompts), strict=True)
 
 
-def _wait_open(asker: Asker) -> None:
-    keeper = asker.core.scheduler.connector._tier.keeper
-    while keeper.is_opening:
-        time.sleep(0.001)
+class FromRestart(Source):
+    """Out of the folder, in another process's place."""
+
+    def serve(self, prompts: Sequence[list[int]]) -> Pairs:
+        """Ask, begin a new engine, ask again."""
+        asker = self.asker(**_tier(self.folder))
+        asker.wait_open()
+        asker.ask(prompts)
+        self.drop()
+        asker = self.asker(**_tier(self.folder))
+        asker.wait_open()
+        yield from zip(prompts, asker.ask(prompts), strict=True)
 
 
-def from_host(rng: random.Random, folder: Path, **arguments: Any) -> Pairs:
+class FromHost(Source):
     """Out of host memory, after the pool forgot."""
-    extra = {"cpu_bytes_to_use": "128MiB", "always_restore": True}
-    raw = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
-    transfer = {**raw, "kv_connector_extra_config": extra}
-    with asking(kv_transfer_config=transfer, **arguments) as asker:
-        prompts = _some(rng, 8)
+
+    def serve(self, prompts: Sequence[list[int]]) -> Pairs:
+        """Ask, forget, ask again."""
+        asker = self.asker(**_tier(None, host=True))
         asker.ask(prompts)
-        asker.core.reset_prefix_cache()
-        for prompt in prompts:
-            yield prompt, asker.ask([prompt])[0]
+        asker.forget_pool()
+        yield from zip(prompts, asker.ask(prompts), strict=True)
 
 
-def from_peer(rng: random.Random, folder: Path, **arguments: Any) -> Pairs:
+class FromPreempted(Source):
+    """Set back while they are answered, with an empty pool: host memory and the disk have it."""
+
+    def serve(self, prompts: Sequence[list[int]]) -> Pairs:
+        """Ask, and set all back after some steps."""
+        asker = self.asker(**_tier(self.folder, host=True))
+        asker.wait_open()
+        for some in _batches(prompts, _BATCH):
+            ids = [asker.add(prompt) for prompt in some]
+            for _ in range(_STEPS_BEFORE):
+                asker.step()
+            asker.core.reset_prefix_cache(reset_running_requests=True)
+            while asker.is_busy():
+                asker.step()
+            for prompt, request_id in zip(some, ids, strict=True):
+                yield prompt, asker.tell(request_id)
+        asker.settle()
+
+
+class FromPeer(Source):
     """Prefilled in another engine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
 
-    def side(role: str) -> dict[str, Any]:
-        raw = {"kv_connector": "TcpConnector", "kv_role": role, "kv_port": port}
-        return {**arguments, "kv_transfer_config": raw}
+    def __init__(self, folder: Path, arguments: dict[str, Any]) -> None:
+        super().__init__(folder, arguments)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
 
-    with asking(**side("kv_producer")) as giver, asking(**side("kv_consumer")) as taker:
-        for prompt in _some(rng, 6):
-            given = giver.add(prompt, {"do_remote_decode": True})
-            transfer = None
-            while giver.engine.has_unfinished_requests():
-                for output in giver.engine.step():
-                    if output.request_id == given and output.finished:
-                        transfer = output.kv_transfer_params
-            asked = taker.add(prompt, transfer)
-            answer = None
-            while answer is None:
+    def _side(self, role: str) -> Asker:
+        raw = {"kv_connector": "TcpConnector", "kv_role": role, "kv_port": self._port}
+        return self.asker(role, kv_transfer_config=raw)
+
+    def serve(self, prompts: Sequence[list[int]]) -> Pairs:
+        """Ask one engine, hand over, ask the other."""
+        giver, taker = self._side("kv_producer"), self._side("kv_consumer")
+        for some in _batches(prompts, _BATCH):
+            given = [giver.add(prompt, {"do_remote_decode": True}) for prompt in some]
+            while giver.is_busy():
+                giver.step()
+            transfers = [giver.take(request_id).kv_transfer_params for request_id in given]
+            asked = [taker.add(p, t) for p, t in zip(some, transfers, strict=True)]
+            while taker.is_busy():
                 giver.core.step()
-                for output in taker.engine.step():
-                    if output.request_id == asked and output.finished:
-                        answer = output
-            out = answer.outputs[0]
-            chosen = zip(out.token_ids, out.logprobs or (), strict=True)
-            logprobs = tuple(entry[token].logprob for token, entry in chosen)
-            yield prompt, Told(tuple(out.token_ids), logprobs, answer.num_cached_tokens or 0)
+                taker.step()
+            yield from zip(some, map(taker.tell, asked), strict=True)
 
 
-def from_mates(rng: random.Random, folder: Path, **arguments: Any) -> Pairs:
-    """Many at once, again and again, in a pool that holds few: preempted, evicted, hit."""
-    with asking(kv_cache_memory_bytes=_TIGHT, **arguments) as asker:
-        base = _some(rng, 4)
-        for _ in range(3):
-            prompts = [
-                rng.choice(base)[: rng.randrange(40, 700)] + _tokens(rng, rng.randrange(1, 40))
-                for _ in range(8)
-            ]
-            yield from zip(prompts, asker.ask(prompts), strict=True)
+class FromCore(Source):
+    """Kept by an engine core that still runs; another one reads its folder."""
+
+    def serve(self, prompts: Sequence[list[int]]) -> Pairs:
+        """Ask one core, then a new one beside it."""
+        writer = self.asker("writer", **_tier(self.folder))
+        writer.wait_open()
+        writer.ask(prompts)
+        self.drop("reader")
+        reader = self.asker("reader", **_tier(self.folder, read_only=True))
+        reader.wait_open()
+        yield from zip(prompts, reader.ask(prompts), strict=True)
 
 
-SOURCES: dict[str, Callable[..., Pairs]] = {
-    "pool": from_pool,
-    "junction": from_junction,
-    "rebuild": from_rebuild,
-    "disk": from_disk,
-    "host": from_host,
-    "peer": from_peer,
-    "mates": from_mates,
+SOURCES: dict[str, type[Source]] = {
+    "pool": FromPool,
+    "junction": FromJunction,
+    "rebuild": FromRebuild,
+    "mates": FromMates,
+    "disk": FromDisk,
+    "restart": FromRestart,
+    "host": FromHost,
+    "preempted": FromPreempted,
+    "peer": FromPeer,
+    "core": FromCore,
 }
 
 
-class Cold:
-    """An engine that caches nothing, asked one prompt at a time."""
+def make_prompts(seed: int, number: int) -> list[list[int]]:
+    """Return a round's prompts: beginnings of a few long ones, each with an end of its own."""
+    rng = random.Random(f"{seed}-{number}")
 
-    def __init__(self) -> None:
-        self._asker = Asker(enable_prefix_caching=False)
-        self._known: dict[tuple[int, ...], Told] = {}
+    def draw(count: int) -> list[int]:
+        return [rng.randrange(10, 2000) for _ in range(count)]
 
-    def ask(self, prompt: list[int]) -> Told:
-        """Return what is said without a cache."""
-        key = tuple(prompt)
-        if key not in self._known:
-            self._known[key] = self._asker.ask([prompt])[0]
-        return self._known[key]
+    heads = [draw(rng.randrange(150, 520)) for _ in range(_NUM_HEADS)]
+    made = []
+    for _ in range(_NUM_PROMPTS):
+        head = rng.choice(heads)
+        made.append(head[: rng.randrange(32, len(head) + 1)] + draw(rng.randrange(1, 90)))
+    return made
 
 
-def compare(
-    names: Sequence[str], seconds: float, num_pairs: int, seed: int
-) -> dict[str, Counter[str]]:
-    """Ask pairs until the time or the number is over; counts by source."""
-    cold, rng = Cold(), random.Random(seed)
-    totals: dict[str, Counter[str]] = {}
-    deadline = time.monotonic() + seconds
-    bar = tqdm(total=num_pairs)
-    while bar.n < num_pairs and time.monotonic() < deadline:
+class Totals:
+    """What was compared so far, by source; kept in a file.
+
+    Owns: the file.
+    """
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self._path = path
+        self._raw: dict[str, Any] = {
+            "benchmark": "cold_warm",
+            "seed": seed,
+            "hardware": describe_machine(),
+            "commits": [],
+            "num_rounds": 0,
+            "sources": {},
+        }
+        if path.exists():
+            self._raw = json.loads(path.read_text(encoding="utf-8"))
+        commit = find_commit()
+        if commit not in self._raw["commits"]:
+            self._raw["commits"].append(commit)
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that were compared."""
+        return int(self._raw["num_rounds"])
+
+    @property
+    def seed(self) -> int:
+        """Of the prompts."""
+        return int(self._raw["seed"])
+
+    def count(self, name: str) -> int:
+        """Return a sum over all sources."""
+        return sum(counts.get(name, 0) for counts in self._raw["sources"].values())
+
+    def add(self, counts: dict[str, Counter[str]]) -> None:
+        """Add a round, and write it down."""
+        self._raw["num_rounds"] += 1
+        for source, found in counts.items():
+            known = Counter(self._raw["sources"].get(source, {}))
+            known.update(found)
+            self._raw["sources"][source] = dict(known)
+        total = {name: self.count(name) for name in ("pairs", "hit_pairs", "differing")}
+        text = json.dumps({**self._raw, "total": total}, indent=1)
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(text + "\n", encoding="utf-8")
+        fresh.replace(self._path)
+
+
+class Harness:
+    """All sources, and the engine that caches nothing.
+
+    Owns: their engines.
+    """
+
+    def __init__(self, names: Sequence[str], folder: Path) -> None:
+        self._cold = Asker(enable_prefix_caching=False)
+        self._sources: dict[str, Source] = {}
         for name in names:
             for mtp in (False, True):
+                own = folder / f"{name}-{mtp}"
+                own.mkdir()
                 arguments = {"speculative_config": _MTP} if mtp else {}
-                count = totals.setdefault(f"{name}{', MTP' * mtp}", Counter())
-                with tempfile.TemporaryDirectory() as folder:
-                    for prompt, told in SOURCES[name](rng, Path(folder), **arguments):
-                        count["pairs"] += 1
-                        count["hit_pairs"] += told.cached > 0
-                        count["hit_tokens"] += told.cached
-                        if not told.says_the_same(cold.ask(prompt)):
-                            count["differing"] += 1
-                            bar.write(f"{name}: {len(prompt)} tokens, {told} {cold.ask(prompt)}")
-                        bar.update()
-    bar.close()
-    return totals
+                self._sources[f"{name}{', MTP' * mtp}"] = SOURCES[name](own, arguments)
+
+    def run_round(self, prompts: Sequence[list[int]]) -> dict[str, Counter[str]]:
+        """Compare all sources; counts by source."""
+        cold = self._cold.ask(prompts)
+        wanted = {tuple(p): told for p, told in zip(prompts, cold, strict=True)}
+        some = prompts[:_NUM_ALONE]
+        alone = self._cold.ask(some, at_once=1)
+        counts = {"batch": _compare(zip(some, alone, strict=True), wanted, "batch")}
+        for name, source in self._sources.items():
+            counts[name] = _compare(source.serve(prompts), wanted, name)
+        return counts
+
+    def close(self) -> None:
+        """End all engines."""
+        self._cold.close()
+        for source in self._sources.values():
+            source.close()
+
+
+def _compare(pairs: Pairs, wanted: dict[tuple[int, ...], Told], name: str) -> Counter[str]:
+    count: Counter[str] = Counter()
+    for prompt, told in pairs:
+        cold = wanted[tuple(prompt)]
+        count["pairs"] += 1
+        count["hit_pairs"] += told.cached > 0
+        count["hit_tokens"] += told.cached
+        if not told.says_the_same(cold):
+            count["differing"] += 1
+            print(f"{name}: {len(prompt)} tokens, warm {told}, cold {cold}", file=sys.stderr)
+    return count
 
 
 def main() -> int:
-    """Compare, and print the counts; 1 if a pair differs."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Compare, and print the totals; 1 if a pair differs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--pairs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sources", default=",".join(SOURCES))
+    parser.add_argument("--results", type=Path, default=Path("cold_warm.json"))
     arguments = parser.parse_args()
     names = arguments.sources.split(",")
     unknown = sorted(set(names) - set(SOURCES))
     if unknown:
         parser.error(f"--sources {unknown[0]!r}: use {', '.join(SOURCES)}")
-    totals = compare(names, arguments.seconds, arguments.pairs, arguments.seed)
-    print(json.dumps({name: dict(count) for name, count in totals.items()}))
-    return 1 if any(count["differing"] for count in totals.values()) else 0
+    totals = Totals(arguments.results, arguments.seed)
+    deadline = time.monotonic() + arguments.seconds
+    with tempfile.TemporaryDirectory() as folder, tqdm(total=arguments.pairs) as bar:
+        bar.update(totals.count("pairs"))
+        harness = Harness(names, Path(folder))
+        while totals.count("pairs") < arguments.pairs and time.monotonic() < deadline:
+            counts = harness.run_round(make_prompts(totals.seed, totals.num_rounds))
+            totals.add(counts)
+            bar.update(totals.count("pairs") - bar.n)
+        harness.close()
+    print(json.dumps({name: totals.count(name) for name in ("pairs", "hit_pairs", "differing")}))
+    return 1 if totals.count("differing") else 0
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import triton
 
-from vllm.gpu.decode_graphs import CudaGraphDevice
+from vllm.gpu.decode_graphs import CudaGraphDevice, choose_sizes
 from vllm.gpu.step_model import make_gpu_step_model, make_graphed_step_model, reads_pages
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.layout import CacheLayout
@@ -282,7 +282,7 @@ class Pages:
                 self.caches,
                 device,
                 CudaGraphDevice(),
-                max_requests=max_requests,
+                sizes=choose_sizes(max_requests),
                 max_tokens=num_blocks * size,
             )
 

@@ -50,7 +50,7 @@ class Tally:
         self.seconds.append(seconds)
         self.slowest[rubbish.kind] = max(seconds, self.slowest.get(rubbish.kind, 0.0))
         if status == "late" or (status.isdigit() and int(status) >= 500 and status != "503"):
-            self.faults.append(f"{status}: {rubbish.kind}: {rubbish.data[:300]!r}")
+            self.faults.append(f"{status}: {rubbish.kind}: {rubbish.data[:2000]!r}")
 
 
 async def send(host: str, port: int, rubbish: Rubbish) -> str:
@@ -143,9 +143,9 @@ def main() -> int:
         tally = asyncio.run(send_all(url, args.requests, args.streams, args.seed, args.limit))
         seconds = time.monotonic() - begin
         tally.faults += find_unrest(url)
-        if args.url is None and "Traceback" in log.read_text():
+        if args.url is None and (found := log.read_text().find("Traceback")) >= 0:
             tally.faults.append("the log has a traceback")
-            print(log.read_text()[-5000:], file=sys.stderr)
+            print(log.read_text()[max(0, found - 500) : found + 10_000], file=sys.stderr)
     for fault in tally.faults[:20]:
         print(fault, file=sys.stderr)
     config = {"requests": args.requests, "streams": args.streams, "seed": args.seed}

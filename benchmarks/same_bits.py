@@ -1,7 +1,7 @@
 """Whether a request's answer depends on what else the server does.
 
     python -m benchmarks.same_bits [--requests 1000] [--tokens 8] [--settings crowd,chunks]
-        [--shape gemma4|gemma4-experts]
+        [--shape gemma4|gemma4-experts] [--offline]
 
 Random prompts, half of them behind one of a few long prefixes, go one by one to a server that runs
 one request at a time on one thread and caches nothing; every second answer is drawn, with a seed.
@@ -12,11 +12,12 @@ JSON line, which also counts what each setting is there for: hits, drafts, preem
 
 ``--shape`` serves random weights of a small shape: ``gemma4`` has windows, layers that share keys
 and values, and per-layer inputs, as E2B; ``gemma4-experts`` has one product for keys and values and
-experts beside the MLP, as 26B-A4B.
+experts beside the MLP, as 26B-A4B. ``--offline`` asks engines in this process in place of servers.
 """
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import sys
@@ -27,12 +28,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 
 from benchmarks.live_server import LiveServer
 from benchmarks.result import print_result
 from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_model
 from tests.model_executor.models.decoder.reference import gemma4_moe, gemma4_small
 from tests.tokenizers.family_tokenizers import byte_level
+from vllm import LLM, SamplingParams
 
 MODEL_NAME = "measured"
 COMMON = ("--block-size", "32", "--max-model-len", "1024", "--served-model-name", MODEL_NAME)
@@ -49,7 +52,7 @@ class Setting:
         in_flight: Requests that are sent at once.
         threads: That compute.
         times: An answer is so many times as long as what is compared of it.
-        pool: Bytes of the cache.
+        pool_mib: Of the cache.
         counts: The counter of ``/metrics`` that must not stay at 0.
     """
 
@@ -57,7 +60,7 @@ class Setting:
     in_flight: int = 1
     threads: int = 1
     times: int = 1
-    pool: str = "256M"
+    pool_mib: int = 256
     counts: str = ""
 
 
@@ -74,7 +77,7 @@ SETTINGS = {
         counts="vllm:spec_decode_num_draft_tokens_total",
     ),
     "preemption": Setting(
-        ("--max-num-seqs", "64"), 64, times=10, pool="4M", counts="vllm:num_preemptions_total"
+        ("--max-num-seqs", "64"), 64, times=10, pool_mib=4, counts="vllm:num_preemptions_total"
     ),
 }
 _GEMMA4 = {
@@ -138,7 +141,9 @@ async def ask_all(
     order = list(range(len(prompts)))
     if setting.in_flight > 1:
         random.Random(SEED + setting.in_flight).shuffle(order)
-    async with httpx.AsyncClient(timeout=600) as client:
+    # A connection that idles while the machine is busy may be closed as it is used again.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(timeout=600, limits=limits) as client:
         await asyncio.gather(*(ask(client, index) for index in order))
     return answers
 
@@ -160,10 +165,71 @@ def answer_with(
 ) -> tuple[list[Any], int]:
     """Return the answers of a server of its own, and what it counted."""
     os.environ["OMP_NUM_THREADS"] = str(setting.threads)
-    flags = (*COMMON, *setting.flags, "--dtype", dtype, "--kv-cache-memory-bytes", setting.pool)
+    flags = (*COMMON, *setting.flags, "--dtype", dtype)
+    flags = (*flags, "--kv-cache-memory-bytes", f"{setting.pool_mib}M")
     with LiveServer(folder / "server.log", model, *flags) as server:
         answers = asyncio.run(ask_all(server.url, prompts, num_tokens, setting))
         return answers, read_counter(server.url, setting.counts) if setting.counts else 0
+
+
+def answer_offline(
+    _folder: Path,
+    model: str,
+    dtype: str,
+    prompts: Sequence[list[int]],
+    num_tokens: int,
+    setting: Setting,
+) -> tuple[list[Any], int]:
+    """Return the answers of an engine in this process, and what it counted."""
+    torch.set_num_threads(setting.threads)
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    params = [
+        SamplingParams(
+            max_tokens=num_tokens * setting.times,
+            temperature=0.8 * (index % 2),
+            top_p=0.95,
+            seed=index,
+            ignore_eos=True,
+            logprobs=5,
+            detokenize=False,
+        )
+        for index in range(len(prompts))
+    ]
+    order = list(range(len(prompts)))
+    arguments = _as_arguments((*COMMON, *setting.flags))
+    arguments["kv_cache_memory_bytes"] = setting.pool_mib << 20
+    with LLM(model, dtype=dtype, disable_log_stats=False, **arguments) as llm:
+        if setting.in_flight > 1:
+            random.Random(SEED + setting.in_flight).shuffle(order)
+            outputs = llm.generate(
+                [asked[i] for i in order], [params[i] for i in order], use_tqdm=False
+            )
+        else:
+            outputs = [llm.generate(asked[i], params[i], use_tqdm=False)[0] for i in order]
+        counter = setting.counts.removesuffix("_total")
+        count = sum(m.value for m in llm.get_metrics() if m.name == counter and counter)
+    answers: list[Any] = [None] * len(prompts)
+    for i, output in zip(order, outputs, strict=True):
+        answer = output.outputs[0]
+        rows = (answer.logprobs or ())[:num_tokens]
+        answers[i] = [
+            list(answer.token_ids)[:num_tokens],
+            [{token: found.logprob for token, found in row.items()} for row in rows],
+        ]
+    return answers, int(count)
+
+
+def _as_arguments(flags: Sequence[str]) -> dict[str, Any]:
+    """Return flags of ``vllm serve`` as arguments of ``LLM``."""
+    words, arguments = iter(flags), {}
+    for flag in words:
+        name = flag.removeprefix("--").replace("-", "_")
+        if name.startswith("no_"):
+            arguments[name.removeprefix("no_")] = False
+            continue
+        value = next(words)
+        arguments[name] = json.loads(value) if value[0] in "{0123456789" else value
+    return arguments
 
 
 def main() -> int:
@@ -177,7 +243,11 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--settings", default=",".join(SETTINGS))
+    parser.add_argument("--offline", action="store_true", help="Engines in this process.")
     args = parser.parse_args()
+    if args.offline:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    answer = answer_offline if args.offline else answer_with
     prompts = make_prompts(args.requests, VOCAB_SIZE if args.shape else 1000)
     equal: dict[str, int] = {}
     counted: dict[str, int] = {}
@@ -186,10 +256,10 @@ def main() -> int:
         if args.shape:
             model = str(folder / "model")
             write_model(SHAPES[args.shape], Path(model), byte_level())
-        alone, _ = answer_with(folder, model, args.dtype, prompts, args.tokens, ALONE)
+        alone, _ = answer(folder, model, args.dtype, prompts, args.tokens, ALONE)
         for name in args.settings.split(","):
             setting = SETTINGS[name]
-            answers, count = answer_with(folder, model, args.dtype, prompts, args.tokens, setting)
+            answers, count = answer(folder, model, args.dtype, prompts, args.tokens, setting)
             equal[name] = sum(a == b for a, b in zip(answers, alone, strict=True))
             if setting.counts:
                 counted[f"{name}_counted"] = count
@@ -198,6 +268,7 @@ def main() -> int:
         "dtype": args.dtype,
         "requests": args.requests,
         "tokens": args.tokens,
+        "offline": args.offline,
     }
     print_result("same_bits", options, equal | counted)
     return int(any(count < args.requests for count in equal.values()) or not all(counted.values()))

@@ -13,6 +13,8 @@ _SAMPLING_EPS = 1e-5
 _MIN_TEMPERATURE = 1e-2
 MAX_N = 16384
 _MAX_LOGIT_BIAS = 100.0
+# What a message between processes holds.
+_MAX_COUNT = 1 << 63
 # The ways to say what an answer must look like.
 STRUCTURED_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
@@ -201,6 +203,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             self.stop_token_ids = []
         if self.seed == -1:
             self.seed = None
+        # Whatever is beyond every vocabulary filters nothing.
+        self.top_k = min(self.top_k, _MAX_COUNT - 1)
         self._check_word_lists()
         if self.logit_bias:
             self.logit_bias = _clean_bias(self.logit_bias)
@@ -255,10 +259,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             checks.append(
                 ("min_tokens", self.min_tokens, enough, f"at most max_tokens={self.max_tokens}")
             )
-        for name in ("thinking_token_budget", "truncate_prompt_tokens"):
-            value, least = getattr(self, name), 0 if name == "thinking_token_budget" else -1
+        for name, least in (("thinking_token_budget", 0), ("truncate_prompt_tokens", -1)):
+            value = getattr(self, name)
             if value is not None:
-                checks.append((name, value, value >= least, f"at least {least}"))
+                rule = f"at least {least} and below {_MAX_COUNT}"
+                checks.append((name, value, least <= value < _MAX_COUNT, rule))
         if self.truncate_prompt_tokens == 0:
             checks.append(("truncate_prompt_tokens", 0, False, "-1 or at least 1"))
         if self.seed is not None:
@@ -270,7 +275,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
                 checks.append((name, value, value >= -1, "-1 (all) or at least 0"))
         for name, value, holds, rule in checks:
             if not holds:
-                raise UserInputError(f"{name} must be {rule}, got {value}.", name)
+                raise UserInputError(f"{name} must be {rule}, got {str(value)[:60]}.", name)
 
     @property
     def is_greedy(self) -> bool:

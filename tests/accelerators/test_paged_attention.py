@@ -143,3 +143,24 @@ def test_a_query_has_the_same_bits_in_one_chunk_or_two() -> None:
     own, queries = case.own[7:].contiguous(), case.queries[7:].contiguous()
     second, _ = attend_pages(queries, own, later.cache, later.requests, plan, None)
     assert torch.equal(second, whole[7:])
+
+
+@settings(max_examples=4)
+@given(spans, st.integers(1, 3), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_latent_rows_are_keys_and_values(
+    requests: list[tuple[int, int]], splits: int, dtype: torch.dtype
+) -> None:
+    case = make_case(requests, 0, 16, 4, dtype)
+    latent, width = 70, ROW
+    queries = random(3, len(case.own), HEADS, width, dtype=dtype)
+    plan = ScorePlan(0.2, 0.0, 0, 4, splits, latent)
+    output, _ = attend_pages(queries, case.own, case.cache, case.requests, plan, None)
+    row = 0
+    for (start, count), context in zip(case.spans, case.contexts, strict=True):
+        wide = context.double()
+        scores = torch.einsum("qhd,kd->hqk", queries[row : row + count].double(), wide) * 0.2
+        hidden = torch.arange(start + count) > torch.arange(start, start + count)[:, None]
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        expected = torch.einsum("hqk,kd->qhd", weights, wide[:, :latent])
+        assert_near(output[row : row + count], expected.to(dtype))
+        row += count

@@ -34,10 +34,10 @@ def stub() -> Iterator[Stub]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(120)
     yield made
     loop.call_soon_threadsafe(stop.set)
-    thread.join(30)
+    thread.join(120)
     loop.close()
 
 

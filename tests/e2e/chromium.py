@@ -61,7 +61,7 @@ class Chromium:
         while time.monotonic() < deadline and self._process.poll() is None:
             if port_file.exists() and (text := port_file.read_text()):
                 port = text.split("\n")[0]
-                with httpx.Client(trust_env=False, timeout=10) as client:
+                with httpx.Client(trust_env=False, timeout=60) as client:
                     pages = client.get(f"http://127.0.0.1:{port}/json").json()
                 found = [page for page in pages if page["type"] == "page"]
                 if found:
@@ -78,7 +78,7 @@ class Chromium:
     def _end(self) -> None:
         self._process.terminate()
         try:
-            self._process.wait(30)
+            self._process.wait(120)
         except subprocess.TimeoutExpired:
             self._process.kill()
 

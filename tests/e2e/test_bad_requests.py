@@ -149,7 +149,7 @@ def test_bad_body(
     server: ServerProcess, name: str, content: bytes, headers: dict[str, str]
 ) -> None:
     url = server.url + COMPLETIONS
-    check_error(httpx.post(url, content=content, headers=headers, timeout=10), 400)
+    check_error(httpx.post(url, content=content, headers=headers, timeout=60), 400)
 
 
 def test_unknown_route_and_method(server: ServerProcess) -> None:

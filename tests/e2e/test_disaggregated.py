@@ -71,14 +71,14 @@ class Disaggregated:
 
     def _is_up(self) -> bool:
         try:
-            return httpx.get(self.url + "/health", timeout=5).status_code == 200
+            return httpx.get(self.url + "/health", timeout=60).status_code == 200
         except httpx.HTTPError:
             return False
 
     def __exit__(self, *exc: object) -> None:
         if self._proxy is not None:
             self._proxy.terminate()
-            self._proxy.wait(10)
+            self._proxy.wait(120)
         self.decode.stop()
         self.prefill.stop()
 

@@ -71,7 +71,7 @@ def operated(
 
 
 def _scrape(server: ServerProcess) -> str:
-    response = httpx.get(server.url + "/llm/metrics", headers=KEY, timeout=10)
+    response = httpx.get(server.url + "/llm/metrics", headers=KEY, timeout=60)
     assert response.status_code == 200
     return response.text
 
@@ -127,7 +127,7 @@ def test_keys_guard_metrics_too_and_the_root_path_may_be_stripped(operated: Serv
     assert operated.get("/metrics").status_code == 401
     assert operated.get("/llm/metrics").status_code == 401
     for path in ("/v1/models", "/llm/v1/models"):
-        assert httpx.get(operated.url + path, headers=KEY, timeout=10).status_code == 200
+        assert httpx.get(operated.url + path, headers=KEY, timeout=60).status_code == 200
 
 
 def test_the_operator_has_a_key_and_routes(operated: ServerProcess) -> None:
@@ -231,7 +231,7 @@ class TlsUnixServer(ServerProcess):
         """GET a path."""
         if not Path(self._transport["uds"]).exists():  # httpx leaks a socket that meets no file
             raise httpx.ConnectError("no socket yet")
-        with httpx.Client(transport=httpx.HTTPTransport(**self._transport), timeout=10) as client:
+        with httpx.Client(transport=httpx.HTTPTransport(**self._transport), timeout=60) as client:
             return client.get("https://localhost" + path)
 
 

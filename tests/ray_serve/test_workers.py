@@ -57,7 +57,7 @@ def test_workers_stand_on_two_nodes(cluster: Any, expected: list[str]) -> None:
     blockers = [
         ray.util.placement_group([{"CPU": 2}] * 2, strategy="STRICT_SPREAD"),
     ]
-    assert blockers[0].wait(30)
+    assert blockers[0].wait(120)
     try:
         llm = LLM(
             "deepseek-v4",
@@ -115,7 +115,7 @@ def test_a_core_serves_stops_and_ends_with_its_actor(cluster: Any, config: Any) 
     actor = process.parent()
     assert actor is not None
     os.kill(actor.pid, signal.SIGKILL)
-    process.wait(30)
+    process.wait(120)
     while lost.dead_error is None:
         lost.next_message()
     lost.shutdown()

@@ -68,3 +68,12 @@ async def test_unknown_fields_are_named(serve: Callable[..., Served], route: str
     served = serve(served_model={"max_model_len": 2048})
     answer = await served.client.post(route, json={**BODIES[route], "strange": 1})
     assert answer.headers["x-ignored-fields"] == "strange"
+
+
+@pytest.mark.parametrize("route", list(BODIES))
+async def test_a_cache_key_reaches_the_engine(serve: Callable[..., Served], route: str) -> None:
+    served = serve(served_model={"max_model_len": 2048})
+    answer = await served.client.post(route, json={**BODIES[route], "prompt_cache_key": "user 7"})
+    assert answer.status_code == 200, answer.text
+    assert "x-ignored-fields" not in answer.headers
+    assert served.engine.keys == ["user 7"]

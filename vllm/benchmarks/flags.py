@@ -391,6 +391,9 @@ def add_simulate_flags(parser: argparse.ArgumentParser) -> None:
     grid.add_argument("--policies", nargs="+", metavar="INTERVAL[+pins]")
     grid.add_argument("--block-size", nargs="+", type=human_int)
     grid.add_argument("--pool-gib", nargs="+", type=float, metavar="GIB")
+    grid.add_argument(
+        "--disk-gib", nargs="+", type=float, metavar="GIB", help="Of a recorded cache folder."
+    )
     grid.add_argument("--processes", type=int, default=2)
     grid.add_argument("--plot", type=Path, metavar="PNG")
     grid.add_argument("--output-json", type=Path, metavar="FILE")

@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
 from vllm.logger import init_logger
 from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.attention.paged_tables import PagedTables, PagedTablesBuilder
-from vllm.v1.attention.step_tables import BlockTableView, RequestSlice
+from vllm.v1.attention.step_tables import RequestSlice
 
 logger = init_logger(__name__)
 
@@ -128,7 +127,7 @@ class DecodeGraphs:
         self._captured: dict[int, _CapturedStep] = {}
         # Tables of any later step must fit: their address is in the graphs.
         num_groups = len(layout.groups)
-        self._builder.reserve(most * (5 + 5 * num_groups + max_blocks) + 1)
+        self._builder.reserve(most * (6 + 5 * num_groups + max_blocks) + 1)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -141,7 +140,7 @@ class DecodeGraphs:
         before = graphs.allocated_bytes()
         sizes = tqdm(self._sizes[::-1], desc="Capturing decode graphs", disable=not shows_progress)
         for size in sizes:
-            meta = self._builder([_nobody(len(self._layout.groups))], self._layout, size)
+            meta = self._builder([], self._layout, size)
             tokens, positions = self._token_ids[:size], self._positions[:size]
 
             def run(
@@ -190,9 +189,3 @@ class DecodeGraphs:
         """As the model; the rows are the sampler's."""
         logits: torch.Tensor = self._model.compute_logits(streams)
         return logits
-
-
-def _nobody(num_groups: int) -> RequestSlice:
-    """Returns a first token whose rows are stored nowhere."""
-    empty = BlockTableView(0, np.zeros(0, dtype=np.int64))
-    return RequestSlice(0, 1, (empty,) * num_groups)

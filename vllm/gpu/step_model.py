@@ -1,18 +1,19 @@
 """What runs a loaded model's steps on a GPU."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from vllm.gpu.decode_graphs import DecodeGraphs, GraphDevice, choose_sizes
+from vllm.gpu.decode_graphs import DecodeGraphs, GraphDevice
 from vllm.logger import init_logger
+from vllm.model_executor.layers.mapped_table import MappedTable
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.utils.math_utils import cdiv
-from vllm.v1.attention.layout import CacheLayout
+from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.paged_tables import PagedTablesBuilder
-from vllm.v1.attention.step_model import StepModel, make_torch_step_model
+from vllm.v1.attention.step_model import StepModel, make_settle, make_torch_step_model
 
 logger = init_logger(__name__)
 
@@ -31,7 +32,9 @@ def make_gpu_step_model(
     if not reads_pages(model, layout):
         logger.info("GPU: rows of %s are gathered from pages", type(model).__name__)
         return make_torch_step_model(model, device, layout, kv_caches)
-    return StepModel(model, _make_builder(model, layout, kv_caches, device))
+    builder = _make_builder(model, layout, kv_caches, device)
+    settle = make_settle(model, device, layout, kv_caches)
+    return StepModel(model, builder, settle_drafts=settle)
 
 
 def make_graphed_step_model(
@@ -41,7 +44,7 @@ def make_graphed_step_model(
     device: torch.device,
     graphs: GraphDevice,
     *,
-    max_requests: int,
+    sizes: Sequence[int],
     max_tokens: int,
     shows_progress: bool = False,
 ) -> StepModel:
@@ -53,33 +56,49 @@ def make_graphed_step_model(
         kv_caches: Cache name -> pages; the same in every step.
         device: Where it is.
         graphs: Captures.
-        max_requests: Of a step.
+        sizes: Batch sizes to capture.
         max_tokens: Of a request.
         shows_progress: Whether a bar is shown.
     """
-    # A window's table may hold a block more at both ends while it moves.
-    max_blocks = sum(cdiv(max_tokens, group.block_size) + 2 for group in layout.groups)
+    max_blocks = sum(_most_blocks(group, max_tokens) for group in layout.groups)
     steps = DecodeGraphs(
         model,
         partial(_make_builder, model, layout, kv_caches, device),
         layout,
         kv_caches,
-        choose_sizes(max_requests),
+        sizes,
         max_blocks,
         device,
     )
     steps.capture(graphs, shows_progress=shows_progress)
-    return StepModel(steps, steps.build_metadata)
+    settle = make_settle(model, device, layout, kv_caches)
+    return StepModel(steps, steps.build_metadata, settle_drafts=settle)
 
 
 def reads_pages(model: Any, layout: CacheLayout) -> bool:
     """Whether kernels that read pages run this model."""
-    return (
-        isinstance(model, DecoderForCausalLM)
-        # Tiles are cut for one number of heads and one width.
-        and all(layer.attention is None for layer in model.config.layers)
-        and all(group.kind == "keys" for group in layout.groups)
+    return isinstance(model, DecoderForCausalLM) and all(
+        group.kind in ("keys", "recurrent") for group in layout.groups
     )
+
+
+def move_tables(model: Any) -> None:
+    """Moves tables that a loader left mapped in their files to the device.
+
+    On the host they would have every step wait for its token ids.
+    """
+    for module in model.modules():
+        if isinstance(module, MappedTable):
+            module.move_to_device()
+
+
+def _most_blocks(group: GroupLayout, max_tokens: int) -> int:
+    """Returns the block ids that a request may have in a decode step's tables."""
+    if group.state is not None:
+        # The state that it begins with, and the one that it leaves.
+        return 2 * group.state.num_blocks
+    # A window's table may hold a block more at both ends while it moves.
+    return cdiv(max_tokens, group.block_size) + 2
 
 
 def _make_builder(
@@ -88,5 +107,9 @@ def _make_builder(
     kv_caches: Mapping[str, torch.Tensor],
     device: torch.device,
 ) -> PagedTablesBuilder:
-    shape = model.config.attention.for_ranks(model.share.size)
-    return PagedTablesBuilder(layout, kv_caches, shape.num_heads // shape.num_kv_heads, device)
+    config = model.config.for_ranks(model.share.size)
+    shapes = [config.shape_of(layer) for layer in config.layers if layer.recurrence is None]
+    # Tiles are cut once for all layers.
+    group_size = max((shape.num_heads // shape.num_kv_heads for shape in shapes), default=1)
+    width = max((shape.head_dim for shape in shapes), default=1)
+    return PagedTablesBuilder(layout, kv_caches, group_size, width, device)

@@ -185,7 +185,8 @@ class FleetCores(MailboxHandle):
                     "leave X-data-parallel-rank out."
                 )
             hashes = [shorten(block_hash) for block_hash in request.block_hashes]
-            self._fleet.expect(request_id, hashes, len(request.prompt_token_ids), wanted)
+            num_tokens = len(request.prompt_token_ids)
+            self._fleet.expect(request_id, hashes, num_tokens, wanted, request.routing_key)
             data = msgspec.msgpack.encode(request)
             for _ in range(_MAX_TRIES):
                 if await self._try(request_id, data):

@@ -43,6 +43,7 @@ class _Prompt:
     hashes: Sequence[int]
     num_tokens: int
     wanted: int | None
+    key: int | None
     rank: int | None = None
     name: str | None = None
 
@@ -135,11 +136,16 @@ class Fleet:
     # ---- requests ----------------------------------------------------------------------------
 
     def expect(
-        self, request_id: str, hashes: Sequence[int], num_tokens: int, wanted: int | None
+        self,
+        request_id: str,
+        hashes: Sequence[int],
+        num_tokens: int,
+        wanted: int | None,
+        key: int | None = None,
     ) -> None:
-        """Note the prompt of a request that will be placed."""
+        """Note the prompt of a request that will be placed; see ``Router.route_prompt``."""
         with self._lock:
-            self._prompts[request_id] = _Prompt(hashes, num_tokens, wanted)
+            self._prompts[request_id] = _Prompt(hashes, num_tokens, wanted, key)
 
     def open(self, name: str) -> None:
         """Count a request that a replica took."""
@@ -179,7 +185,7 @@ class Fleet:
         if prompt.wanted is not None and prompt.wanted not in by_rank:
             return None
         prompt.rank = self.router.route_prompt(
-            request_id, prompt.hashes, prompt.num_tokens, prompt.wanted
+            request_id, prompt.hashes, prompt.num_tokens, prompt.wanted, key=prompt.key
         )
         prompt.name = by_rank.get(prompt.rank)
         return prompt.name

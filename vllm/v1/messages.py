@@ -156,6 +156,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         data_parallel_rank: The engine core that shall run it; None: any.
         block_hashes: Of the prompt's full units, where the front end has them already.
         tenant: Whose request it is, where several share the server; None: nobody's in particular.
+        routing_key: What requests share that shall meet on one engine core, 64 bits; None: nothing.
     """
 
     request_id: str
@@ -172,6 +173,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     data_parallel_rank: int | None = None
     block_hashes: list[bytes] = []
     tenant: str | None = None
+    routing_key: int | None = None
 
 
 class LogprobsRows(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ class FakeEngine:
         prefill_stats: Where every prompt's tokens come from.
         resets: What its cache was reset with.
         withdrawn: Held prompts that it was told to let go of.
+        tokens_per_step: That one output of a stream brings, as drafts do.
         can_reset: What resets answer.
         on_view: Called when its cache is looked at.
     """
@@ -50,9 +51,11 @@ class FakeEngine:
         self.withdrawn: list[str] = []
         self.boundaries: list[list[int]] = []
         self.ranks: list[int | None] = []
+        self.keys: list[str | None] = []
         self.living_ranks: list[int] = [0]
         self.held: list[HeldPrefix] = []
         self.keeps = True
+        self.tokens_per_step = 1
         self.can_reset = True
         self.predictions: dict[str, Prediction] = {}
         self.admissions: dict[str, PrefillStats] = {}
@@ -69,10 +72,12 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         data_parallel_rank: int | None = None,
+        prompt_cache_key: str | None = None,
     ) -> Callable[[], None]:
         """Put the scripted answer into the sink."""
         token_ids = prompt["prompt_token_ids"]
         self.ranks.append(data_parallel_rank)
+        self.keys.append(prompt_cache_key)
         self.boundaries.append(prompt.get("cache_boundaries", []))
         for offset, seconds in prompt.get("cache_ttls", {}).items():
             expires_in = None if seconds in (0.0, float("inf")) else seconds
@@ -142,16 +147,16 @@ class FakeEngine:
         answer = self.answer[: params.max_tokens]
         reason = "stop" if len(answer) == len(self.answer) else "length"
         stream = params.output_kind == RequestOutputKind.DELTA
-        for i in range(len(answer)):
+        for i in range(0, len(answer), self.tokens_per_step):
             for _ in range(_TURNS_PER_TOKEN):
                 await asyncio.sleep(0)
             await self.hold.wait()
             if self.fail_at == i:
                 raise self.failure
-            is_last = i == len(answer) - 1
+            is_last = i + self.tokens_per_step >= len(answer)
             if not stream and not is_last:
                 continue
-            ids = [answer[i]] if stream else answer
+            ids = answer[i : i + self.tokens_per_step] if stream else answer
             outputs = [
                 self._output(k, ids, params, reason if is_last else None) for k in range(params.n)
             ]
@@ -172,7 +177,7 @@ class FakeEngine:
         rows = None if params.logprobs is None else [self._row(i, params.logprobs) for i in ids]
         return CompletionOutput(
             index=index,
-            text=self._tokenizer.decode(ids),
+            text=self._tokenizer.decode([i for i in ids if i != self._tokenizer.eos_token_id]),
             token_ids=list(ids),
             logprobs=rows,
             finish_reason=reason,

@@ -87,6 +87,19 @@ async def test_a_slow_reader_gets_merged_outputs(engine: FakeEngine) -> None:
     await stream.close()
 
 
+async def test_log_probabilities_stay_beside_the_text_of_their_step(engine: FakeEngine) -> None:
+    params = SamplingParams(max_tokens=3, logprobs=1, output_kind=RequestOutputKind.DELTA)
+    stream = EngineStream(engine, [Job("r", [5], params), *_jobs(1)], ServerState())
+    await stream.start()
+    while engine.num_running:
+        await asyncio.sleep(0)
+    items = [item async for item in stream.outputs()]
+    told = [item.output.outputs[0].token_ids for item in items if item.job_index == 0]
+    assert told == [[token] for token in engine.answer[:3]]
+    assert [item.job_index for item in items].count(1) == 1
+    await stream.close()
+
+
 async def test_what_came_before_an_error_is_read_first(engine: FakeEngine) -> None:
     engine.fail_at = 2
     stream = EngineStream(engine, _jobs(1), ServerState())

@@ -17,7 +17,7 @@ def test_a_second_server_on_the_port_fails(host: str | None) -> None:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=f":{port}"):
             bind_socket(host, port)
-        with socket.create_connection(("127.0.0.1", port), timeout=2):
+        with socket.create_connection(("127.0.0.1", port), timeout=60):
             pass
 
 

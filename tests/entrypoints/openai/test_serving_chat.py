@@ -58,6 +58,32 @@ async def test_a_stream_begins_with_the_role_of_each_answer(served: Served) -> N
     assert last["usage"]["completion_tokens"] == 2 * len(served.engine.answer)
 
 
+async def test_a_chunks_log_probabilities_spell_its_text(served: Served) -> None:
+    """Clients read the text from them; the token that ends the answer is none of it."""
+    eos_id = served.context.tokenizer.eos_token_id
+    assert eos_id is not None
+    said = list(served.engine.answer)
+    for tokens_per_step in (1, 2, 3, len(said) + 1):
+        served.engine.answer, served.engine.tokens_per_step = [*said, eos_id], tokens_per_step
+        body = {"messages": USER, "stream": True, "logprobs": True, "return_token_ids": True}
+        body["chat_template_kwargs"] = CHAT_ONLY
+        _, *chunks = events_of(await served.client.post(CHAT, json=body))
+        choices = [chunk["choices"][0] for chunk in chunks]
+        for choice in choices:
+            entries = choice["logprobs"]["content"]
+            spelled = b"".join(bytes(entry["bytes"]) for entry in entries).decode()
+            text = choice["delta"].get("content")
+            assert spelled == text or (not text and len(entries) == 1)
+        entries = [entry for choice in choices for entry in choice["logprobs"]["content"]]
+        assert len(entries) == len(said) + 1
+        assert entries[-1]["token"] == served.context.tokenizer.eos_token
+        assert [i for choice in choices for i in choice.get("token_ids", ())] == [*said, eos_id]
+        assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == [
+            "stop"
+        ]
+        assert choices[-1]["finish_reason"] == "stop"
+
+
 async def test_thinking_follows_the_request_then_the_server(serve: Any) -> None:
     served = serve(default_chat_template_kwargs={"thinking": False})
     kwargs: list[dict[str, Any]] = [{}, {"chat_template_kwargs": {"thinking": True}}]

@@ -123,7 +123,7 @@ def test_a_reset_of_an_idle_core_is_published_at_once(config):
     core = build_fake_core(replace(config(), kv_events_config=events))
     with zmq.Context.instance().socket(zmq.SUB) as socket:
         socket.setsockopt(zmq.SUBSCRIBE, b"")
-        socket.setsockopt(zmq.RCVTIMEO, 5000)
+        socket.setsockopt(zmq.RCVTIMEO, 60_000)
         socket.connect(endpoint)
         time.sleep(0.03)  # a publisher looks for new subscriptions every few milliseconds
         add(core, request(prompt=[5] * 40))

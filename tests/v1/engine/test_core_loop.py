@@ -47,7 +47,7 @@ def test_the_loop_serves_until_it_is_told_to_stop(loop):
     while finished(loop.sent) != {"a", "b"}:
         time.sleep(0.001)
     loop.submit(Shutdown())
-    thread.join(5)
+    thread.join(120)
     assert not thread.is_alive()
 
 
@@ -139,7 +139,7 @@ def test_progress_tells_work_from_rest(config):
     while progress.busy:
         time.sleep(0.001)
     loop.submit(Shutdown())
-    thread.join(5)
+    thread.join(120)
 
 
 def test_of_several_front_ends_each_hears_its_own_and_one_the_statistics(config):

@@ -1,9 +1,13 @@
+from typing import get_args, get_type_hints
+
 import pytest
 
 from tests.v1.engine.fakes import make_tokenizer
 from vllm.exceptions import UserInputError
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.wire import AddRequest, Codec
+from vllm.v1.structured_output.limits import read_schema
 
 TOKENIZER = make_tokenizer()
 VOCAB_SIZE = TOKENIZER.vocab_size
@@ -162,3 +166,42 @@ def test_boundaries_outside_the_prompt_and_too_many_are_refused(processor, bound
     with pytest.raises(UserInputError) as error:
         process(processor, {"prompt_token_ids": [1, 2, 3], "cache_boundaries": boundaries})
     assert error.value.param == "cache_boundaries"
+
+
+_NUMBERS = [
+    name for name, kind in get_type_hints(SamplingParams).items() if int in (kind, *get_args(kind))
+]
+
+
+@pytest.mark.parametrize(
+    "number",
+    [2**63 - 1, 2**64, -(2**63) - 1, 10**400],
+    ids=["2**63 - 1", "2**64", "-(2**63) - 1", "10**400"],
+)
+@pytest.mark.parametrize("name", _NUMBERS)
+def test_a_number_is_refused_or_fits_a_message(processor, name, number):
+    refused = None
+    try:
+        made = process(processor, request_params=SamplingParams(**{name: number}))
+        Codec().encode(AddRequest(made))
+    except UserInputError as error:
+        refused = error.param
+    assert refused in (None, name)
+
+
+def test_a_schema_holds_numbers_of_any_size(processor):
+    schema = {"type": "integer", "minimum": 10**30, "enum": [-(2**80)]}
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(json=schema))
+    made = process(processor, request_params=params)
+    sent = Codec().decode_to_core(Codec().encode(AddRequest(made)))
+    assert read_schema(sent.request.sampling_params.structured_outputs.json) == schema
+    assert params.structured_outputs.json == schema
+
+
+def test_a_cache_key_is_the_same_number_in_every_process(processor):
+    made = [process(processor, prompt_cache_key=key) for key in ("a", "b", "a", None)]
+    assert [request.routing_key for request in made[::2]] == [3405396810240292928] * 2
+    assert made[1].routing_key != made[0].routing_key
+    assert made[3].routing_key is None
+    sent = Codec().decode_to_core(Codec().encode(AddRequest(made[0])))
+    assert sent.request == made[0]

@@ -817,7 +817,14 @@ def test_other_weights_are_another_identity(tmp_path):
             {"prefix_cache_dir": "x", "kv_transfer_config": {"kv_connector": "MultiConnector"}},
             "leave one out",
         ),
-        ({"prefix_cache_dir": "x", "cache_trace": "y"}, "does not record"),
+        (
+            {
+                "prefix_cache_dir": "x",
+                "cache_trace": "y",
+                "kv_transfer_config": {"kv_connector": "TcpConnector", "kv_role": "kv_consumer"},
+            },
+            "does not record",
+        ),
     ],
 )
 def test_wrong_settings_are_told(tmp_path, monkeypatch, arguments, words):

@@ -80,8 +80,9 @@ def test_the_channel_folder_is_private_and_removed(launch):
 def test_launching_returns_before_the_core_is_ready(launch):
     began = time.monotonic()
     core = launch(start_s=1.0)
-    assert time.monotonic() - began < 0.9
-    assert core.wait_ready().start_s > 1.0
+    launched_s = time.monotonic() - began
+    # Counted from the launch on: a launch that waits takes longer.
+    assert core.wait_ready().start_s > max(1.0, launched_s)
 
 
 @pytest.mark.parametrize(
@@ -112,15 +113,14 @@ def test_a_core_killed_while_starting_is_noticed(launch):
 
 
 def test_a_killed_core_is_noticed_at_once(launch):
-    core = launch(step_s=0.01)
+    # Its silence would tell after an hour.
+    core = launch(step_s=0.01, timeout_s=3600)
     core.wait_ready()
     core.send(AddRequest(request(max_tokens=200)))
     assert isinstance(core.next_message(), StepOutputs)
     os.kill(core.pid, signal.SIGKILL)
-    began = time.monotonic()
     while not isinstance(message := core.next_message(), Dead):
         pass
-    assert time.monotonic() - began < 2
     assert "signal 9" in message.message
     assert "signal 9" in str(core.dead_error)
 
@@ -170,9 +170,9 @@ def test_a_core_without_work_tells_that_a_worker_is_gone(launch):
 
 
 def test_an_idle_core_lives_on(launch):
-    core = launch(timeout_s=0.5)
+    core = launch(timeout_s=2.0)
     core.wait_ready()
-    time.sleep(1.5)
+    time.sleep(3.0)
     assert core.dead_error is None
     core.send(AddRequest(request(max_tokens=2)))
     assert len(outputs_until_finished(core)) == 2
@@ -208,7 +208,7 @@ def test_a_core_does_not_outlive_its_front_end(tmp_path):
         timeout=60,
     )
     pid, folder = int(done.stdout.split()[0]), Path(done.stdout.split()[1].decode())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -143,7 +143,7 @@ class Relay:
         for end in (self._listener, *self._ends):
             close(end)
         for thread in self._threads:
-            thread.join(30)
+            thread.join(120)
 
     def _accept(self) -> None:
         while True:

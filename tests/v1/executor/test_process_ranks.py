@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.model_executor.models.decoder.checkpoints import (
+    VOCAB_SIZE,
+    write_checkpoint,
+    write_model,
+)
+from tests.model_executor.models.decoder.reference import gemma4_moe
 from tests.model_executor.models.hf_reference import random_tokens
+from tests.tokenizers.family_tokenizers import byte_level
 from tests.v1.executor.rank_engines import LentRanks, run_engine
 from vllm.exceptions import ConfigError, EngineDeadError
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -68,11 +74,18 @@ def test_deepseek_v4(lend: Callable[[], LentRanks]) -> None:
     _check(lend, 500, model="deepseek-v4", speculative_config=_MTP, spread=True)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "qwen3-moe"])
 def test_decoders(family: str, lend: Callable[[], LentRanks], tmp_path: Path) -> None:
     write_checkpoint(family, tmp_path / "checkpoint")
     model = str(tmp_path / "checkpoint")
     _check(lend, VOCAB_SIZE, model=model, spread=family == "qwen3-moe")
+
+
+def test_experts_beside_the_mlp(lend: Callable[[], LentRanks], tmp_path: Path) -> None:
+    # One product for keys and values, of fewer heads than ranks in full layers.
+    raw = gemma4_moe(vocab_size=VOCAB_SIZE)
+    write_model(raw, tmp_path / "checkpoint", byte_level())
+    _check(lend, VOCAB_SIZE, model=str(tmp_path / "checkpoint"), spread=True)
 
 
 def test_an_error_keeps_its_class() -> None:

@@ -34,14 +34,14 @@ class Rank:
             case LoadModel():
                 return Failure("CheckpointError", "no such file")
         if self._rank:
-            self._ended.wait(30)
+            self._ended.wait(120)
         return Answer(None)
 
     def beat(self) -> float:
         return 1.0
 
     def live(self) -> None:
-        self._ended.wait(30)
+        self._ended.wait(120)
 
     def describe_node(self) -> NodeInfo:
         return NodeInfo("n", "10.0.0.1", 4000, describe_environment("10.0.0.1"))

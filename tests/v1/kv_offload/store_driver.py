@@ -10,7 +10,7 @@ from tests.v1.kv_offload.crash_disk import CrashDisk, PowerCutError
 from vllm.v1.kv_offload.cells import ObjectKind
 from vllm.v1.kv_offload.records import ObjectKey, ObjectSpec, Reservation
 from vllm.v1.kv_offload.rows_file import CorruptObjectError, RowsFile
-from vllm.v1.kv_offload.store import ObjectStore, StoreShape
+from vllm.v1.kv_offload.store import IndexUnreadError, ObjectStore, StoreShape
 
 INDEX, ROWS = Path("/disk/index"), Path("/disk/rows.0")
 SHAPE = StoreShape(slot_bytes=512, num_pages=3, max_slots=72, seed=7)
@@ -45,6 +45,7 @@ class StoreDriver:
         self.num_checked = self.num_acknowledged = 0
         self.time = 0.0
         self.begun: list[Reservation] = []
+        self.is_damaged = False
         self.open()
 
     def open(self) -> None:
@@ -59,7 +60,32 @@ class StoreDriver:
         self.store = self.store_class(
             self.disk, index, [rows], self.shape, no_limit, lambda: self.time
         )
-        self.store.load()
+        self.store.begin()
+        self._look_early()
+        while self.store.read_on():
+            pass
+
+    def _look_early(self) -> None:
+        """Some objects are looked up, and read, before the index is."""
+        for number in self.rng.sample(range(60), 4):
+            (entry,) = self._find_early(key_of(number))
+            if entry is None or not self.store.pin([entry]):
+                continue
+            try:
+                self.check(entry)
+            except CorruptObjectError:
+                if not self.is_damaged:
+                    raise
+                self.store.report_corrupt(entry)
+                assert self._find_early(key_of(number)) == [None]
+            self.store.unpin([entry])
+
+    def _find_early(self, key: ObjectKey):
+        while True:
+            try:
+                return self.store.find([key])
+            except IndexUnreadError:
+                assert self.store.read_on()
 
     # ---- what an engine does -----------------------------------------------------------------
 
@@ -156,6 +182,7 @@ class StoreDriver:
         path = self.rng.choice((INDEX, ROWS))
         before = len(self.store.list_objects())
         self.disk.flip_bit(path)
+        self.is_damaged = True
         self.open()
         found = 0
         for entry in self.store.list_objects():

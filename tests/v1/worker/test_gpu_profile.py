@@ -1,6 +1,7 @@
 """The profile run of a GPU's worker, on a CPU."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,52 +13,78 @@ from tests.model_executor.models.decoder.reference import (
     build_hf_model,
     config_as_saved,
     gpt_oss,
+    kimi_linear,
+    published_tensors,
+    qwen3_5,
 )
 from vllm.model_executor.models.registry import resolve_model
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.ops.registry import get_reference_op
+from vllm.v1.attention.step_model import StepModel, make_torch_step_model
 from vllm.v1.worker.gpu_profile import run_largest_step
 
 CPU = torch.device("cpu")
 
 
+def make_decoder(raw: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Returns a decoder's config.json and our model of it."""
+    reference = build_hf_model(raw, seed=1)
+    saved = {**config_as_saved(reference), "architectures": raw["architectures"]}
+    return saved, build_model(saved, published_tensors(reference))
+
+
+def make_v4() -> tuple[dict[str, Any], Any]:
+    """Returns DeepSeek-V4's, of zeros."""
+    raw = tiny_checkpoint.tiny_config()
+    entry = resolve_model(raw["architectures"])
+    model = entry.load_model_class()(
+        entry.parse_config(raw), ops=get_reference_op, dtype=torch.float32, device="cpu"
+    )
+    for slot in model.weight_slots().values():
+        slot.zero_()
+    return raw, model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (lambda: make_decoder(gpt_oss()), 16),
+        (lambda: make_decoder(qwen3_5()), 16),
+        (lambda: make_decoder(kimi_linear()), 16),
+        (make_v4, 32),
+    ],
+    ids=["gpt-oss", "qwen3.5", "kimi", "deepseek-v4"],
+)
+def test_the_largest_step_runs_over_pages_of_its_own(
+    make: Callable[[], tuple[dict[str, Any], Any]], size: int
+) -> None:
+    raw, model = make()
+    specs = resolve_model(raw["architectures"]).load_kv_cache_specs()(
+        model.config, size, torch.float32, torch.float32
+    )
+    sizes: list[int] = []
+
+    def make_steps(model: Any, layout: Any, caches: Any, device: torch.device) -> StepModel:
+        steps = make_torch_step_model(model, device, layout, caches)
+        return replace(steps, model=Seen(model, sizes))
+
+    run_largest_step(model, specs, CpuPlatform(), CPU, make_steps, num_tokens=300, num_logit_rows=7)
+    assert sizes == [300, 7]
+
+
 class Seen:
     """A model that notes the sizes it runs at."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.sizes: list[int] = []
+    def __init__(self, model: Any, sizes: list[int]) -> None:
+        self._model, self._sizes = model, sizes
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, meta: Any, caches: Mapping[str, Any]
     ) -> Any:
-        self.sizes.append(len(tokens))
+        self._sizes.append(len(tokens))
         return self._model(tokens, positions, meta, caches)
 
     def compute_logits(self, streams: torch.Tensor) -> Any:
-        self.sizes.append(len(streams))
+        self._sizes.append(len(streams))
         return self._model.compute_logits(streams)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt-oss", "deepseek-v4"])
-def test_the_largest_step_runs_over_pages_of_its_own(family: str) -> None:
-    if family == "gpt-oss":
-        reference = build_hf_model(gpt_oss(), seed=1)
-        raw = config_as_saved(reference)
-        model: Any = build_model(raw, reference.state_dict())
-        size = 16
-    else:
-        raw = tiny_checkpoint.tiny_config()
-        config = resolve_model(raw["architectures"]).parse_config(raw)
-        model = resolve_model(raw["architectures"]).load_model_class()(
-            config, ops=get_reference_op, dtype=torch.float32, device="cpu"
-        )
-        for slot in model.weight_slots().values():
-            slot.zero_()
-        size = 32
-    entry = resolve_model(raw["architectures"])
-    specs = entry.load_kv_cache_specs()(model.config, size, torch.float32, torch.float32)
-    seen = Seen(model)
-    run_largest_step(seen, specs, CpuPlatform(), CPU, num_tokens=300, num_logit_rows=7)
-    assert seen.sizes == [300, 7]

@@ -194,12 +194,23 @@ class ClockedRun:
         for request in self._ledger.take_due(self._now):
             self._engine.add(request.make())
 
+    def _wait(self) -> None:
+        """Let the time pass until something comes from a tier, or somebody asks."""
+        times = [time for time in (self._engine.next_s(),) if time is not None]
+        arrival = self._ledger.next_arrival_s()
+        if times and arrival is not None and self._ledger.has_room():
+            times.append(arrival)
+        if times:
+            self._now = max(self._now, min(times))
+
     def _step(self) -> bool:
         """Run one step; returns whether it computed anything."""
         step, shape = self._engine.schedule()
         if step.total_num_scheduled_tokens:
             self._now += self._cost.seconds(shape)
             self._ledger.result.num_steps += 1
+        else:
+            self._wait()
         for output in self._engine.finish(step):
             self._ledger.take(output, self._now)
         return bool(step.total_num_scheduled_tokens)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from vllm.benchmarks.draws import Draws
 from vllm.cachelab.sim.cost import StepShape
 from vllm.cachelab.sim.settings import SimSettings
+from vllm.cachelab.sim.tier import SimTier
 from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed.kv_events import EventPublisher
 from vllm.v1.core.kv_cache_coordinator import as_served
@@ -78,6 +79,8 @@ class SimEngine:
         self._accept = (acceptance or Acceptance()).make()
         self._stride = decode_stride
         self.num_preemptions = 0
+        connector = self.scheduler.connector
+        self.tier = connector if isinstance(connector, SimTier) else None
 
     @property
     def hash_unit(self) -> int:
@@ -85,8 +88,14 @@ class SimEngine:
         return self.plan.unit
 
     def use_clock(self, clock: Callable[[], float]) -> None:
-        """Let held prefixes go by a clock of the caller's, in seconds."""
+        """Let held prefixes go, and tiers work, by a clock of the caller's, in seconds."""
         as_served(self.scheduler.kv_cache_manager.coordinator).held.use_clock(clock)
+        if self.tier is not None:
+            self.tier.use_clock(clock)
+
+    def next_s(self) -> float | None:
+        """Return when something on its way ends that a step may wait for; None: nothing is."""
+        return None if self.tier is None else self.tier.device.next_s()
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -107,6 +116,8 @@ class SimEngine:
             # The last prompt token alone, after a hit, still is prefill: its logits are the first.
             shape.add(start, num_tokens, is_decode=start >= request.num_prompt_tokens)
         self.num_preemptions += len(step.preempted_req_ids or ())
+        if self.tier is not None:
+            self.tier.take_orders(step.kv_connector_metadata)
         return step, shape
 
     def finish(self, step: SchedulerOutput) -> list[EngineCoreOutput]:
@@ -128,6 +139,8 @@ class SimEngine:
             sampled.append([0] * (count + accepted))
         ids = list(step.num_scheduled_tokens)
         result = ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
+        if self.tier is not None:
+            result.kv_connector_output = self.tier.report()
         bundles = self.scheduler.update_from_output(step, result)
         if self.num_drafts:
             changes = [[0] * self.num_drafts for _ in drafted]

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from vllm.cachelab.sim.settings import SimSettings
+from vllm.cachelab.sim.settings import SimSettings, resize_disk
 from vllm.exceptions import ConfigError
 
 T = TypeVar("T")
@@ -27,11 +27,13 @@ class Variant:
         policy: A retention interval, with "+pins" behind it for pinned windows.
         block_size: As ``--block-size``.
         pool_bytes: Of the pool.
+        disk_bytes: Of the cache folder; None: as in the settings it is applied to.
     """
 
     policy: str
     block_size: int
     pool_bytes: int
+    disk_bytes: int | None = None
 
     @property
     def interval(self) -> str:
@@ -49,6 +51,8 @@ class Variant:
             f"--block-size {self.block_size} --kv-cache-memory-bytes {self.pool_bytes} "
             f"--prefix-cache-retention-interval {self.interval}"
         )
+        if self.disk_bytes is not None:
+            text += f" --prefix-cache-disk-size {self.disk_bytes}"
         return f"{_PINS}=1 vllm serve MODEL {text}" if self.has_pins else f"vllm serve MODEL {text}"
 
     def apply(self, settings: SimSettings) -> SimSettings:
@@ -59,6 +63,7 @@ class Variant:
             pool_bytes=self.pool_bytes,
             num_blocks=None,
             interval=self.interval,
+            tier=resize_disk(settings.tier, self.disk_bytes),
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from vllm.cachelab.sim.geometries import GEOMETRIES
 from vllm.config import VllmConfig
 from vllm.config.cache import CacheConfig
+from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.retention import read_interval
@@ -20,6 +21,7 @@ from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_che
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, plan_kv_cache
+from vllm.v1.kv_offload.folder import parse_size
 from vllm.v1.worker.dtypes import resolve_cache_dtype
 
 _GIB = 1 << 30
@@ -47,6 +49,8 @@ class SimSettings:
         max_model_len: Longest request in tokens.
         scheduler: Fields of ``SchedulerConfig``.
         speculative: Fields of ``SpeculativeConfig``; None: no drafter.
+        tier: The tiers' connector here ("class", as module:name) and its settings ("extra"); None:
+            there is nothing behind the pool.
     """
 
     hf_config: Mapping[str, Any]
@@ -61,6 +65,7 @@ class SimSettings:
     max_model_len: int = 131_072
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     speculative: Mapping[str, Any] | None = None
+    tier: Mapping[str, Any] | None = None
 
     def make_config(self) -> VllmConfig:
         """Return the configuration that a server of these settings has.
@@ -91,6 +96,7 @@ class SimSettings:
             ),
             speculative_config=None if speculative is None else SpeculativeConfig(**speculative),
             observability_config=ObservabilityConfig(log_stats=False),
+            kv_transfer_config=None if self.tier is None else _make_transfer(self.tier),
         )
 
     def make_plan(self, config: VllmConfig) -> KVCachePlan:
@@ -121,6 +127,36 @@ class SimSettings:
     def resized(self, num_blocks: int) -> "SimSettings":
         """Return the same settings with another pool."""
         return replace(self, num_blocks=num_blocks)
+
+
+def disk_bytes_of(tier: Mapping[str, Any] | None) -> int | None:
+    """Return what a cache folder may take; None: there is none, or it is not said."""
+    folders = () if tier is None else tier["extra"].get("secondary_tiers") or ()
+    for folder in folders:
+        size = folder.get("max_size", folder.get("disk_capacity_bytes"))
+        return None if size is None else parse_size("max_size", str(size))
+    return None
+
+
+def resize_disk(tier: Mapping[str, Any] | None, disk_bytes: int | None) -> Mapping[str, Any] | None:
+    """Return settings of tiers with another size of the folder; None: with the same."""
+    if tier is None or disk_bytes is None:
+        return tier
+    folders = [
+        {**{k: v for k, v in folder.items() if k != "disk_capacity_bytes"}, "max_size": disk_bytes}
+        for folder in tier["extra"].get("secondary_tiers") or ()
+    ]
+    return {**tier, "extra": {**tier["extra"], "secondary_tiers": folders}}
+
+
+def _make_transfer(tier: Mapping[str, Any]) -> KVTransferConfig:
+    module, _, name = str(tier["class"]).partition(":")
+    return KVTransferConfig(
+        kv_connector=name,
+        kv_connector_module_path=module,
+        kv_role="kv_both",
+        kv_connector_extra_config=dict(tier["extra"]),
+    )
 
 
 def block_bytes(plan: KVCachePlan) -> int:

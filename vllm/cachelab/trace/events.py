@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 
 FORMAT = "vllm-cache-trace"
-VERSION = 1
+VERSION = 2
+# Of records without tiers; they are read as ever.
+OLD_VERSIONS = (1,)
 HASH_BYTES = 16
 
 
@@ -31,6 +33,8 @@ class Header(msgspec.Struct, kw_only=True):
         groups: (block size, page bytes) by group, to check that the cache was rebuilt.
         hash_unit: Tokens under one hash.
         max_model_len: Longest request.
+        tier: Settings of the tiers behind the pool ("extra": the connector's, without the folder's
+            name) and "unix_s", when the record began; None: there are none.
         part: Number of the file, from 0; a part above 0 goes on where the one before was full.
     """
 
@@ -46,6 +50,7 @@ class Header(msgspec.Struct, kw_only=True):
     hash_unit: int
     max_model_len: int
     part: int = 0
+    tier: dict[str, Any] | None = None
 
 
 class Units(msgspec.Struct, array_like=True):
@@ -113,6 +118,46 @@ class Ending(msgspec.Struct, array_like=True):
     units: Units
 
 
+class Told(msgspec.Struct, array_like=True):
+    """Where the prompt tokens of a request came from, of runs with tiers.
+
+    Attributes:
+        number: The request.
+        sources: Hit tokens by source.
+        misses: Missed ones by reason.
+    """
+
+    number: int
+    sources: dict[str, int]
+    misses: dict[str, int]
+
+
+class TierReport(msgspec.Struct, array_like=True):
+    """What a step heard of the tiers.
+
+    Attributes:
+        received: Ids of requests whose prefixes came.
+        failed: Ids of those whose prefixes did not.
+        written: (sequence, workers) of objects that were synced.
+        unwritten: The same of objects that could not be written.
+        unsynced: Of those, sequences after whose failed sync nobody knows what the disk holds.
+        corrupt: (whether in host memory, sequence) of objects that were wrong.
+        failures: By request id, why its prefix did not come.
+        num_failed_reads: Restores that the disk refused.
+        read: By tier, bytes and seconds of restores.
+    """
+
+    received: list[str] = []
+    failed: list[str] = []
+    written: list[tuple[int, int]] = []
+    unwritten: list[tuple[int, int]] = []
+    unsynced: list[int] = []
+    corrupt: list[tuple[bool, int]] = []
+    failures: dict[str, str] = {}
+    num_failed_reads: int = 0
+    read: dict[str, tuple[int, float]] = {}
+
+
 class Step(msgspec.Struct, array_like=True, tag="S"):
     """One step, and what it brought.
 
@@ -127,6 +172,9 @@ class Step(msgspec.Struct, array_like=True, tag="S"):
         unblocked: Requests that waited for something else until then.
         drafts: (number, drafts) of requests that did not get as many as is usual.
         num_preempted: Requests that lost their blocks.
+        arrived_us: When its results came; 0: not recorded.
+        report: What it heard of the tiers; None: nothing.
+        told: Of requests admitted for the first time, if there are tiers.
     """
 
     time_us: int
@@ -138,6 +186,9 @@ class Step(msgspec.Struct, array_like=True, tag="S"):
     unblocked: list[int] = []
     drafts: list[tuple[int, int]] = []
     num_preempted: int = 0
+    arrived_us: int = 0
+    report: TierReport | None = None
+    told: list[Told] = []
 
 
 class Aborted(msgspec.Struct, array_like=True, tag="X"):
@@ -154,11 +205,13 @@ class Reset(msgspec.Struct, array_like=True, tag="R"):
         resets_running: Whether running requests were set back first.
         done: Whether it was.
         time_us: When.
+        resets_tiers: Whether what lies behind the pool was to be forgotten, too.
     """
 
     resets_running: bool
     done: bool
     time_us: int = 0
+    resets_tiers: bool = False
 
 
 class HeldSeen(msgspec.Struct, array_like=True, tag="H"):
@@ -179,4 +232,62 @@ class Closed(msgspec.Struct, array_like=True, tag="Z"):
     alive: list[Ending] = []
 
 
-Event = Added | Step | Aborted | Reset | HeldSeen | Closed
+class DiskObject(msgspec.Struct, array_like=True):
+    """An object of the disk tier.
+
+    Attributes:
+        kind: 1: rows, 2: a state.
+        key: In base64.
+        position: Tokens of the prefix at whose end it stands.
+        num_bytes: Its size.
+        sequence: Of its write.
+        next_token: Number of the token that followed; -1: not known.
+    """
+
+    kind: int
+    key: str
+    position: int = 0
+    num_bytes: int = 0
+    sequence: int = 0
+    next_token: int = -1
+
+
+class DiskSeen(msgspec.Struct, array_like=True, tag="D"):
+    """The disk is otherwise than it was for the last step.
+
+    Attributes:
+        time_us: When.
+        is_open: Whether its objects can be found.
+        is_opening: Whether they may be in a moment.
+        is_digesting: Whether that takes long.
+        is_writable: Whether more can be written.
+        last_sequence: When it was opened: of its writes and uses.
+        objects: When it was opened: what could be found.
+        small: When it was opened: small files by name, hashes cut as everywhere.
+    """
+
+    time_us: int
+    is_open: bool
+    is_opening: bool
+    is_digesting: bool
+    is_writable: bool
+    last_sequence: int = 0
+    objects: list[DiskObject] = []
+    small: dict[str, str] = {}
+
+
+class DiskChange(msgspec.Struct, array_like=True):
+    """What the disk's own thread did to what can be found; see ``StoreChange``."""
+
+    after: int
+    kind: str
+    object: DiskObject
+
+
+class DiskChanges(msgspec.Struct, array_like=True, tag="K"):
+    """Changes since the last such line; each says itself when it was."""
+
+    changes: list[DiskChange]
+
+
+Event = Added | Step | Aborted | Reset | HeldSeen | Closed | DiskSeen | DiskChanges

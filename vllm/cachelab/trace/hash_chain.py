@@ -81,6 +81,12 @@ class HashChains:
         numbers = [self._number(tokens[i]) for i in ends]
         return b64encode(b"".join(numbers)).decode()
 
+    def number_of(self, token_id: int | None) -> int:
+        """Return what stands for a token; 0 where tokens do not matter, -1 for none."""
+        if token_id is None:
+            return -1
+        return int.from_bytes(self._number(token_id), "little") if self._keeps_tokens else 0
+
     def _number(self, token_id: int) -> bytes:
         number = self._numbers.get(token_id)
         if number is None:

@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm.cachelab.trace.events import Aborted, Added, Closed, Ending, Header, HeldSeen, Reset, Step
+from vllm.cachelab.trace.events import (
+    Aborted,
+    Added,
+    Closed,
+    DiskChange,
+    DiskChanges,
+    DiskObject,
+    DiskSeen,
+    Ending,
+    Header,
+    HeldSeen,
+    Reset,
+    Step,
+    TierReport,
+    Told,
+)
 from vllm.cachelab.trace.hash_chain import HashChains
+from vllm.cachelab.trace.small_files import write_small
 from vllm.cachelab.trace.writer import TraceWriter
+from vllm.distributed.kv_transfer.offloading.connector import OffloadingConnector
+from vllm.distributed.kv_transfer.offloading.latched import (
+    DiskContent,
+    DiskState,
+    LatchedKeeper,
+)
+from vllm.distributed.kv_transfer.offloading.orders import OffloadReport
 from vllm.v1.core.kv_cache_coordinator import as_served
 from vllm.v1.core.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_offload.records import StoredObject
+    from vllm.v1.kv_offload.store_log import StoreChange
     from vllm.v1.messages import EngineCoreOutputs, HeldPrefix
-    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+    from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
 
@@ -54,6 +80,7 @@ class CacheRecorder:
         self._next_number = 0
         self._step: Step | None = None
         self._time_us = 0
+        self._disk = DiskState(is_opening=True)
         writer.write(header)
 
     def now_us(self) -> int:
@@ -68,6 +95,11 @@ class CacheRecorder:
     def clock(self) -> float:
         """Return the time of the line that is being written, which its replay will see, too."""
         return self._time_us / 1e6
+
+    def unix_clock(self) -> float:
+        """Return that time since 1970, as the header has it."""
+        tier = self._header.tier or {}
+        return float(tier.get("unix_s", 0.0)) + self.clock()
 
     def _settle(self) -> None:
         """Write the step that is still open; begin another part where this one is full."""
@@ -125,15 +157,91 @@ class CacheRecorder:
         if ended:
             self._writer.write(Aborted(ended, self._time_us))
 
-    def reset(self, *, resets_running: bool, done: bool) -> None:
+    def reset(self, *, resets_running: bool, resets_tiers: bool, done: bool) -> None:
         """Note a reset."""
         self._settle()
-        self._writer.write(Reset(resets_running, done, self._time_us))
+        self._writer.write(Reset(resets_running, done, self._time_us, resets_tiers))
 
     def look_at_held(self, forgotten: str) -> None:
         """Note that held prefixes were looked at, which lets go of those whose time is over."""
         self._settle()
         self._writer.write(HeldSeen(self._time_us, forgotten))
+
+    def see_disk(self, state: DiskState, content: DiskContent | None) -> None:
+        """Note what the next step sees of the disk, if it is new."""
+        if state == self._disk and content is None:
+            return
+        self._settle()
+        self._disk = state
+        seen = DiskSeen(
+            self._time_us,
+            state.is_open,
+            state.is_opening,
+            state.is_digesting,
+            state.is_writable,
+        )
+        if content is not None:
+            seen.last_sequence = content.last_sequence
+            seen.objects = [self._disk_object(found) for found in content.objects]
+            seen.small = {name: write_small(name, data) for name, data in content.small.items()}
+        self._writer.write(seen)
+
+    def _disk_object(self, found: StoredObject) -> DiskObject:
+        extent = found.extent
+        return DiskObject(
+            int(extent.key.kind),
+            b64encode(extent.key.digest).decode(),
+            found.position,
+            extent.num_bytes,
+            extent.sequence,
+            self._chains.number_of(found.next_token),
+        )
+
+    def note_changes(self, changes: Sequence[StoreChange]) -> None:
+        """Note what the disk's thread changed; it may be written before the step it was in."""
+        if not changes:
+            return
+        self._writer.write(
+            DiskChanges(
+                [
+                    DiskChange(
+                        change.after,
+                        change.kind,
+                        DiskObject(
+                            int(change.key.kind),
+                            b64encode(change.key.digest).decode(),
+                            change.position,
+                            change.num_bytes,
+                            change.sequence,
+                            self._chains.number_of(change.next_token),
+                        ),
+                    )
+                    for change in changes
+                ]
+            )
+        )
+
+    def hear(self, output: KVConnectorOutput | None) -> None:
+        """Note what a step's results tell of the tiers, before it is acted upon."""
+        step = self._step
+        assert step is not None
+        step.arrived_us = self.tick()
+        if output is None or not isinstance(output.kv_connector_worker_meta, OffloadReport):
+            return
+        report = output.kv_connector_worker_meta
+        told = TierReport(
+            list(output.finished_recving or ()),
+            list(output.failed_recving),
+            list(report.written.items()),
+            list(report.unwritten.items()),
+            sorted(report.unsynced),
+            sorted(report.corrupt),
+            dict(report.failures),
+            report.num_failed_reads,
+            {name: (moved.num_bytes, moved.seconds) for name, moved in report.read.items()},
+        )
+        if told != TierReport():
+            step.report = told
 
     def schedule(self, output: SchedulerOutput, begin_us: int) -> None:
         """Note a step as it was scheduled."""
@@ -155,18 +263,24 @@ class CacheRecorder:
             number = self._numbers[request_id]
             stats = self._live[number].prefill_stats
             step.admitted.append((number, stats.num_cached_tokens if stats is not None else 0))
+            if stats is not None and self._header.tier is not None:
+                step.told.append(Told(number, stats.hit_sources(), dict(stats.miss_tokens)))
 
-    def update(self, counts_before: list[tuple[Request, int]], ended_ids: Iterable[str]) -> None:
+    def update(
+        self, counts_before: list[tuple[Request, int, int]], ended_ids: Iterable[str]
+    ) -> None:
         """Note what a step brought.
 
         Args:
-            counts_before: Its requests, with the answer's length before.
+            counts_before: Its requests, with the answer's length before and the tokens that came.
             ended_ids: Requests that ended by themselves, or were refused.
         """
         step = self._step
         assert step is not None
-        for request, before in counts_before:
-            count = request.num_output_tokens - before
+        for request, before, num_sampled in counts_before:
+            # What comes behind an answer's end is no part of it, but was computed all the same.
+            is_over = request.is_finished()
+            count = num_sampled if is_over else request.num_output_tokens - before
             if count != (0 if request.is_prefill_chunk else 1):
                 number = self._numbers.get(request.request_id)
                 if number is not None:
@@ -211,6 +325,10 @@ class RecordedScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self.recorder = recorder
         as_served(self.kv_cache_manager.coordinator).held.use_clock(recorder.clock)
+        self._disk: LatchedKeeper | None = None
+        if isinstance(self.connector, OffloadingConnector):
+            unix = recorder.unix_clock
+            self._disk = self.connector.begin_record(recorder.clock, unix)
 
     def add_request(self, request: Request) -> None:
         """Queue a request."""
@@ -229,6 +347,8 @@ class RecordedScheduler(Scheduler):
     def schedule(self) -> SchedulerOutput:
         """Decide the next step."""
         begin_us = self.recorder.tick()
+        if self._disk is not None:
+            self.recorder.see_disk(*self._disk.latch())
         output = super().schedule()
         self.recorder.schedule(output, begin_us)
         return output
@@ -238,12 +358,19 @@ class RecordedScheduler(Scheduler):
     ) -> dict[int, EngineCoreOutputs]:
         """Take the tokens of a step."""
         requests = self.requests
+        sampled, index_of = (
+            model_runner_output.sampled_token_ids,
+            model_runner_output.req_id_to_index,
+        )
         before = [
-            (request, request.num_output_tokens)
-            for request in map(requests.get, scheduler_output.num_scheduled_tokens)
-            if request is not None
+            (request, request.num_output_tokens, len(sampled[index_of[name]]) if sampled else 0)
+            for name in scheduler_output.num_scheduled_tokens
+            if (request := requests.get(name)) is not None
         ]
+        self.recorder.hear(model_runner_output.kv_connector_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if self._disk is not None:
+            self.recorder.note_changes(self._disk.take_changes())
         ended = [o.request_id for b in outputs.values() for o in b.outputs if o.finished]
         self.recorder.update(before, ended)
         return outputs
@@ -259,7 +386,9 @@ class RecordedScheduler(Scheduler):
         """Forget cached prefixes."""
         self.recorder.tick()
         done = super().reset_prefix_cache(reset_running_requests, reset_connector)
-        self.recorder.reset(resets_running=reset_running_requests, done=done)
+        self.recorder.reset(
+            resets_running=reset_running_requests, resets_tiers=reset_connector, done=done
+        )
         return done
 
     def held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
@@ -272,4 +401,6 @@ class RecordedScheduler(Scheduler):
     def shutdown(self) -> None:
         """Stop the scheduler's helpers, and close the trace."""
         super().shutdown()
+        if self._disk is not None:
+            self.recorder.note_changes(self._disk.take_changes())
         self.recorder.close()

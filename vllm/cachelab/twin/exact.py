@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from vllm.cachelab.sim.cost import StepShape
 from vllm.cachelab.sim.engine import SimEngine
 from vllm.cachelab.sim.settings import SimSettings
-from vllm.cachelab.trace.events import Aborted, Added, HeldSeen, Reset, Step
+from vllm.cachelab.trace.events import Aborted, Added, DiskSeen, HeldSeen, Reset, Step
 from vllm.cachelab.twin.rebuild import environment_of, make_request, settings_of
+from vllm.cachelab.twin.tier import ReplayedTier, measured_rates, open_folder, output_of
 from vllm.cachelab.twin.trace_file import CacheTrace, RecordedRequest
 from vllm.distributed.kv_events import EventPublisher
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -60,14 +61,28 @@ class ExactTwin:
     ) -> None:
         self._trace = trace
         self._requests = {**trace.requests, **(changes or {})}
+        # What the disk did is known of the recorded run alone; of any other it is simulated.
+        is_recorded = settings is None and not changes
         with environment_of(trace.header):
-            self.engine = SimEngine(settings or settings_of(trace.header), watch=watch)
+            self.engine = SimEngine(
+                settings or settings_of(trace.header, is_recorded=is_recorded), watch=watch
+            )
         self._scheduler = self.engine.scheduler
         self._now_s = 0.0
-        self.engine.use_clock(lambda: self._now_s)
+        self.engine.use_clock(self._clock)
+        connector, tier = self._scheduler.connector, trace.header.tier
+        self._tier = connector if isinstance(connector, ReplayedTier) else None
+        if self._tier is not None and tier is not None:
+            self._tier.begin(trace.disk_changes(), self._clock, tier["unix_s"])
+        if self.engine.tier is not None:
+            self.engine.tier.use_rates(measured_rates(trace))
+            open_folder(trace, self.engine.tier)
         self.numbers: dict[str, int] = {}
         self.result = TwinResult()
         self._waiting_ids: set[str] = set()
+
+    def _clock(self) -> float:
+        return self._now_s
 
     def run(self) -> TwinResult:
         """Replay everything."""
@@ -89,7 +104,10 @@ class ExactTwin:
                 RequestStatus.FINISHED_ABORTED,
             )
         elif isinstance(event, Reset):
-            self._scheduler.reset_prefix_cache(event.resets_running)
+            self._scheduler.reset_prefix_cache(event.resets_running, event.resets_tiers)
+        elif isinstance(event, DiskSeen):
+            if self._tier is not None:
+                self._tier.see(event)
         elif isinstance(event, HeldSeen):
             self._scheduler.held_prefixes(event.forgotten)
 
@@ -129,6 +147,8 @@ class ExactTwin:
         if step.total_num_scheduled_tokens:
             result.shapes.append((shape, event.duration_us / 1e6))
         self._note_admissions(step)
+        if event.arrived_us:
+            self._now_s = event.arrived_us / 1e6
         self._bring_tokens(step, event)
 
     def _note_admissions(self, step: SchedulerOutput) -> None:
@@ -150,6 +170,10 @@ class ExactTwin:
         sampled = [self._tokens(request, counts) for request in scheduled]
         ids = [request.request_id for request in scheduled]
         output = ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
+        if self._tier is not None:
+            output.kv_connector_output = output_of(event.report)
+        elif self.engine.tier is not None:
+            output.kv_connector_output = self.engine.tier.report()
         self._scheduler.update_from_output(step, output)
         usual = self.engine.num_drafts
         if usual:

@@ -15,10 +15,20 @@ from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.engine.cache_trace import describe_groups
 from vllm.v1.request import Request
 
+_REPLAYED = "vllm.cachelab.twin.tier:ReplayedTier"
+_SIMULATED = "vllm.cachelab.sim.tier:SimTier"
 
-def settings_of(header: Header) -> SimSettings:
-    """Return the recorded settings."""
-    cache = header.cache
+
+def settings_of(header: Header, *, is_recorded: bool = False) -> SimSettings:
+    """Return the recorded settings.
+
+    Args:
+        header: Of the trace.
+        is_recorded: Whether nothing will be otherwise than recorded, what the disk does neither.
+    """
+    cache, tier = header.cache, header.tier
+    if tier is not None:
+        tier = {"class": _REPLAYED if is_recorded else _SIMULATED, "extra": tier["extra"]}
     return SimSettings(
         header.hf_config,
         block_size=cache["block_size"],
@@ -32,6 +42,7 @@ def settings_of(header: Header) -> SimSettings:
         max_model_len=header.max_model_len,
         scheduler=header.scheduler,
         speculative=header.speculative,
+        tier=tier,
     )
 
 

@@ -13,7 +13,7 @@ from vllm.cachelab.sim.clock import SimResult
 from vllm.cachelab.sim.grid import Variant, run_grid
 from vllm.cachelab.twin.exact import ExactTwin, TwinResult
 from vllm.cachelab.twin.rebuild import check_rebuilt, environment_of, settings_of
-from vllm.cachelab.twin.trace_file import CacheTrace, read_trace
+from vllm.cachelab.twin.trace_file import CacheTrace, RecordedRequest, read_trace
 from vllm.cachelab.twin.whatif import (
     WhatIf,
     check_block_sizes,
@@ -22,6 +22,7 @@ from vllm.cachelab.twin.whatif import (
     recorded_variant,
 )
 from vllm.exceptions import ConfigError
+from vllm.v1.messages import PrefillStats
 
 _GIB = 1 << 30
 _MAX_SHOWN = 3
@@ -59,6 +60,8 @@ def print_comparison(trace: CacheTrace, twin: TwinResult) -> bool:
         if request.cached_tokens is not None
     ]
     wrong = [(r, found) for r, found in pairs if found != r.cached_tokens]
+    told = [(r, twin.misses.get(number)) for number, r in trace.requests.items() if r.told]
+    unlike = [r for r, stats in told if not _is_as_told(r, stats)]
     prompts = sum(r.added.num_prompt_tokens for r, _ in pairs)
     cached = sum(r.cached_tokens or 0 for r, _ in pairs)
     share = cached / prompts if prompts else 0.0
@@ -69,6 +72,13 @@ def print_comparison(trace: CacheTrace, twin: TwinResult) -> bool:
     print(f"Twin: cached tokens equal for {len(pairs) - len(wrong)} of {len(pairs)} requests.")
     for request, found in wrong[:_MAX_SHOWN]:
         print(f"  {request.response_id}: recorded {request.cached_tokens}, twin {found}")
+    if told:
+        print(
+            f"Sources of hits and reasons of misses equal for {len(told) - len(unlike)} of "
+            f"{len(told)} requests."
+        )
+        for request in unlike[:_MAX_SHOWN]:
+            print(f"  {request.response_id}: recorded {request.told}")
     if not trace.is_whole or trace.num_lost:
         print(
             "The trace begins in the middle of the run: its first part was dropped "
@@ -76,7 +86,18 @@ def print_comparison(trace: CacheTrace, twin: TwinResult) -> bool:
         )
     elif twin.diverged_at is not None:
         print(f"The twin's steps differ from step {twin.diverged_at} on.")
-    return not wrong
+    return not (wrong or unlike)
+
+
+def _is_as_told(request: RecordedRequest, stats: PrefillStats | None) -> bool:
+    """Whether the twin's tokens came from where they came in life."""
+    told = request.told
+    assert told is not None
+    return (
+        stats is not None
+        and stats.hit_sources() == told.sources
+        and stats.miss_tokens == told.misses
+    )
 
 
 def write_per_request(path: Path, trace: CacheTrace, twin: TwinResult) -> None:
@@ -92,6 +113,10 @@ def write_per_request(path: Path, trace: CacheTrace, twin: TwinResult) -> None:
         )
         row["prompt_tokens"] += request.added.num_prompt_tokens
         row["cached_tokens"] += cached
+        if request.told is not None:
+            sources = row.setdefault("sources", {})
+            for source, count in twin.misses[number].hit_sources().items():
+                sources[source] = sources.get(source, 0) + count
     with path.open("w", encoding="utf-8") as file:
         for row in rows.values():
             file.write(json.dumps(row) + "\n")
@@ -101,11 +126,19 @@ def _variants(args: argparse.Namespace, own: Variant) -> list[Variant]:
     """Return the grid that was asked for, with the recorded settings first."""
     policies = args.policies or [own.policy]
     pools = [int(gib * _GIB) for gib in args.pool_gib or ()] or [own.pool_bytes]
+    disks: list[int | None] = [int(gib * _GIB) for gib in args.disk_gib or ()]
+    disks = disks or [own.disk_bytes]
+    if args.disk_gib and own.disk_bytes is None:
+        raise ConfigError(
+            "--disk-gib is about a cache folder of a set size, and none was recorded: record with "
+            "--prefix-cache-dir and --prefix-cache-disk-size."
+        )
     grid = [
-        Variant(policy, size, pool)
+        Variant(policy, size, pool, disk)
         for policy in policies
         for size in args.block_size or [own.block_size]
         for pool in pools
+        for disk in disks
     ]
     return [own, *(variant for variant in grid if variant != own)]
 
@@ -171,6 +204,7 @@ def _run_grid(
                 "policy": v.policy,
                 "block_size": v.block_size,
                 "pool_bytes": v.pool_bytes,
+                "disk_bytes": v.disk_bytes,
                 "flags": v.flags(),
                 **{name: getattr(row, name) for name in GridRow.__dataclass_fields__},
             }
@@ -182,24 +216,30 @@ def _run_grid(
 def format_rows(rows: Mapping[Variant, GridRow], own: Variant) -> str:
     """Return the table of a grid; times are those of the clock fitted to the record."""
     lines = [
-        "| policy | block size | pool GiB | hit % | computed | computed again | mean TTFT ms "
-        "| preempted |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| policy | block size | pool GiB | disk GiB | hit % | computed | computed again "
+        "| mean TTFT ms | preempted |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for variant, row in rows.items():
         name = f"`{variant.policy}`" + (" (recorded)" if variant == own else "")
         lines.append(
             f"| {name} | {variant.block_size} | {variant.pool_bytes / _GIB:.4g} "
-            f"| {100 * row.hit_rate:.2f} | {row.computed} | {row.recomputed} "
-            f"| {row.mean_ttft_ms:.1f} | {row.num_preemptions} |"
+            f"| {_gib(variant.disk_bytes)} | {100 * row.hit_rate:.2f} | {row.computed} "
+            f"| {row.recomputed} | {row.mean_ttft_ms:.1f} | {row.num_preemptions} |"
         )
     return "\n".join(lines)
+
+
+def _gib(num_bytes: int | None) -> str:
+    return "-" if num_bytes is None else f"{num_bytes / _GIB:.4g}"
 
 
 def _plot(path: Path, rows: Mapping[Variant, GridRow], title: str) -> None:
     series: dict[str, list[tuple[float, float]]] = {}
     for variant, row in rows.items():
         name = f"{variant.policy}, {variant.block_size}"
+        if variant.disk_bytes is not None:
+            name += f", disk {_gib(variant.disk_bytes)} GiB"
         series.setdefault(name, []).append((variant.pool_bytes / _GIB, 100 * row.hit_rate))
     plot_lines(
         {name: sorted(points) for name, points in series.items()},

@@ -11,14 +11,18 @@ from vllm.benchmarks.datasets.lines import BadLines
 from vllm.cachelab.trace.events import (
     FORMAT,
     HASH_BYTES,
+    OLD_VERSIONS,
     VERSION,
     Aborted,
     Added,
     Closed,
+    DiskChange,
+    DiskChanges,
     Ending,
     Event,
     Header,
     Step,
+    Told,
     Units,
 )
 from vllm.cachelab.trace.names import response_id
@@ -39,6 +43,7 @@ class RecordedRequest:
         num_output_tokens: Of its answer; None: its end is not in the trace.
         is_aborted: Whether it was ended from outside, or never.
         cached_tokens: At its first admission; None: it was not admitted.
+        told: Where its prompt's tokens came from, at its first admission; None: not recorded.
         step_counts: Tokens of each of its steps that brought any number but the usual, by how many
             it had before.
     """
@@ -49,6 +54,7 @@ class RecordedRequest:
     num_output_tokens: int | None = None
     is_aborted: bool = True
     cached_tokens: int | None = None
+    told: Told | None = None
 
     @property
     def request_id(self) -> str:
@@ -84,6 +90,12 @@ class CacheTrace:
     def steps(self) -> Iterator[Step]:
         """Yield the steps."""
         return (event for event in self.events if isinstance(event, Step))
+
+    def disk_changes(self) -> Iterator[DiskChange]:
+        """Yield what the disk's own thread did."""
+        for event in self.events:
+            if isinstance(event, DiskChanges):
+                yield from event.changes
 
     def find(self, request_id: str) -> RecordedRequest:
         """Return a request by the id its client or the engine core knows.
@@ -165,7 +177,7 @@ def _open_part(path: Path, bad: BadLines) -> tuple[Header, Iterator[Event]]:
             f"{path} is no cache trace: record one with vllm serve --cache-trace FILE. (Traces of "
             "requests are for vllm bench replay.)"
         )
-    if kind.get("version") != VERSION:
+    if kind.get("version") not in (VERSION, *OLD_VERSIONS):
         raise ConfigError(
             f"{path} is a cache trace of version {kind.get('version')}, written by server "
             f"{kind.get('server')}; this one reads version {VERSION}: record it again, or read it "
@@ -201,6 +213,9 @@ def _take(trace: CacheTrace, event: Event, chains: _Chains) -> None:
         for number, cached in event.admitted:
             if number in trace.requests:
                 trace.requests[number].cached_tokens = cached
+        for told in event.told:
+            if told.number in trace.requests:
+                trace.requests[told.number].told = told
         _take_endings(trace, event.ended, chains, is_aborted=False)
     elif isinstance(event, Aborted):
         _take_endings(trace, event.ended, chains, is_aborted=True)

@@ -8,9 +8,11 @@ from vllm.cachelab.sim.clock import ClockedRun, SimResult
 from vllm.cachelab.sim.cost import CostModel
 from vllm.cachelab.sim.engine import Acceptance, SimEngine
 from vllm.cachelab.sim.grid import Variant
+from vllm.cachelab.sim.settings import disk_bytes_of
 from vllm.cachelab.trace.events import HeldSeen, Reset
 from vllm.cachelab.twin.exact import TwinResult
 from vllm.cachelab.twin.rebuild import environment_of, make_request, settings_of
+from vllm.cachelab.twin.tier import measured_rates, open_folder
 from vllm.cachelab.twin.trace_file import CacheTrace, RecordedRequest
 from vllm.exceptions import ConfigError
 from vllm.v1.request import Request
@@ -107,6 +109,10 @@ class WhatIf:
         pins = {"VLLM_PIN_SWA_TOKENS": "1" if variant.has_pins else "0"}
         with environment_of(header, pins):
             engine = SimEngine(settings, self.acceptance)
+        if engine.tier is not None:
+            engine.tier.use_rates(measured_rates(self.trace))
+            if variant.block_size == base.block_size:
+                open_folder(self.trace, engine.tier)
         load = [
             RecordedLoad(request, header.hash_unit, engine.hash_unit)
             for request in self.trace.requests.values()
@@ -115,7 +121,9 @@ class WhatIf:
         interruptions: list[tuple[float, Callable[[], object]]] = []
         for event in self.trace.events:
             if isinstance(event, Reset):
-                act = partial(scheduler.reset_prefix_cache, event.resets_running)
+                act = partial(
+                    scheduler.reset_prefix_cache, event.resets_running, event.resets_tiers
+                )
                 interruptions.append((event.time_us / 1e6, act))
             elif isinstance(event, HeldSeen):
                 look = partial(scheduler.held_prefixes, event.forgotten)
@@ -129,7 +137,8 @@ def recorded_variant(trace: CacheTrace) -> Variant:
     settings = settings_of(header)
     pinned = header.environment.get("VLLM_PIN_SWA_TOKENS") == "1"
     policy = str(settings.interval) + ("+pins" if pinned else "")
-    return Variant(policy, settings.block_size, settings.pool_bytes)
+    disk_bytes = disk_bytes_of(settings.tier)
+    return Variant(policy, settings.block_size, settings.pool_bytes, disk_bytes)
 
 
 def check_block_sizes(trace: CacheTrace, sizes: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -37,6 +38,7 @@ class EngineClient(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         data_parallel_rank: int | None = None,
+        prompt_cache_key: str | None = None,
     ) -> Callable[[], None]:
         """Run a request whose outputs go to ``sink``; return what aborts it."""
 
@@ -73,6 +75,7 @@ class Job:
     cache_boundaries: Sequence[int] = ()
     cache_ttls: Mapping[int, float] = field(default_factory=dict)
     data_parallel_rank: int | None = None
+    prompt_cache_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +90,11 @@ class EngineStream:
     """The merged outputs of some jobs, in order of arrival.
 
     The engine puts outputs straight in; what a slow client has not fetched is merged, job by job.
+    Not so with log probabilities: clients read a token's text beside them, and how much text each
+    of several tokens has given nobody can tell.
 
-    Owns: at most one output per job that nobody has read yet, and the error that ends the stream.
-    ``close`` must be called; it aborts what still runs.
+    Owns: what nobody has read yet, one output per job or one per step, and the error that ends the
+    stream. ``close`` must be called; it aborts what still runs.
 
     Args:
         engine: What answers.
@@ -109,7 +114,7 @@ class EngineStream:
         self._jobs = jobs
         self._state = state
         self._timeout_s = timeout_s
-        self._waiting: dict[int, RequestOutput] = {}
+        self._waiting: dict[int, deque[RequestOutput]] = {}
         self._error: Exception | None = None
         self._ready = asyncio.Event()
         # What aborts a job, for those that have not finished.
@@ -152,16 +157,18 @@ class EngineStream:
             priority=job.priority,
             cache_salt=job.cache_salt,
             data_parallel_rank=job.data_parallel_rank,
+            prompt_cache_key=job.prompt_cache_key,
         )
 
     def put(self, index: int, output: RequestOutput) -> None:
         """Take in an output of a job."""
-        waiting = self._waiting.get(index)
-        if waiting is None:
-            self._waiting[index] = output
+        params = self._jobs[index].params
+        deltas = params.output_kind == RequestOutputKind.DELTA
+        waiting = self._waiting.setdefault(index, deque())
+        if waiting and not (deltas and params.logprobs is not None):
+            waiting[-1].merge(output, deltas=deltas)
         else:
-            deltas = self._jobs[index].params.output_kind == RequestOutputKind.DELTA
-            waiting.merge(output, deltas=deltas)
+            waiting.append(output)
         self._ready.set()
 
     def fail(self, error: Exception) -> None:
@@ -182,7 +189,9 @@ class EngineStream:
             await self._ready.wait()
             self._ready.clear()
         index = next(iter(self._waiting))
-        output = self._waiting.pop(index)
+        output = self._waiting[index].popleft()
+        if not self._waiting[index]:
+            del self._waiting[index]
         if output.finished:
             self._num_unfinished -= 1
             self._leaves.pop(index, None)

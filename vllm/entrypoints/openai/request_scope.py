@@ -139,6 +139,7 @@ def make_stream(
             cache_boundaries=prompt.cache_boundaries,
             cache_ttls=prompt.cache_ttls,
             data_parallel_rank=rank,
+            prompt_cache_key=body.prompt_cache_key,
         )
         for i, prompt in enumerate(prompts)
     ]

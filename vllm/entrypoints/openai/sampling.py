@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from vllm import envs
 from vllm.entrypoints.openai.context import ServedModel
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
@@ -82,6 +84,13 @@ def _check_transfer(request: SamplingRequest, served_model: ServedModel) -> None
             "them out.",
             "kv_transfer_params",
         )
+    try:
+        msgspec.msgpack.encode(params)
+    except OverflowError:
+        raise UserInputError(
+            "kv_transfer_params hold a number beyond 64 bits: send what the other server gave.",
+            "kv_transfer_params",
+        ) from None
     if params.get("do_remote_decode") and request.stream:
         raise UserInputError(
             "stream=true with kv_transfer_params.do_remote_decode: a whole answer tells where the "

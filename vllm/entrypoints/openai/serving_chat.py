@@ -78,10 +78,14 @@ class _Chat:
     def shows_reasoning(self) -> bool:
         return self.body.include_reasoning is not False
 
+    @property
+    def tells_logprobs(self) -> bool:
+        return self.logprobs_options.sampled is not None
+
     def logprobs(
         self, token_ids: Sequence[int], rows: SampleLogprobs | None
     ) -> ChatLogprobs | None:
-        if self.logprobs_options.sampled is None:
+        if not self.tells_logprobs:
             return None
         as_ids = bool(self.body.return_tokens_as_token_ids)
         num_top = self.body.top_logprobs or 0
@@ -267,13 +271,30 @@ def _role(chat: _Chat, index: int) -> ChatChunkBody:
     return chunk
 
 
+def _ends_by_token(delta: AnswerDelta) -> bool:
+    """Whether the last token ends the answer, and not a stop string or a limit."""
+    output = delta.output
+    return output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
+
+
 def _deltas(chat: _Chat, delta: AnswerDelta) -> list[ChatChunkBody]:
     """The chunks of one output of the engine: one at least, as clients count tokens by chunks."""
     deltas = chat_deltas(delta.pieces, chat.shows_reasoning) or [ChatDelta()]
-    choices = [ChatChunkChoice(index=delta.index, delta=chat_delta) for chat_delta in deltas]
-    choices[0].logprobs = chat.logprobs(delta.output.token_ids, delta.output.logprobs)
+    token_ids = list(delta.output.token_ids)
+    # Clients that have asked for log probabilities take a chunk's tokens for its text: the one that
+    # ends the answer, and is no text, comes apart.
+    num_apart = int(_ends_by_token(delta) and len(token_ids) > 1 and chat.tells_logprobs)
+    choices = [
+        ChatChunkChoice(index=delta.index, delta=chat_delta)
+        for chat_delta in [*deltas, *[ChatDelta(content="")] * num_apart]
+    ]
+    num_first = len(token_ids) - num_apart
+    rows = delta.output.logprobs or []
+    choices[0].logprobs = chat.logprobs(token_ids[:num_first], rows[:num_first])
+    if num_apart:
+        choices[-1].logprobs = chat.logprobs(token_ids[num_first:], rows[num_first:])
     if chat.body.return_token_ids:
-        choices[0].token_ids = list(delta.output.token_ids)
+        choices[0].token_ids = token_ids
     choices[-1].finish_reason = delta.finish_reason
     if delta.finish_reason is not None:
         choices[-1].stop_reason = delta.output.stop_reason

@@ -35,6 +35,10 @@ class MappedTable(nn.Module):
         """Uses these values, which must outlive nothing: the table keeps them."""
         self.rows = rows
 
+    def move_to_device(self) -> None:
+        """Keeps the values where they are used: a step then never asks the host for them."""
+        self.rows = self.rows.to(self._device)
+
     @property
     def is_coded(self) -> bool:
         """Whether rows are stored in another way than as values."""

@@ -1,9 +1,13 @@
 """Typed reading of config.json fields, with errors that name field, value and what is allowed."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.exceptions import ConfigError
+
+# What a float holds exactly: sizes are multiplied with floats, and nothing is larger.
+_LARGEST_INT = 1 << 53
 
 
 class FieldReader:
@@ -34,23 +38,17 @@ class FieldReader:
 
     def positive_int(self, name: str, default: int | None = None) -> int:
         """Reads an integer of at least 1."""
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(name, value, "an integer of at least 1")
-        return value
+        return self._int_from(1, name, default)
 
     def non_negative_int(self, name: str, default: int | None = None) -> int:
         """Reads an integer of at least 0."""
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self.error(name, value, "an integer of at least 0")
-        return value
+        return self._int_from(0, name, default)
 
     def number(self, name: str, default: float | None = None) -> float:
         """Reads a positive finite number."""
         value = self._value(name, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 < value < float("inf"):
+        if not is_number or not 0 < value <= sys.float_info.max:
             raise self.error(name, value, "a positive number")
         return float(value)
 
@@ -93,6 +91,11 @@ class FieldReader:
             raise self.error(name, value, f"a list of at least {num_items} items")
         return value[:num_items]
 
+    def count(self, name: str) -> int:
+        """Returns how many items a list has; absent, or no list: 0."""
+        value = self._raw.get(name)
+        return len(value) if isinstance(value, list | tuple) else 0
+
     def mapping(self, name: str) -> Mapping[str, Any]:
         """Reads an object; absent reads as empty."""
         value = self._raw.get(name)
@@ -105,6 +108,14 @@ class FieldReader:
     def sub_reader(self, name: str) -> "FieldReader":
         """Reads an object field as a reader of its own."""
         return FieldReader(self.mapping(name), f"{self._prefix}{name}.")
+
+    def _int_from(self, least: int, name: str, default: int | None) -> int:
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.error(name, value, f"an integer of at least {least}")
+        if value > _LARGEST_INT:
+            raise self.error(name, value, f"an integer up to {_LARGEST_INT}")
+        return value
 
     def _value(self, name: str, default: Any) -> Any:
         value = self._raw.get(name)

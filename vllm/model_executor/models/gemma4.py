@@ -52,6 +52,9 @@ _TOWERS = (
     "audio_embedder",
     "multi_modal_projector",
 )
+_NO_TEXT = "config.json lacks 'text_config': towers of vision or audio alone are not served"
+# More than any model has; a list of as many entries must fit into memory.
+_MOST_LAYERS = 10_000
 _LAYER_FIELDS = ("head_dim", "num_key_value_heads")
 
 
@@ -66,6 +69,8 @@ def read_gemma4(raw: Mapping[str, Any]) -> DecoderConfig:
     if fields.has("text_config"):
         return read_gemma4_with_towers(raw)
     fields.require("model_type", _TEXT_TYPES[0], _TEXT_TYPES)
+    if any(fields.has(f"{tower}_config") for tower in ("vision", "audio")):
+        raise ConfigError(_NO_TEXT)
     refuse_quantization(fields)
     return _read_text(fields, fields.boolean("tie_word_embeddings", True))
 
@@ -76,9 +81,7 @@ def read_gemma4_with_towers(raw: Mapping[str, Any]) -> DecoderConfig:
     fields.require("model_type", "gemma4", ("gemma4", "gemma4_unified"))
     refuse_quantization(fields)
     if not fields.has("text_config"):
-        raise ConfigError(
-            "config.json lacks 'text_config': towers of vision or audio alone are not served"
-        )
+        raise ConfigError(_NO_TEXT)
     text = fields.sub_reader("text_config")
     text.require("model_type", _TEXT_TYPES[0], _TEXT_TYPES)
     is_tied = fields.boolean("tie_word_embeddings", text.boolean("tie_word_embeddings", True))
@@ -88,14 +91,10 @@ def read_gemma4_with_towers(raw: Mapping[str, Any]) -> DecoderConfig:
 def _read_text(fields: FieldReader, is_tied: bool) -> DecoderConfig:
     # "vision": only tokens of one image see each other both ways, and there are none here.
     fields.require("use_bidirectional_attention", None, (None, False, "vision"))
-    num_layers = fields.positive_int("num_hidden_layers", 30)
-    kinds = read_layer_types(
-        fields, [_FULL if (i + 1) % 6 == 0 else _LOCAL for i in range(num_layers)]
-    )
-    # As the published models have it, whatever the pattern.
-    kinds[-1] = _FULL
+    kinds = _read_kinds(fields)
     owners = _find_owners(fields, kinds)
     shapes = _read_shapes(fields, kinds)
+    _check_owners(fields, owners, shapes)
     is_unified = fields.text("model_type", _TEXT_TYPES[0]) == _TEXT_TYPES[1]
     window = fields.positive_int("sliding_window", 1024 if is_unified else 512)
     mlp = MlpPlan(
@@ -140,6 +139,22 @@ def _read_text(fields: FieldReader, is_tied: bool) -> DecoderConfig:
     ).check()
 
 
+def _read_kinds(fields: FieldReader) -> list[str]:
+    num_layers = fields.positive_int("num_hidden_layers", 30)
+    if num_layers > _MOST_LAYERS:
+        raise fields.error("num_hidden_layers", num_layers, f"at most {_MOST_LAYERS}")
+    kinds = read_layer_types(
+        fields, [_FULL if (i + 1) % 6 == 0 else _LOCAL for i in range(num_layers)]
+    )
+    num_named = fields.count("layer_types")
+    if num_named > num_layers:
+        allowed = f"as many as num_hidden_layers ({num_layers})"
+        raise fields.error("layer_types", f"{num_named} names", allowed)
+    # As the published models have it, whatever the pattern.
+    kinds[-1] = _FULL
+    return kinds
+
+
 def read_assistant_layers(fields: FieldReader) -> tuple[LayerPlan, ...]:
     """Reads the layers of an assistant, whose keys and values are its target's.
 
@@ -178,6 +193,27 @@ def _find_owners(fields: FieldReader, kinds: list[str]) -> list[int | None]:
     return owners + [last[kind] for kind in kinds[first:]]
 
 
+def _check_owners(
+    fields: FieldReader, owners: list[int | None], shapes: list[AttentionShape]
+) -> None:
+    """Refuses a layer whose queries do not fit the keys that it shares.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    for index, owner in enumerate(owners):
+        if owner is None:
+            continue
+        own, shared = shapes[index], shapes[owner]
+        for name, value, expected in (
+            ("head_dim", own.head_dim, shared.head_dim),
+            ("num_key_value_heads", own.num_kv_heads, shared.num_kv_heads),
+        ):
+            if value != expected:
+                allowed = f"{expected}: the layer shares keys and values with layer {owner}"
+                raise fields.error(f"per_layer_config.{index}.{name}", value, allowed)
+
+
 def _read_shapes(fields: FieldReader, kinds: list[str]) -> list[AttentionShape]:
     """Returns each layer's heads, whichever way full layers are spelled."""
     has_bias = fields.boolean("attention_bias", False)
@@ -209,14 +245,30 @@ def _read_shapes(fields: FieldReader, kinds: list[str]) -> list[AttentionShape]:
         for name in own:
             if name not in _LAYER_FIELDS:
                 raise reader.error(name, own[name], f"one of {', '.join(_LAYER_FIELDS)}")
-        shapes.append(
-            replace(
-                shape,
-                head_dim=reader.positive_int("head_dim", shape.head_dim),
-                num_kv_heads=reader.positive_int("num_key_value_heads", shape.num_kv_heads),
-            )
+        found = replace(
+            shape,
+            head_dim=reader.positive_int("head_dim", shape.head_dim),
+            num_kv_heads=reader.positive_int("num_key_value_heads", shape.num_kv_heads),
         )
+        if kind == _FULL:
+            _refuse_contradiction(fields, reader, found)
+        shapes.append(found)
     return shapes
+
+
+def _refuse_contradiction(fields: FieldReader, reader: FieldReader, found: AttentionShape) -> None:
+    """Refuses a full layer of which the two spellings say different things.
+
+    Raises:
+        ConfigError: The second spelling's field, with what the first one says.
+    """
+    for name, value, other in (
+        ("head_dim", found.head_dim, "global_head_dim"),
+        ("num_key_value_heads", found.num_kv_heads, "num_global_key_value_heads"),
+    ):
+        if reader.has(name) and fields.has(other) and fields.positive_int(other) != value:
+            said = fields.positive_int(other)
+            raise reader.error(name, value, f"{said}, which {other} says")
 
 
 def _read_experts(fields: FieldReader, mlp: MlpPlan) -> ExpertsPlan | None:

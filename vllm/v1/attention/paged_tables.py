@@ -1,6 +1,7 @@
 """One step's tables for kernels that read pages themselves, in one buffer and one upload.
 
-    requests: starts, counts, first rows | by group: bounds, tables | tiles | slots | block ids
+    requests: starts, counts, first rows | by group: bounds, tables | tiles | slots | rows'
+    requests, where there are states | block ids
 
 All of a step is int32 in one buffer at a fixed address. A step of R requests with T rows and N
 tiles always lies the same way, so a graph that was captured for such a step finds the next one's
@@ -22,13 +23,21 @@ from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.ops.triton.launch import IS_INTERPRETED
 from vllm.v1.attention.ops.triton.paged_attention import PagedRequests, ScorePlan, attend_pages
 from vllm.v1.attention.ops.triton.pages import write_slots
+from vllm.v1.attention.ops.triton.recurrent import StateTables, run_states
+from vllm.v1.attention.recurrent_tables import find_states
 from vllm.v1.attention.step_batch import ragged_arange
-from vllm.v1.attention.step_tables import RequestSlice
+from vllm.v1.attention.step_tables import GuessedRows, RequestSlice
+from vllm.v1.kv_cache_specs.layouts import StateLayout
 
 # Requests with at most so many tokens read a long context with few queries: it is split.
 _MAX_FEW_QUERIES = 8
 _SPLITS = 1 if IS_INTERPRETED else 16
 _PREFILL_ROWS = 128 if IS_INTERPRETED else 64
+# Values of a tile's sums, which stay in registers.
+_PREFILL_VALUES = 1 << 20 if IS_INTERPRETED else 1 << 13
+_MIN_PREFILL_ROWS = 16
+# Columns of a group's bounds: one value a request each.
+_NUM_BOUNDS = {"keys": 4, "recurrent": 5}
 _HOST = torch.device("cpu")
 
 
@@ -69,18 +78,22 @@ class PagedTables:
     Attributes:
         num_tokens: T.
         classes: Shapes of tiles.
-        groups: By group id.
+        groups: By group id, those that keep keys.
+        states: By group id, those that keep recurrent states.
         group_of: Cache name -> group id.
         kv_caches: Cache name -> pages.
         is_decode: Whether every request has one token.
+        drafts: Of requests that have some, in order.
     """
 
     num_tokens: int
     classes: tuple[TileClass, ...]
     groups: Mapping[int, GroupTables]
+    states: Mapping[int, tuple[StateTables, StateLayout]]
     group_of: Mapping[str, int]
     kv_caches: Mapping[str, torch.Tensor]
     is_decode: bool
+    drafts: tuple[GuessedRows, ...] = ()
 
     @property
     def pages(self) -> "PagedTables":
@@ -98,26 +111,34 @@ class PagedTables:
         sinks: torch.Tensor | None,
         scale: float,
         soft_cap: float,
+        *,
+        latent_dim: int = 0,
+        is_owner: bool = True,
     ) -> torch.Tensor:
         """Stores a layer's rows and attends its queries.
 
         Args:
             cache_name: The layer's cache.
             queries: [T, H, d].
-            rows: [T, 2 * K * d], keys then values.
+            rows: [T, 2 * K * d], keys then values; with latents [T, d].
             sinks: fp32 [H], or None.
             scale: Of the products.
             soft_cap: Scores are capped by tanh; 0: they are not.
+            latent_dim: Of a row that is the key of all heads, so many values are their value too;
+                0: rows have both.
+            is_owner: Whether the rows are the layer's own, to be stored.
 
         Returns:
-            [T, H, d].
+            [T, H, d], with latents [T, H, latent_dim].
 
         Mutates:
             The layer's pages.
         """
         cache, group = self.kv_caches[cache_name], self.groups[self.group_of[cache_name]]
-        write_slots(cache, group.slots, rows)
+        if is_owner:
+            write_slots(cache, group.slots, rows)
         num_rows, heads, width = queries.shape
+        width = latent_dim or width
         # Rows of no request are in no tile, and must be numbers all the same.
         make = torch.zeros if self.is_decode else torch.empty
         into = (
@@ -126,19 +147,59 @@ class PagedTables:
         )
         for tiles, requests in zip(self.classes, group.requests, strict=True):
             plan = ScorePlan(
-                scale, soft_cap, group.window, tiles.queries_per_tile, tiles.num_splits
+                scale, soft_cap, group.window, tiles.queries_per_tile, tiles.num_splits, latent_dim
             )
             attend_pages(queries, rows, cache, requests, plan, sinks, into)
         return into[0]
+
+    def run_states(
+        self,
+        cache_name: str,
+        number: int,
+        num_key_heads: int,
+        channels: torch.Tensor,
+        weight: torch.Tensor,
+        logs: torch.Tensor,
+        rates: torch.Tensor,
+    ) -> torch.Tensor:
+        """Takes the requests' recurrent states through their rows; see ``recurrent.run_states``.
+
+        Args:
+            cache_name: The states' cache.
+            number: Which of the recurrent layers.
+            num_key_heads: Of it.
+            channels: fp32 [T, C]: inputs of its convolution.
+            weight: fp32 [C, W]: of that.
+            logs: fp32 [T, H] or [T, H, K]: of decays.
+            rates: fp32 [T, H]: of writing.
+
+        Mutates:
+            The states' pages.
+        """
+        tables, layout = self.states[self.group_of[cache_name]]
+        pages = self.kv_caches[cache_name]
+        return run_states(
+            channels, weight, logs, rates, pages, layout, number, num_key_heads, tables
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A step's rows: requests' first positions and numbers of tokens [R], positions [T]."""
+
+    starts: np.ndarray
+    counts: np.ndarray
+    positions: np.ndarray
 
 
 class PagedTablesBuilder:
     """Builds a model's tables.
 
     Args:
-        layout: The KV groups, all of kind "keys".
+        layout: The KV groups, of kind "keys" or "recurrent".
         kv_caches: Cache name -> pages.
-        group_size: Query heads of one key head.
+        group_size: Most query heads of one key head.
+        width: Most values of a query.
         device: Where the kernels run.
 
     Owns: the buffer on the device, and two of the host that take turns, so that a step can be laid
@@ -150,10 +211,13 @@ class PagedTablesBuilder:
         layout: CacheLayout,
         kv_caches: Mapping[str, torch.Tensor],
         group_size: int,
+        width: int,
         device: torch.device,
     ) -> None:
         self._layout, self._kv_caches, self._device = layout, kv_caches, device
-        self._prefill_queries = max(1, _PREFILL_ROWS // group_size)
+        rows = min(_PREFILL_ROWS, max(_MIN_PREFILL_ROWS, _PREFILL_VALUES // width))
+        self._prefill_queries = max(1, rows // group_size)
+        self._has_states = any(group.state is not None for group in layout.groups)
         self._device_buffer = torch.zeros(0, dtype=torch.int32, device=device)
         self._host_buffers = [torch.zeros(0, dtype=torch.int32)] * 2
         self._turn = 0
@@ -195,45 +259,77 @@ class PagedTablesBuilder:
         kept = [item for item in slices if item.num_tokens]
         starts = np.array([item.start for item in kept], dtype=np.int64)
         counts = np.array([item.num_tokens for item in kept], dtype=np.int64)
-        is_decode = bool(len(kept)) and int(counts.max()) == 1
+        # A step of padding alone is one that a graph is captured from.
+        is_decode = int(counts.max()) == 1 if len(kept) else bool(num_padded)
         num_padding = max(0, num_padded - len(kept))
         assert not num_padding or is_decode, "only decode steps are filled up"
         row_starts = np.cumsum(counts) - counts
         classes, tile_requests, tile_queries = self._make_tiles(counts, num_padding)
         parts: list[np.ndarray] = [starts, counts, row_starts]
         request_of_row = np.repeat(np.arange(len(kept)), counts)
-        position_of_row = ragged_arange(starts, counts)
+        rows = _Rows(starts, counts, ragged_arange(starts, counts))
         num_ids = 0
         ids: list[np.ndarray] = []
         slot_rows: list[np.ndarray] = []
         bounds: list[np.ndarray] = []
         for group_id, group in enumerate(self._layout.groups):
-            tables = [item.tables[group_id] for item in kept]
-            lookup = BlockLookup(tables, group, _HOST)
-            write_from = np.array(
-                [item.write_from[group_id] if item.write_from else 0 for item in kept],
-                dtype=np.int64,
-            )
-            own_from = np.clip(write_from, starts, starts + counts)
-            read_from = np.zeros(len(kept), dtype=np.int64)
-            if group.window:
-                read_from = np.array([item.read_from for item in kept], dtype=np.int64)
-            _check_stored(lookup, group, starts, own_from, read_from)
-            lengths = np.array([len(table.block_ids) for table in tables], dtype=np.int64)
-            table_starts = num_ids + np.cumsum(lengths) - lengths
-            num_ids += int(lengths.sum())
-            ids += [table.block_ids for table in tables]
-            bases = np.array([table.base for table in tables], dtype=np.int64)
-            bounds += [own_from, read_from, table_starts, bases]
-            blocks = lookup.find_blocks(request_of_row, position_of_row)
-            blocks[position_of_row < own_from[request_of_row]] = 0
-            slots = blocks * group.rows_per_block + lookup.find_rows(position_of_row)
-            slot_rows.append(np.where(blocks == 0, -1, slots))
-        sizes = [len(kept) + num_padding] * (3 + len(bounds))
+            if group.state is not None:
+                columns, tables = find_states(kept, group, group_id, num_ids)
+                bounds += columns
+                ids += tables
+                num_ids += sum(map(len, tables))
+                continue
+            own, slots = self._read_keys(kept, group, group_id, num_ids, request_of_row, rows)
+            bounds += own
+            slot_rows.append(slots)
+            ids += [item.tables[group_id].block_ids for item in kept]
+            num_ids += sum(len(item.tables[group_id].block_ids) for item in kept)
+        if self._has_states:
+            slot_rows.append(request_of_row)
+        sizes = [len(part) + num_padding for part in (*parts, *bounds)]
         sizes += [len(tile_requests)] * 2
         sizes += [len(request_of_row) + num_padding] * len(slot_rows)
         parts += [*bounds, tile_requests, tile_queries, *slot_rows]
-        return self._upload(parts, sizes, ids, classes, is_decode)
+        drafts = tuple(
+            GuessedRows(int(row) + item.num_tokens, item.num_drafts)
+            for row, item in zip(row_starts, kept, strict=True)
+            if item.num_drafts
+        )
+        return self._upload(parts, sizes, ids, classes, is_decode, drafts)
+
+    def _read_keys(
+        self,
+        kept: Sequence[RequestSlice],
+        group: GroupLayout,
+        group_id: int,
+        num_ids: int,
+        request_of_row: np.ndarray,
+        rows: _Rows,
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """Returns a group's bounds, and its slots.
+
+        Raises:
+            InvariantError: A row that attention must read is not stored (I5).
+        """
+        tables = [item.tables[group_id] for item in kept]
+        lookup = BlockLookup(tables, group, _HOST)
+        starts, counts, positions = rows.starts, rows.counts, rows.positions
+        write_from = np.array(
+            [item.write_from[group_id] if item.write_from else 0 for item in kept],
+            dtype=np.int64,
+        )
+        own_from = np.clip(write_from, starts, starts + counts)
+        read_from = np.zeros(len(kept), dtype=np.int64)
+        if group.window:
+            read_from = np.array([item.read_from for item in kept], dtype=np.int64)
+        _check_stored(lookup, group, starts, own_from, read_from)
+        lengths = np.array([len(table.block_ids) for table in tables], dtype=np.int64)
+        table_starts = num_ids + np.cumsum(lengths) - lengths
+        bases = np.array([table.base for table in tables], dtype=np.int64)
+        blocks = lookup.find_blocks(request_of_row, positions)
+        blocks[positions < own_from[request_of_row]] = 0
+        slots = blocks * group.rows_per_block + lookup.find_rows(positions)
+        return [own_from, read_from, table_starts, bases], np.where(blocks == 0, -1, slots)
 
     def _make_tiles(
         self, counts: np.ndarray, num_padding: int
@@ -276,6 +372,7 @@ class PagedTablesBuilder:
         ids: Sequence[np.ndarray],
         classes: tuple[TileClass, ...],
         is_decode: bool,
+        drafts: tuple[GuessedRows, ...],
     ) -> PagedTables:
         """Fills the buffers; padding is -1 in tiles and slots, and of no matter elsewhere."""
         num_fixed = sum(sizes)
@@ -296,12 +393,32 @@ class PagedTablesBuilder:
         used.copy_(self._host_buffers[self._turn][:num_values], non_blocking=True)
         views = torch.split(self._device_buffer[:num_fixed], list(sizes))
         starts, counts, row_starts = views[:3]
-        num_groups = len(self._layout.groups)
-        tiles, queries = views[3 + 4 * num_groups : 5 + 4 * num_groups]
-        slots = views[5 + 4 * num_groups :]
-        groups = {}
+        found = 3 + sum(_NUM_BOUNDS[group.kind] for group in self._layout.groups)
+        tiles, queries = views[found : found + 2]
+        slots = iter(views[found + 2 :])
+        row_requests = views[-1]
+        block_ids = self._device_buffer[num_fixed:]
+        groups, states = {}, {}
+        found = 3
         for group_id, group in enumerate(self._layout.groups):
-            own_from, read_from, table_starts, bases = views[3 + 4 * group_id : 7 + 4 * group_id]
+            own = views[found : found + _NUM_BOUNDS[group.kind]]
+            found += len(own)
+            if group.state is not None:
+                sources, store_firsts, store_counts, store_ends, store_tables = own
+                tables = StateTables(
+                    row_requests,
+                    row_starts,
+                    counts,
+                    sources,
+                    store_firsts,
+                    store_counts,
+                    store_ends,
+                    store_tables,
+                    block_ids,
+                )
+                states[group_id] = (tables, group.state)
+                continue
+            own_from, read_from, table_starts, bases = own
             requests = tuple(
                 PagedRequests(
                     tiles[part.tiles],
@@ -313,18 +430,20 @@ class PagedTablesBuilder:
                     read_from,
                     table_starts,
                     bases,
-                    self._device_buffer[num_fixed:],
+                    block_ids,
                 )
                 for part in classes
             )
-            groups[group_id] = GroupTables(requests, slots[group_id], group.window)
+            groups[group_id] = GroupTables(requests, next(slots), group.window)
         return PagedTables(
             num_tokens=sizes[-1],
             classes=classes,
             groups=groups,
+            states=states,
             group_of=self._layout.group_of,
             kv_caches=self._kv_caches,
             is_decode=is_decode,
+            drafts=drafts,
         )
 
 

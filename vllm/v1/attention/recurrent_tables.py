@@ -46,6 +46,45 @@ def build_recurrent_rows(
     return tuple(found)
 
 
+def find_states(
+    slices: Sequence[RequestSlice], group: GroupLayout, group_id: int, num_ids: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Finds one group's states for kernels that read block ids themselves.
+
+    Args:
+        slices: The step's requests with tokens.
+        group: The group.
+        group_id: Its number.
+        num_ids: Block ids that stand before these.
+
+    Returns:
+        The columns of ``StateTables`` from ``sources`` to ``store_tables``, and the block ids. In a
+        step of one token a request all columns are as long as the step.
+
+    Raises:
+        InvariantError: As ``build_recurrent_rows``.
+    """
+    columns: list[list[int]] = [[] for _ in range(5)]
+    sources, firsts, counts, ends, tables = columns
+    ids: list[np.ndarray] = []
+
+    def place(blocks: np.ndarray) -> int:
+        nonlocal num_ids
+        ids.append(blocks)
+        num_ids += len(blocks)
+        return num_ids - len(blocks)
+
+    for number, item in enumerate(slices):
+        source, stores = _find_request(number, item, group, group_id)
+        sources.append(-1 if source is None else place(source))
+        firsts.append(len(ends))
+        counts.append(len(stores))
+        for end, blocks in stores:
+            ends.append(end)
+            tables.append(place(blocks))
+    return [np.array(column, dtype=np.int64) for column in columns], ids
+
+
 def build_settled_rows(
     slices: Sequence[RequestSlice],
     num_accepted: Sequence[int],
@@ -88,26 +127,38 @@ def _build_request(
     group_id: int,
     device: torch.device,
 ) -> RecurrentRows:
+    source, stores = _find_request(number, item, group, group_id)
+    return RecurrentRows(
+        slice(row, row + item.num_tokens),
+        None if source is None else to_device(source, device),
+        tuple(StoredState(end, to_device(blocks, device)) for end, blocks in stores),
+        item.num_drafts,
+    )
+
+
+def _find_request(
+    number: int, item: RequestSlice, group: GroupLayout, group_id: int
+) -> tuple[np.ndarray | None, list[tuple[int, np.ndarray]]]:
+    """Returns the blocks of the state that a request begins with, and (end, blocks) of those that
+    it leaves."""
     assert group.state is not None
     unit, num_pieces, table = group.block_size, group.state.num_blocks, item.tables[group_id]
     start, end = item.start, item.start + item.num_tokens - item.num_drafts
     source = None
     if start:
-        ids = _find_state(table, start, unit, num_pieces)
-        if ids is None:
+        source = _find_state(table, start, unit, num_pieces)
+        if source is None:
             raise _missing(number, start, table)
-        source = to_device(ids, device)
     stores = []
     for boundary in range((start // unit + 1) * unit, end, unit):
         ids = _find_state(table, boundary, unit, num_pieces)
         if ids is not None:
-            stores.append(StoredState(boundary - start, to_device(ids, device)))
+            stores.append((boundary - start, ids))
     ids = _find_state(table, end, unit, num_pieces)
     if ids is None:
         raise _missing(number, end, table)
-    stores.append(StoredState(end - start, to_device(ids, device)))
-    rows = slice(row, row + item.num_tokens)
-    return RecurrentRows(rows, source, tuple(stores), item.num_drafts)
+    stores.append((end - start, ids))
+    return source, stores
 
 
 def _find_state(

@@ -55,10 +55,25 @@ def make_torch_step_model(
         layout: The KV groups; needed where some of them keep recurrent states.
         kv_caches: Cache name -> pages; likewise.
     """
-    settle = None
-    if layout is not None and any(group.kind == "recurrent" for group in layout.groups):
-
-        def settle(slices: Sequence[RequestSlice], num_accepted: Sequence[int]) -> None:
-            model.settle_drafts(build_settled_rows(slices, num_accepted, layout, device), kv_caches)
-
+    settle = None if layout is None else make_settle(model, device, layout, kv_caches)
     return StepModel(model, partial(build_step_metadata, device=device), settle_drafts=settle)
+
+
+def make_settle(
+    model: Any, device: torch.device, layout: CacheLayout, kv_caches: Mapping[str, torch.Tensor]
+) -> SettlesDrafts | None:
+    """Returns what stores the recurrent states behind accepted drafts; None: there are no states.
+
+    Args:
+        model: The model.
+        device: Where it runs.
+        layout: The KV groups.
+        kv_caches: Cache name -> pages.
+    """
+    if all(group.kind != "recurrent" for group in layout.groups):
+        return None
+
+    def settle(slices: Sequence[RequestSlice], num_accepted: Sequence[int]) -> None:
+        model.settle_drafts(build_settled_rows(slices, num_accepted, layout, device), kv_caches)
+
+    return settle

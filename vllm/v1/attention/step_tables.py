@@ -12,7 +12,7 @@ Keys of a query, in column order:
     | compressed entries 0..n-1 (or the indexer's choice) | window rows, then the step's own |
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -342,8 +342,25 @@ class RecurrentRows:
     num_drafts: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class GuessedRows:
+    """A request's rows of a step that are drafts.
+
+    Attributes:
+        end: The flat row behind them.
+        count: How many.
+    """
+
+    end: int
+    count: int
+
+
 class AttendsPages(Protocol):
     """Kernels that write and read pages by themselves, over the tables of one step."""
+
+    @property
+    def drafts(self) -> Sequence[GuessedRows]:
+        """Of requests that have drafts, in order."""
 
     def attend(
         self,
@@ -353,8 +370,31 @@ class AttendsPages(Protocol):
         sinks: torch.Tensor | None,
         scale: float,
         soft_cap: float,
+        *,
+        latent_dim: int = 0,
+        is_owner: bool = True,
     ) -> torch.Tensor:
-        """Store a layer's rows [T, 2 * K * d] and attend its queries [T, H, d]: [T, H, d]."""
+        """Store a layer's rows [T, 2 * K * d] and attend its queries [T, H, d]: [T, H, d].
+
+        With a ``latent_dim`` rows are [T, d], and the result is [T, H, latent_dim]. Rows of another
+        layer (``is_owner``) are stored already.
+        """
+
+    def run_states(
+        self,
+        cache_name: str,
+        number: int,
+        num_key_heads: int,
+        channels: torch.Tensor,
+        weight: torch.Tensor,
+        logs: torch.Tensor,
+        rates: torch.Tensor,
+    ) -> torch.Tensor:
+        """Take the requests' states of the recurrent layer ``number`` through their rows.
+
+        Inputs of the convolution [T, C] by its weight [C, W], logarithms of decays [T, H] or
+        [T, H, K] and rates [T, H] to outputs [T, H, V].
+        """
 
 
 @dataclass(frozen=True, slots=True)

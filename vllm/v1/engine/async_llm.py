@@ -124,6 +124,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         data_parallel_rank: int | None = None,
+        prompt_cache_key: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Submit a request and yield its outputs as they come.
 
@@ -144,6 +145,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             cache_salt=cache_salt,
             trace_headers=trace_headers,
             data_parallel_rank=data_parallel_rank,
+            prompt_cache_key=prompt_cache_key,
         )
         async with contextlib.aclosing(stream):
             async for output in stream:
@@ -159,6 +161,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         data_parallel_rank: int | None = None,
+        prompt_cache_key: str | None = None,
     ) -> RequestStream:
         """Check and submit a request; return its stream. For callers that answer errors at once.
 
@@ -175,6 +178,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             cache_salt=cache_salt,
             trace_headers=trace_headers,
             data_parallel_rank=data_parallel_rank,
+            prompt_cache_key=prompt_cache_key,
         )
         return RequestStream(request_id, queue, leave)
 
@@ -189,6 +193,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         data_parallel_rank: int | None = None,
+        prompt_cache_key: str | None = None,
     ) -> Callable[[], None]:
         """Check and submit a request whose outputs go straight to ``sink``, in the event loop.
 
@@ -213,6 +218,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             cache_salt=cache_salt,
             trace_headers=trace_headers or current_trace_headers.get(),
             data_parallel_rank=data_parallel_rank,
+            prompt_cache_key=prompt_cache_key,
         )
         # Again: tokenizing may have taken a while.
         self._check_open()

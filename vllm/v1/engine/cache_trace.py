@@ -1,5 +1,6 @@
 """``--cache-trace``: the scheduler that records, and the header of its file."""
 
+import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from vllm.cachelab.trace.events import FORMAT, VERSION, Header
 from vllm.cachelab.trace.recorder import CacheRecorder, RecordedScheduler
 from vllm.cachelab.trace.writer import TraceWriter
 from vllm.config import VllmConfig
+from vllm.config.kv_transfer import OFFLOADING_CONNECTOR
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -39,11 +41,7 @@ def make_scheduler(vllm_config: VllmConfig, plan: KVCachePlan, **parts: Any) -> 
     parts["block_size"] = plan.unit
     if observability.cache_trace is None:
         return Scheduler(vllm_config, plan.scheduler_config, **parts)
-    if vllm_config.kv_transfer_config is not None:
-        raise ConfigError(
-            "cache_trace does not record what kv_transfer_config loads from other engines: leave "
-            "one of them out."
-        )
+    _check_connector(vllm_config)
     if vllm_config.scheduler_config.tenants is not None:
         raise ConfigError(
             "cache_trace does not record whose requests they are, which decides about the cache "
@@ -59,6 +57,45 @@ def make_scheduler(vllm_config: VllmConfig, plan: KVCachePlan, **parts: Any) -> 
     )
     logger.info("What the prefix cache sees is recorded in %s (hashes only, no text).", path)
     return RecordedScheduler(recorder, vllm_config, plan.scheduler_config, **parts)
+
+
+def _check_connector(vllm_config: VllmConfig) -> None:
+    """Refuse what decides about the cache and is not recorded.
+
+    Raises:
+        ConfigError: There is such.
+    """
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None:
+        return
+    if transfer.kv_connector != OFFLOADING_CONNECTOR:
+        raise ConfigError(
+            f"cache_trace does not record what {transfer.kv_connector} loads from other engines: "
+            "leave one of them out."
+        )
+    num_workers = vllm_config.parallel_config.tensor_parallel_size
+    if num_workers > 1:
+        raise ConfigError(
+            f"cache_trace records a cache folder or host memory of one worker, and "
+            f"tensor_parallel_size is {num_workers}: leave one of them out."
+        )
+
+
+def _tier_fields(vllm_config: VllmConfig) -> dict[str, Any] | None:
+    """Return what rebuilds the tiers, without the folder's name."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None:
+        return None
+    extra = dict(transfer.kv_connector_extra_config)
+    tiers = extra.get("secondary_tiers") or ()
+    extra["secondary_tiers"] = [
+        {**{k: v for k, v in tier.items() if k != "disk_path"}, "root_dir": "-"} for tier in tiers
+    ]
+    events = vllm_config.kv_events_config
+    if events is not None and events.publisher not in (None, "null"):
+        # Nothing is brought back then before a request asks for it.
+        extra["warm"] = 0
+    return {"extra": extra, "unix_s": time.time()}
 
 
 def make_header(vllm_config: VllmConfig, plan: KVCachePlan) -> Header:
@@ -92,6 +129,7 @@ def make_header(vllm_config: VllmConfig, plan: KVCachePlan) -> Header:
         groups=describe_groups(plan),
         hash_unit=plan.unit,
         max_model_len=vllm_config.model_config.max_model_len,
+        tier=_tier_fields(vllm_config),
     )
 
 

@@ -456,20 +456,19 @@ class EngineArgs:
         return config
 
     def _make_kv_transfer_config(self) -> KVTransferConfig | None:
-        asked, flag = self.kv_transfer_config, "--kv-transfer-config"
+        asked = self.kv_transfer_config
         tiers = self._make_tiers()
         if tiers is not None:
-            flag = "--kv-offloading-size" if self.prefix_cache_dir is None else "--prefix-cache-dir"
             asked = tiers if asked is None else _join_connectors(tiers, asked)
         if asked is None:
             return None
-        if self.cache_trace is not None:
-            raise ConfigError(
-                f"--cache-trace does not record what {flag} loads from elsewhere: leave one of "
-                "them out."
-            )
         config = KVTransferConfig.from_dict(asked)
         KVConnectorRegistry.load_class(config)
+        if self.cache_trace is not None and config.kv_connector != OFFLOADING_CONNECTOR:
+            raise ConfigError(
+                "--cache-trace does not record what --kv-transfer-config loads from other engines: "
+                "leave one of them out."
+            )
         return config
 
     def _make_tiers(self) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -237,12 +238,14 @@ class InputProcessor:
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         data_parallel_rank: int | None = None,
+        prompt_cache_key: str | None = None,
     ) -> EngineCoreRequest:
         """Check a request and fill in the model's defaults.
 
         Args:
             arrival_time: Monotonic seconds; None: now.
             data_parallel_rank: The engine core that shall run it; None: any.
+            prompt_cache_key: What requests share that shall meet on one engine core; None: nothing.
 
         Raises:
             UserInputError: Something is wrong; ``param`` names the field.
@@ -270,7 +273,13 @@ class InputProcessor:
             cache_boundaries=prompt.cache_boundaries,
             cache_ttls=prompt.cache_ttls,
             data_parallel_rank=data_parallel_rank,
+            routing_key=None if prompt_cache_key is None else _make_routing_key(prompt_cache_key),
         )
+
+
+def _make_routing_key(text: str) -> int:
+    """Return 64 bits of a text's hash, the same in every process."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def check_data_parallel_rank(rank: int | None, num_cores: int) -> None:

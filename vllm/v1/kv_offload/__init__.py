@@ -5,6 +5,7 @@ cells           one object's entry in the index: 128 bytes that check themselves
 free_slots      which slots of the rows' file are free
 records         what an object is: its key, its place; a batch on its way to the disk
 cell_table      the index in memory: lookups, and which cell a new entry takes
+index_pass      the index taken over from its file, what is looked up first
 rows_file       objects' bytes in slots, sealed by a digest
 store           index and slots together: reserve, commit, evict
 host_store      the same in host memory, which no process outlives

@@ -14,8 +14,9 @@ from vllm.v1.kv_offload.cells import (
     USES_OFFSET,
     Cells,
     ObjectKind,
+    as_words,
     extents_of,
-    find_damaged,
+    pick,
     seal,
     set_extents,
 )
@@ -29,8 +30,8 @@ _SUPERSEDED = 1 << 62
 _MAX_USES = 1 << 40
 # Victims that are chosen at a time: one pass over the whole table finds them.
 _NUM_VICTIMS = 512
-# Cells that are checked in one go, between which other threads get their turn.
-_CHECKED_AT_ONCE = 4096
+
+Indices = NDArray[np.int64]
 
 
 class CellTable:
@@ -57,55 +58,32 @@ class CellTable:
 
     # ---- taking over what a file holds -------------------------------------------------------
 
-    def drop_damaged(self, num_slots: int, slot_bytes: int) -> list[int]:
-        """Empty the cells that are not whole, that lie beyond the file, or that share slots.
+    def fill(self, pages: Indices, cells: Cells) -> None:
+        """Enter the cells of some pages, 32 of each."""
+        words = as_words(self.cells).reshape(self.num_pages, -1)
+        words[pages] = as_words(cells).reshape(len(pages), -1)
 
-        Returns:
-            Their indices.
-        """
-        dropped: list[int] = []
-        for low in range(0, len(self.cells), _CHECKED_AT_ONCE):
-            part = self.cells[low : low + _CHECKED_AT_ONCE]
-            dropped += [low + index for index in find_damaged(part, self._seed)]
-        self._clear(dropped)
-        impossible = self._find_impossible(num_slots, slot_bytes)
-        self._clear(impossible)
-        shared = self._find_shared()
-        self._clear(shared)
-        return dropped + impossible + shared
-
-    def _clear(self, indices: Iterable[int]) -> None:
+    def clear(self, indices: Iterable[int]) -> None:
+        """Empty cells."""
         for index in indices:
             self.cells[index] = np.zeros((), CELL)
 
-    def _find_impossible(self, num_slots: int, slot_bytes: int) -> list[int]:
-        """Return whole cells that no writer of this file wrote."""
-        used = np.flatnonzero(self.cells["checksum"])
-        cells = self.cells[used]
-        extents = cells["extents"]
-        count = cells["num_extents"].astype(np.int64)
-        ends = extents["slot"].astype(np.int64) + extents["count"]
-        in_use = np.arange(extents.shape[1]) < count[:, None]
-        total = np.where(in_use, extents["count"], 0).sum(axis=1).astype(np.int64)
-        wrong = (count > extents.shape[1]) | (count == 0)
-        wrong |= ((ends > num_slots) & in_use).any(axis=1)
-        wrong |= ((extents["count"] == 0) & in_use).any(axis=1)
-        wrong |= total * slot_bytes < cells["length"].astype(np.float64)
-        wrong |= cells["length"] <= SEAL_BYTES
-        wrong |= ~np.isin(cells["kind"], [int(kind) for kind in ObjectKind])
-        return [int(index) for index in used[wrong]]
+    def find_shared(self, used: Indices) -> list[int]:
+        """Return entries that share a slot with a younger one.
 
-    def _find_shared(self) -> list[int]:
-        """Return cells that share a slot with a younger one."""
-        owners, starts, ends = self._intervals()
+        Args:
+            used: The indices of all entries.
+        """
+        owners, starts, ends = self._intervals(used)
         order = np.argsort(starts, kind="stable")
-        starts, ends, owners = starts[order], ends[order], owners[order]
+        starts, ends = starts[order], ends[order]
         if not (starts[1:] < ends[:-1]).any():
             return []
         taken: set[int] = set()
         shared = []
-        by_age = np.argsort(self.cells["sequence"][np.unique(owners)])[::-1]
-        for index in np.unique(owners)[by_age].tolist():
+        entries = np.unique(owners)
+        by_age = np.argsort(self.cells["sequence"][entries])[::-1]
+        for index in entries[by_age].tolist():
             slots = {
                 slot
                 for start, count in extents_of(self.cells[index])
@@ -117,18 +95,18 @@ class CellTable:
                 taken |= slots
         return shared
 
-    def _intervals(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return, per run of slots in use, its cell, its first slot and the one behind it."""
-        used = np.flatnonzero(self.cells["checksum"])
-        extents = self.cells["extents"][used]
-        in_use = np.arange(extents.shape[1]) < self.cells["num_extents"][used][:, None]
+    def _intervals(self, used: Indices) -> tuple[Indices, Indices, Indices]:
+        """Return, per run of slots of some entries, its cell, its first slot, the one behind it."""
+        cells = pick(self.cells, used)
+        extents = cells["extents"]
+        in_use = np.arange(extents.shape[1]) < cells["num_extents"][:, None]
         owners = np.repeat(used, in_use.sum(axis=1))
         starts = extents["slot"][in_use].astype(np.int64)
         return owners, starts, starts + extents["count"][in_use]
 
-    def find_free_runs(self, num_slots: int) -> list[tuple[int, int]]:
-        """Return the runs of slots in no cell."""
-        _, starts, ends = self._intervals()
+    def find_free_runs(self, used: Indices, num_slots: int) -> list[tuple[int, int]]:
+        """Return the runs of slots in none of some entries, in order."""
+        _, starts, ends = self._intervals(used)
         starts, ends = np.sort(starts), np.sort(ends)
         gaps_from = np.concatenate(([0], ends))
         gaps_to = np.concatenate((starts, [num_slots]))
@@ -136,27 +114,49 @@ class CellTable:
         counts = gaps_to[found] - gaps_from[found]
         return list(zip(gaps_from[found].tolist(), counts.tolist(), strict=True))
 
-    def mend_uses(self) -> int:
-        """Put uses right that cannot be; return the highest sequence or use in any cell."""
-        sequence, last_use = self.cells["sequence"], self.cells["last_use"]
+    def mend_uses(self, used: Indices) -> int:
+        """Put uses right that cannot be; return the highest sequence or use of all entries."""
+        if not len(used):
+            return 0
+        sequence, last_use = self.cells["sequence"][used], self.cells["last_use"][used]
         highest = int(sequence.max())
         # No checksum covers them: a torn one must not end the count.
         wrong = (last_use < sequence) | (last_use > np.uint64(highest + _MAX_USES))
-        last_use[wrong] = sequence[wrong]
-        return max(highest, int(last_use.max()))
+        self.cells["last_use"][used[wrong]] = sequence[wrong]
+        return max(highest, int(last_use[~wrong].max(initial=0)))
+
+    def take_cells(self, cells: Cells) -> None:
+        """Enter many cells into an empty table, each in one of its pages; what has no room goes."""
+        for half in (0, 1):
+            pages = (cells["key"][:, half] % np.uint64(self.num_pages)).astype(np.int64)
+            order = np.argsort(pages, kind="stable")
+            cells, pages = cells[order], pages[order]
+            by_page = self.cells.reshape(self.num_pages, PAGE_CELLS)
+            # The first half filled pages from their beginning.
+            filled = (by_page["checksum"] != 0).sum(axis=1)
+            place = filled[pages] + np.arange(len(pages)) - np.searchsorted(pages, pages)
+            fits = place < PAGE_CELLS
+            by_page[pages[fits], place[fits]] = cells[fits]
+            cells = cells[~fits]
 
     # ---- lookups -----------------------------------------------------------------------------
+
+    def pages_of(self, keys: Sequence[ObjectKey]) -> Indices:
+        """Return both pages in which each key may stand: ``[keys, 2]``."""
+        halves = np.frombuffer(b"".join(key.digest for key in keys), "<u8").reshape(-1, 2)
+        return (halves % np.uint64(self.num_pages)).astype(np.int64)
 
     def find(self, keys: Sequence[ObjectKey]) -> list[int]:
         """Return each key's cell; -1: there is none."""
         if not keys:
             return []
         wanted = np.frombuffer(b"".join(key.digest for key in keys), "<u8").reshape(-1, 2)
+        both = self.pages_of(keys)
         kinds = np.fromiter((int(key.kind) for key in keys), np.uint8, len(keys))
         found = np.full(len(keys), -1, np.int64)
         by_page = self.cells.reshape(self.num_pages, PAGE_CELLS)
         for half in (0, 1):
-            pages = (wanted[:, half] % np.uint64(self.num_pages)).astype(np.int64)
+            pages = both[:, half]
             there = by_page["key"][pages]
             same = (there[:, :, 0] == wanted[:, :1]) & (there[:, :, 1] == wanted[:, 1:])
             same &= by_page["kind"][pages] == kinds[:, None]
@@ -181,7 +181,7 @@ class CellTable:
             index, extent, int(cell["position"]), None if token == _NO_TOKEN else token
         )
 
-    def used(self) -> NDArray[np.int64]:
+    def used(self) -> Indices:
         """Return the indices of all entries."""
         return np.flatnonzero(self.cells["checksum"])
 
@@ -190,7 +190,7 @@ class CellTable:
     def choose_cell(self, key: ObjectKey, taken: Collection[int]) -> int | None:
         """Return an empty cell for a key, in the emptier of its pages; ``taken`` are not empty."""
         best: tuple[int, int] | None = None
-        for page in self._pages_of(key):
+        for page in dict.fromkeys(self.pages_of([key])[0].tolist()):
             low = page * PAGE_CELLS
             empty = [
                 low + int(i)
@@ -203,12 +203,9 @@ class CellTable:
 
     def cells_near(self, key: ObjectKey) -> list[int]:
         """Return the entries that keep a key from its pages, the least recently used first."""
-        near = [page * PAGE_CELLS + i for page in self._pages_of(key) for i in range(PAGE_CELLS)]
+        pages = dict.fromkeys(self.pages_of([key])[0].tolist())
+        near = [page * PAGE_CELLS + i for page in pages for i in range(PAGE_CELLS)]
         return sorted(near, key=lambda index: int(self.cells["last_use"][index]))
-
-    def _pages_of(self, key: ObjectKey) -> list[int]:
-        halves = (int.from_bytes(key.digest[i : i + 8], "little") for i in (0, 8))
-        return list(dict.fromkeys(half % self.num_pages for half in halves))
 
     def make_cell(self, reservation: Reservation) -> Cells:
         """Return the cell of an object, as it goes to disk: an array of one."""
@@ -284,3 +281,27 @@ class CellTable:
         # Popped from the end: the lowest score last, of equal ones the deepest last.
         entries = zip((-scores).tolist(), positions.tolist(), used.tolist(), strict=True)
         self._victims = sorted(entries)
+
+
+def find_impossible(cells: Cells, num_slots: int, slot_bytes: int) -> list[int]:
+    """Return the indices of whole cells that no writer of a rows file wrote.
+
+    Args:
+        cells: Cells.
+        num_slots: Slots of the rows file.
+        slot_bytes: Bytes of a slot.
+    """
+    used = np.flatnonzero(cells["checksum"])
+    cells = pick(cells, used)
+    extents = cells["extents"]
+    count = cells["num_extents"].astype(np.int64)
+    ends = extents["slot"].astype(np.int64) + extents["count"]
+    in_use = np.arange(extents.shape[1]) < count[:, None]
+    total = np.where(in_use, extents["count"], 0).sum(axis=1).astype(np.int64)
+    wrong = (count > extents.shape[1]) | (count == 0)
+    wrong |= ((ends > num_slots) & in_use).any(axis=1)
+    wrong |= ((extents["count"] == 0) & in_use).any(axis=1)
+    wrong |= total * slot_bytes < cells["length"].astype(np.float64)
+    wrong |= cells["length"] <= SEAL_BYTES
+    wrong |= ~np.isin(cells["kind"], [int(kind) for kind in ObjectKind])
+    return [int(index) for index in used[wrong]]

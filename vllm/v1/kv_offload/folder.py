@@ -33,12 +33,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from vllm.exceptions import ConfigError, VllmError
 from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_offload.cell_table import CellTable
-from vllm.v1.kv_offload.cells import PAGE_BYTES, PAGE_CELLS
+from vllm.v1.kv_offload.cells import CELL, CELL_BYTES, PAGE_BYTES, PAGE_CELLS, find_damaged
 from vllm.v1.kv_offload.file_calls import DiskFiles, FileCalls
 from vllm.v1.kv_offload.rows_file import SEAL_BYTES
 from vllm.v1.kv_offload.store import ObjectStore, StoreShape
@@ -63,6 +64,8 @@ _SLOT_SIZES = (65536, 32768, 16384, 8192, 4096)
 _MAX_PADDING = 0.02
 # At most half full, and objects may be smaller than the ones whose size is known.
 _CELLS_PER_OBJECT = 3
+# An index of up to so many times the size that a new one would get is left as it is.
+_NEAR = 2
 
 
 class FolderBusyError(VllmError):
@@ -129,13 +132,27 @@ def choose_slot_bytes(object_bytes: Sequence[int]) -> int:
     return _SLOT_SIZES[-1]
 
 
-def shape_store(identity: Identity, max_bytes: int, slot_bytes: int) -> StoreShape:
-    """Return sizes whose files take at most ``max_bytes``."""
+def shape_store(
+    identity: Identity, max_bytes: int, slot_bytes: int, num_pages_there: int = 0
+) -> StoreShape:
+    """Return sizes whose files take at most ``max_bytes``.
+
+    Args:
+        identity: Whose store.
+        max_bytes: Of all files.
+        slot_bytes: Bytes of a slot.
+        num_pages_there: Pages of the index that is there. It stays if it is of about the right
+            size: without a set limit, each start finds other free space.
+    """
     usual = cdiv(min(identity.object_bytes) + SEAL_BYTES, slot_bytes)
     cell_bytes = _CELLS_PER_OBJECT * PAGE_BYTES / PAGE_CELLS
     per_slot = slot_bytes * identity.num_workers + cell_bytes / usual
     num_slots = int(max(0, max_bytes - _META_BYTES - PAGE_BYTES) / per_slot)
     num_pages = cdiv(_CELLS_PER_OBJECT * cdiv(num_slots, usual), PAGE_CELLS) or 1
+    if num_pages_there and num_pages <= _NEAR * num_pages_there <= _NEAR * _NEAR * num_pages:
+        num_pages = num_pages_there
+        left = max_bytes - _META_BYTES - num_pages * PAGE_BYTES
+        num_slots = max(0, left // (slot_bytes * identity.num_workers))
     return StoreShape(slot_bytes, num_pages, num_slots, identity.seed)
 
 
@@ -267,7 +284,8 @@ class CacheFolder:
         slot_bytes = choose_slot_bytes(identity.object_bytes)
         if meta is not None and meta.slot_bytes in _SLOT_SIZES:
             slot_bytes = meta.slot_bytes
-        shape = shape_store(identity, self.max_bytes - _SMALL_BYTES, slot_bytes)
+        num_pages = _file_bytes(path / _INDEX) // PAGE_BYTES
+        shape = shape_store(identity, self.max_bytes - _SMALL_BYTES, slot_bytes, num_pages)
         if shape.max_slots * slot_bytes < 4 * max(identity.object_bytes):
             raise FolderError(
                 f"A prefix cache of {self.max_bytes} bytes is too small: one entry takes up to "
@@ -360,14 +378,12 @@ class CacheFolder:
             self._files.close(old)
 
     def _move_cells(self, old: int, size: int, shape: StoreShape) -> bytes:
-        before = CellTable(max(1, size // PAGE_BYTES), shape.seed)
-        self._files.read(old, before.raw, 0)
-        before.drop_damaged(shape.max_slots, shape.slot_bytes)
+        raw = bytearray(size // CELL_BYTES * CELL_BYTES)
+        self._files.read(old, memoryview(raw), 0)
+        cells = np.frombuffer(raw, CELL)
+        cells["checksum"][find_damaged(cells, shape.seed)] = 0
         after = CellTable(shape.num_pages, shape.seed)
-        for index in before.used():
-            target = after.choose_cell(before.describe(int(index)).extent.key, ())
-            if target is not None:
-                after.put(target, before.cells[index : index + 1])
+        after.take_cells(cells[cells["checksum"] != 0])
         return bytes(after.raw)
 
     def _allow(self, wanted: int) -> int:
@@ -471,6 +487,14 @@ def disk_bytes(path: Path) -> int:
             return max(found.st_size, found.st_blocks * 512)
         return sum(disk_bytes(entry) for entry in path.iterdir())
     except FileNotFoundError:
+        return 0
+
+
+def _file_bytes(path: Path) -> int:
+    """Return a file's size; 0: there is none."""
+    try:
+        return path.lstat().st_size
+    except OSError:
         return 0
 
 

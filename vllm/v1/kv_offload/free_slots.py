@@ -15,13 +15,16 @@ class FreeSlots:
     """Free runs of slots, by their first slot.
 
     Owns: the runs; no two touch.
+
+    Args:
+        runs: Those that are free at first, as (first slot, slots), in order; no two touch.
     """
 
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._counts: dict[int, int] = {}
+    def __init__(self, runs: Sequence[tuple[int, int]] = ()) -> None:
+        self._counts = dict(runs)
+        self._starts = list(self._counts)
         self._cursor = 0
-        self.num_free = 0
+        self.num_free = sum(self._counts.values())
 
     def add(self, start: int, count: int) -> None:
         """Add a run that is not free yet, and join it with its neighbours."""

@@ -5,8 +5,9 @@
     commit    their cells are written and synced: acknowledged            one thread
     evict     cells are emptied and synced; only then slots are free      the same thread
 
-A lookup finds acknowledged objects only. After a failed sync nobody knows what the disk holds of
-what was written since the last one: that is forgotten, and its slots stay unused until a restart.
+A lookup finds acknowledged objects only, and need not wait until all of the index is read
+(index_pass). After a failed sync nobody knows what the disk holds of what was written since the
+last one: that is forgotten, and its slots stay unused until a restart.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vllm.exceptions import VllmError
 from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_offload.cell_table import CellTable
 from vllm.v1.kv_offload.cells import (
@@ -30,6 +32,7 @@ from vllm.v1.kv_offload.cells import (
 )
 from vllm.v1.kv_offload.file_calls import FileCalls
 from vllm.v1.kv_offload.free_slots import Extents, FreeSlots
+from vllm.v1.kv_offload.index_pass import IndexPass
 from vllm.v1.kv_offload.records import (
     Extent,
     ObjectKey,
@@ -38,8 +41,8 @@ from vllm.v1.kv_offload.records import (
     StoredObject,
 )
 from vllm.v1.kv_offload.rows_file import SEAL_BYTES
+from vllm.v1.kv_offload.store_log import EVICTED, GONE, LOST, REFUSED, StoreLog
 
-_READ_BYTES = 1 << 20
 # No object takes more of the slots: one would empty the store.
 _MAX_SHARE = 4
 # Kept free ahead of the next batch, so that it need not wait for a sync of its evictions.
@@ -52,6 +55,10 @@ _FAILURES_TO_STOP = 2
 # Names remembered of what was given up, to tell it from what was never there.
 _MAX_GHOSTS = 1 << 16
 _FAILURE_WINDOW_S = 60.0
+
+
+class IndexUnreadError(VllmError):
+    """A lookup came before its part of the index was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,9 @@ class ObjectStore:
     """The objects of one identity.
 
     ``find``, ``reserve``, ``pin`` and their like may be called by any thread and touch memory
-    alone; ``load``, ``commit``, ``make_room`` and ``clear`` touch files and belong to one thread.
+    alone; ``begin``, ``read_on``, ``commit``, ``make_room`` and ``clear`` touch files and belong to
+    one thread. Objects can be found as soon as their part of the index is read; ``is_ready`` says
+    that all of it is, and then they can be written.
 
     Owns: the index in memory and its file's content, which slots are free.
 
@@ -128,6 +137,10 @@ class ObjectStore:
         self._num_slots = 0
         self._count = 0
         self._pins: dict[int, int] = {}
+        # While the index is read: what reads it, and what happened to entries meanwhile.
+        self._pass: IndexPass | None = None
+        self._early_uses: list[StoredObject] = []
+        self._early_corrupt: dict[int, StoredObject] = {}
         self._reserved: set[ObjectKey] = set()
         # Cells whose emptying is not on the disk yet, with their slots.
         self._dying: dict[int, Extents] = {}
@@ -138,6 +151,7 @@ class ObjectStore:
         # Given up since the start, the oldest first; what came back is not.
         self._ghosts: dict[ObjectKey, None] = {}
         self._removed: list[ObjectKey] = []
+        self._log: StoreLog | None = None
         self.is_ready = False
         self.is_writable = True
         self._wants_room = 0
@@ -147,44 +161,132 @@ class ObjectStore:
 
     # ---- opening -----------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Begin to take over what the files hold; no entry is read yet.
+
+        Raises:
+            OSError: The rows file is not there.
+        """
+        sizes = [self._files.size(handle) for handle in self._rows]
+        num_slots = min(self.shape.max_slots, min(sizes) // self.shape.slot_bytes)
+        shape = self.shape
+        with self._lock:
+            self._table = CellTable(shape.num_pages, shape.seed)
+            self._num_slots = num_slots
+            self._pass = IndexPass(
+                self._files, self._index, self._table, shape.seed, num_slots, shape.slot_bytes
+            )
+
+    def read_on(self) -> bool:
+        """Read some of the index, what lookups wait for first; False: all of it is read.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        index_pass = self._pass
+        assert index_pass is not None
+        with self._lock:
+            pages = index_pass.next_pages()
+        if pages is not None:
+            cells = index_pass.read(pages)
+            with self._lock:
+                index_pass.enter(pages, cells)
+            return True
+        found = index_pass.finish()
+        free = FreeSlots(found.free_runs)
+        with self._lock:
+            self._free, self._count = free, found.count
+            self._live_bytes = found.live_bytes
+            self._num_by_kind = Counter(found.num_by_kind)
+            # Emptied on the disk before anything else: their slots may be in use.
+            self._dying = dict.fromkeys(found.dropped, ())
+            self.counts.damaged_cells = len(found.dropped)
+            self._pass = None
+            self.is_ready = True
+            self._settle_early()
+        return False
+
+    def _settle_early(self) -> None:
+        """Take note of what was used, or found to be corrupt, before all was read."""
+        used, self._early_uses = self._early_uses, []
+        corrupt, self._early_corrupt = self._early_corrupt, {}
+        self._count += 1
+        for found in used:
+            if self._is_current(found):
+                self._note_use(found)
+        for found in corrupt.values():
+            if self._is_current(found):
+                self._bury(found.cell)
+
+    def take_served(self) -> bool:
+        """Whether all that lookups waited for has been read since the last call."""
+        with self._lock:
+            return self._pass is not None and self._pass.take_served()
+
+    def stop_reading(self) -> None:
+        """Leave out what is not read: it cannot be. Nothing more is written either."""
+        with self._lock:
+            self.is_writable = False
+            if self._pass is not None:
+                self._pass.know_all()
+
     def load(self) -> None:
-        """Take over what the files hold.
+        """Take over what the files hold, all at once.
 
         Raises:
             OSError: The index cannot be read.
         """
-        sizes = [self._files.size(handle) for handle in self._rows]
-        num_slots = min(self.shape.max_slots, min(sizes) // self.shape.slot_bytes)
-        table, free = CellTable(self.shape.num_pages, self.shape.seed), FreeSlots()
-        for offset in range(0, self.shape.index_bytes, _READ_BYTES):
-            self._files.read(self._index, table.raw[offset : offset + _READ_BYTES], offset)
-        damaged = table.drop_damaged(num_slots, self.shape.slot_bytes)
-        free.add_all(table.find_free_runs(num_slots))
+        self.begin()
+        while self.read_on():
+            pass
+
+    # ---- keeping a record --------------------------------------------------------------------
+
+    def begin_log(self, log: StoreLog) -> tuple[list[StoredObject], int]:
+        """Have questions and changes noted from now on; returns the objects and the last sequence.
+
+        Only of a store that is ready, and of which nobody has asked anything.
+        """
         with self._lock:
-            self._table, self._free, self._num_slots = table, free, num_slots
-            self._count = table.mend_uses()
-            used = table.used()
-            self._live_bytes = int(table.cells["length"][used].sum())
-            kinds, counts = np.unique(table.cells["kind"][used], return_counts=True)
-            self._num_by_kind = Counter(dict(zip(kinds.tolist(), counts.tolist(), strict=True)))
-            # Emptied on the disk before anything else: their slots may be in use.
-            self._dying = dict.fromkeys(damaged, ())
-            self.counts.damaged_cells = len(damaged)
-            self.is_ready = True
+            assert self.is_ready
+            assert not self._reserved
+            self._log = log
+            return [self._table.describe(int(index)) for index in self._table.used()], self._count
+
+    def _note_asked(self) -> None:
+        if self._log is not None:
+            self._log.note_asked()
+
+    def _note(self, kind: str, key: ObjectKey) -> None:
+        if self._log is not None:
+            self._log.note(kind, key)
 
     # ---- lookups -----------------------------------------------------------------------------
 
     def find(self, keys: Sequence[ObjectKey]) -> list[StoredObject | None]:
-        """Return the acknowledged objects of some names."""
+        """Return the acknowledged objects of some names.
+
+        Raises:
+            IndexUnreadError: Their part of the index is not read yet; it is read next.
+        """
         with self._lock:
-            if not self.is_ready:
+            self._note_asked()
+            if self._pass is not None and keys:
+                pages = self._table.pages_of(keys)
+                if not self._pass.knows(pages):
+                    self._pass.want(pages)
+                    raise IndexUnreadError
+            elif not self.is_ready:
                 return [None] * len(keys)
-            cells = self._table.find(keys)
-            return [self._table.describe(cell) if cell >= 0 else None for cell in cells]
+            return [
+                None if cell < 0 or cell in self._early_corrupt else self._table.describe(cell)
+                for cell in self._table.find(keys)
+            ]
 
     def contains(self, keys: Sequence[ObjectKey]) -> list[bool]:
-        """Say which names are acknowledged, or on their way."""
+        """Say which names are acknowledged, or on their way; nothing is before all is read."""
         with self._lock:
+            self._note_asked()
             cells = self._table.find(keys) if self.is_ready else [-1] * len(keys)
             return [
                 cell >= 0 or key in self._reserved for cell, key in zip(cells, keys, strict=True)
@@ -193,6 +295,7 @@ class ObjectStore:
     def was_given_up(self, key: ObjectKey) -> bool:
         """Whether an object was here since the start, and went for want of room."""
         with self._lock:
+            self._note_asked()
             return key in self._ghosts
 
     def take_removed(self) -> list[ObjectKey]:
@@ -204,14 +307,21 @@ class ObjectStore:
     def pin(self, objects: Sequence[StoredObject]) -> bool:
         """Keep objects from being evicted, and note their use; False: one is gone."""
         with self._lock:
+            self._note_asked()
             if not all(self._is_current(found) for found in objects):
                 return False
             self._count += 1
             for found in objects:
                 self._pins[found.cell] = self._pins.get(found.cell, 0) + 1
-                self._table.touch(found.cell, self._count)
-                self._uses[found.cell] = None
+                if self.is_ready:
+                    self._note_use(found)
+                else:
+                    self._early_uses.append(found)
             return True
+
+    def _note_use(self, found: StoredObject) -> None:
+        self._table.touch(found.cell, self._count)
+        self._uses[found.cell] = None
 
     def unpin(self, objects: Sequence[StoredObject]) -> None:
         """Let pinned objects be evicted again."""
@@ -236,15 +346,20 @@ class ObjectStore:
     def report_corrupt(self, found: StoredObject) -> None:
         """Forget an object whose bytes are wrong; its slots stay unused until it is emptied."""
         with self._lock:
-            if self._is_current(found):
-                self.counts.corrupt += 1
+            if not self._is_current(found) or found.cell in self._early_corrupt:
+                return
+            self.counts.corrupt += 1
+            if self.is_ready:
                 self._bury(found.cell)
+            else:
+                self._early_corrupt[found.cell] = found
 
     # ---- writing -----------------------------------------------------------------------------
 
     def reserve(self, specs: Sequence[ObjectSpec]) -> list[Reservation | None]:
         """Take slots for objects; None for those that are there, on their way, or find no room."""
         with self._lock:
+            self._note_asked()
             if not (self.is_ready and self.is_writable):
                 return [None] * len(specs)
             known = self._table.find([spec.key for spec in specs])
@@ -257,9 +372,11 @@ class ObjectStore:
         num_slots = cdiv(spec.num_bytes + SEAL_BYTES, self.shape.slot_bytes)
         if num_slots * _MAX_SHARE > self.shape.max_slots:
             self.counts.no_room += 1
+            self._note(REFUSED, spec.key)
             return None
         slots = self._free.take(num_slots)
         if slots is None:
+            self._note(REFUSED, spec.key)
             self._wants_room = max(self._wants_room, num_slots)
             self.counts.no_room += 1
             return None
@@ -309,7 +426,7 @@ class ObjectStore:
         if not self._write_cells(changes):
             with self._lock:
                 for reservation, _, _ in placed:
-                    self._reserved.discard(reservation.spec.key)
+                    self._lose(reservation)
                     self.counts.failed += 1
                 # On the disk these cells may stand or not: nothing else may take their slots.
                 self._forget_buried(buried, retire=True)
@@ -319,6 +436,9 @@ class ObjectStore:
             self._forget_buried(buried, retire=False)
             for reservation, index, cell in placed:
                 self._table.put(index, cell)
+                if self._log is not None:
+                    spec = reservation.spec
+                    self._log.note_put(reservation.extent, spec.position, spec.next_token)
                 self._reserved.discard(reservation.spec.key)
                 self._ghosts.pop(reservation.spec.key, None)
                 size = reservation.spec.num_bytes
@@ -335,10 +455,15 @@ class ObjectStore:
             if reservation.extent.sequence > self._cleared_at:
                 kept.append(reservation)
                 continue
-            self._reserved.discard(reservation.spec.key)
+            self._lose(reservation)
             self._free.add_all(reservation.extent.slots)
             self.counts.failed += 1
         return kept
+
+    def _lose(self, reservation: Reservation) -> None:
+        """Take note that an object on its way will not be found."""
+        self._reserved.discard(reservation.spec.key)
+        self._note(LOST, reservation.spec.key)
 
     def _place(self, reservations: Sequence[Reservation]) -> list[tuple[Reservation, int, Cells]]:
         placed: list[tuple[Reservation, int, Cells]] = []
@@ -346,7 +471,7 @@ class ObjectStore:
         for reservation in reservations:
             index = self._table.choose_cell(reservation.spec.key, taken)
             if index is None:
-                self._reserved.discard(reservation.spec.key)
+                self._lose(reservation)
                 self._free.add_all(reservation.extent.slots)
                 self.counts.no_room += 1
                 for near in self._table.cells_near(reservation.spec.key):
@@ -435,10 +560,12 @@ class ObjectStore:
         self._ghosts[self._table.describe(index).extent.key] = None
         if len(self._ghosts) > _MAX_GHOSTS:
             del self._ghosts[next(iter(self._ghosts))]
-        return self._bury(index)
+        return self._bury(index, EVICTED)
 
-    def _bury(self, index: int) -> int:
+    def _bury(self, index: int, why: str = GONE) -> int:
         """Empty a cell; its slots are free once that is on the disk."""
+        if self._log is not None:
+            self._log.note(why, self._table.describe(index).extent.key)
         self._live_bytes -= int(self._table.cells["length"][index])
         self._num_by_kind[int(self._table.cells["kind"][index])] -= 1
         if len(self._removed) < _MAX_GHOSTS:

@@ -22,6 +22,9 @@ def check_size(params: StructuredOutputsParams) -> None:
 
     Raises:
         UserInputError: It is.
+
+    Mutates: ``params``: a schema becomes its text, which holds numbers of any size, where messages
+        between processes hold 64 bits.
     """
     if params.choice is not None and len(params.choice) > MAX_CHOICES:
         raise UserInputError(
@@ -31,7 +34,8 @@ def check_size(params: StructuredOutputsParams) -> None:
         )
     # The schema's depth first: a deep one cannot be encoded.
     if params.json is not None:
-        read_schema(params.json)
+        schema = read_schema(params.json)
+        params.json = params.json if isinstance(params.json, str) else json.dumps(schema)
     if params.structural_tag is not None:
         read_structural_tag(params.structural_tag)
     size = len(msgspec.msgpack.encode(params))

@@ -1,6 +1,6 @@
 """The profile run: the largest step once, over a pool just large enough for it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -8,8 +8,8 @@ import torch
 
 from vllm.platforms.interface import Platform
 from vllm.utils.math_utils import cdiv
-from vllm.v1.attention.layout import CacheLayout
-from vllm.v1.attention.metadata import build_step_metadata
+from vllm.v1.attention.layout import CacheLayout, GroupLayout
+from vllm.v1.attention.step_model import StepModel
 from vllm.v1.attention.step_tables import BlockTableView, RequestSlice
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
@@ -19,6 +19,9 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 
+# (model, layout, cache name -> pages, device) -> what runs its steps.
+MakeStepModel = Callable[[Any, CacheLayout, Mapping[str, torch.Tensor], torch.device], StepModel]
+
 
 @torch.inference_mode()
 def run_largest_step(
@@ -26,6 +29,7 @@ def run_largest_step(
     specs: Mapping[str, KVCacheSpec],
     platform: Platform,
     device: torch.device,
+    make_step_model: MakeStepModel,
     *,
     num_tokens: int,
     num_logit_rows: int,
@@ -33,13 +37,14 @@ def run_largest_step(
     """Run one prefill chunk and the logits of a full batch; frees what it took.
 
     Dense groups get blocks for every row, because entries are read back from pages within the
-    step. The others get none, as rows that die within a step do.
+    step; states get those of the last one. The others get none, as rows that die within a step do.
 
     Args:
         model: With its weights.
         specs: Of its caches.
         platform: Allocates the pages.
         device: Where.
+        make_step_model: Makes what later runs the model's steps.
         num_tokens: Tokens of the largest step.
         num_logit_rows: Requests of the largest batch.
     """
@@ -48,21 +53,26 @@ def run_largest_step(
         alike.setdefault(spec, []).append(name)
     groups = [KVCacheGroupSpec(names, spec) for spec, names in alike.items()]
     layout = CacheLayout.from_kv_cache_config(KVCacheConfig(1, [], groups))
-    tables, num_blocks = [], 1
-    for group in layout.groups:
-        count = cdiv(num_tokens, group.block_size)
-        ids = np.zeros(count, dtype=np.int64)
-        if group.kind == "dense":
-            # Pools are of one layer each: groups may use the same blocks.
-            ids = np.arange(1, 1 + count)
-            num_blocks = max(num_blocks, 1 + count)
-        tables.append(BlockTableView(0, ids))
+    tables = [_give_blocks(group, num_tokens) for group in layout.groups]
+    # Pools are of one layer each: groups may use the same blocks.
+    num_blocks = 1 + max(int(table.block_ids.max(initial=0)) for table in tables)
     tensors = [
         KVCacheTensor(num_blocks * spec.page_size_bytes, [name]) for name, spec in specs.items()
     ]
     pool = allocate_kv_cache(KVCacheConfig(num_blocks, tensors, groups), specs, platform, device)
-    meta = build_step_metadata([RequestSlice(0, num_tokens, tuple(tables))], layout, device)
+    steps = make_step_model(model, layout, pool.layers, device)
+    meta = steps.build_metadata([RequestSlice(0, num_tokens, tuple(tables))], layout)
     token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
     positions = torch.arange(num_tokens, device=device)
-    streams = model(token_ids, positions, meta, pool.layers)
-    model.compute_logits(streams[: min(num_logit_rows, num_tokens)])
+    streams = steps.model(token_ids, positions, meta, pool.layers)
+    steps.model.compute_logits(streams[: min(num_logit_rows, num_tokens)])
+
+
+def _give_blocks(group: GroupLayout, num_tokens: int) -> BlockTableView:
+    if group.state is not None:
+        num_pieces = group.state.num_blocks
+        last = (num_tokens - 1) // group.block_size * num_pieces
+        return BlockTableView(last, np.arange(1, 1 + num_pieces))
+    count = cdiv(num_tokens, group.block_size)
+    is_dense = group.kind == "dense"
+    return BlockTableView(0, np.arange(1, 1 + count) if is_dense else np.zeros(count, np.int64))

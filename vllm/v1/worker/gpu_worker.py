@@ -8,7 +8,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import ALONE, WorkerPlace
 from vllm.exceptions import ConfigError
 from vllm.gpu.decode_graphs import choose_sizes
-from vllm.gpu.step_model import make_graphed_step_model, reads_pages
+from vllm.gpu.step_model import make_graphed_step_model, move_tables, reads_pages
 from vllm.logger import init_logger
 from vllm.platforms.cuda import CudaPlatform
 from vllm.v1.attention.layout import CacheLayout
@@ -59,6 +59,7 @@ class GPUWorker(Worker):
         """
         try:
             super().load_model()
+            move_tables(self._model)
         except torch.OutOfMemoryError as error:
             raise self._explain_shortage("load the weights", error) from error
 
@@ -81,6 +82,7 @@ class GPUWorker(Worker):
                 self.get_kv_cache_specs(),
                 self._platform,
                 self._device,
+                self._gpu.make_step_model,
                 num_tokens=scheduler.max_num_batched_tokens,
                 num_logit_rows=scheduler.max_num_seqs,
             )
@@ -128,7 +130,7 @@ class GPUWorker(Worker):
             kv_caches,
             device,
             graphs,
-            max_requests=self._config.scheduler_config.max_num_seqs,
+            sizes=choose_sizes(self._config.scheduler_config.max_num_seqs),
             max_tokens=self._config.model_config.max_model_len,
             shows_progress=self._place.rank == 0 and self._config.load_config.use_tqdm,
         )

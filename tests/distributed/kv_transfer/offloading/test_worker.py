@@ -77,7 +77,7 @@ class FaultyFiles(DiskFiles):
         self.hanging.set()
 
     def _check(self, name: str) -> None:
-        self.hanging.wait(10)
+        self.hanging.wait(120)
         if name in self.failing:
             raise OSError(5, "Input/output error")
 

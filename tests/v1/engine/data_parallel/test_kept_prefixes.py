@@ -62,7 +62,7 @@ def ask(
     arguments = {**_SIZES, "kv_transfer_config": transfer, "data_parallel_size": num_cores}
     with LLM("deepseek-v4", **arguments) as llm:
         if num_cores > 1 and not is_new:
-            assert ListeningRouter.is_told.wait(8), (folder, num_cores)
+            assert ListeningRouter.is_told.wait(120), (folder, num_cores)
         # One at a time: nothing but what is kept where tells the cores apart.
         asked = [{"prompt_token_ids": _PROMPTS[i]} for i in order]
         made = [llm.generate(prompt, _PARAMS, False)[0] for prompt in asked]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm.v1.engine.data_parallel.policy import Loads, choose, costs, find_able
+from vllm.v1.engine.data_parallel.policy import Loads, choose, costs, find_able, find_order
 
 MAX_SEQS = 16
 
@@ -28,9 +28,9 @@ def arrays(replicas: list[One]) -> tuple[Loads, np.ndarray]:
     return Loads(numbers[-1], *numbers[:-1]), cached
 
 
-def chosen(replicas: list[One], num_tokens: int) -> int:
+def chosen(replicas: list[One], num_tokens: int, key: int | None = None) -> int:
     loads, cached = arrays(replicas)
-    return choose(loads, cached, num_tokens, MAX_SEQS)
+    return choose(loads, cached, num_tokens, MAX_SEQS, key=key)
 
 
 def cost(one: One, num_tokens: int) -> int:
@@ -122,3 +122,51 @@ def test_what_a_tier_has_is_cheaper_than_computing_and_dearer_than_having_it() -
     assert prices[2] < prices[1] < prices[0]
     assert choose(loads, cached, 4000, MAX_SEQS, restorable) == 2
     assert choose(loads, np.zeros(3, np.int64), 4000, MAX_SEQS, restorable) == 1
+
+
+KEYS = st.integers(0, 2**64 - 1)
+
+
+@given(situations(), KEYS)
+def test_a_key_chooses_among_those_that_are_about_as_good(situation, key) -> None:
+    replicas, num_tokens = situation
+    without = replicas[chosen(replicas, num_tokens)]
+    serving = [one for one in replicas if one.serves]
+    least = min(one.num_requests for one in serving)
+    slack = 4 * 32 + (num_tokens - without.cached_tokens) // 4
+    suits = [
+        rank
+        for rank, one in enumerate(replicas)
+        if one.serves
+        and not is_overloaded(one, least)
+        and one.cached_tokens >= without.cached_tokens
+        and cost(one, num_tokens) <= cost(without, num_tokens) + slack
+    ]
+    order = find_order(key, np.arange(len(replicas)))
+    assert chosen(replicas, num_tokens, key) == max(suits, key=lambda rank: order[rank])
+
+
+@given(KEYS, st.integers(2, 40), st.data())
+def test_a_key_keeps_its_replica_when_another_comes_or_goes(key, num_replicas, data) -> None:
+    replicas = [One()] * num_replicas
+    home = chosen(replicas, 1000, key)
+    assert chosen([*replicas, One()], 1000, key) in (home, num_replicas)
+    gone = data.draw(st.integers(0, num_replicas - 1))
+    without = [replace(one, serves=rank != gone) for rank, one in enumerate(replicas)]
+    assert (chosen(without, 1000, key) == home) == (gone != home)
+
+
+def test_keys_spread_over_replicas() -> None:
+    counts = np.bincount([chosen([One()] * 8, 1000, key) for key in range(4000)], minlength=8)
+    assert counts.min() > 400
+    assert counts.max() < 600
+
+
+def test_a_key_never_costs_a_prefix_or_a_queue() -> None:
+    for key in range(50):
+        # A unit more of the prompt is cached there.
+        assert chosen([One(cached_tokens=32), One()], 4000, key) == 0
+        assert chosen([One(num_requests=7), One(unused_tokens=0)], 100, key) == 1
+        assert chosen([One(backlog_tokens=2000), One()], 4000, key) == 1
+    homes = {chosen([One(num_requests=3), One()], 1000, key) for key in range(50)}
+    assert homes == {0, 1}

@@ -1,6 +1,7 @@
 """The choice of a core from what the cores say and what is in flight."""
 
 import pytest
+from msgspec.structs import replace
 
 from vllm.exceptions import EngineDeadError
 from vllm.sampling_params import SamplingParams
@@ -45,6 +46,22 @@ def test_the_cached_prefix_decides_and_turns_are_taken_otherwise() -> None:
         finish(router, name)
     # Both idle, neither knows it: the one that computed less.
     assert router.route(request("c", [20] * 3)) == 1
+
+
+def test_front_ends_that_know_nothing_of_each_other_agree_on_a_key() -> None:
+    """A burst of requests with a common prefix, spread over server processes."""
+    for key in range(20):
+        routers = [make_router(4) for _ in range(3)]
+        asked = [replace(request(str(i), [1, 2, 3, 4 + i]), routing_key=key) for i in range(9)]
+        homes = {routers[i % 3].route(one) for i, one in enumerate(asked)}
+        assert len(homes) == 1
+        # What is cached elsewhere outweighs it.
+        (home,) = homes
+        routers[0].observe((home + 1) % 4, changes(1, 2))
+        finish(routers[0], "0")
+        finish(routers[0], "3")
+        finish(routers[0], "6")
+        assert routers[0].route(asked[0]) == (home + 1) % 4
 
 
 def test_a_prefix_in_the_making_draws_its_siblings_until_it_is_computed() -> None:

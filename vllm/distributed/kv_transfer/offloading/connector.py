@@ -14,8 +14,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.beside_steps import BesideStepsConnector
 from vllm.distributed.kv_transfer.offloading.identity import find_identity
-from vllm.distributed.kv_transfer.offloading.keeper import StoreKeeper
-from vllm.distributed.kv_transfer.offloading.layout import make_layout
+from vllm.distributed.kv_transfer.offloading.keeper import Keeper, StoreKeeper
+from vllm.distributed.kv_transfer.offloading.latched import LatchedKeeper
+from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout, make_layout
 from vllm.distributed.kv_transfer.offloading.orders import OffloadOrders, OffloadReport
 from vllm.distributed.kv_transfer.offloading.settings import OffloadSettings, read_settings
 from vllm.distributed.kv_transfer.offloading.tier import Tier
@@ -104,23 +105,38 @@ class OffloadingConnector(BesideStepsConnector):
                     settings.host_bytes,
                     max(layout.usual_bytes()),
                 )
-        keeper = None
-        if settings.root is not None:
-            # Weights are digested once for all cores.
-            root = settings.base or settings.root
-            keeper = StoreKeeper(
-                settings.open_folder,
-                lambda note, stop: find_identity(
-                    self._vllm_config,
-                    config,
-                    layout,
-                    root,
-                    note,
-                    stop,
-                    read_only=settings.read_only,
-                ),
-            )
+        keeper = None if settings.root is None else self._make_keeper(config, layout)
         self._tier = Tier(self._vllm_config, settings, manager, layout, host, keeper)
+
+    def _make_keeper(self, config: KVCacheConfig, layout: ObjectLayout) -> Keeper:
+        """Begin to open the folder."""
+        settings = self._settings
+        assert settings.root is not None
+        # Weights are digested once for all cores.
+        root = settings.base or settings.root
+        return StoreKeeper(
+            settings.open_folder,
+            lambda note, stop: find_identity(
+                self._vllm_config,
+                config,
+                layout,
+                root,
+                note,
+                stop,
+                read_only=settings.read_only,
+            ),
+        )
+
+    def begin_record(
+        self, clock: Callable[[], float], unix_clock: Callable[[], float]
+    ) -> LatchedKeeper | None:
+        """Let time pass by a record's clocks, and the disk change only when the record looks.
+
+        Returns:
+            What shows the disk; None: there is none.
+        """
+        self._keeps.use_clock(clock, unix_clock)
+        return self._keeps.latch_keeper()
 
     @property
     def _keeps(self) -> Tier:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
+from typing import Protocol
 
 from vllm.exceptions import VllmError
 from vllm.logger import init_logger
@@ -30,6 +31,61 @@ _CLEAR_S = 30.0
 _MAX_COMMITTED = 1 << 16
 
 IdentityFinder = Callable[[Callable[[int, int], None], threading.Event], Identity | None]
+
+
+class Keeper(Protocol):
+    """What the scheduler's side asks of the disk's thread.
+
+    Attributes:
+        store: What is on the disk; None: it is not open.
+        path: The folder of its files.
+        is_opening: Whether it may be open in a moment.
+        is_digesting: Whether that takes long: all weights are being read.
+    """
+
+    @property
+    def path(self) -> Path | None: ...
+
+    @property
+    def store(self) -> ObjectStore | None: ...
+
+    @property
+    def is_opening(self) -> bool: ...
+
+    @property
+    def is_digesting(self) -> bool: ...
+
+    @property
+    def num_uncommitted(self) -> int:
+        """Objects that are not acknowledged yet."""
+
+    @property
+    def max_bytes(self) -> int:
+        """The folder's limit; 0 until it is known."""
+
+    def bind_wake(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called whenever the thread has got on."""
+
+    def commit(self, reservations: Sequence[Reservation]) -> None:
+        """Acknowledge objects that all workers have synced."""
+
+    def make_room(self) -> None:
+        """Have slots freed, or the file grown."""
+
+    def recall(self, name: str) -> bytes | None:
+        """Return a small file beside the index, as it was when the folder was opened."""
+
+    def remember(self, name: str, data: bytes) -> None:
+        """Have a small file beside the index replaced; it is no promise."""
+
+    def take_committed(self) -> list[ObjectKey]:
+        """Drain the names of what was acknowledged since the last call."""
+
+    def clear(self) -> bool:
+        """Forget everything; False: the disk did not take it."""
+
+    def close(self) -> None:
+        """End the thread and let go of the folder; idempotent."""
 
 
 class StoreKeeper:
@@ -128,6 +184,8 @@ class StoreKeeper:
             logger.warning("The prefix cache on disk is off: %s", error)
         self.is_opening = False
         self._wake()
+        if self.store is not None:
+            self._read_index(self.store)
         while (work := self._work.get()) is not None:
             try:
                 work()
@@ -146,21 +204,38 @@ class StoreKeeper:
         if identity is None:
             return
         store = folder.open_store(identity)
-        store.load()
+        store.begin()
         for note in folder.notes:
             logger.warning("Prefix cache on disk: %s.", note)
         self.path = rows_path(folder.root / identity.name, 0).parent
         self._small = {name: data for name in SMALL_FILES if (data := read_small(self.path / name))}
+        self.store = store
+
+    def _read_index(self, store: ObjectStore) -> None:
+        """Read all entries; what a lookup waits for comes first."""
+        assert self._folder is not None
+        try:
+            while not self._stopping.is_set():
+                if not store.read_on():
+                    break
+                if store.take_served():
+                    self._wake()
+        except OSError as error:
+            logger.warning("The index of the prefix cache on disk cannot be read: %s.", error)
+            store.stop_reading()
+        if not store.is_ready:
+            self._wake()
+            return
         with self._lock:
             self._committed = store.list_keys(_MAX_COMMITTED)
-        self.store = store
-        self._make_room()
+        self.make_room()
+        self._wake()
         counts = store.num_objects()
         logger.info(
             "Prefix cache on disk: %s, at most %.2f GiB; %.2f GiB of %d checkpoints and %d row "
             "groups are there.",
-            folder.root,
-            folder.max_bytes / 2**30,
+            self._folder.root,
+            self._folder.max_bytes / 2**30,
             store.live_bytes / 2**30,
             counts["state"],
             counts["rows"],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, AnyKVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import AdmissionNote, KeptPrefixes
-from vllm.distributed.kv_transfer.offloading.keeper import StoreKeeper
+from vllm.distributed.kv_transfer.offloading.keeper import Keeper
+from vllm.distributed.kv_transfer.offloading.latched import LatchedKeeper
 from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
 from vllm.distributed.kv_transfer.offloading.orders import (
     ObjectOrder,
@@ -33,7 +34,7 @@ from vllm.distributed.kv_transfer.offloading.write_gate import WriteGate
 from vllm.v1.kv_offload.cells import ObjectKind
 from vllm.v1.kv_offload.rates import Rates
 from vllm.v1.kv_offload.records import Extent, ObjectSpec, Reservation, StoredObject
-from vllm.v1.kv_offload.store import ObjectStore
+from vllm.v1.kv_offload.store import IndexUnreadError, ObjectStore
 from vllm.v1.kv_offload.tier_view import TiersView, WarmStart
 from vllm.v1.kv_offload.write_budget import WriteBudget
 from vllm.v1.messages import CORRUPT, EVICTED_FROM_DISK, RESTORE_DECLINED
@@ -86,7 +87,7 @@ class Tier:
         manager: KVCacheManager,
         layout: ObjectLayout,
         host: ObjectStore | None,
-        keeper: StoreKeeper | None,
+        keeper: Keeper | None,
     ) -> None:
         self.host = host
         self.keeper = keeper
@@ -128,6 +129,20 @@ class Tier:
         self._step: tuple[float, int, int] | None = None
         # Whether what the folder remembers was taken over.
         self._is_open = False
+        self._clock: Callable[[], float] = time.monotonic
+
+    def use_clock(self, clock: Callable[[], float], unix_clock: Callable[[], float]) -> None:
+        """Measure, and let time pass, by clocks of the caller's, in seconds."""
+        self._clock = clock
+        self.warming.use_clock(clock, unix_clock)
+        self._gate.budget.use_clock(unix_clock)
+
+    def latch_keeper(self) -> LatchedKeeper | None:
+        """Let the disk change only when somebody looks; returns who shows it, if there is one."""
+        if self.keeper is None:
+            return None
+        self.keeper = latched = LatchedKeeper(self.keeper)
+        return latched
 
     @property
     def store(self) -> ObjectStore | None:
@@ -203,9 +218,14 @@ class Tier:
             return 0
         tiers = Tiers(self.host, None if self._is_unreadable() else self.store)
         most = request.num_tokens - 1
-        found = find_restorable(tiers, self._layout, request.block_hashes, num_local, most)
+        try:
+            found = find_restorable(tiers, self._layout, request.block_hashes, num_local, most)
+            until = self._find_given_up(request, num_local if found is None else found.position)
+        except IndexUnreadError:
+            # In a moment it will be: the disk's thread reads that part next.
+            return None
         if found is None:
-            self._note_given_up(request, num_local)
+            self._note_given_up(request, until)
             return 0
         if any(found.objects[-1] in other.objects for other in self._loading.values()):
             # It will be in the pool in a moment.
@@ -223,16 +243,19 @@ class Tier:
         if len(self._loading) >= _MAX_RESTORES:
             return None
         self._found[request_id] = found
-        self._note_given_up(request, found.position, found.count_sources(num_local))
+        self._note_given_up(request, until, found.count_sources(num_local))
         return found.position - num_local
 
-    def _note_given_up(
-        self, request: Request, start: int, sources: dict[str, int] | None = None
-    ) -> None:
-        """Remember what to say of a request, should it be admitted in this step."""
-        until = find_given_up(
+    def _find_given_up(self, request: Request, start: int) -> int:
+        """Return how far a request would get if the tiers had kept all they ever had."""
+        return find_given_up(
             self._tiers, self._layout, request.block_hashes, start, request.num_tokens - 1
         )
+
+    def _note_given_up(
+        self, request: Request, until: int, sources: dict[str, int] | None = None
+    ) -> None:
+        """Remember what to say of a request, should it be admitted in this step."""
         if until or sources:
             reason = EVICTED_FROM_DISK if until else None
             self._notes[request.request_id] = AdmissionNote(sources or {}, reason, until)
@@ -328,7 +351,7 @@ class Tier:
 
     def _is_unreadable(self) -> bool:
         """Whether the disk failed too often of late."""
-        horizon = time.monotonic() - _FAILURE_WINDOW_S
+        horizon = self._clock() - _FAILURE_WINDOW_S
         self._read_failures = [at for at in self._read_failures if at > horizon]
         return len(self._read_failures) >= _FAILURES_TO_STOP
 
@@ -413,6 +436,9 @@ class Tier:
             self._gate.clear()
             return
         self._gate.take(computed)
+        if not store.is_ready:
+            # All that waits for is the rest of the index.
+            return
         self.counts.num_backpressure += self._gate.num_dropped
         self._gate.num_dropped = 0
         waiting = self._gate.ready
@@ -504,7 +530,7 @@ class Tier:
         for name, moved in report.read.items():
             self._get_rates().note_restore(moved.num_bytes, moved.seconds, is_host=name == "host")
         self.counts.note_moves(report)
-        self._read_failures += [time.monotonic()] * report.num_failed_reads
+        self._read_failures += [self._clock()] * report.num_failed_reads
         for is_host, sequence in report.corrupt:
             self._forget_corrupt(is_host, sequence)
         for reason in report.failures.values():
@@ -625,10 +651,10 @@ class Tier:
         known = {data.req_id: data.num_computed_tokens for data in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         known.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        self._step = (time.monotonic(), known.get(longest, 0), sum(counts.values()))
+        self._step = (self._clock(), known.get(longest, 0), sum(counts.values()))
 
     def _note_step_end(self) -> None:
         if self._step is not None:
             started, context, num_tokens = self._step
-            self._get_rates().note_prefill(context, num_tokens, time.monotonic() - started)
+            self._get_rates().note_prefill(context, num_tokens, self._clock() - started)
             self._step = None

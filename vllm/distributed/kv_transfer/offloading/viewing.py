@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.kv_offload.tier_view import TierView
 
 if TYPE_CHECKING:
-    from vllm.distributed.kv_transfer.offloading.keeper import StoreKeeper
+    from vllm.distributed.kv_transfer.offloading.keeper import Keeper
     from vllm.v1.kv_offload.store import ObjectStore
     from vllm.v1.metrics.stats import OffloadStats
 
@@ -44,7 +44,7 @@ def view_tier(
     )
 
 
-def find_disk_state(keeper: StoreKeeper, *, is_unreadable: bool, read_only: bool) -> str:
+def find_disk_state(keeper: Keeper, *, is_unreadable: bool, read_only: bool) -> str:
     """Return the state of the disk, as ``TierView`` has it.
 
     Args:

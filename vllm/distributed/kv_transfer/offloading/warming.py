@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.offloading.warmth import (
 )
 from vllm.logger import init_logger
 from vllm.sampling_params import SamplingParams
+from vllm.v1.kv_offload.store import IndexUnreadError
 from vllm.v1.kv_offload.tier_view import WarmStart
 from vllm.v1.request import Request
 
@@ -60,6 +61,12 @@ class Warming:
         self._position = 0
         self._num_loaded = self._num_tokens = 0
         self._written_at = -math.inf
+        self._clock: Callable[[], float] = time.monotonic
+        self._unix_clock: Callable[[], float] = time.time
+
+    def use_clock(self, clock: Callable[[], float], unix_clock: Callable[[], float]) -> None:
+        """Let time pass by clocks of the caller's, in seconds."""
+        self._clock, self._unix_clock = clock, unix_clock
 
     @property
     def is_busy(self) -> bool:
@@ -74,7 +81,7 @@ class Warming:
         """Take what the last life wrote down."""
         if not self._most or data is None:
             return
-        known = load_prefixes(data, time.time())
+        known = load_prefixes(data, self._unix_clock())
         self._waiting.extend(prefix for prefix in known if prefix.name is not None)
         unnamed = [prefix for prefix in known if prefix.name is None]
         self._waiting.extend(unnamed[: self._most])
@@ -87,7 +94,13 @@ class Warming:
             if self._manager.block_pool.get_usage() > _MAX_SHARE or self._is_full():
                 self._waiting.clear()
                 break
-            self._begin(self._waiting.popleft(), tiers, order)
+            prefix = self._waiting.popleft()
+            try:
+                self._begin(prefix, tiers, order)
+            except IndexUnreadError:
+                # The disk's thread reads that part next.
+                self._waiting.appendleft(prefix)
+                return
             if self._loading is None and not self._waiting:
                 self._tell()
 
@@ -191,7 +204,7 @@ class Warming:
 
     def take_news(self, *, is_last: bool = False) -> bytes | None:
         """Return what to write down now; None: nothing."""
-        now = time.monotonic()
+        now = self._clock()
         if not self._most or not (self._list.has_news or self._list.names):
             return None
         if self.is_busy or (now < self._written_at + _WRITE_S and not is_last):
@@ -206,4 +219,4 @@ class Warming:
             return None
         self._written_at = now
         self._list.has_news = False
-        return dump_prefixes(self._list.choose(held, self._most), time.time())
+        return dump_prefixes(self._list.choose(held, self._most), self._unix_clock())

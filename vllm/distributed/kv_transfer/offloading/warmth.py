@@ -145,6 +145,22 @@ def load_prefixes(data: bytes, now: float) -> list[WarmPrefix]:
     return [prefix for prefix in found if prefix is not None]
 
 
+def cut_hashes(data: bytes, size: int) -> bytes:
+    """Return what ``dump_prefixes`` wrote with the first bytes of hashes only.
+
+    Raises:
+        ValueError: It is not what that wrote.
+        KeyError: The same.
+    """
+    entries = json.loads(data)
+    for entry in entries:
+        joined = base64.b64decode(entry["hashes"], validate=True)
+        whole = len(joined) // entry["units"]
+        cut = (joined[at : at + size] for at in range(0, len(joined), whole))
+        entry["hashes"] = base64.b64encode(b"".join(cut)).decode()
+    return json.dumps(entries).encode()
+
+
 def _load(entry: Any, now: float) -> WarmPrefix | None:
     try:
         joined = base64.b64decode(entry["hashes"], validate=True)

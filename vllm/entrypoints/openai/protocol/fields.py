@@ -64,7 +64,6 @@ _SHARED: Mapping[str, KnownField] = {
     "return_prompt_text": _OFF,
     "prompt_embeds": Refused(),
     "guided_decoding_backend": WithoutEffect("there is one backend"),
-    "prompt_cache_key": _BY_CONTENT,
     "prompt_cache_retention": _BY_CONTENT,
     "prompt_cache_options": _BY_CONTENT,
     "safety_identifier": _FOR_ACCOUNTS,

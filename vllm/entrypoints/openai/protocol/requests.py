@@ -160,6 +160,9 @@ class SamplingRequest(_Body):
     )
     request_id: Text | None = None
     cache_salt: Text | None = Field(None, description="Prefixes are reused only under equal salts.")
+    prompt_cache_key: Text | None = Field(
+        None, description="Requests with equal keys meet on one of several engine cores."
+    )
     add_special_tokens: StrictBool | None = None
     return_token_ids: StrictBool | None = None
     return_tokens_as_token_ids: StrictBool | None = None

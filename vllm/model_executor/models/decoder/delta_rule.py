@@ -32,13 +32,9 @@ class StateInputs:
     logs: torch.Tensor
     rates: torch.Tensor
 
-    def first(self, count: int) -> "StateInputs":
-        """Returns the first rows'."""
-        return StateInputs(self.channels[:count], self.logs[:count], self.rates[:count])
-
-    def last(self, count: int) -> "StateInputs":
-        """Returns the last rows'."""
-        return StateInputs(self.channels[-count:], self.logs[-count:], self.rates[-count:])
+    def rows(self, rows: slice) -> "StateInputs":
+        """Returns what some of the rows do."""
+        return StateInputs(self.channels[rows], self.logs[rows], self.rates[rows])
 
 
 class DeltaRuleNet(nn.Module):
@@ -93,14 +89,8 @@ class DeltaRuleNet(nn.Module):
         mixed, gates, betas, logs = self._project(x)
         channels = mixed.float()
         rates = betas.float().sigmoid()
-        pages = StatePages(step.kv_caches[STATES], self._shape, self._number)
-        outputs = torch.empty(len(x), plan.num_value_heads, plan.value_dim, device=x.device)
-        self._drafts = []
-        for item in step.meta.recurrent[step.meta.group_of[STATES]]:
-            inputs = StateInputs(channels[item.rows], logs[item.rows], rates[item.rows])
-            outputs[item.rows] = self._run(item, pages, inputs)
-            if item.num_drafts:
-                self._drafts.append(inputs.last(item.num_drafts))
+        own = StateInputs(channels, logs, rates)
+        outputs = self._run_step(own, step)
         gates = gates.reshape(len(x), plan.num_value_heads, plan.value_dim)
         normed = self._gated_norm(
             outputs.to(x.dtype), gates, self.norm, self._eps, plan.gate_activation
@@ -108,6 +98,32 @@ class DeltaRuleNet(nn.Module):
         if self._narrows and step.wanted is not None:
             normed = normed[step.wanted]
         return self._map_output(normed.flatten(1))
+
+    def _run_step(self, own: StateInputs, step: Step) -> torch.Tensor:
+        """Takes every request's state through its rows: outputs [T, H, V]."""
+        plan, kernels = self.plan, step.meta.pages
+        self._drafts = []
+        if kernels is not None:
+            self._drafts = [
+                own.rows(slice(item.end - item.count, item.end)) for item in kernels.drafts
+            ]
+            return kernels.run_states(
+                STATES,
+                self._number,
+                plan.num_key_heads,
+                own.channels,
+                self.conv.squeeze(1),
+                own.logs,
+                own.rates,
+            )
+        pages = StatePages(step.kv_caches[STATES], self._shape, self._number)
+        outputs = own.channels.new_empty(len(own.channels), plan.num_value_heads, plan.value_dim)
+        for item in step.meta.recurrent[step.meta.group_of[STATES]]:
+            inputs = own.rows(item.rows)
+            outputs[item.rows] = self._run(item, pages, inputs)
+            if item.num_drafts:
+                self._drafts.append(inputs.rows(slice(-item.num_drafts, None)))
+        return outputs
 
     def settle_drafts(
         self, settled: Sequence[RecurrentRows | None], kv_caches: Mapping[str, torch.Tensor]
@@ -122,7 +138,7 @@ class DeltaRuleNet(nn.Module):
         pages = StatePages(kv_caches[STATES], self._shape, self._number)
         for item, drafts in zip(settled, self._drafts, strict=True):
             if item is not None:
-                self._run(item, pages, drafts.first(item.rows.stop))
+                self._run(item, pages, drafts.rows(slice(item.rows.stop)))
         self._drafts = []
 
     def _run(self, item: RecurrentRows, pages: StatePages, own: "StateInputs") -> torch.Tensor:

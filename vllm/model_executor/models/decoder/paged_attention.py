@@ -63,6 +63,7 @@ class PagedAttention(nn.Module):
             step: The step.
         """
         pages = step.meta.pages
+        is_owner = rows is not None
         # Every write of the layer comes before any read from its pages.
         if rows is None:
             rows = step.shared[self._cache_name]
@@ -72,8 +73,15 @@ class PagedAttention(nn.Module):
             step.shared[self._cache_name] = rows
         if pages is None:
             return self._attend_wanted(queries, rows, step)
+        latent = self._shape.latent
         attended: torch.Tensor = pages.attend(
-            self._cache_name, queries, rows, self.sinks, *self._score_args
+            self._cache_name,
+            queries,
+            rows,
+            self.sinks,
+            *self._score_args,
+            latent_dim=0 if latent is None else latent.latent_dim,
+            is_owner=is_owner,
         )
         return attended
 

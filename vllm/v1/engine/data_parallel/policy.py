@@ -13,6 +13,11 @@ Evicted tokens count like computed ones, for somebody is likely to come back for
 replica that caches a common system prompt does not draw every conversation while others stand
 empty.
 
+A request may carry a key that related requests share (``prompt_cache_key``). Every key has an order
+of replicas of its own (``find_order``), which needs no memory: all front ends agree on it, and a
+replica that comes or goes moves only its own keys. The key decides among those that cache as much
+of the prompt and cost about the same, so that it overrules neither the cache nor the load.
+
 Numbers of all replicas are arrays: a choice among a thousand takes some tens of microseconds.
 """
 
@@ -29,6 +34,9 @@ _RESTORE_SPEED = 8
 _TOKENS_PER_REQUEST = 32
 # Requests by which a replica may lead before it counts as overloaded, however few the others have.
 _MIN_LEAD = 8
+# What a key may cost: so many requests before the new one, and a quarter of its computed tokens.
+_KEY_REQUESTS = 4
+_KEY_WORK_SHARE = 4
 _NEVER = np.int64(1 << 62)
 
 Counts = npt.NDArray[np.int64]
@@ -114,10 +122,13 @@ def choose(
     num_prompt_tokens: int,
     max_num_seqs: int,
     restorable: Counts | None = None,
+    key: int | None = None,
 ) -> int:
     """Return the rank that gets a request.
 
-    Of equal costs the longer prefix wins, then the replica that has computed less so far.
+    Of equal costs the longer prefix wins, then the replica that has computed less so far. With a
+    key the first in its order wins of those that cost at most four requests and a quarter of the
+    tokens to compute more than the cheapest, and have cached no less.
 
     Args:
         loads: Of all; at least one serves.
@@ -125,6 +136,7 @@ def choose(
         num_prompt_tokens: Of the prompt.
         max_num_seqs: Requests that a replica runs at a time.
         restorable: As of ``costs``.
+        key: 64 bits that related requests share; None: there is none.
     """
     able = find_able(loads, max_num_seqs)
     prices = costs(loads, cached_tokens, num_prompt_tokens, restorable)
@@ -136,4 +148,25 @@ def choose(
         best = best[known == known.max()]
     if len(best) > 1:
         best = best[np.argmin(loads.placed_tokens[best]) :]
-    return int(best[0])
+    rank = int(best[0])
+    if key is None:
+        return rank
+    work = num_prompt_tokens - cached_tokens[rank]
+    limit = prices[rank] + _KEY_REQUESTS * _TOKENS_PER_REQUEST + work // _KEY_WORK_SHARE
+    # Those that are not able have a price beyond every limit.
+    suits = np.flatnonzero((prices <= limit) & (cached_tokens >= cached_tokens[rank]))
+    return int(suits[find_order(key, suits).argmax()])
+
+
+def find_order(key: int, ranks: Counts) -> npt.NDArray[np.uint64]:
+    """Return how well replicas suit a key: the highest first; as good as drawn for each pair.
+
+    Args:
+        key: 64 bits.
+        ranks: Of the replicas.
+    """
+    # The finaliser of SplitMix64; products wrap.
+    mixed = ranks.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -114,6 +114,7 @@ class Router:
             len(request.prompt_token_ids),
             request.data_parallel_rank,
             kept,
+            request.routing_key,
         )
 
     def route_prompt(
@@ -123,6 +124,7 @@ class Router:
         num_tokens: int,
         wanted: int | None = None,
         kept_hashes: Sequence[int] = (),
+        key: int | None = None,
     ) -> int:
         """Return the rank that gets a prompt; see ``route``.
 
@@ -132,6 +134,7 @@ class Router:
             num_tokens: Of the prompt.
             wanted: The rank that it must have; None: any.
             kept_hashes: Of its units, as tiers behind the caches name them.
+            key: What related requests share, 64 bits; see ``policy``.
         """
         with self._lock:
             cached = self._directory.find_cached_tokens(hashes, num_tokens)
@@ -143,7 +146,7 @@ class Router:
             if kept_hashes and self._kept is not None:
                 found = self._kept.find_cached_tokens(kept_hashes, num_tokens)
                 restorable = np.maximum(found * self._is_heard - soon, 0)
-            rank = self._choose(wanted, soon, num_tokens, restorable)
+            rank = self._choose(wanted, soon, num_tokens, restorable, key)
             predicted = int(cached[rank])
             if soon[rank] > predicted:
                 predicted = self._foretell(rank, hashes, num_tokens, predicted)
@@ -190,7 +193,12 @@ class Router:
         return cached
 
     def _choose(
-        self, wanted: int | None, cached: Counts, num_tokens: int, restorable: Counts | None
+        self,
+        wanted: int | None,
+        cached: Counts,
+        num_tokens: int,
+        restorable: Counts | None,
+        key: int | None,
     ) -> int:
         if wanted is not None:
             if not self._serves[wanted]:
@@ -213,7 +221,7 @@ class Router:
             self._unused_tokens,
             self._placed_tokens,
         )
-        return choose(loads, cached, num_tokens, self._settings.max_num_seqs, restorable)
+        return choose(loads, cached, num_tokens, self._settings.max_num_seqs, restorable, key)
 
     # ---- what happens ------------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ from vllm.v1.attention.ops.triton.launch import IS_INTERPRETED, launch, multiply
 # Rows of a tile: tl.dot takes at least 16.
 _MIN_ROWS = 16
 _KEYS = 128 if IS_INTERPRETED else 64
+# Values of a block of keys, which lie in shared memory beside as many values.
+_KEY_VALUES = 1 << 20 if IS_INTERPRETED else 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class ScorePlan:
         window: Keys a query sees, its own included; 0: all.
         queries_per_tile: Queries of a tile.
         num_splits: Parts of a context.
+        latent_dim: Where a row is one key of all heads, its first values that are their value too;
+            0: a row is keys, then values.
     """
 
     scale: float
@@ -73,6 +77,7 @@ class ScorePlan:
     window: int = 0
     queries_per_tile: int = 1
     num_splits: int = 1
+    latent_dim: int = 0
 
 
 @triton.jit
@@ -106,6 +111,9 @@ def _attend_pages_kernel(
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
+    TAIL: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
+    VALUES_AT: tl.constexpr,
     PAGE_ROWS: tl.constexpr,
     QUERIES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -140,6 +148,13 @@ def _attend_pages_kernel(
         query_mask = is_query[:, None] & is_column[None, :]
         source = row * query_stride + head * head_stride
         q = tl.load(queries + source[:, None] + column[None, :], mask=query_mask, other=0.0)
+        if TAIL > 0:
+            tail = tl.arange(0, BLOCK_TAIL)
+            is_tail = tail < TAIL
+            tail_mask = is_query[:, None] & is_tail[None, :]
+            q_tail = tl.load(
+                queries + source[:, None] + WIDTH + tail[None, :], mask=tail_mask, other=0.0
+            )
 
         end = start + tl.minimum(first + QUERIES, count)
         low = stored_from
@@ -162,15 +177,26 @@ def _attend_pages_kernel(
             is_paged = is_seen & (at < own_first)
             block = tl.load(block_ids + table + at // PAGE_ROWS - base, mask=is_paged, other=0)
             page = block.to(tl.int64) * block_stride + (at % PAGE_ROWS) * row_stride
-            page = page[:, None] + kv_head * WIDTH + column[None, :]
             fresh = (row_start + at - start).to(tl.int64) * own_stride
+            if TAIL > 0:
+                key_at = page[:, None] + WIDTH + tail[None, :]
+                own_at = fresh[:, None] + WIDTH + tail[None, :]
+                seen = is_paged[:, None] & is_tail[None, :]
+                k_tail = tl.load(cache + key_at, mask=seen, other=0.0)
+                seen = is_own[:, None] & is_tail[None, :]
+                own_tail = tl.load(own + own_at, mask=seen, other=0.0).to(k_tail.dtype)
+                k_tail = tl.where(is_own[:, None], own_tail, k_tail).to(q.dtype)
+            page = page[:, None] + kv_head * WIDTH + column[None, :]
             fresh = fresh[:, None] + kv_head * WIDTH + column[None, :]
             page_mask = is_paged[:, None] & is_column[None, :]
             own_mask = is_own[:, None] & is_column[None, :]
             k = tl.load(cache + page, mask=page_mask, other=0.0)
             k_own = tl.load(own + fresh, mask=own_mask, other=0.0).to(k.dtype)
             k = tl.where(is_own[:, None], k_own, k).to(q.dtype)
-            scores = multiply(q, tl.trans(k)) * scale
+            scores = multiply(q, tl.trans(k))
+            if TAIL > 0:
+                scores += multiply(q_tail, tl.trans(k_tail))
+            scores = scores * scale
             if HAS_CAP:
                 scores = tanh_of(scores / soft_cap) * soft_cap
             is_visible = is_seen[None, :] & (at[None, :] <= position[:, None])
@@ -183,9 +209,12 @@ def _attend_pages_kernel(
             weights = tl.exp(scores - anchor[:, None])
             fade = tl.exp(peak - anchor)
             total = total * fade + tl.sum(weights, axis=1)
-            v = tl.load(cache + page + KV_HEADS * WIDTH, mask=page_mask, other=0.0)
-            v_own = tl.load(own + fresh + KV_HEADS * WIDTH, mask=own_mask, other=0.0).to(v.dtype)
-            v = tl.where(is_own[:, None], v_own, v).to(q.dtype)
+            if VALUES_AT > 0:
+                v = tl.load(cache + page + VALUES_AT, mask=page_mask, other=0.0)
+                v_own = tl.load(own + fresh + VALUES_AT, mask=own_mask, other=0.0).to(v.dtype)
+                v = tl.where(is_own[:, None], v_own, v).to(q.dtype)
+            else:
+                v = k
             mixed = mixed * fade[:, None]
             mixed += multiply(weights.to(q.dtype), v)
             peak = highest
@@ -289,20 +318,23 @@ def attend_pages(
 
     Args:
         queries: [T, H, d].
-        own: The step's rows [T, 2 * K * d]: keys of K heads, then their values. They count as the
-            cache's type would keep them.
-        cache: [num_blocks, rows_per_block, 2 * K * d].
+        own: The step's rows [T, 2 * K * d]: keys of K heads, then their values; with latents
+            [T, d]. They count as the cache's type would keep them.
+        cache: [num_blocks, rows_per_block, 2 * K * d], or d likewise.
         requests: Which rows belong together, and their block tables.
         plan: Scale, caps, window, tiles.
         sinks: fp32 [H]: scores without a value, or None.
         into: Where the results go; None: new tensors.
 
     Returns:
-        [T, H, d], and the log-sum-exp of each query's scores without sinks, fp32 [T, H]. Rows of no
-        tile are left undefined; a query that sees nothing gets zeros and -inf.
+        [T, H, d], with latents [T, H, latent_dim], and the log-sum-exp of each query's scores
+        without sinks, fp32 [T, H]. Rows of no tile are left undefined; a query that sees nothing
+        gets zeros and -inf.
     """
     num_rows, heads, width = queries.shape
-    kv_heads = cache.shape[2] // (2 * width)
+    kv_heads, tail = cache.shape[2] // (2 * width), 0
+    if plan.latent_dim:
+        kv_heads, width, tail = 1, plan.latent_dim, width - plan.latent_dim
     group = heads // kv_heads
     splits = plan.num_splits
     if into is None:
@@ -351,10 +383,13 @@ def attend_pages(
         KV_HEADS=kv_heads,
         WIDTH=width,
         BLOCK_WIDTH=max(16, power_of_two(width)),
+        TAIL=tail,
+        BLOCK_TAIL=max(16, power_of_two(tail)),
+        VALUES_AT=0 if plan.latent_dim else kv_heads * width,
         PAGE_ROWS=cache.shape[1],
         QUERIES=plan.queries_per_tile,
         ROWS=max(_MIN_ROWS, power_of_two(plan.queries_per_tile * group)),
-        KEYS=_KEYS,
+        KEYS=max(_MIN_ROWS, min(_KEYS, _KEY_VALUES // power_of_two(width))),
         SPLITS=splits,
         HAS_CAP=plan.soft_cap != 0,
         HAS_SINKS=sinks is not None,

@@ -20,6 +20,7 @@ from vllm.v1.attention.ops.triton import (
     indexer,
     pages,
     products,
+    recurrent,
 )
 
 
@@ -134,11 +135,11 @@ TRITON_OPS: Mapping[str, TritonOp] = MappingProxyType(
         "expert_weights": _torch("expert_weights", "k values a token"),
         "mix_experts": TritonOp(mix_experts),
         "run_experts": TritonOp(run_experts),
-        "short_convolution": _torch("short_convolution", "no kernel for recurrent layers yet"),
-        "decay_logs": _torch("decay_logs", "likewise"),
-        "gated_delta_scan": _torch("gated_delta_scan", "likewise"),
-        "gated_rms_norm": _torch("gated_rms_norm", "likewise"),
-        "gate_heads": _torch("gate_heads", "a sigmoid"),
+        "short_convolution": TritonOp(recurrent.short_convolution),
+        "decay_logs": TritonOp(recurrent.decay_logs),
+        "gated_delta_scan": TritonOp(recurrent.gated_delta_scan),
+        "gated_rms_norm": TritonOp(recurrent.gated_rms_norm),
+        "gate_heads": TritonOp(recurrent.gate_heads),
     }
 )
 """Every name of the core's registry, once."""

@@ -1,0 +1,148 @@
+"""The twin of an engine with a cache folder and host memory, whatever its threads did when."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm.cachelab.twin.exact import ExactTwin
+from vllm.cachelab.twin.trace_file import CacheTrace, read_trace
+from vllm.entrypoints.cli.main import main
+from vllm.exceptions import ConfigError
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.cache_trace import _check_connector
+from vllm.v1.engine.client import InlineCore
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.engine_args import EngineArgs
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+MTP = {"method": "mtp", "num_speculative_tokens": 2}
+
+
+class Agents:
+    """Conversations that go on over lives of the engine, some turns side by side."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._texts = [self._draw(200) for _ in range(3)]
+        self._count = 0
+
+    def _draw(self, count: int) -> list[int]:
+        return [self._rng.randrange(10, 2000) for _ in range(count)]
+
+    def live(self, num_rounds: int, **arguments: Any) -> None:
+        """Run an engine for some rounds, and reset it in the middle."""
+        config = EngineArgs(
+            block_size=32, max_model_len=1024, max_num_batched_tokens=256, **arguments
+        ).create_vllm_config()
+        core = EngineCore(config, UniProcExecutor)
+        engine = LLMEngine(config, InlineCore(lambda: core))
+        for number in range(num_rounds):
+            for agent in self._rng.sample(range(3), self._rng.choice((1, 2))):
+                self._ask(engine, agent)
+            if number == num_rounds // 2:
+                core.step()
+                core.reset_prefix_cache(reset_running_requests=True)
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    if output.finished:
+                        agent = int(output.request_id.split("-")[0])
+                        self._texts[agent] += output.outputs[0].token_ids
+        while core.has_work():
+            core.step()
+        engine.shutdown()
+
+    def _ask(self, engine: LLMEngine, agent: int) -> None:
+        self._count += 1
+        if len(self._texts[agent]) > 700:
+            del self._texts[agent][200:]
+        self._texts[agent] += self._draw(self._rng.randrange(5, 120))
+        params = SamplingParams(
+            temperature=0.0, max_tokens=self._rng.randrange(2, 20), ignore_eos=True
+        )
+        prompt = {"prompt_token_ids": list(self._texts[agent])}
+        engine.add_request(f"{agent}-{self._count}", prompt, params)
+
+
+def tiers(folder: Path, **extra: Any) -> dict[str, Any]:
+    """Return arguments of an engine with a cache folder."""
+    tier = {"type": "fs", "root_dir": str(folder / "cache"), "max_size": "3MiB"}
+    raw = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    extra = {"secondary_tiers": [tier], "always_restore": True, **extra}
+    return {
+        "kv_cache_memory_bytes": 6 << 20,
+        "kv_transfer_config": {**raw, "kv_connector_extra_config": extra},
+    }
+
+
+def assert_equal(trace: CacheTrace) -> dict[str, int]:
+    """Compare the twin with life, request by request; returns tokens by source and reason."""
+    result = ExactTwin(trace).run()
+    assert result.diverged_at is None
+    sums: dict[str, int] = {}
+    for number, request in trace.requests.items():
+        assert request.told is not None
+        stats = result.misses[number]
+        assert stats.hit_sources() == request.told.sources
+        assert stats.miss_tokens == request.told.misses
+        for name, count in (*request.told.sources.items(), *request.told.misses.items()):
+            sums[name] = sums.get(name, 0) + count
+    return sums
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("extra", "more"),
+    [
+        ({}, {}),
+        ({"cpu_bytes_to_use": "2MiB", "warm": 2}, {"speculative_config": MTP}),
+        ({"always_restore": False, "store_threshold": 2}, {}),
+    ],
+    ids=["disk", "disk and host, MTP", "selective"],
+)
+def test_every_request_hits_what_it_hit(
+    tmp_path: Path, extra: dict[str, Any], more: dict[str, Any]
+) -> None:
+    agents = Agents(seed=3)
+    sums: dict[str, int] = {}
+    for life in ("first", "second"):
+        path = tmp_path / life
+        agents.live(6, cache_trace=str(path), **tiers(tmp_path, **extra), **more)
+        for name, count in assert_equal(read_trace(path, is_strict=True)).items():
+            sums[name] = sums.get(name, 0) + count
+    # A disk that hangs for a second is no fault of the twin's.
+    from_tiers = sum(sums.get(name, 0) for name in ("disk", "host", "restore_failed"))
+    assert from_tiers or "store_threshold" in extra
+    assert sums["pool"]
+
+
+@pytest.mark.slow
+def test_simulate_compares_sources_and_tries_other_disks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, rows, grid = tmp_path / "t.jsonl", tmp_path / "rows", tmp_path / "grid.json"
+    agents = Agents(seed=5)
+    for _ in range(2):
+        agents.live(4, cache_trace=str(path), **tiers(tmp_path))
+    text = path.read_text()
+    assert str(tmp_path) not in text
+    flags = ("--per-request", rows, "--output-json", grid, "--disk-gib", 0.001, 1)
+    assert main(["cache", "simulate", str(path), *map(str, flags), "--disable-tqdm"]) == 0
+    count = len(read_trace(path).requests)
+    out = capsys.readouterr().out
+    assert f"Sources of hits and reasons of misses equal for {count} of {count} requests." in out
+    for row in map(json.loads, rows.read_text().splitlines()):
+        assert sum(row["sources"].values()) == row["cached_tokens"]
+    runs = json.loads(grid.read_text())["runs"]
+    assert [run["disk_bytes"] for run in runs] == [3 << 20, (1 << 30) // 1000, 1 << 30]
+    assert runs[1]["hit_rate"] <= runs[2]["hit_rate"]
+    assert "--prefix-cache-disk-size 1073741824" in runs[2]["flags"]
+
+
+def test_a_disk_of_several_workers_is_not_recorded(tmp_path: Path) -> None:
+    config = EngineArgs(tensor_parallel_size=2, **tiers(tmp_path)).create_vllm_config()
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 2"):
+        _check_connector(config)
