@@ -49,6 +49,7 @@ FORMATS = {
     "Q4_K": (Type.Q4_K, Type.Q6_K),
 }
 SHORT_PROMPT = 16
+_CACHE_BYTES = 1 << 30
 SEED = 5
 
 
@@ -155,16 +156,16 @@ def write_model(raw: Mapping[str, Any], form: str, path: Path) -> None:
     writer.close()
 
 
-def serve(path: str) -> None:
+def serve(path: str, max_model_len: int) -> None:
     """This engine's process: answers tasks, a line each, until its input ends."""
     dtype = "bfloat16" if "BF16" in Path(path).name else "float32"
     llm = LLM(
         model=path,
         dtype=dtype,
         enable_prefix_caching=False,
-        max_model_len=16384,
-        max_num_batched_tokens=16384,
-        kv_cache_memory_bytes=2 << 30,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_model_len,
+        kv_cache_memory_bytes=_CACHE_BYTES,
         disable_log_stats=True,
     )
 
@@ -189,8 +190,9 @@ def serve(path: str) -> None:
 class Runner:
     """An engine's process over one file."""
 
-    def __init__(self, engine: Engine, path: Path, threads: int) -> None:
-        command = [part.format(path=path, threads=threads) for part in engine.command]
+    def __init__(self, engine: Engine, path: Path, threads: int, length: int) -> None:
+        names = {"path": path, "threads": threads, "length": length}
+        command = [part.format(**names) for part in engine.command]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -225,7 +227,7 @@ class Runner:
 
 def list_engines(node: Path | None) -> list[Engine]:
     """Returns those that race: this one in two ways, llama.cpp if its folder is named."""
-    own = (sys.executable, "-m", "benchmarks.race", "--serve", "{path}")
+    own = (sys.executable, "-m", "benchmarks.race", "--serve", "{path}", "--prompts", "{length}")
     quiet = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     engines = [Engine("ours", own, quiet)]
     engines.append(Engine("ours, int8 inputs", own, {**quiet, "VLLM_CPU_INT4_W4A8": "1"}))
@@ -256,12 +258,11 @@ def race(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{form}.gguf"
         write_model(raw, form, path)
-        runners = {e.name: Runner(e, path, args.threads) for e in engines}
+        length = max(task.prompt + task.count for task in tasks) + 8
+        runners = {e.name: Runner(e, path, args.threads, length) for e in engines}
         for task in tasks:
             message = task.to_message(args.vocab)
             own = [engine.name for other, engine in missing if other == task]
-            for name in own:
-                runners[name].run(message)  # buffers, and pages of the file
             spent: dict[str, list[float]] = {name: [] for name in own}
             for _ in range(args.repeats):
                 for name in own:
@@ -290,7 +291,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     if args.serve:
-        serve(args.serve)
+        serve(args.serve, max(args.prompts))
         return
     tasks = [Task("decode", SHORT_PROMPT, together, args.count) for together in args.together]
     tasks += [Task("prefill", prompt, 1, 1) for prompt in args.prompts]
