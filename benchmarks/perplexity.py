@@ -3,7 +3,7 @@
 The embedded model reads conversations that ``tools.embedded_model`` makes, with a seed that its
 training did not use, and its perplexity over the answers in them is taken: as fp32, and with its
 matrices rounded in each way. (Other text it cannot predict.) Four-bit weights are
-written as the plain values that they mean, which packed ones equal (``tests/native/test_panels.py``).
+written as the plain values that they mean, which packed ones have (``tests/native/test_panels.py``).
 Prints a table.
 """
 
@@ -100,7 +100,7 @@ def main() -> None:
             value, first = measure(source, settings, batch)
             exact = exact or value
             change = 100 * (value / exact - 1)
-            print(f"| {kind} | {value:.3f} | {change:+.1f}% | {100 * first:.1f}% |", flush=True)
+            print(f"| {kind} | {value:.4f} | {change:+.2f}% | {100 * first:.1f}% |", flush=True)
 
 
 if __name__ == "__main__":
