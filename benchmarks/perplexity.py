@@ -3,7 +3,7 @@
 The embedded model reads conversations that ``tools.embedded_model`` makes, with a seed that its
 training did not use, and its perplexity over the answers in them is taken: as fp32, and with its
 matrices rounded in each way. (Other text it cannot predict.) Four-bit weights are
-written as the plain values that they mean, which packed ones have (``tests/native/test_panels.py``).
+written as the plain values that they mean; packed ones have the same.
 Prints a table.
 """
 
