@@ -1,6 +1,7 @@
 """What runs a loaded model's steps on a GPU."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from vllm.model_executor.layers.mapped_table import MappedTable
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
+from vllm.v1.attention.ops.triton.sampling import draw_tokens
 from vllm.v1.attention.paged_tables import PagedTablesBuilder
 from vllm.v1.attention.step_model import StepModel, make_settle, make_torch_step_model
 
@@ -31,10 +33,11 @@ def make_gpu_step_model(
     """
     if not reads_pages(model, layout):
         logger.info("GPU: rows of %s are gathered from pages", type(model).__name__)
-        return make_torch_step_model(model, device, layout, kv_caches)
+        steps = make_torch_step_model(model, device, layout, kv_caches)
+        return replace(steps, draw_tokens=draw_tokens)
     builder = _make_builder(model, layout, kv_caches, device)
     settle = make_settle(model, device, layout, kv_caches)
-    return StepModel(model, builder, settle_drafts=settle)
+    return StepModel(model, builder, draw_tokens, settle)
 
 
 def make_graphed_step_model(
@@ -72,7 +75,7 @@ def make_graphed_step_model(
     )
     steps.capture(graphs, shows_progress=shows_progress)
     settle = make_settle(model, device, layout, kv_caches)
-    return StepModel(steps, steps.build_metadata, settle_drafts=settle)
+    return StepModel(steps, steps.build_metadata, draw_tokens, settle)
 
 
 def reads_pages(model: Any, layout: CacheLayout) -> bool:
