@@ -7,7 +7,8 @@ next one starts over the same folder. Every start must succeed, every answer mus
 engine without a folder, and every object that was acknowledged before the kill must be there after
 it (the folder is large enough that none is given up) and whole in the end. Engines are forked from
 one process that has imported everything, so that a life takes a second; of servers each start is
-whole. Stops at the first fault and leaves the folder.
+whole. One kill in five comes while the engine starts. Stops at the first fault and leaves the
+folder; the same command goes on with a folder where it was stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,6 +34,7 @@ import httpx
 from tqdm import tqdm
 
 from benchmarks.live_server import LiveServer
+from benchmarks.result import print_result
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.client import InlineCore
 from vllm.v1.engine.core import EngineCore
@@ -42,7 +46,10 @@ from vllm.v1.kv_offload.store import ObjectStore
 _SIZE = "256MiB"
 _NUM_PROMPTS = 40
 _MAX_TOKENS = 6
-_MAX_LIFE_S = 3.0
+_MAX_LIFE_S = 2.0
+# Kills that come before the engine has opened its folder, or as it does.
+_START_SHARE = 0.2
+_MAX_START_S = 2.0
 _START_S = 120.0
 _SERVED = ("deepseek-v4", "--block-size", "32", "--max-model-len", "1024")
 
@@ -89,7 +96,8 @@ def live(folder: Path | None, prompts: list[list[int]], order: list[int], out: I
     engine = make_engine(folder)
     params = SamplingParams(temperature=0.0, max_tokens=_MAX_TOKENS, ignore_eos=True)
     if folder is not None:
-        while (store := store_of(engine)) is None:
+        # Prefixes are found before all of the index is read; a list of them is not whole then.
+        while (store := store_of(engine)) is None or not store.is_ready:
             time.sleep(0.001)
         _tell(out, {"there": list_keys(store)})
     waiting, told = list(order), -1
@@ -147,53 +155,102 @@ def read_told(lines: IO[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def kill_engines(folder: Path, num_kills: int, seconds: float, seed: int) -> dict[str, int]:
+@dataclass
+class Tally:
+    """What was seen so far, kept beside the folder.
+
+    Attributes:
+        engines: Counts of killed engines.
+        servers: Counts of killed servers.
+        kept: Names of all objects that were ever acknowledged.
+        expected: What an engine without a folder answers, by prompt.
+        served: What servers answered, by prompt.
+    """
+
+    engines: Counter[str] = field(default_factory=Counter)
+    servers: Counter[str] = field(default_factory=Counter)
+    kept: set[str] = field(default_factory=set)
+    expected: dict[int, list[int]] = field(default_factory=dict)
+    served: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> Tally:
+        """Return what an earlier run wrote down; nothing if there was none."""
+        if not path.exists():
+            return cls()
+        said = json.loads(path.read_text())
+        return cls(
+            Counter(said["engines"]),
+            Counter(said["servers"]),
+            set(said["kept"]),
+            {int(index): ids for index, ids in said["expected"].items()},
+            {int(index): text for index, text in said["served"].items()},
+        )
+
+    def save(self, path: Path) -> None:
+        """Write it down, whole."""
+        beside = path.with_suffix(".new")
+        beside.write_text(json.dumps({**vars(self), "kept": sorted(self.kept)}))
+        beside.replace(path)
+
+
+def kill_engines(folder: Path, num_kills: int, seconds: float, seed: int, path: Path) -> None:
     """Kill engines, and check what they said.
 
     Raises:
         KilledError: Something was lost, or an answer is another.
     """
-    rng = random.Random(seed)
+    tally = Tally.load(path)
     prompts = make_prompts(seed)
-    with forked(None, prompts, list(range(_NUM_PROMPTS))) as (_, lines):
-        expected = {told["answer"][0]: told["answer"][1] for told in read_told(lines)}
-    if len(expected) != _NUM_PROMPTS:
+    if not tally.expected:
+        with forked(None, prompts, list(range(_NUM_PROMPTS))) as (_, lines):
+            tally.expected = {t["answer"][0]: t["answer"][1] for t in read_told(lines)}
+    if len(tally.expected) != _NUM_PROMPTS:
         raise KilledError("the engine without a folder did not answer all prompts")
-    totals = {"kills": 0, "answers": 0, "hit_tokens": 0, "acknowledged": 0, "checked": 0}
-    kept: set[str] = set()
     deadline = time.monotonic() + seconds
-    for _ in tqdm(range(num_kills)):
+    for number in tqdm(range(tally.engines["kills"], num_kills)):
         if time.monotonic() > deadline:
             break
-        order = rng.sample(range(_NUM_PROMPTS), _NUM_PROMPTS)
-        with forked(folder, prompts, order) as (pid, lines):
+        _kill_engine(folder, prompts, random.Random(f"{seed} {number}"), tally)
+        tally.engines["kills"] += 1
+        tally.save(path)
+
+
+def _kill_engine(folder: Path, prompts: list[list[int]], rng: random.Random, tally: Tally) -> None:
+    order = rng.sample(range(_NUM_PROMPTS), _NUM_PROMPTS)
+    with forked(folder, prompts, order) as (pid, lines):
+        if rng.random() < _START_SHARE:
+            time.sleep(rng.random() * _MAX_START_S)
+            os.kill(pid, signal.SIGKILL)
+            tally.engines["kills_of_starts"] += 1
             first = lines.readline()
             if not first.endswith("\n"):
-                raise KilledError(f"start {totals['kills'] + 1} failed")
-            there = set(json.loads(first)["there"])
-            if lost := kept - there:
-                raise KilledError(f"{len(lost)} acknowledged objects are gone after a kill")
-            totals["checked"] += len(kept)
+                return
+        else:
+            first = lines.readline()
+            if not first.endswith("\n"):
+                raise KilledError(f"start {tally.engines['kills'] + 1} failed")
             # Beside the writes of the first answers as well as in the midst of them.
             time.sleep(rng.random() ** 2 * _MAX_LIFE_S)
             os.kill(pid, signal.SIGKILL)
-            now = there
-            for told in read_told(lines):
-                if "kept" in told:
-                    now = set(told["kept"])
-                else:
-                    index, ids, num_cached = told["answer"]
-                    totals["answers"] += 1
-                    totals["hit_tokens"] += num_cached or 0
-                    if ids != expected[index]:
-                        raise KilledError(f"prompt {index}: {ids}, not {expected[index]}")
-            totals["acknowledged"] += len(now - kept)
-            kept |= now
-        totals["kills"] += 1
-    return totals
+        there = now = set(json.loads(first)["there"])
+        if lost := tally.kept - there:
+            raise KilledError(f"{len(lost)} acknowledged objects are gone after a kill")
+        tally.engines["checked"] += len(tally.kept)
+        for told in read_told(lines):
+            if "kept" in told:
+                now = set(told["kept"])
+            else:
+                index, ids, num_cached = told["answer"]
+                tally.engines["answers"] += 1
+                tally.engines["hit_tokens"] += num_cached or 0
+                if ids != tally.expected[index]:
+                    raise KilledError(f"prompt {index}: {ids}, not {tally.expected[index]}")
+        tally.engines["acknowledged"] += len(now - tally.kept)
+        tally.kept |= now
 
 
-def kill_servers(folder: Path, num_kills: int, seed: int) -> dict[str, int]:
+def kill_servers(folder: Path, num_kills: int, seed: int, path: Path) -> None:
     """Kill whole servers, and check what they said.
 
     Raises:
@@ -202,9 +259,9 @@ def kill_servers(folder: Path, num_kills: int, seed: int) -> dict[str, int]:
     rng = random.Random(seed)
     prompts = make_prompts(seed + 1)[:12]
     flags = (*_SERVED, "--prefix-cache-dir", str(folder), "--prefix-cache-disk-size", _SIZE)
-    answers: dict[int, str] = {}
-    totals = {"kills": 0, "answers": 0, "hit_tokens": 0}
-    for _ in tqdm(range(num_kills)):
+    tally = Tally.load(path)
+    answers, totals = tally.served, tally.servers
+    for _ in tqdm(range(totals["kills"], num_kills)):
         with LiveServer(folder.parent / "server.txt", *flags) as server:
             until = time.monotonic() + rng.random() * _MAX_LIFE_S
             while time.monotonic() < until:
@@ -221,7 +278,7 @@ def kill_servers(folder: Path, num_kills: int, seed: int) -> dict[str, int]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         totals["kills"] += 1
-    return totals
+        tally.save(path)
 
 
 def _children(pid: int) -> list[int]:
@@ -239,15 +296,21 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()
     place = arguments.folder or Path(tempfile.mkdtemp(prefix="vllm-kills-"))
-    folder = place / "cache"
-    found: dict[str, Any] = {}
+    folder, path = place / "cache", place / "tally.json"
     if arguments.kills:
-        found["engines"] = kill_engines(folder, arguments.kills, arguments.seconds, arguments.seed)
+        kill_engines(folder, arguments.kills, arguments.seconds, arguments.seed, path)
     if arguments.servers:
-        found["servers"] = kill_servers(folder, arguments.servers, arguments.seed)
+        kill_servers(folder, arguments.servers, arguments.seed, path)
     command = [sys.executable, "-m", "vllm", "cache", "verify", str(folder)]
     verified = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(json.dumps({**found, "verify": verified.stdout.strip(), "code": verified.returncode}))
+    tally = Tally.load(path)
+    values = {
+        "engines": tally.engines,
+        "servers": tally.servers,
+        "verify": verified.stdout.strip(),
+        "verify_code": verified.returncode,
+    }
+    print_result("kills", {"seed": arguments.seed}, values)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from vllm.model_executor.models.decoder.clamped_experts import (
     PackedStack,
     Stack,
 )
-from vllm.model_executor.models.decoder.config import LayerPlan, MlpPlan
+from vllm.model_executor.models.decoder.config import DecoderConfig, ExpertsPlan, LayerPlan, MlpPlan
 from vllm.model_executor.models.decoder.delta_rule import DeltaRuleNet
 from vllm.model_executor.models.decoder.experts_beside import ExpertsBeside
 from vllm.model_executor.models.decoder.feed_forward import (
@@ -27,7 +27,7 @@ from vllm.model_executor.models.decoder.feed_forward import (
 )
 from vllm.model_executor.models.decoder.gated_delta import GatedDeltaNet
 from vllm.model_executor.models.decoder.kv_cache import STATES, cache_name
-from vllm.model_executor.models.decoder.latent_attention import LATENT_EPS, LatentAttention
+from vllm.model_executor.models.decoder.latent_attention import LatentAttention
 from vllm.model_executor.models.decoder.layer_inputs import LayerInputs
 from vllm.model_executor.models.decoder.model import DecoderBlock, DecoderForCausalLM
 from vllm.model_executor.models.decoder.step import find_frequencies
@@ -242,6 +242,7 @@ class NativeDecoder:
             num_head_pieces=state.num_head_blocks,
             num_pieces=state.num_blocks,
             has_channel_decays=plan.has_channel_decays,
+            decay_bound=plan.decay_bound,
         )
         if isinstance(module, ChannelDecayNet):
             # A rate for each head, as of the others.
@@ -305,7 +306,7 @@ class NativeDecoder:
             shared_dim=shape.shared_dim,
             key_dim=shape.key_dim,
             value_dim=shape.value_dim,
-            eps=LATENT_EPS,
+            eps=shape.eps,
         )
         self._parts.append(bound)
         layer.latents = pointer(bound)
@@ -381,6 +382,8 @@ class NativeDecoder:
 
 def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Tensor]) -> bool:
     """Whether the kernels take this model's weights and caches."""
+    if any(_needs_torch(model.config, plan) for plan in model.config.layers):
+        return False
     if STATES in kv_caches and kv_caches[STATES].dtype != torch.float32:
         return False
     if len(model.config.shared_owners) > structs.MAX_SHARED_OWNERS:
@@ -395,3 +398,13 @@ def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Ten
     if model.layer_inputs is not None and not model.layer_inputs.table.is_coded:
         sources.append(PlainRows(model.layer_inputs.table.rows))
     return can_read_tensors(model, kv_caches) and all(can_read_rows(rows) for rows in sources)
+
+
+def _needs_torch(config: DecoderConfig, plan: LayerPlan) -> bool:
+    """Whether a layer has a part that no kernel computes."""
+    latent, half = config.shape_of(plan).latent, plan.feed_forward
+    return (
+        config.hyper is not None
+        or (latent is not None and bool(latent.query_rank or latent.indexer))
+        or (isinstance(half, MlpPlan | ExpertsPlan) and half.limit > 0)
+    )

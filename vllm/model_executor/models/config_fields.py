@@ -52,6 +52,14 @@ class FieldReader:
             raise self.error(name, value, "a positive number")
         return float(value)
 
+    def negative_number(self, name: str, default: float) -> float:
+        """Reads a finite number below zero."""
+        value = self._value(name, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not -float("inf") < value < 0:
+            raise self.error(name, value, "a number below zero")
+        return float(value)
+
     def boolean(self, name: str, default: bool) -> bool:
         """Reads true or false."""
         value = self._value(name, default)

@@ -94,6 +94,8 @@ def _read_attention(fields: FieldReader) -> AttentionShape:
         shared_dim=fields.positive_int("qk_rope_head_dim", 64),
         key_dim=fields.positive_int("qk_nope_head_dim", 128),
         value_dim=fields.positive_int("v_head_dim", 128),
+        # The releases' code has it, not config.json.
+        eps=1e-6,
     )
     width = latent.latent_dim + latent.shared_dim
     if width % 2:
@@ -200,6 +202,9 @@ def _read_experts(fields: FieldReader) -> ExpertsPlan:
         activation=activation,
         shared=MlpPlan(num_shared * inner_size, activation) if num_shared else None,
         router=SigmoidRouter(
-            num_groups, num_chosen_groups, fields.number("routed_scaling_factor", 2.446)
+            num_groups,
+            num_chosen_groups,
+            fields.number("routed_scaling_factor", 2.446),
+            has_numbered_names=True,
         ),
     )

@@ -106,6 +106,7 @@ MODELS: Mapping[str, ModelEntry] = MappingProxyType(
         "Gemma4ForConditionalGeneration": _decoder("gemma4:read_gemma4_with_towers"),
         "Gemma4UnifiedForCausalLM": _decoder("gemma4:read_gemma4"),
         "Gemma4UnifiedForConditionalGeneration": _decoder("gemma4:read_gemma4_with_towers"),
+        "Glm5NextForConditionalGeneration": _decoder("glm5_next:read_glm5_next"),
         "GptOssForCausalLM": _decoder("gpt_oss:read_gpt_oss"),
         "KimiLinearForCausalLM": _decoder("kimi_linear:read_kimi_linear"),
         "LlamaForCausalLM": _decoder("llama:read_llama"),

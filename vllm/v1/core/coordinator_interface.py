@@ -76,6 +76,15 @@ class Coordinator(Protocol):
         """Publish what a delayed allocation did not."""
         ...
 
+    def cache_rows(self, request: Request, num_tokens: int) -> None:
+        """Publish dense rows that a connector has written, without anything to resume at."""
+        ...
+
+    @property
+    def rebuild_tokens(self) -> int | None:
+        """Tokens before the end of dense rows to compute again to resume there; None: it cannot."""
+        ...
+
     def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
         """Hold the longest cached prefix of a request for another engine to read.
 

@@ -462,6 +462,18 @@ class CheckpointCoordinator(Coordinator):
             if cache.loaded_next_token is not None:
                 self._publisher.note_loaded(cache, num_computed_tokens, cache.loaded_next_token)
 
+    def cache_rows(self, request: Request, num_tokens: int) -> None:
+        """Publish dense rows that a connector has written, without a checkpoint."""
+        cache = self.requests[request.request_id]
+        if cache.is_loading:
+            cache.dense_from = None
+            self._publisher.publish(cache, num_tokens, ())
+
+    @property
+    def rebuild_tokens(self) -> int | None:
+        """Tokens before the end of dense rows to compute again to resume there; None: it cannot."""
+        return self.policy.rebuild_tokens
+
     # ---- the rest of a coordinator's face ----------------------------------------------------
 
     def chunk_end(self, request: Request, num_new_tokens: int) -> int:

@@ -248,6 +248,11 @@ class KVCacheManager:
         if self.enable_caching:
             self.coordinator.cache_blocks(request, num_computed_tokens)
 
+    def cache_rows(self, request: Request, num_tokens: int) -> None:
+        """Cache dense rows that a connector has written: where windows can be rebuilt, they hit."""
+        if self.enable_caching:
+            self.coordinator.cache_rows(request, num_tokens)
+
     def free(self, request: Request) -> None:
         """Give all blocks of a request back; what is cached stays cached until reused."""
         self.coordinator.free(request.request_id)

@@ -86,6 +86,29 @@ class Rates:
             return True
         return _MARGIN * self.restore_s(num_bytes, num_queued, num_host) < computing
 
+    def cost_s(
+        self, num_bytes: int, resumes_at: int, end: int, num_queued: int = 0, num_host: int = 0
+    ) -> float | None:
+        """Return the seconds until a prompt is computed that a load brings part of the way.
+
+        Loads count for more than they take: both are estimates, and restoring must be clearly
+        quicker.
+
+        Args:
+            num_bytes: Bytes from the disk.
+            resumes_at: From where on tokens are computed.
+            end: Tokens of the prompt.
+            num_queued: Bytes from the disk that come first.
+            num_host: Bytes from host memory.
+
+        Returns:
+            None: It is not known yet how quick computing is.
+        """
+        computing = self.compute_s(resumes_at, end)
+        if computing is None:
+            return None
+        return _MARGIN * self.restore_s(num_bytes, num_queued, num_host) + computing
+
     def to_json(self) -> str:
         """Write the rates down, for the next start."""
         return json.dumps(asdict(self))

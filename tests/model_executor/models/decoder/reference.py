@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 _BASE: dict[str, Any] = {
     "vocab_size": 96,
@@ -161,6 +161,63 @@ def kimi_linear(**overrides: Any) -> dict[str, Any]:
     return {name: value for name, value in raw.items() if value is not None}
 
 
+def glm5_next(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny Glm5NextForConditionalGeneration; overrides are of its text part."""
+    text = {
+        **_BASE,
+        "model_type": "glm5_next_text",
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "moe_intermediate_size": 32,
+        "q_lora_rank": 20,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 0,
+        "v_head_dim": 12,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "linear_head_dim": 16,
+        "linear_num_heads": 4,
+        "index_topk": 64,
+        "index_head_dim": 16,
+        # Of few heads a relu makes scores of zero, which tie.
+        "index_n_heads": 32,
+        "index_kpool": 4,
+        "layer_types": [
+            "linear_attention",
+            "indexed_attention",
+            *["linear_attention"] * 2,
+            "indexed_attention",
+        ],
+        "mlp_layer_types": ["dense", *["sparse"] * 4],
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        **overrides,
+    }
+    vision = {
+        "patch_size": 14,
+        "image_size": 28,
+        "depth": 1,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 32,
+        "out_hidden_size": 32,
+        "projection_intermediate_size": 32,
+    }
+    return {
+        "architectures": ["Glm5NextForConditionalGeneration"],
+        "model_type": "glm5_next",
+        "text_config": text,
+        "vision_config": vision,
+        "image_token_id": 3,
+        "video_token_id": 4,
+    }
+
+
 _GEMMA4: dict[str, Any] = {
     "architectures": ["Gemma4ForCausalLM"],
     "model_type": "gemma4_text",
@@ -261,10 +318,14 @@ def build_hf_model(raw: dict[str, Any], seed: int) -> Any:
     with torch.random.fork_rng():
         # What stays as initialised is drawn from the common generator.
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
+        # transformers has no text class of GLM 5.3; ids alone go through its wrapper.
+        has_wrapper = raw["model_type"] == "glm5_next"
+        factory = AutoModelForImageTextToText if has_wrapper else AutoModelForCausalLM
+        model = factory.from_config(config)
     model.train(False)
     model.set_attn_implementation("eager")
     generator = torch.Generator().manual_seed(seed)
+    hidden_size = raw.get("text_config", raw)["hidden_size"]
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             noise = torch.randn(tensor.shape, generator=generator)
@@ -273,6 +334,8 @@ def build_hf_model(raw: dict[str, Any], seed: int) -> Any:
                 is_less_one = raw["model_type"].startswith(("gemma3", "qwen3_5", "qwen3_next"))
                 base = 0.0 if is_less_one and "linear_attn" not in name else 1.0
                 tensor.copy_(base + 0.2 * noise)
+            elif raw["model_type"] == "glm5_next" and name.endswith(("A_log", "dt_bias")):
+                tensor.copy_(0.5 * noise)  # as initialised they do nothing
             elif name.endswith(("conv1d.weight", "A_log", "dt_bias")):
                 pass  # as initialised: states that neither vanish nor grow
             elif name.endswith(("scalar", "router.scale", "per_expert_scale")):
@@ -285,7 +348,7 @@ def build_hf_model(raw: dict[str, Any], seed: int) -> Any:
                 # Gemma 4 scales the router's input down: without this all experts score alike.
                 tensor.copy_(noise)
             else:
-                tensor.copy_(noise * 1.3 * raw["hidden_size"] ** -0.5)
+                tensor.copy_(noise * 1.3 * hidden_size**-0.5)
     return model
 
 
@@ -313,7 +376,7 @@ def run_reference(model: Any, token_ids: list[int]) -> ReferenceRun:
     """Runs the reference once, watching its routers through hooks."""
     margins = [torch.full((len(token_ids),), float("inf"))]
     handles = []
-    config = model.config
+    config = model.config.get_text_config()
     num_chosen = getattr(config, "num_experts_per_tok", getattr(config, "top_k_experts", 0))
 
     def hook(module: Any, inputs: Any, outputs: Any) -> None:

@@ -1,36 +1,33 @@
 """Kimi Linear: decays by channel, latent attention, experts by sigmoids in groups."""
 
-import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from tests.model_executor.models.decoder.building import (
-    assert_same_weights,
-    build_model,
-    make_harness,
+from tests.model_executor.models.decoder.building import assert_same_weights, build_model
+from tests.model_executor.models.decoder.recurrent_checks import (
+    LENGTH,
+    Case,
+    check_1500_tokens,
+    check_batches_with_rejected_drafts,
+    check_every_length,
+    check_every_state,
+    check_unread_rows,
+    make_case,
 )
 from tests.model_executor.models.decoder.reference import (
-    ReferenceRun,
-    build_hf_model,
     config_as_saved,
     kimi_linear,
     published_tensors,
-    run_reference,
 )
-from tests.model_executor.models.hf_reference import random_tokens
 from vllm.exceptions import ConfigError, UnsupportedFeatureError
 from vllm.model_executor.models.decoder.kv_cache import STATES, decoder_kv_cache_specs
-from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.registry import resolve_model
 from vllm.native.loader import load_library
 from vllm.v1.kv_cache_interface import RecurrentStateSpec
 
-TOLERANCE = 1e-3
-LENGTH = 300
 # Threads of the native kernels; 0: torch.
 PATHS = [0, 2] if load_library() else [0]
 
@@ -61,17 +58,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass
-class Case:
-    """A model, and sequences with the reference's logits."""
-
-    raw: dict[str, Any]
-    reference: Any
-    model: DecoderForCausalLM
-    sequences: list[list[int]]
-    runs: list[ReferenceRun]
-
-
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Products are too small to share out."""
@@ -83,12 +69,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
 def case(request: pytest.FixtureRequest) -> Case:
-    raw = CONFIGS[request.param]
-    reference = build_hf_model(raw, seed=7)
-    sequences = [random_tokens(LENGTH, seed) for seed in (2, 3, 4)]
-    runs = [run_reference(reference, token_ids) for token_ids in sequences]
-    assert min(float(run.margins.min()) for run in runs) > 1e-5, "a near-tie of a router"
-    return Case(raw, reference, build_model(raw, published_tensors(reference)), sequences, runs)
+    return make_case(CONFIGS[request.param])
 
 
 def parse(raw: dict[str, Any]) -> Any:
@@ -109,22 +90,13 @@ def test_both_spellings_of_the_config_are_one_model(case: Case) -> None:
 @pytest.mark.parametrize("native", PATHS)
 @pytest.mark.parametrize("chunk", [LENGTH, 1, 7, 64])
 def test_every_length_up_to_300(case: Case, chunk: int, native: int) -> None:
-    # The model is causal: row i of one forward of n > i tokens is the answer for length i + 1.
-    harness = make_harness(case.model, (16, 32, 64, 128)[chunk % 4], native=native, packed=True)
-    chunks = [min(chunk, LENGTH - first) for first in range(0, LENGTH, chunk)]
-    logits = harness.run(case.sequences[0], chunks)
-    torch.testing.assert_close(logits, case.runs[0].logits, atol=TOLERANCE, rtol=0)
+    check_every_length(case, chunk, native)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("native", PATHS)
 def test_1500_tokens(case: Case, native: int) -> None:
-    token_ids = random_tokens(1500, 5)
-    expected = run_reference(case.reference, token_ids)
-    assert float(expected.margins.min()) > 2e-6, "a near-tie of a router"
-    harness = make_harness(case.model, 32, num_blocks=600, native=native)
-    logits = harness.run(token_ids, [1000, 1, 499])
-    torch.testing.assert_close(logits, expected.logits, atol=TOLERANCE, rtol=0)
+    check_1500_tokens(case, native)
 
 
 @pytest.mark.slow
@@ -134,57 +106,18 @@ def test_1500_tokens(case: Case, native: int) -> None:
 def test_batches_with_rejected_drafts(
     case: Case, block_size: int, packed: bool, native: int
 ) -> None:
-    rng = random.Random(block_size)
-    harness = make_harness(case.model, block_size, packed=packed, native=native)
-    live = [harness.add(token_ids) for token_ids in case.sequences]
-    num_wrong = 0
-    while any(sequence.num_left for sequence in live):
-        picked = [i for i, s in enumerate(live) if s.num_left and rng.random() < 0.8]
-        starts = [live[i].num_computed for i in picked]
-        counts = [min(rng.choice([1, 2, 3, 4, 9, 70]), live[i].num_left) for i in picked]
-        rejected = [rng.randrange(count) if count <= 4 else 0 for count in counts]
-        num_wrong += sum(rejected)
-        work = [(live[i], count) for i, count in zip(picked, counts, strict=True)]
-        logits = harness.step(work, rejected)
-        for i, start, count, wrong, rows in zip(
-            picked, starts, counts, rejected, logits, strict=True
-        ):
-            expected = case.runs[i].logits[start : start + count - wrong]
-            torch.testing.assert_close(rows[: count - wrong], expected, atol=TOLERANCE, rtol=0)
-    assert num_wrong > 10
+    check_batches_with_rejected_drafts(case, block_size, packed, native)
 
 
 @pytest.mark.slow
 def test_unread_rows_need_not_be_computed(case: Case) -> None:
-    harness = make_harness(case.model)
-    sequence = harness.add(case.sequences[1])
-    sequence.wanted_from = 150
-    for start, count in ((0, 100), (100, 100), (200, 100)):
-        logits = harness.step([(sequence, count)])[0]
-        wanted = max(0, 150 - start)
-        expected = case.runs[1].logits[start : start + count][wanted:]
-        torch.testing.assert_close(logits[wanted:], expected, atol=TOLERANCE, rtol=0)
+    check_unread_rows(case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("native", PATHS)
 def test_every_state_that_a_chunk_leaves_can_be_resumed_from(case: Case, native: int) -> None:
-    harness = make_harness(case.model, 16, num_blocks=600, native=native)
-    first = harness.add(case.sequences[2])
-    first.keeps_states = True
-    harness.step([(first, LENGTH)])
-    (states,) = [i for i, group in enumerate(harness.layout.groups) if group.state is not None]
-    rows = 1 - states
-    pieces = harness.layout.groups[states].state.num_blocks  # type: ignore[union-attr]
-    for boundary in range(16, LENGTH - 5, 16):
-        resumed = harness.add(first.token_ids)
-        resumed.num_computed = boundary
-        resumed.blocks[rows] = {i: first.blocks[rows][i] for i in range(boundary // 16)}
-        span = range((boundary // 16 - 1) * pieces, boundary // 16 * pieces)
-        resumed.blocks[states] = {i: first.blocks[states][i] for i in span}
-        logits = harness.step([(resumed, 5)])[0]
-        expected = case.runs[2].logits[boundary : boundary + 5]
-        torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+    check_every_state(case, native)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
 from vllm.v1.kv_offload.cells import ObjectKind
+from vllm.v1.kv_offload.rates import Rates
 from vllm.v1.kv_offload.records import ObjectKey, StoredObject
 from vllm.v1.kv_offload.store import ObjectStore
 
@@ -55,6 +56,25 @@ class Restorable:
             name = "host" if located.is_host else "disk"
             counts[name] = counts.get(name, 0) + max(0, end - max(first, num_local))
         return {name: count for name, count in counts.items() if count}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to bring a prompt further than the pool does.
+
+    Attributes:
+        found: What is loaded.
+        resumes_at: From where on tokens are computed. With rows alone that is before their end:
+            window rows are computed again (``retention.rebuild``).
+    """
+
+    found: Restorable
+    resumes_at: int
+
+    @property
+    def is_rows_alone(self) -> bool:
+        """Whether windows are to be rebuilt."""
+        return self.resumes_at < self.found.position
 
 
 class Tiers:
@@ -114,14 +134,17 @@ class Tiers:
             store.unpin(part)
 
 
-def find_restorable(
+def find_ways(
     tiers: Tiers,
     layout: ObjectLayout,
     block_hashes: Sequence[bytes],
     num_local: int,
     max_tokens: int,
-) -> Restorable | None:
-    """Return the longest prefix in the tiers that is longer than the local hit; memory only.
+    rebuild_tokens: int | None = None,
+) -> list[Way]:
+    """Return how the tiers can bring a prompt further than the pool; memory only.
+
+    The longest prefix that can be resumed as it is, and, where windows can be rebuilt, all rows.
 
     Args:
         tiers: What is there.
@@ -129,6 +152,10 @@ def find_restorable(
         block_hashes: Of the prompt, one for each unit.
         num_local: Tokens of the local hit.
         max_tokens: The longest prefix of use.
+        rebuild_tokens: Tokens to compute again before the end of rows; None: that is no way.
+
+    Raises:
+        IndexUnreadError: Part of the index is not read yet.
     """
     unit, size = layout.unit, layout.group_tokens
     end = min(max_tokens // unit, len(block_hashes)) * unit
@@ -141,13 +168,65 @@ def find_restorable(
             break
         rows.append(found)
     matched = (first_group + len(rows)) * size
+    ways: list[Way] = []
     state = _find_state(tiers, layout, block_hashes, num_local, min(end, matched + size - unit))
     if state is not None:
         position = state.found.position
-        return _make(layout, position, rows[: position // size - first_group], state)
-    if layout.has_windows or matched <= num_local:
-        return None
-    return _make(layout, matched, rows, None)
+        found_whole = _make(layout, position, rows[: position // size - first_group], state)
+        ways.append(Way(found_whole, position))
+    elif not layout.has_windows and matched > num_local:
+        ways.append(Way(_make(layout, matched, rows, None), matched))
+    if layout.has_windows and rebuild_tokens is not None and rows:
+        resumes_at = (matched - rebuild_tokens) // unit * unit
+        if resumes_at > num_local:
+            ways.append(Way(_make(layout, matched, rows, None), resumes_at))
+    return ways
+
+
+def find_restorable(
+    tiers: Tiers,
+    layout: ObjectLayout,
+    block_hashes: Sequence[bytes],
+    num_local: int,
+    max_tokens: int,
+) -> Restorable | None:
+    """Return the longest prefix in the tiers that can be resumed as it is; see ``find_ways``."""
+    ways = find_ways(tiers, layout, block_hashes, num_local, max_tokens)
+    return ways[0].found if ways else None
+
+
+def choose_way(
+    ways: Sequence[Way],
+    rates: Rates,
+    num_local: int,
+    num_tokens: int,
+    num_queued: int,
+    *,
+    always: bool = False,
+) -> Way | None:
+    """Return the quickest way to compute a prompt; None: without a load.
+
+    Args:
+        ways: What can be loaded.
+        rates: What was measured.
+        num_local: Tokens of the local hit.
+        num_tokens: Of the prompt.
+        num_queued: Bytes that are read from the disk before.
+        always: Load whatever it costs, the way that leaves least to compute.
+    """
+    best: Way | None = None
+    best_s = rates.compute_s(num_local, num_tokens)
+    if best_s is None or always:
+        # The one that can be resumed as it is comes first.
+        return max(ways, key=lambda way: way.resumes_at, default=None)
+    for way in ways:
+        from_disk = way.found.num_bytes(is_host=False)
+        from_host = way.found.num_bytes(is_host=True)
+        queued = num_queued if from_disk else 0
+        cost = rates.cost_s(from_disk, way.resumes_at, num_tokens, queued, from_host)
+        if cost is not None and cost < best_s:
+            best, best_s = way, cost
+    return best
 
 
 def _find_state(

@@ -23,9 +23,11 @@ from vllm.distributed.kv_transfer.offloading.reporting import TierCounts, TierEv
 from vllm.distributed.kv_transfer.offloading.restoring import (
     Restorable,
     Tiers,
+    choose_way,
     find_given_up,
-    find_restorable,
+    find_ways,
 )
+from vllm.distributed.kv_transfer.offloading.row_loads import RowLoads
 from vllm.distributed.kv_transfer.offloading.settings import OffloadSettings
 from vllm.distributed.kv_transfer.offloading.tracking import NOT_WORTH, Candidate, Tracker
 from vllm.distributed.kv_transfer.offloading.viewing import find_disk_state, view_tier
@@ -106,6 +108,7 @@ class Tier:
         # What was computed by tokens nobody knows would be told with wrong ones.
         publishes = events is not None and events.publisher not in (None, "null")
         self.warming = Warming(manager, layout, 0 if publishes or keeper is None else settings.warm)
+        self._row_loads = RowLoads(manager, layout.unit)
         self._writing: dict[int, Reservation] = {}
         # What a write to the disk reads in host memory, by the write's sequence.
         self._held: dict[int, StoredObject] = {}
@@ -155,7 +158,7 @@ class Tier:
 
     def is_own(self, request_id: str) -> bool:
         """Whether a load is of no request's: its end is nobody else's business."""
-        return self.warming.is_loading(request_id)
+        return self.warming.is_loading(request_id) or self._row_loads.is_loading(request_id)
 
     @property
     def _is_opening(self) -> bool:
@@ -214,37 +217,47 @@ class Tier:
             # most likely nothing is.
             if not self.keeper.is_digesting:
                 return None
+        if self._row_loads.is_waited_for(request_id):
+            return None
         if self._tries.get(request_id, 0) >= _MAX_TRIES:
             return 0
         tiers = Tiers(self.host, None if self._is_unreadable() else self.store)
-        most = request.num_tokens - 1
+        hashes, most = request.block_hashes, request.num_tokens - 1
+        rebuild_tokens = self._coordinator.rebuild_tokens
         try:
-            found = find_restorable(tiers, self._layout, request.block_hashes, num_local, most)
-            until = self._find_given_up(request, num_local if found is None else found.position)
+            ways = find_ways(tiers, self._layout, hashes, num_local, most, rebuild_tokens)
+            deepest = max((way.found.position for way in ways), default=num_local)
+            until = self._find_given_up(request, deepest)
         except IndexUnreadError:
             # In a moment it will be: the disk's thread reads that part next.
             return None
-        if found is None:
+        if not ways:
             self._note_given_up(request, until)
             return 0
-        if any(found.objects[-1] in other.objects for other in self._loading.values()):
+        if any(way.found.objects[-1] in o.objects for way in ways for o in self._loading.values()):
             # It will be in the pool in a moment.
             return None
         queued = sum(other.num_bytes(is_host=False) for other in self._loading.values())
-        from_disk, from_host = found.num_bytes(is_host=False), found.num_bytes(is_host=True)
-        if not (
-            self._settings.always_restore
-            or self._get_rates().pays(
-                from_disk, num_local, found.position, queued if from_disk else 0, from_host
-            )
-        ):
-            self._notes[request_id] = AdmissionNote({}, RESTORE_DECLINED, found.position)
+        way = choose_way(
+            ways,
+            self._get_rates(),
+            num_local,
+            request.num_tokens,
+            queued,
+            always=self._settings.always_restore,
+        )
+        if way is None:
+            self._notes[request_id] = AdmissionNote({}, RESTORE_DECLINED, deepest)
             return 0
         if len(self._loading) >= _MAX_RESTORES:
             return None
-        self._found[request_id] = found
-        self._note_given_up(request, until, found.count_sources(num_local))
-        return found.position - num_local
+        if way.is_rows_alone:
+            self._tries[request_id] = self._tries.get(request_id, 0) + 1
+            has_begun = self._row_loads.begin(request, way.found, self._order_restore)
+            return None if has_begun else 0
+        self._found[request_id] = way.found
+        self._note_given_up(request, until, way.found.count_sources(num_local))
+        return way.found.position - num_local
 
     def _find_given_up(self, request: Request, start: int) -> int:
         """Return how far a request would get if the tiers had kept all they ever had."""
@@ -337,6 +350,7 @@ class Tier:
             else:
                 self._commit_host(kept)
         self.warming.settle(request_id, has_failed=has_failed)
+        self._row_loads.settle(request_id, has_failed=has_failed)
         if not has_failed:
             self.counts.restores["restored"] += 1
             self._tries.pop(request_id, None)

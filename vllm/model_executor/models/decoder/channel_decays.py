@@ -1,4 +1,4 @@
-"""The delta rule with a decay for each channel of a head's keys (Kimi Linear).
+"""The delta rule with a decay for each channel of a head's keys (Kimi Linear, GLM 5.3 Flash).
 
 Decays and gates are products of two narrow matrices each. Source: arXiv:2510.26692.
 """
@@ -31,6 +31,7 @@ class ChannelDecayNet(DeltaRuleNet):
         self.in_proj = MergedColumnParallelLinear(hidden, sizes, make, _NAMES)
         self.decays = ReplicatedLinear(rank, (len(self.dt_bias),), make, ("f_b_proj",))
         self.gates = ReplicatedLinear(rank, (values,), make, ("g_b_proj",))
+        self._bounded_decay_logs = parts.ops("bounded_decay_logs")
         self.output = RowParallelLinear(
             "linear_attn_config.num_heads * head_dim", values, hidden, make, "o_proj"
         )
@@ -43,7 +44,11 @@ class ChannelDecayNet(DeltaRuleNet):
         mixed, betas, decays, gates = torch.split(self.in_proj(x), sizes, -1)
         by_channel = self.decays(decays).view(len(x), plan.num_value_heads, plan.key_dim)
         bias = self.dt_bias.view(plan.num_value_heads, plan.key_dim)
-        logs = self._decay_logs(by_channel, bias, self.a_log.unsqueeze(1))
+        rates = self.a_log.unsqueeze(1)
+        if plan.decay_bound:
+            logs = self._bounded_decay_logs(by_channel, bias, rates, plan.decay_bound)
+        else:
+            logs = self._decay_logs(by_channel, bias, rates)
         return mixed, self.gates(gates), betas, logs
 
     def _map_output(self, normed: torch.Tensor) -> torch.Tensor:
@@ -53,11 +58,12 @@ class ChannelDecayNet(DeltaRuleNet):
 
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination."""
+        rates = self.a_log.data
         slots = {
             **self.output.weight_slots(f"{prefix}.o_proj"),
             **self.decays.part_slots(0, f"{prefix}.f_b_proj"),
             **self.gates.part_slots(0, f"{prefix}.g_b_proj"),
-            f"{prefix}.A_log": self.a_log.data.view(1, 1, -1, 1),
+            f"{prefix}.A_log": rates if self.plan.decay_bound else rates.view(1, 1, -1, 1),
             f"{prefix}.dt_bias": self.dt_bias.data,
             f"{prefix}.o_norm.weight": self.norm.data,
         }

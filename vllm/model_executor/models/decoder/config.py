@@ -16,6 +16,22 @@ MXFP4_GROUP_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True)
+class IndexerPlan:
+    """A choice of the keys that a query attends to, by pools of consecutive tokens.
+
+    Attributes:
+        num_heads, head_dim: Of its own queries and keys.
+        pool_size: Tokens of a pool; pools are counted from the first token.
+        num_chosen: Pools that a query attends to, besides its own that is not complete.
+    """
+
+    num_heads: int
+    head_dim: int
+    pool_size: int
+    num_chosen: int
+
+
+@dataclass(frozen=True, slots=True)
 class LatentShape:
     """Keys and values of all heads as products of one cached row a token: [latent | shared].
 
@@ -27,12 +43,25 @@ class LatentShape:
         shared_dim: Values of the part of the keys that all heads share.
         key_dim: Values of a head's own part of its keys.
         value_dim: Values of a head's values.
+        eps: Added to the mean square of a latent.
+        query_rank: Values of a latent that queries are products of; 0: they are the input's.
+        indexer: Chooses the keys of a query; None: it attends to all. What the choice depends on
+            stands behind the latent in the cached row.
     """
 
     latent_dim: int
     shared_dim: int
     key_dim: int
     value_dim: int
+    eps: float
+    query_rank: int = 0
+    indexer: IndexerPlan | None = None
+
+    @property
+    def row_width(self) -> int:
+        """Values of a cached row."""
+        beside = 0 if self.indexer is None else 2 * self.indexer.head_dim
+        return self.latent_dim + self.shared_dim + beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +116,8 @@ class GatedDeltaPlan:
         gate_activation: Of the output's gate: "silu" or "sigmoid".
         has_channel_decays: Whether each channel of a key decays by itself, not the head as a whole;
             decays and gates are products of two narrow matrices then.
+        decay_bound: How far below zero a logarithm of a decay may be, by a sigmoid; 0: there is no
+            bound, it is a softplus.
     """
 
     num_key_heads: int
@@ -97,6 +128,7 @@ class GatedDeltaPlan:
     is_interleaved: bool = False
     gate_activation: str = "silu"
     has_channel_decays: bool = False
+    decay_bound: float = 0.0
 
     @property
     def num_channels(self) -> int:
@@ -111,11 +143,16 @@ class GatedDeltaPlan:
 
 @dataclass(frozen=True, slots=True)
 class MlpPlan:
-    """A gated feed-forward layer: down(activation(gate(x)) * up(x))."""
+    """A gated feed-forward layer: down(activation(gate(x)) * up(x)).
+
+    Attributes:
+        limit: The gate is at most this, up within it on both sides; 0: they are as they are.
+    """
 
     inner_size: int
     activation: Activation = "silu"
     has_bias: bool = False
+    limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +164,14 @@ class SigmoidRouter:
         num_chosen_groups: A token's experts come from so many groups, those whose best two sum up
             to most.
         factor: The chosen scores are multiplied by it at last.
+        has_numbered_names: Whether the part is ``block_sparse_moe`` in files and an expert's
+            matrices w1, w3 and w2, as Kimi's.
     """
 
     num_groups: int
     num_chosen_groups: int
     factor: float
+    has_numbered_names: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +185,7 @@ class ExpertsPlan:
         shared: A gated MLP that every token passes besides: as it is under a ``router``, else times
             the sigmoid of a learned gate.
         router: How experts are chosen; None: by a softmax over all of them.
+        limit: As an ``MlpPlan``'s, of every expert.
     """
 
     num_experts: int
@@ -154,6 +195,7 @@ class ExpertsPlan:
     activation: Activation = "silu"
     shared: MlpPlan | None = None
     router: SigmoidRouter | None = None
+    limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +272,21 @@ class NormPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class HyperPlan:
+    """Several residual streams, mixed around each half of a layer; the last layer's mean is read.
+
+    Attributes:
+        num_streams: How many.
+        eps: Added to the reading weights, the mixing matrix and its sums.
+        num_iterations: Passes over the mixing matrix.
+    """
+
+    num_streams: int
+    eps: float
+    num_iterations: int
+
+
+@dataclass(frozen=True, slots=True)
 class TensorNames:
     """How a checkpoint spells its tensors.
 
@@ -254,6 +311,7 @@ class DecoderConfig:
         has_head: Whether the output matrix is its own, not the embedding's.
         has_layer_scalars: Whether each layer's output is scaled by a stored number.
         layer_inputs: What each layer adds for its token beside attention and feed-forward, if so.
+        hyper: How residual streams are mixed, if there are several.
         drafter: The layer of a block that drafts tokens from the last layer's output; None: there
             is none, or it does not run.
     """
@@ -272,6 +330,7 @@ class DecoderConfig:
     names: TensorNames = TensorNames()
     has_layer_scalars: bool = False
     layer_inputs: LayerInputsPlan | None = None
+    hyper: HyperPlan | None = None
     drafter: LayerPlan | None = None
 
     @property

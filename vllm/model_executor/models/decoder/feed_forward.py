@@ -24,10 +24,18 @@ from vllm.model_executor.models.decoder.config import (
     MlpPlan,
 )
 from vllm.model_executor.models.decoder.step import ModelParts
+from vllm.v1.attention.ops.registry import Op, OpResolver
 from vllm.v1.attention.ops.stored import GatedExperts, StoredStack
 
 _LEAVES = ("gate_proj", "up_proj", "down_proj")
 _ACTIVATION_OPS = {"silu": "silu_and_mul", "gelu_tanh": "gelu_tanh_and_mul"}
+
+
+def find_activation(plan: MlpPlan | ExpertsPlan, ops: OpResolver) -> Op:
+    """Returns what makes the second product's input of the first one's [N, gate | up]."""
+    if plan.limit:
+        return partial(ops("limited_silu_and_mul"), limit=plan.limit)
+    return ops(_ACTIVATION_OPS[plan.activation])
 
 
 def build_feed_forward(
@@ -39,7 +47,8 @@ def build_feed_forward(
     if isinstance(plan, MlpPlan):
         return GatedMlp(plan, parts)
     if plan.router is not None:
-        return SigmoidExperts(plan, parts)
+        numbered = plan.router.has_numbered_names
+        return (NumberedExperts if numbered else SigmoidExperts)(plan, parts)
     return Experts(plan, parts) if plan.shared is None else SharedExperts(plan, parts)
 
 
@@ -58,7 +67,7 @@ class GatedMlp(nn.Module):
         )
         self.gate_up_bias = make.parameter(2 * inner) if plan.has_bias else None
         self.down_bias = make.parameter(hidden) if plan.has_bias else None
-        self._activate = parts.ops(_ACTIVATION_OPS[plan.activation])
+        self._activate = find_activation(plan, parts.ops)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps the normed input [T, D] to [T, D]."""
@@ -124,7 +133,7 @@ class ExpertBank(nn.Module):
         self.down = make.parameter(num_plain, hidden, inner, dtype=kept)
         self._score = parts.ops("router_logits")
         self._choose, self._run = parts.ops("choose_by_softmax"), parts.ops("run_experts")
-        self._activate = activate = parts.ops(_ACTIVATION_OPS[plan.activation])
+        self._activate = activate = find_activation(plan, parts.ops)
         self._mlp = partial(parts.ops("gated_mlp"), activate=activate)
         # No kernel takes packed matrices as one stack.
         self._experts: GatedExperts | None = None
@@ -239,8 +248,6 @@ class SharedExperts(Experts):
 class SigmoidExperts(ExpertBank):
     """Routed experts by their own scores, in groups, and a shared MLP if there is one."""
 
-    leaves: ClassVar[tuple[str, ...]] = ("w1", "w3", "w2")
-
     def __init__(self, plan: ExpertsPlan, parts: ModelParts) -> None:
         super().__init__(plan, parts)
         assert plan.router is not None
@@ -281,3 +288,9 @@ class SigmoidExperts(ExpertBank):
         if self.shared is not None:
             slots |= self.shared.weight_slots(f"{prefix}.shared_experts")
         return slots
+
+
+class NumberedExperts(SigmoidExperts):
+    """The same under Kimi's names."""
+
+    leaves: ClassVar[tuple[str, ...]] = ("w1", "w3", "w2")

@@ -23,10 +23,7 @@ from vllm.model_executor.models.decoder.config import LayerPlan
 from vllm.model_executor.models.decoder.paged_attention import PagedAttention
 from vllm.model_executor.models.decoder.step import ModelParts, Step
 
-_NAMES = ("q_proj", "kv_a_proj_with_mqa")
-# The releases' code has it, not config.json.
-LATENT_EPS = 1e-6
-"""Added to the mean square of a latent."""
+_ROW = "kv_a_proj_with_mqa"
 
 
 class LatentAttention(PagedAttention):
@@ -50,8 +47,16 @@ class LatentAttention(PagedAttention):
         self.latent = latent
         heads = shape.num_heads
         self._query_dim = latent.key_dim + latent.shared_dim
-        sizes = (heads * self._query_dim, shape.head_dim)
-        self.projections = MergedColumnParallelLinear(hidden, sizes, make, _NAMES)
+        width = heads * self._query_dim
+        sizes = (latent.query_rank or width, latent.latent_dim + latent.shared_dim)
+        self._names = ("q_a_proj" if latent.query_rank else "q_proj", _ROW)
+        self.projections = MergedColumnParallelLinear(hidden, sizes, make, self._names)
+        # Where queries are products of a latent of their own.
+        self.query_norm: torch.Tensor | None = None
+        self.queries: ReplicatedLinear | None = None
+        if latent.query_rank:
+            self.query_norm = make.parameter(latent.query_rank)
+            self.queries = ReplicatedLinear(latent.query_rank, (width,), make, ("q_b_proj",))
         self.row_norm = make.parameter(latent.latent_dim)
         # By head: rows of Wk, then of Wv.
         num_rows = heads * (latent.key_dim + latent.value_dim)
@@ -68,16 +73,31 @@ class LatentAttention(PagedAttention):
 
         The last layer with a cache gives the step's wanted rows alone.
         """
+        projected, rows = self._project(x)
+        return self._map_found(self._attend_step(self._take(projected), rows, step))
+
+    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns what queries are products of, normed if it is a latent, and rows [T, L + S]."""
         latent = self.latent
         queries, rows = torch.split(self.projections(x), list(self.projections.out_sizes), -1)
         latents, shared = torch.split(rows, [latent.latent_dim, latent.shared_dim], -1)
-        normed = self._norm(latents, self.row_norm, LATENT_EPS)
-        by_head = queries.view(len(x), self._shape.num_heads, self._query_dim)
+        normed = self._norm(latents, self.row_norm, latent.eps)
+        if self.query_norm is not None:
+            queries = self._norm(queries, self.query_norm, latent.eps)
+        return queries, torch.cat([normed, shared], -1)
+
+    def _take(self, projected: torch.Tensor) -> torch.Tensor:
+        """Returns queries in the rows' space [T, H, L + S]."""
+        latent = self.latent
+        queries = projected if self.queries is None else self.queries(projected)
+        by_head = queries.view(len(projected), self._shape.num_heads, self._query_dim)
         own, with_shared = torch.split(by_head, [latent.key_dim, latent.shared_dim], -1)
-        keys, values = self.split_heads()
-        taken = torch.cat([self._map_heads(own, keys.mT), with_shared], -1)
-        found = self._attend_step(taken, torch.cat([normed, shared], -1), step)
-        attended = self._map_heads(found[..., : latent.latent_dim], values)
+        return torch.cat([self._map_heads(own, self.split_heads()[0].mT), with_shared], -1)
+
+    def _map_found(self, found: torch.Tensor) -> torch.Tensor:
+        """Maps what heads found, [T, H, at least L], to the output [T, D]."""
+        values = self.split_heads()[1]
+        attended = self._map_heads(found[..., : self.latent.latent_dim], values)
         output: torch.Tensor = self.output(attended.flatten(1))
         return output
 
@@ -121,6 +141,9 @@ class LatentAttention(PagedAttention):
             f"{prefix}.kv_a_layernorm.weight": self.row_norm.data,
             **self.heads.part_slots(0, f"{prefix}.kv_b_proj"),
         }
-        for index, name in enumerate(_NAMES):
+        if self.queries is not None and self.query_norm is not None:
+            slots |= self.queries.part_slots(0, f"{prefix}.q_b_proj")
+            slots[f"{prefix}.q_a_layernorm.weight"] = self.query_norm.data
+        for index, name in enumerate(self._names):
             slots |= self.projections.part_slots(index, f"{prefix}.{name}")
         return slots

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vllm.distributed.parallel_state import shard_size
+from vllm.model_executor.layers.hyper_connections import HyperConnection
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.quantization.products import multiply
 from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource
@@ -20,12 +21,14 @@ from vllm.model_executor.models.decoder.config import (
     DecoderConfig,
     ExpertsPlan,
     FeedForwardPlan,
+    HyperPlan,
     LayerPlan,
 )
 from vllm.model_executor.models.decoder.delta_rule import DeltaRuleNet
 from vllm.model_executor.models.decoder.experts_beside import ExpertsBeside
 from vllm.model_executor.models.decoder.feed_forward import build_feed_forward
 from vllm.model_executor.models.decoder.gated_delta import GatedDeltaNet
+from vllm.model_executor.models.decoder.indexed_attention import IndexedAttention
 from vllm.model_executor.models.decoder.latent_attention import LatentAttention
 from vllm.model_executor.models.decoder.layer_inputs import LayerInputBlock, LayerInputs
 from vllm.model_executor.models.decoder.paged_attention import PagedAttention
@@ -46,8 +49,10 @@ def build_mixer(index: int, plan: LayerPlan, parts: ModelParts) -> PagedAttentio
     if plan.recurrence is not None:
         net = ChannelDecayNet if plan.recurrence.has_channel_decays else GatedDeltaNet
         return net(index, plan.recurrence, parts)
-    has_latents = parts.config.shape_of(plan).latent is not None
-    return (LatentAttention if has_latents else DecoderAttention)(index, plan, parts)
+    latent = parts.config.shape_of(plan).latent
+    if latent is None:
+        return DecoderAttention(index, plan, parts)
+    return (IndexedAttention if latent.indexer else LatentAttention)(index, plan, parts)
 
 
 def find_mixer_name(plan: LayerPlan) -> str:
@@ -58,8 +63,40 @@ def find_mixer_name(plan: LayerPlan) -> str:
 
 def find_feed_forward_name(plan: FeedForwardPlan) -> str:
     """Returns what the releases call a layer's second half."""
-    has_router = isinstance(plan, ExpertsPlan) and plan.router is not None
-    return "block_sparse_moe" if has_router else "mlp"
+    router = plan.router if isinstance(plan, ExpertsPlan) else None
+    return "block_sparse_moe" if router is not None and router.has_numbered_names else "mlp"
+
+
+class HyperPair(nn.Module):
+    """The connections of a layer's two halves with the residual streams.
+
+    Args:
+        plan: How they are mixed.
+        parts: What to build from.
+    """
+
+    def __init__(self, plan: HyperPlan, parts: ModelParts) -> None:
+        super().__init__()
+        config = parts.config
+        self.attention, self.feed_forward = (
+            HyperConnection(
+                plan.num_streams,
+                config.hidden_size,
+                config.norm.eps,
+                plan.eps,
+                plan.num_iterations,
+                parts.ops,
+                parts.make,
+            )
+            for _ in range(2)
+        )
+
+    def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination."""
+        return {
+            **self.attention.weight_slots(f"{prefix}.hc_attn"),
+            **self.feed_forward.weight_slots(f"{prefix}.hc_ffn"),
+        }
 
 
 class DecoderBlock(nn.Module):
@@ -94,6 +131,11 @@ class DecoderBlock(nn.Module):
             else None
         )
         self.scalar = make.parameter(1) if config.has_layer_scalars else None
+        self.hyper = (
+            None
+            if config.hyper is None or plan is config.drafter
+            else HyperPair(config.hyper, parts)
+        )
         self._index = index
         self._narrows = index == config.last_owner
         num_norms = 4 if config.norm.is_sandwich else 2
@@ -104,7 +146,10 @@ class DecoderBlock(nn.Module):
         """Maps the residual stream [T, D] to [T, D]; writes the layer's cache.
 
         The last layer with a cache returns the step's wanted rows alone, those above take them.
+        Where there are several streams, they are [T, n, D].
         """
+        if self.hyper is not None:
+            return self._forward_streams(self.hyper, x, step)
         attended = self.attention(self._norm(x, self.norms[0], self._plan.eps), step)
         if self._narrows and step.wanted is not None:
             x, step = x[step.wanted], step.narrow()
@@ -115,6 +160,19 @@ class DecoderBlock(nn.Module):
             assert step.layer_inputs is not None
             x = self.layer_input(x, step.layer_inputs[:, self._index])
         return x if self.scalar is None else x * self.scalar
+
+    def _forward_streams(self, hyper: "HyperPair", x: torch.Tensor, step: Step) -> torch.Tensor:
+        eps = self._plan.eps
+        read, post, mix = hyper.attention.read(x)
+        attended = self.attention(self._norm(read, self.norms[0], eps), step)
+        if self._narrows and step.wanted is not None:
+            x, post, mix = x[step.wanted], post[step.wanted], mix[step.wanted]
+            if not len(x):
+                return x
+        x = hyper.attention.write(attended, x, post, mix)
+        read, post, mix = hyper.feed_forward.read(x)
+        mapped = self.feed_forward(self._norm(read, self.norms[1], eps))
+        return hyper.feed_forward.write(mapped, x, post, mix)
 
     def _add_feed_forward(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         eps = self._plan.eps
@@ -146,6 +204,8 @@ class DecoderBlock(nn.Module):
             slots |= self.layer_input.weight_slots(self._prefix)
         if self.scalar is not None:
             slots[f"{self._prefix}.layer_scalar"] = self.scalar.data
+        if self.hyper is not None:
+            slots |= self.hyper.weight_slots(self._prefix)
         return slots
 
 
@@ -257,13 +317,17 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
             return x
         layer_inputs = None if self.layer_inputs is None else self.layer_inputs(token_ids, x)
         step = self._make_step(positions, meta, kv_caches, layer_inputs)
-        last_owner = self.config.last_owner
+        last_owner, hyper = self.config.last_owner, self.config.hyper
+        if hyper is not None:
+            x = x.unsqueeze(1).expand(-1, hyper.num_streams, -1)
         for index, layer in enumerate(self.layers):
             x = layer(x, step)
             if index == last_owner:
                 step = step.narrow()
                 if not len(x):
                     break
+        if hyper is not None:
+            x = x.mean(1)
         if step.wanted is None:
             return x
         stream = x.new_zeros(meta.num_tokens, x.shape[1])

@@ -26,6 +26,7 @@ class Step:
     """Inputs of every layer in one forward pass.
 
     Attributes:
+        positions: int64 [T], of all rows.
         meta: Index tables.
         kv_caches: Cache name -> [num_blocks, rows_per_block, width].
         turns: Rotary setting -> cosines and signed sines [T, 1, head_dim].
@@ -36,6 +37,7 @@ class Step:
             caches that several layers read; each is put there by its owner.
     """
 
+    positions: torch.Tensor
     meta: StepMetadata
     kv_caches: Mapping[str, torch.Tensor]
     turns: Mapping[RopeConfig, HalfTurns]
@@ -75,7 +77,8 @@ class StepFactory(nn.Module):
             rope: compute_half_turns(positions, frequencies, rope.magnitude, self._dtype)
             for rope, frequencies in self._frequencies.items()
         }
-        return Step(meta, kv_caches, turns, layer_inputs, meta.find_wanted(positions.device))
+        wanted = meta.find_wanted(positions.device)
+        return Step(positions, meta, kv_caches, turns, layer_inputs, wanted)
 
 
 def find_frequencies(rope: RopeConfig, device: torch.device) -> torch.Tensor:

@@ -55,6 +55,12 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return silu(gate).mul_(up)
 
 
+def limited_silu_and_mul(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
+    """Returns silu(gate) * up of [N, gate | up]; gate is at most ``limit``, up within it."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return silu(gate.clamp(max=limit)).mul_(up.clamp(-limit, limit))
+
+
 def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """Returns gelu(gate) * up of [N, gate | up], gelu by its tanh formula."""
     gate, up = gate_up.chunk(2, dim=-1)

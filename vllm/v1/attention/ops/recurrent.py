@@ -38,6 +38,18 @@ def decay_logs(inputs: torch.Tensor, bias: torch.Tensor, a_log: torch.Tensor) ->
     return softplus(inputs.float() + bias).mul_(-a_log.exp())
 
 
+def bounded_decay_logs(
+    inputs: torch.Tensor, bias: torch.Tensor, a_log: torch.Tensor, bound: float
+) -> torch.Tensor:
+    """Returns logarithms of decays within a bound, -bound * sigmoid(exp(a_log) * (inputs + bias)).
+
+    Args:
+        inputs, bias, a_log: As of ``decay_logs``.
+        bound: The most that one falls to below zero.
+    """
+    return ((inputs.float() + bias) * a_log.exp()).sigmoid_().mul_(-bound)
+
+
 def gated_delta_scan(
     queries: torch.Tensor,
     keys: torch.Tensor,

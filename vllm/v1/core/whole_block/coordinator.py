@@ -301,6 +301,15 @@ class KVCacheCoordinator(Coordinator):
         """Forget everything cached; False while blocks are held."""
         return self.block_pool.reset_prefix_cache()
 
+    def cache_rows(self, request: Request, num_tokens: int) -> None:
+        """Publish full blocks that a connector has written."""
+        self.cache_blocks(request, num_tokens)
+
+    @property
+    def rebuild_tokens(self) -> int | None:
+        """None: windows are never computed again."""
+        return None
+
     def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
         """Hold the longest cached prefix of a request for another engine to read."""
         found = self.look_up(request, request.num_prompt_tokens - 1)

@@ -1,4 +1,4 @@
-"""Kimi Linear through ``LLM``: answers equal transformers', hits end at the unit, drafts cost none.
+"""Kimi Linear and GLM 5.3 through ``LLM``: answers as transformers', hits to the unit, drafts.
 
 A pass of the reference checks a whole answer at once.
 """
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_model
-from tests.model_executor.models.decoder.reference import kimi_linear
+from tests.model_executor.models.decoder.reference import glm5_next, kimi_linear
 from tests.model_executor.models.hf_reference import random_tokens
 from tests.tokenizers.family_tokenizers import byte_level
 from vllm import LLM, SamplingParams
@@ -20,7 +20,8 @@ from vllm.v1.spec_decode.ngram import NgramProposer
 
 pytestmark = pytest.mark.slow
 
-UNIT = 16
+# On the native kernels, and on torch.
+MODELS = {"kimi": kimi_linear(vocab_size=VOCAB_SIZE), "glm": glm5_next(vocab_size=VOCAB_SIZE)}
 NUM_ANSWER = 24
 NGRAM = {
     "method": "ngram",
@@ -39,10 +40,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    folder: Path = tmp_path_factory.mktemp("kimi-linear")
-    return folder, write_model(kimi_linear(vocab_size=VOCAB_SIZE), folder, byte_level())
+@pytest.fixture(scope="module", params=list(MODELS))
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Any]:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    return folder, write_model(MODELS[request.param], folder, byte_level())
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +54,10 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
 
 
-def open_llm(folder: Path, **settings: Any) -> LLM:
+def open_llm(folder: Path, unit: int = 16, **settings: Any) -> LLM:
     return LLM(
         model=str(folder),
-        block_size=UNIT,
+        block_size=unit,
         max_model_len=512,
         max_num_batched_tokens=512,
         num_gpu_blocks_override=300,
@@ -62,9 +65,9 @@ def open_llm(folder: Path, **settings: Any) -> LLM:
     )
 
 
-def ask(llm: LLM, prompt: list[int]) -> tuple[list[int], int | None]:
+def ask(llm: LLM, prompt: list[int], num_tokens: int = NUM_ANSWER) -> tuple[list[int], int | None]:
     params = SamplingParams(
-        temperature=0.0, max_tokens=NUM_ANSWER, ignore_eos=True, detokenize=False
+        temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False
     )
     (output,) = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
     return list(output.outputs[0].token_ids), output.num_cached_tokens
@@ -75,29 +78,30 @@ def assert_greedy(reference: Any, prompt: list[int], answer: list[int]) -> None:
     with torch.inference_mode():
         logits = reference(torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0]
     assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == answer
-    assert len(answer) == NUM_ANSWER
 
 
-def test_hits_end_at_the_unit(checkpoint: tuple[Path, Any]) -> None:
+@pytest.mark.parametrize("unit", [16, 32, 64, 128])
+def test_hits_end_at_the_unit(checkpoint: tuple[Path, Any], unit: int) -> None:
     folder, reference = checkpoint
-    with open_llm(folder) as llm:
+    with open_llm(folder, unit) as llm:
 
         def served(prompt: list[int]) -> tuple[list[int], int | None]:
-            answer, hit = ask(llm, prompt)
+            answer, hit = ask(llm, prompt, 6)
             assert_greedy(reference, prompt, answer)
+            assert len(answer) == 6
             return answer, hit
 
-        for length in (1, 16, 17, 150):
+        for length in (unit, unit + 1, 150):
             prompt = random_tokens(length, length, VOCAB_SIZE)
             answer, hit = served(prompt)
             assert hit == 0
-            assert served(prompt) == (answer, (length - 1) // UNIT * UNIT)
+            assert served(prompt) == (answer, (length - 1) // unit * unit)
         turn = [*prompt, *answer, *random_tokens(40, 8, VOCAB_SIZE)]
         # The last token of an answer was never computed.
-        assert served(turn)[1] == (150 + NUM_ANSWER - 1) // UNIT * UNIT
-        shared = random_tokens(90, 9, VOCAB_SIZE)
+        assert served(turn)[1] == (150 + 6 - 1) // unit * unit
+        shared = random_tokens(140, 9, VOCAB_SIZE)
         hits = [served([*shared, *random_tokens(70, seed, VOCAB_SIZE)])[1] for seed in (10, 11, 12)]
-        assert hits[2] == 90 // UNIT * UNIT
+        assert hits[2] == 140 // unit * unit
 
 
 def test_drafts_cost_no_answer_and_no_hit(
@@ -135,4 +139,4 @@ def test_drafts_cost_no_answer_and_no_hit(
             monkeypatch.setattr(NgramProposer, "find", lambda *_args: [])
             answer, hit = ask(llm, turn)
             assert_greedy(reference, turn, answer)
-            assert hit == (len(text) - 1) // UNIT * UNIT
+            assert hit == (len(text) - 1) // 16 * 16

@@ -1,0 +1,219 @@
+"""GLM 5.3 Flash: recurrent layers with bounded decays, latent attention to chosen keys, experts.
+
+No layer knows positions. Four residual streams are mixed around each half of a layer, as
+DeepSeek-V4's; their mean is read at the end. The wrapper with vision is served as text.
+Source: the releases' config.json.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.model_executor.models.config_fields import FieldReader
+from vllm.model_executor.models.decoder.config import (
+    AttentionShape,
+    DecoderConfig,
+    ExpertsPlan,
+    FeedForwardPlan,
+    GatedDeltaPlan,
+    HyperPlan,
+    IndexerPlan,
+    LatentShape,
+    LayerPlan,
+    MlpPlan,
+    NormPlan,
+    SigmoidRouter,
+    TensorNames,
+)
+from vllm.model_executor.models.decoder.family_fields import (
+    read_layer_types,
+    refuse_quantization,
+)
+
+_RECURRENT = "linear_attention"
+_INDEXED = ("indexed_attention", "deepseek_sparse_attention", "full_attention")
+_DENSE, _SPARSE = _HALVES = ("dense", "sparse")
+
+
+def read_glm5_next(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Reads the text part of a Glm5NextForConditionalGeneration.
+
+    Raises:
+        ConfigError: A field is missing, of the wrong type, or not one we serve.
+        UnsupportedFeatureError: The weights are quantised in a way that is not read.
+    """
+    wrapper = FieldReader(raw)
+    wrapper.require("model_type", "glm5_next", ("glm5_next",))
+    refuse_quantization(wrapper)
+    fields = wrapper.sub_reader("text_config")
+    _require_the_releases_maths(fields)
+    recurrence, attention = _read_recurrence(fields), _read_attention(fields)
+    halves: dict[str, FeedForwardPlan] = {_DENSE: _read_dense(fields)}
+    half_names = _read_halves(fields)
+    if _SPARSE in half_names:
+        halves[_SPARSE] = _read_experts(fields)
+    count = fields.positive_int("num_hidden_layers")
+    return DecoderConfig(
+        vocab_size=fields.positive_int("vocab_size"),
+        hidden_size=fields.positive_int("hidden_size"),
+        max_position_embeddings=fields.positive_int("max_position_embeddings", 1_048_576),
+        layers=tuple(
+            LayerPlan(0, None, halves[half], recurrence=recurrence if kind == _RECURRENT else None)
+            for kind, half in zip(_read_kinds(fields), half_names, strict=True)
+        ),
+        attention=attention,
+        norm=NormPlan(fields.number("rms_norm_eps", 1e-5)),
+        has_head=True,
+        names=_find_names(count),
+        hyper=HyperPlan(
+            num_streams=fields.positive_int("hc_mult", 4),
+            eps=fields.number("hc_eps", 1e-6),
+            num_iterations=fields.positive_int("hc_sinkhorn_iters", 20),
+        ),
+    ).check()
+
+
+def _find_names(num_layers: int) -> TensorNames:
+    """Returns the spellings; the layer behind the last one drafts, and is left out."""
+    return TensorNames(
+        prefixes=(
+            (f"model.language_model.layers.{num_layers}.", "drafter."),
+            ("model.language_model.", "model."),
+            ("model.visual.", "visual."),
+        ),
+        ignored=("visual.", "drafter."),
+    )
+
+
+def _require_the_releases_maths(fields: FieldReader) -> None:
+    """Refuses variants that the releases have no use of.
+
+    Raises:
+        ConfigError: One is asked for.
+    """
+    fields.require("model_type", "glm5_next_text", ("glm5_next_text",))
+    fields.require("hidden_act", "silu", ("silu",))
+    fields.require("attention_bias", False, (False,))
+    fields.require("tie_word_embeddings", False, (False,))
+    fields.require("index_kpool_always_select_tail", True, (True,))
+    if fields.non_negative_int("qk_rope_head_dim", 0):
+        raise fields.error("qk_rope_head_dim", fields.positive_int("qk_rope_head_dim"), "0")
+    heads = fields.positive_int("num_attention_heads")
+    fields.require("num_key_value_heads", heads, (heads,))
+    count = fields.positive_int("num_hidden_layers")
+    if fields.has("indexer_types"):
+        for kind in fields.sequence("indexer_types", count):
+            if kind != "full":
+                raise fields.error("indexer_types", kind, "full, in every layer")
+
+
+def _read_attention(fields: FieldReader) -> AttentionShape:
+    pool = fields.positive_int("index_kpool", 16)
+    num_tokens = fields.positive_int("index_topk", 2048)
+    if num_tokens % pool:
+        raise fields.error("index_topk", num_tokens, f"a multiple of index_kpool ({pool})")
+    latent = LatentShape(
+        latent_dim=fields.positive_int("kv_lora_rank", 512),
+        shared_dim=0,
+        key_dim=fields.positive_int("qk_nope_head_dim", 256),
+        value_dim=fields.positive_int("v_head_dim", 256),
+        eps=fields.number("rms_norm_eps", 1e-5),
+        query_rank=fields.positive_int("q_lora_rank", 1536),
+        indexer=IndexerPlan(
+            num_heads=fields.positive_int("index_n_heads", 32),
+            head_dim=fields.positive_int("index_head_dim", 128),
+            pool_size=pool,
+            num_chosen=num_tokens // pool,
+        ),
+    )
+    if latent.row_width % 2:
+        raise fields.error("kv_lora_rank", latent.latent_dim, "an even number")
+    return AttentionShape(
+        num_heads=fields.positive_int("num_attention_heads"),
+        num_kv_heads=1,
+        head_dim=latent.row_width,
+        scale=latent.key_dim**-0.5,
+        latent=latent,
+    )
+
+
+def _read_recurrence(fields: FieldReader) -> GatedDeltaPlan:
+    heads = fields.positive_int("linear_num_heads", 64)
+    width = fields.positive_int("linear_head_dim", 128)
+    return GatedDeltaPlan(
+        num_key_heads=heads,
+        num_value_heads=heads,
+        key_dim=width,
+        value_dim=width,
+        conv_width=fields.positive_int("linear_conv_kernel_dim", 4),
+        gate_activation="sigmoid",
+        has_channel_decays=True,
+        decay_bound=-fields.negative_number("linear_lower_bound", -5.0),
+    )
+
+
+def _read_kinds(fields: FieldReader) -> list[str]:
+    """Reads which layers are recurrent; unset, all but every fourth.
+
+    Raises:
+        ConfigError: Another kind of layer, or all are of one kind.
+    """
+    count = fields.positive_int("num_hidden_layers")
+    default = [_INDEXED[0] if index % 4 == 3 else _RECURRENT for index in range(count)]
+    kinds = read_layer_types(fields, default, (_RECURRENT, *_INDEXED))
+    if _RECURRENT not in kinds or set(kinds) == {_RECURRENT}:
+        raise fields.error("layer_types", kinds, "recurrent layers and others")
+    return kinds
+
+
+def _read_halves(fields: FieldReader) -> Sequence[str]:
+    """Reads which layers have experts: all but the first ones, unless they are listed.
+
+    Raises:
+        ConfigError: Another kind of layer.
+    """
+    count = fields.positive_int("num_hidden_layers")
+    if not fields.has("mlp_layer_types"):
+        num_dense = fields.non_negative_int("first_k_dense_replace", 3)
+        return [_DENSE if index < num_dense else _SPARSE for index in range(count)]
+    names = [str(name) for name in fields.sequence("mlp_layer_types", count)]
+    for name in names:
+        if name not in _HALVES:
+            raise fields.error("mlp_layer_types", name, " or ".join(_HALVES))
+    return names
+
+
+def _read_dense(fields: FieldReader) -> MlpPlan:
+    return MlpPlan(
+        fields.positive_int("intermediate_size"), limit=fields.number("swiglu_limit", 10.0)
+    )
+
+
+def _read_experts(fields: FieldReader) -> ExpertsPlan:
+    limit = fields.number("swiglu_limit", 10.0)
+    num_experts = fields.positive_int("n_routed_experts", 288)
+    num_groups = fields.positive_int("n_group", 1)
+    num_chosen_groups = fields.positive_int("topk_group", 1)
+    num_chosen = fields.positive_int("num_experts_per_tok", 8)
+    inner_size = fields.positive_int("moe_intermediate_size", 2048)
+    if num_experts % num_groups:
+        raise fields.error("n_group", num_groups, f"a divisor of {num_experts} experts")
+    per_group = num_experts // num_groups
+    if num_chosen_groups > num_groups:
+        raise fields.error("topk_group", num_chosen_groups, f"at most n_group ({num_groups})")
+    if num_chosen_groups < num_groups and per_group < 2:
+        raise fields.error("n_group", num_groups, "groups of two experts or more")
+    if num_chosen > num_chosen_groups * per_group:
+        allowed = f"at most the {num_chosen_groups * per_group} experts of topk_group groups"
+        raise fields.error("num_experts_per_tok", num_chosen, allowed)
+    num_shared = fields.non_negative_int("n_shared_experts", 1)
+    return ExpertsPlan(
+        num_experts=num_experts,
+        num_chosen=num_chosen,
+        inner_size=inner_size,
+        normalises=fields.boolean("norm_topk_prob", True),
+        shared=MlpPlan(num_shared * inner_size, limit=limit) if num_shared else None,
+        router=SigmoidRouter(
+            num_groups, num_chosen_groups, fields.number("routed_scaling_factor", 2.5)
+        ),
+        limit=limit,
+    )
