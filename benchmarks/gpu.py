@@ -29,6 +29,7 @@ import torch
 import triton
 
 from vllm.gpu.decode_graphs import CudaGraphDevice, choose_sizes
+from vllm.gpu.draws import draw_tokens
 from vllm.gpu.step_model import (
     make_gpu_step_model,
     make_graphed_step_model,
@@ -42,7 +43,6 @@ from vllm.v1.attention.ops.registry import get_reference_op
 from vllm.v1.attention.ops.triton import launch as launching
 from vllm.v1.attention.ops.triton.paged_attention import PagedRequests, ScorePlan, attend_pages
 from vllm.v1.attention.ops.triton.registry import get_triton_op
-from vllm.v1.attention.ops.triton.sampling import draw_tokens
 from vllm.v1.attention.step_model import StepModel, make_torch_step_model
 from vllm.v1.attention.step_tables import BlockTableView, RequestSlice
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec

@@ -6,6 +6,7 @@ import torch
 
 from tests.accelerators.graph_recorder import NoHostReads
 from tests.accelerators.test_elementwise import random
+from vllm.gpu.draws import draw_tokens
 from vllm.sampling_params import SamplingParams
 from vllm.v1.attention.ops.triton import sampling
 from vllm.v1.sample.edits import RowMask
@@ -54,7 +55,7 @@ def check(logits: torch.Tensor, params: list[SamplingParams], share: float) -> N
     uniforms = np.full(len(rows.rows_host), share, dtype=np.float32)
     before = logits.clone()
     with NoHostReads():
-        tokens = sampling.draw_tokens(logits, rows, uniforms)
+        tokens = draw_tokens(logits, rows, uniforms)
     assert torch.equal(logits, before)
     for row, token in zip(rows.rows_host, tokens.tolist(), strict=True):
         mass = expected_mass(logits[row], params[row])
@@ -85,7 +86,7 @@ def test_logits_that_are_no_numbers_give_some_token() -> None:
     assert rows is not None
     logits = torch.full((2, 9), torch.nan)
     logits[1] = -torch.inf
-    tokens = sampling.draw_tokens(logits, rows, np.full(2, 0.5, dtype=np.float32))
+    tokens = draw_tokens(logits, rows, np.full(2, 0.5, dtype=np.float32))
     assert all(0 <= token < 9 for token in tokens.tolist())
 
 

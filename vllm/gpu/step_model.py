@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from vllm.gpu.decode_graphs import DecodeGraphs, GraphDevice
+from vllm.gpu.draws import draw_tokens
 from vllm.logger import init_logger
 from vllm.model_executor.layers.mapped_table import MappedTable
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
-from vllm.v1.attention.ops.triton.sampling import draw_tokens
 from vllm.v1.attention.paged_tables import PagedTablesBuilder
 from vllm.v1.attention.step_model import StepModel, make_settle, make_torch_step_model
 

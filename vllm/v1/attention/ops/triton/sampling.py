@@ -7,22 +7,12 @@ Each filter is a threshold, found bit by bit in the order of the values, as ``se
 its own: nothing is sorted and the host waits for nothing. A row without a filter skips the search.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from vllm.v1.attention.ops.triton.indexer import order_of
 from vllm.v1.attention.ops.triton.launch import IS_INTERPRETED, launch, power_of_two
-from vllm.v1.sample.uploads import upload
-
-if TYPE_CHECKING:
-    # The module needs more than a bare torch, on which kernels are checked.
-    from vllm.v1.sample.metadata import RandomRows
 
 _BLOCK = 1 << 16 if IS_INTERPRETED else 4096
 _LOWEST = -2147483648
@@ -134,38 +124,36 @@ def _draw_kernel(
     tl.store(out + number, tl.where(token < vocab_size, token, last).to(tl.int64))
 
 
-def draw_tokens(logits: torch.Tensor, random: RandomRows, uniforms: np.ndarray) -> torch.Tensor:
-    """Draw on the device; see ``sampler.DrawTokens``.
+def draw_rows(
+    logits: torch.Tensor, rows: torch.Tensor | None, settings: torch.Tensor
+) -> torch.Tensor:
+    """Draws a token for each of some rows.
 
-    Tokens are those that torch draws, but where rounding decides: sums have another order. A row
-    without a number gives token 0.
+    A row without a number gives token 0.
 
     Args:
         logits: fp32 [R, V].
-        random: Which rows, and how.
-        uniforms: fp32 [N] in [0, 1).
+        rows: int64 [N], or None: all of them in order.
+        settings: fp32 [5, N]: uniforms in [0, 1), temperatures, min-p, top-k, top-p; a filter that
+            a row does not use keeps all (0, V, 1).
 
     Returns:
         int64 [N].
     """
-    own = random.settings
-    vocab_size = logits.shape[1]
-    # Whole numbers below 2^24 are fp32 exactly. All of a step is one upload.
-    columns = (uniforms, own.temperature, own.min_p, own.top_k, own.top_p)
-    settings = upload(np.stack([column.astype(np.float32) for column in columns]), logits.device)
-    out = torch.empty(len(uniforms), dtype=torch.int64, device=logits.device)
+    vocab_size, num_drawn = logits.shape[1], settings.shape[1]
+    out = torch.empty(num_drawn, dtype=torch.int64, device=logits.device)
     assert logits.stride(1) == 1, "a row's values stand side by side"
     launch(
         _draw_kernel,
-        (len(uniforms),),
+        (num_drawn,),
         logits,
-        out if random.rows is None else random.rows,
+        out if rows is None else rows,
         settings,
         out,
-        len(uniforms),
+        num_drawn,
         vocab_size,
         logits.stride(0),
-        HAS_ROWS=random.rows is not None,
+        HAS_ROWS=rows is not None,
         BLOCK=min(_BLOCK, power_of_two(vocab_size)),
         LOWEST=_LOWEST,
         BELOW_ONE=_BELOW_ONE,
