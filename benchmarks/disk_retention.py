@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=512, help="Tokens under one id of a trace.")
     parser.add_argument("--geometry", choices=sorted(GEOMETRIES), default="v4-flash")
     parser.add_argument("--unit", type=int, default=128)
-    parser.add_argument("--max-model-len", type=int, default=131_072)
+    parser.add_argument("--max-model-len", type=int, default=262_144)
     parser.add_argument("--pool-gib", type=float, default=2.0)
     parser.add_argument("--disks", nargs="+", type=float, default=[8, 32, 128])
     parser.add_argument("--orders", nargs="+", choices=sorted(TIERS), default=["ours", "lru"])
