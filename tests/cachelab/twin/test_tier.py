@@ -69,7 +69,7 @@ class Agents:
 
 def tiers(folder: Path, **extra: Any) -> dict[str, Any]:
     """Return arguments of an engine with a cache folder."""
-    tier = {"type": "fs", "root_dir": str(folder / "cache"), "max_size": "3MiB"}
+    tier = {"type": "fs", "root_dir": str(folder / "cache"), "max_size": "1536KiB"}
     raw = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     extra = {"secondary_tiers": [tier], "always_restore": True, **extra}
     return {
@@ -137,7 +137,7 @@ def test_simulate_compares_sources_and_tries_other_disks(
     for row in map(json.loads, rows.read_text().splitlines()):
         assert sum(row["sources"].values()) == row["cached_tokens"]
     runs = json.loads(grid.read_text())["runs"]
-    assert [run["disk_bytes"] for run in runs] == [3 << 20, (1 << 30) // 1000, 1 << 30]
+    assert [run["disk_bytes"] for run in runs] == [1536 << 10, (1 << 30) // 1000, 1 << 30]
     assert runs[1]["hit_rate"] <= runs[2]["hit_rate"]
     assert "--prefix-cache-disk-size 1073741824" in runs[2]["flags"]
 
