@@ -69,7 +69,7 @@ class Agents:
 
 def tiers(folder: Path, **extra: Any) -> dict[str, Any]:
     """Return arguments of an engine with a cache folder."""
-    tier = {"type": "fs", "root_dir": str(folder / "cache"), "max_size": "1536KiB"}
+    tier = {"type": "fs", "root_dir": str(folder / "cache"), "max_size": "3MiB"}
     raw = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     extra = {"secondary_tiers": [tier], "always_restore": True, **extra}
     return {
@@ -100,8 +100,9 @@ def assert_equal(trace: CacheTrace) -> dict[str, int]:
         ({}, {}),
         ({"cpu_bytes_to_use": "2MiB", "warm": 2}, {"speculative_config": MTP}),
         ({"always_restore": False, "store_threshold": 2}, {}),
+        ({"secondary_tiers": [{"type": "fs", "root_dir": "/dev/null", "max_size": "3MiB"}]}, {}),
     ],
-    ids=["disk", "disk and host, MTP", "selective"],
+    ids=["disk", "disk and host, MTP", "selective", "a folder of no use"],
 )
 def test_every_request_hits_what_it_hit(
     tmp_path: Path, extra: dict[str, Any], more: dict[str, Any]
@@ -115,7 +116,7 @@ def test_every_request_hits_what_it_hit(
             sums[name] = sums.get(name, 0) + count
     # A disk that hangs for a second is no fault of the twin's.
     from_tiers = sum(sums.get(name, 0) for name in ("disk", "host", "restore_failed"))
-    assert from_tiers or "store_threshold" in extra
+    assert from_tiers or "store_threshold" in extra or "secondary_tiers" in extra
     assert sums["pool"]
 
 
@@ -137,7 +138,7 @@ def test_simulate_compares_sources_and_tries_other_disks(
     for row in map(json.loads, rows.read_text().splitlines()):
         assert sum(row["sources"].values()) == row["cached_tokens"]
     runs = json.loads(grid.read_text())["runs"]
-    assert [run["disk_bytes"] for run in runs] == [1536 << 10, (1 << 30) // 1000, 1 << 30]
+    assert [run["disk_bytes"] for run in runs] == [3 << 20, (1 << 30) // 1000, 1 << 30]
     assert runs[1]["hit_rate"] <= runs[2]["hit_rate"]
     assert "--prefix-cache-disk-size 1073741824" in runs[2]["flags"]
 
