@@ -29,6 +29,8 @@ def pair(
     """A server of two cores that may die, and two processes that answer HTTP."""
     flags = ("--data-parallel-size", "2", "--api-server-count", "2")
     flags += ("--data-parallel-fault-tolerance", "--data-parallel-restarts", "1")
+    # However slow the machine is, what is asked for comes.
+    flags += ("--warm-pull-bytes", "64M", "--warm-pull-seconds", "600")
     environment = {**platform_environment, "VLLM_SERVER_DEV_MODE": "1"}
     log_path = tmp_path_factory.mktemp("pair") / "log.txt"
     with ServerProcess(log_path, *flags, environment=environment) as server:
@@ -137,6 +139,8 @@ def stream(server: ServerProcess, rank: int, began: threading.Event, lines: list
 
 
 def test_a_killed_core_takes_its_own_requests_along_and_comes_back(pair: ServerProcess) -> None:
+    long = "What a neighbour uses most. " + _TEXT
+    text, _ = complete(pair, long, rank=0)
     (victim,) = set(re.findall(r"data parallel rank 1: process (\d+)", pair.log))
     streams: list[tuple[threading.Thread, threading.Event, list[str]]] = []
     for rank in (0, 1):
@@ -158,3 +162,9 @@ def test_a_killed_core_takes_its_own_requests_along_and_comes_back(pair: ServerP
     assert pair.metric("vllm:engine_core_deaths_total", engine="1") == 1.0
     wait_until(lambda: counts(pair, "engine_core_up") == [1.0, 1.0])
     assert complete(pair, "back again", rank=1)[0]
+    # It has what the other one used most, and says the same with it.
+    wait_until(lambda: "Pulled " in pair.log)
+    again, cached = complete(pair, long, rank=1)
+    assert again == text
+    assert cached > 0
+    wait_until(lambda: pair.metric("vllm:warm_pull_tokens_total", engine="1") > cached)

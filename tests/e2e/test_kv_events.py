@@ -16,6 +16,7 @@ import pytest
 import zmq
 
 from examples.kv_events_subscriber import PrefixIndex, Subscriber, salt_digest
+from tests.e2e.kv_indexer import Indexer
 from tests.e2e.server_process import ServerProcess, free_port
 
 COMPLETIONS = "/v1/completions"
@@ -65,6 +66,14 @@ def subscriber(server: EventServer) -> Iterator[Subscriber]:
     subscriber.close()
 
 
+@pytest.fixture
+def indexer(server: EventServer) -> Iterator[Indexer]:
+    indexer = Indexer(server.endpoint, "kv")
+    wait_subscribed(server, indexer.hears)
+    yield indexer
+    indexer.close()
+
+
 def drain(subscriber: Subscriber, quiet_s: float = 0.3) -> list[dict[str, Any]]:
     """Take in everything there is."""
     events: list[dict[str, Any]] = []
@@ -87,8 +96,14 @@ def prompt_of(seed: int, length: int) -> list[int]:
     return [draw.randrange(1000) for _ in range(length)]
 
 
-def test_the_index_foretells_every_hit(server: EventServer, subscriber: Subscriber) -> None:
+def test_the_index_foretells_every_hit(
+    server: EventServer, subscriber: Subscriber, indexer: Indexer
+) -> None:
     """Resends, branches, evictions: what a router expects is what ``cached_tokens`` says."""
+    # An index of another make begins with an empty cache: it keeps no record of its own.
+    assert server.post("/reset_prefix_cache", {}).status_code == 200
+    drain(subscriber)
+    indexer.read(subscriber.next_number)
     draw = random.Random(0)
     known = [prompt_of(seed, draw.randrange(40, 600)) for seed in range(3)]
     hits = 0
@@ -98,6 +113,8 @@ def test_the_index_foretells_every_hit(server: EventServer, subscriber: Subscrib
         kept = draw.randrange(len(base) + 1) if seed % 3 else len(base)
         prompt = base[:kept] + prompt_of(seed, draw.randrange(1, 200) if seed % 3 else 0)
         expected = subscriber.index.foretell(prompt)
+        indexer.read(subscriber.next_number)
+        assert indexer.foretell(prompt) == expected, indexer.find_hits(prompt)
         assert server.complete(prompt, max_tokens=draw.randrange(1, 20)) == expected, seed
         hits += expected > 0
         removed += sum(e["type"] == "BlockRemoved" for e in drain(subscriber))

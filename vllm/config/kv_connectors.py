@@ -21,6 +21,7 @@ class KVConnectorRegistry:
 
     _registry: ClassVar[dict[str, tuple[str, str]]] = {
         "ExampleConnector": (_EXAMPLE, "ExampleConnector"),
+        "NeighbourConnector": (_HANDOVER + "neighbours", "NeighbourConnector"),
         "TcpConnector": (_HANDOVER + "connector", "TcpConnector"),
         "MooncakeConnector": (_HANDOVER + "mooncake", "MooncakeConnector"),
         "MultiConnector": (_MULTI, "MultiConnector"),

@@ -85,6 +85,22 @@ class ParallelConfig:
         metavar="N",
         limit=NOT_NEGATIVE,
     )
+    warm_pull_bytes: int = option(
+        0,
+        "Most that an engine core that is started, or started again, beside others pulls of what "
+        "these use most, before it serves (1G). 0: it begins with an empty cache. Default: 0.",
+        group=_GROUP,
+        limit=NOT_NEGATIVE,
+        more="See `docs/fleet.md`.",
+    )
+    warm_pull_seconds: float = option(
+        10.0,
+        "For how long at most. Default: 10.",
+        group=_GROUP,
+        parse=float,
+        metavar="S",
+        limit=within(1, 3600),
+    )
     decode_context_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
     enable_expert_parallel: bool = option(
@@ -125,6 +141,12 @@ class ParallelConfig:
             raise ConfigError(
                 f"data_parallel_restarts={self.data_parallel_restarts} needs "
                 "data_parallel_fault_tolerance: without it the server ends with its first core."
+            )
+
+        if self.warm_pull_bytes and size > 1 and self.data_parallel_backend == "ray":
+            raise ConfigError(
+                f"warm_pull_bytes={self.warm_pull_bytes} is not for data_parallel_backend='ray': "
+                "cores answer each other on this machine alone. Use a fleet (docs/fleet.md)."
             )
 
     @property

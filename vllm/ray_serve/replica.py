@@ -6,14 +6,17 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
+import ray
 from ray import serve
 
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger, setup_logging
-from vllm.ray_serve.placement import Anyone, Only, Place
+from vllm.ray_serve.neighbours import Neighbours
+from vllm.ray_serve.placement import Anyone, Only, Place, open_fleet
 from vllm.v1.engine.data_parallel.ranks import make_rank_config
 from vllm.v1.engine.process_client import ProcessCore
 from vllm.v1.engine.wire import (
@@ -24,6 +27,8 @@ from vllm.v1.engine.wire import (
     CoreStatus,
     Dead,
     FromCore,
+    HotPrefixes,
+    Pulled,
     RequestRejected,
     StepOutputs,
     TellAll,
@@ -31,7 +36,7 @@ from vllm.v1.engine.wire import (
     WithdrawPrefixes,
 )
 from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
-from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.metrics.stats import PullStats, SchedulerStats
 
 logger = init_logger(__name__)
 
@@ -82,9 +87,12 @@ class EngineReplica:
     Args:
         config: Of all replicas.
         core_factory: ``module:function`` that makes the core.
+        fleet: Its name.
     """
 
-    def __init__(self, config: VllmConfig, core_factory: str) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: VllmConfig, core_factory: str, fleet: str
+    ) -> None:
         context = serve.get_replica_context()
         self._name: str = context.replica_id.unique_id
         observability = config.observability_config
@@ -99,10 +107,20 @@ class EngineReplica:
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._call_ids = itertools.count(1)
         self._backlog: dict[str, int] = {}
+        # What was pulled, until a front end is told.
+        self._pulled: PullStats | None = None
         rank = context.rank.rank % config.parallel_config.data_parallel_size
-        self._core = ProcessCore(make_rank_config(config, rank), core_factory)
-        self._ready = self._core.wait_ready()
+        own = make_rank_config(config, rank, ray.util.get_node_ip_address())
+        self._core = ProcessCore(own, core_factory)
+        self._ready = await asyncio.to_thread(self._core.wait_ready)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._neighbours: Neighbours | None = None
+        if config.parallel_config.warm_pull_bytes:
+            places = open_fleet(fleet, config.parallel_config.data_parallel_size)
+            handle = serve.get_deployment_handle(context.deployment, context.app_name)
+            self._neighbours = Neighbours(config.parallel_config, handle, places, self._name)
+            # Serve sends requests here when this has ended.
+            await self._neighbours.pull(partial(self.ask, Only(self._name)))
 
     def _bind(self) -> asyncio.AbstractEventLoop:
         """Hand the core's messages to the event loop that serves calls, from the first on."""
@@ -204,10 +222,14 @@ class EngineReplica:
             "prefill_tokens": float(sum(self._backlog.values())),
         }
 
-    def __del__(self) -> None:
+    async def __del__(self) -> None:
+        """Hand on what was used most, when Serve stops this replica; requests have ended."""
         core = getattr(self, "_core", None)
-        if core is not None:
-            core.shutdown()
+        if core is None:
+            return
+        if self._neighbours is not None and core.dead_error is None:
+            await self._neighbours.hand_on(partial(self.ask, Only(self._name)))
+        await asyncio.to_thread(core.shutdown)
 
     def _check_alive(self) -> None:
         if self._core.dead_error is not None:
@@ -230,7 +252,7 @@ class EngineReplica:
             queue = self._queues.pop(message.request_id, None)
             if queue is not None:
                 queue.put_nowait(self._codec.encode(message))
-        elif isinstance(message, CallAnswer):
+        elif isinstance(message, CallAnswer | HotPrefixes | Pulled):
             answer = self._calls.get(message.call_id)
             if answer is not None and not answer.done():
                 answer.set_result(self._codec.encode(message))
@@ -240,6 +262,9 @@ class EngineReplica:
     def _share_out(self, outputs: EngineCoreOutputs) -> None:
         """Send each request its part of a step; the statistics go along with the first."""
         stats = outputs.scheduler_stats
+        if stats is not None:
+            # Pulls end when nobody is answered.
+            self._pulled = stats.pulled = stats.pulled or self._pulled
         for output in outputs.outputs:
             queue = self._queues.get(output.request_id)
             if queue is None:
@@ -247,7 +272,8 @@ class EngineReplica:
             if output.new_token_ids:
                 self._backlog.pop(output.request_id, None)
             queue.put_nowait(self._codec.encode(_of_one(outputs, output, stats)))
-            stats = None
+            if stats is not None:
+                stats = self._pulled = None
             if output.finished:
                 del self._queues[output.request_id]
 

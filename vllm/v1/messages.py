@@ -145,6 +145,36 @@ class HeldPrefix(msgspec.Struct, frozen=True):
     num_hits: int
 
 
+class HotPrefix(msgspec.Struct, frozen=True):
+    """A much used prefix that one engine core holds for another to pull.
+
+    Attributes:
+        hashes: Of its units, from the first on.
+        conversation: Number of the conversation it is of, among those that were offered with it.
+        engine_id: Who holds it.
+        instance: Its run.
+        host: Where it answers.
+        port: Where its first worker does.
+        lease: What it calls the prefix.
+        num_tokens: Tokens of the prefix.
+        next_token: The token its drafter saw behind the prefix; None: none, or not known.
+        num_blocks: Blocks that it takes.
+        weight: How much it was used of late.
+    """
+
+    hashes: list[bytes]
+    conversation: int
+    engine_id: str
+    instance: str
+    host: str
+    port: int
+    lease: str
+    num_tokens: int
+    next_token: int | None
+    num_blocks: int
+    weight: float
+
+
 class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """A validated, tokenized request on its way to the engine core.
 

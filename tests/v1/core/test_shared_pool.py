@@ -155,3 +155,34 @@ def test_a_reset_leaves_nobody_anything():
     assert scheduler.reset_prefix_cache()
     check_owners(scheduler.kv_cache_manager.block_pool)
     assert blocks_of(scheduler, "a") == 0
+
+
+def test_partitions_are_counted_again_only_where_something_changed(monkeypatch) -> None:
+    counted: list[int] = []
+    count, take = SharedPool._count_owned, SharedPool._take_from
+
+    def note(pool: SharedPool, partition: int) -> Any:
+        counted.append(partition)
+        return count(pool, partition)
+
+    def compare(pool: SharedPool, owned: Any) -> Any:
+        assert owned == [count(pool, i) for i in range(pool.num_partitions)]
+        before = len(counted)
+        block = take(pool, owned)
+        assert len(counted) == before
+        return block
+
+    monkeypatch.setattr(SharedPool, "_count_owned", note)
+    monkeypatch.setattr(SharedPool, "_take_from", compare)
+    others = [Tenant(f"t{i}", cache_guaranteed=0.02) for i in range(12)]
+    scheduler = make(*others, Tenant("a", cache_guaranteed=0.2), Tenant("b", cache_at_most=0.5))
+    for number in range(6):
+        run(scheduler, "b", number)
+        run(scheduler, "a", number)
+        run(scheduler, "t", number)
+    pool = scheduler.kv_cache_manager.block_pool
+    num_taken = 40
+    counted.clear()
+    pool.free_blocks(reversed(pool.get_new_blocks(num_taken)))
+    # All once, and then for each block who takes and who gives.
+    assert len(counted) <= pool.num_partitions + 3 * num_taken

@@ -107,6 +107,17 @@ def test_a_trace_of_what_other_servers_computed_is_refused() -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_pulling_of_neighbours_goes_with_no_other_connector() -> None:
+    transfer = json.dumps({"kv_connector": "TcpConnector", "kv_role": "kv_consumer"})
+    for flags in (("--kv-transfer-config", transfer), ("--cache-trace", "a.trace")):
+        args = _parse("--warm-pull-bytes", "1G", *flags)
+        with pytest.raises(ConfigError, match=f"{flags[0]}.*leave one of"):
+            args.create_vllm_config()
+    args = _parse("--warm-pull-bytes", "1G", "-dp", "2", "--data-parallel-backend", "ray")
+    with pytest.raises(ConfigError, match=r"warm_pull_bytes=\d+ is not for"):
+        args.create_vllm_config()
+
+
 def test_ray_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm.utils.ray_cluster.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs the package ray"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm.cachelab.trace.events import HASH_BYTES
 from vllm.distributed.kv_transfer.offloading.warming import WARM_FILE
-from vllm.distributed.kv_transfer.offloading.warmth import cut_hashes
+from vllm.distributed.kv_transfer.warmth import cut_hashes
 
 
 def write_small(name: str, data: bytes) -> str:

@@ -104,6 +104,8 @@ class SharedPool(TieredPool):
         self._owner = [_NOBODY] * num_gpu_blocks
         # By partition, blocks held or cached.
         self._totals = [0] * self.num_partitions
+        # Partitions whose counts a block that is taken has changed.
+        self._changed: set[int] = set()
         self._taker = COMMON
         self._regular = [] if make_ranked is None else [make_ranked() for _ in shares.guaranteed]
         self._parts: list[Parts] = []
@@ -130,8 +132,11 @@ class SharedPool(TieredPool):
 
     def owned(self) -> list[Owned]:
         """Return what each partition has."""
-        free = [sum(p.queues[i].num_free_blocks for p in self._parts) for i in self._range]
-        return [Owned(self._totals[i] - free[i], free[i]) for i in self._range]
+        return [self._count_owned(partition) for partition in self._range]
+
+    def _count_owned(self, partition: int) -> Owned:
+        free = sum(part.queues[partition].num_free_blocks for part in self._parts)
+        return Owned(self._totals[partition] - free, free)
 
     @property
     def _range(self) -> range:
@@ -170,20 +175,23 @@ class SharedPool(TieredPool):
         if self.pins is not None:
             self.pins.make_room(num_blocks)
         taken: list[KVCacheBlock] = []
+        owned = self.owned()
         while len(taken) < num_blocks:
-            owned = self.owned()
             mine = owned[self._taker]
             room = self.shares.at_most[self._taker] - mine.held - mine.free
             num = min(num_blocks - len(taken), self.num_scratch_blocks)
             if mine.free:
                 # At its most it replaces what it has.
                 num = min(num, max(0, room))
+            self._changed.clear()
             new = super().get_new_blocks(num) if num else [self._take_from(owned)]
             for block in new:
                 self._disown(block)
                 self._owner[block.block_id] = self._taker
             self._totals[self._taker] += len(new)
             taken += new
+            for partition in {self._taker, *self._changed} - {_NOBODY}:
+                owned[partition] = self._count_owned(partition)
         return taken
 
     def _take_from(self, owned: Sequence[Owned]) -> KVCacheBlock:
@@ -201,6 +209,7 @@ class SharedPool(TieredPool):
 
     def _disown(self, block: KVCacheBlock) -> None:
         owner = self._owner[block.block_id]
+        self._changed.add(owner)
         if owner != _NOBODY:
             self._totals[owner] -= 1
             self._owner[block.block_id] = _NOBODY
@@ -209,4 +218,6 @@ class SharedPool(TieredPool):
         if tier is _SCRATCH:
             for block in blocks:
                 self._disown(block)
+        else:
+            self._changed.update(self._owner[block.block_id] for block in blocks)
         super()._join(blocks, tier)

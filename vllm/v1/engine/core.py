@@ -22,7 +22,8 @@ from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_k
 from vllm.v1.engine.startup_report import report_model, report_start
 from vllm.v1.engine.wire import CoreStatus, KVCacheInfo
 from vllm.v1.executor.abstract import Executor
-from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix, HotPrefix
+from vllm.v1.metrics.stats import PullStats
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -169,6 +170,21 @@ class EngineCore:
         """Let go of what is held for other engines, by name; unknown names are ignored."""
         if self.scheduler.connector is not None:
             self.scheduler.connector.withdraw(names)
+
+    def offer_hot(self, max_bytes: int) -> Sequence[HotPrefix]:
+        """Hold what is used most for another core to pull; nothing where caches are not shared."""
+        connector = self.scheduler.connector
+        return () if connector is None else connector.offer_hot(max_bytes)
+
+    def pull_hot(self, prefixes: Sequence[HotPrefix], max_bytes: int, seconds: float) -> None:
+        """Pull what other cores hold, beside the steps."""
+        if self.scheduler.connector is not None:
+            self.scheduler.connector.take_hot(prefixes, max_bytes, seconds)
+
+    def take_pull_reports(self) -> Sequence[PullStats]:
+        """Drain what came of the pulls that ended."""
+        connector = self.scheduler.connector
+        return () if connector is None else connector.take_pull_reports()
 
     # ---- steps -------------------------------------------------------------------------------
 

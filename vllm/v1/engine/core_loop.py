@@ -2,6 +2,7 @@
 
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -12,13 +13,17 @@ from vllm.v1.engine.wire import (
     AddRequest,
     AskCacheView,
     AskHeldPrefixes,
+    AskHot,
     CacheSnapshot,
     CoreStatus,
     ErrorInfo,
     FromCore,
     HeldPrefixes,
+    HotPrefixes,
     KVCacheInfo,
     PrefixCacheReset,
+    Pulled,
+    PullHot,
     RequestRejected,
     ResetPrefixCache,
     Shutdown,
@@ -27,7 +32,8 @@ from vllm.v1.engine.wire import (
     ToCore,
     WithdrawPrefixes,
 )
-from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix, HotPrefix
+from vllm.v1.metrics.stats import PullStats
 
 logger = init_logger(__name__)
 
@@ -90,6 +96,15 @@ class SteppedCore(Protocol):
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
         """Forget cached prefixes; return whether that was possible."""
+
+    def offer_hot(self, max_bytes: int) -> Sequence[HotPrefix]:
+        """Hold what is used most for another core to pull."""
+
+    def pull_hot(self, prefixes: Sequence[HotPrefix], max_bytes: int, seconds: float) -> None:
+        """Begin to pull what other cores hold."""
+
+    def take_pull_reports(self) -> Sequence[PullStats]:
+        """Drain what came of the pulls that ended."""
 
     def get_held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
         """Let go of one prefix, if asked to; return those that are held, and whether it was."""
@@ -156,6 +171,8 @@ class CoreLoop:
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._stopped = False
         self._did_work = True
+        # Whoever asked for a pull that has not ended: they end in order.
+        self._pulls: deque[tuple[int, int]] = deque()
         self._handlers: dict[type, _Handler] = {
             AbortRequests: self._abort,
             WithdrawPrefixes: self._withdraw,
@@ -163,6 +180,8 @@ class CoreLoop:
             AskHeldPrefixes: self._tell_held,
             AskCacheView: self._tell_view,
             TellAll: self._tell_all,
+            AskHot: self._tell_hot,
+            PullHot: self._pull_hot,
             Shutdown: self._stop,
         }
         core.bind_wake(self.wake)
@@ -222,6 +241,8 @@ class CoreLoop:
         outputs, self._did_work = self._core.step()
         # First: who reads an answer and goes on must find its prefix known.
         self._emit_news()
+        for report in self._core.take_pull_reports():
+            self._end_pull(report)
         for request_id, error in self._core.take_refusals():
             # To all: those that do not know it pass over it.
             self._reject(request_id, error)
@@ -292,6 +313,24 @@ class CoreLoop:
         body = self._core.view_cache()
         took_s = time.perf_counter() - began
         self._emit_to(client, CacheSnapshot(message.call_id, body, took_s))
+
+    def _tell_hot(self, message: AskHot, client: int) -> None:
+        prefixes = list(self._core.offer_hot(message.max_bytes))
+        self._emit_to(client, HotPrefixes(message.call_id, prefixes))
+
+    def _pull_hot(self, message: PullHot, client: int) -> None:
+        if not message.prefixes:
+            self._emit_to(client, Pulled(message.call_id, PullStats()))
+            return
+        self._pulls.append((client, message.call_id))
+        self._core.pull_hot(message.prefixes, message.max_bytes, message.seconds)
+
+    def _end_pull(self, report: PullStats) -> None:
+        # Those that came while one ran went on with it.
+        while self._pulls:
+            client, call_id = self._pulls.popleft()
+            self._emit_to(client, Pulled(call_id, report))
+            report = PullStats()
 
     def _tell_all(self, _message: TellAll, _client: int) -> None:
         self._core.tell_all()

@@ -289,6 +289,8 @@ class EngineArgs:
     )
     data_parallel_fault_tolerance: bool = option_of(ParallelConfig, "data_parallel_fault_tolerance")
     data_parallel_restarts: int = option_of(ParallelConfig, "data_parallel_restarts")
+    warm_pull_bytes: int = option_of(ParallelConfig, "warm_pull_bytes")
+    warm_pull_seconds: float = option_of(ParallelConfig, "warm_pull_seconds")
 
     disable_log_stats: bool = option(
         False, "Do not log throughput and cache use.", group="observability"
@@ -460,8 +462,19 @@ class EngineArgs:
         tiers = self._make_tiers()
         if tiers is not None:
             asked = tiers if asked is None else _join_connectors(tiers, asked)
+        if self.warm_pull_bytes and self.cache_trace is not None:
+            raise ConfigError(
+                f"--cache-trace does not record what warm_pull_bytes={self.warm_pull_bytes} pulls: "
+                "leave one of them out."
+            )
         if asked is None:
             return None
+        if self.warm_pull_bytes:
+            raise ConfigError(
+                f"warm_pull_bytes={self.warm_pull_bytes} does not go yet with what other "
+                "KV connectors do (--kv-transfer-config, --prefix-cache-dir, "
+                "--kv-offloading-size): leave one of them out."
+            )
         config = KVTransferConfig.from_dict(asked)
         KVConnectorRegistry.load_class(config)
         if self.cache_trace is not None and config.kv_connector != OFFLOADING_CONNECTOR:

@@ -1,9 +1,9 @@
 """Every message between the front end and the engine core, and how it becomes bytes.
 
     front end --ToCore-->    AddRequest AbortRequests WithdrawPrefixes ResetPrefixCache TellAll
-                             Shutdown
+                             AskHot PullHot Shutdown
     front end <--FromCore--  Ready StartFailed  StepOutputs RequestRejected PrefixCacheReset
-                             CoreStatus Heartbeat Dead
+                             HotPrefixes Pulled CoreStatus Heartbeat Dead
 
 A core first sends Ready or StartFailed, exactly once; Dead is always the last message.
 """
@@ -14,7 +14,13 @@ import msgspec
 
 from vllm import exceptions
 from vllm.exceptions import EngineError, UserInputError, VllmError
-from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix
+from vllm.v1.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    HeldPrefix,
+    HotPrefix,
+)
+from vllm.v1.metrics.stats import PullStats
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -142,6 +148,32 @@ class TellAll(msgspec.Struct, frozen=True, tag="tell_all"):
     """Let the next CoreStatus say all there is; whoever missed one sends this."""
 
 
+class AskHot(msgspec.Struct, frozen=True, tag="ask_hot"):
+    """Hold the prefixes used most for another core to pull; answered by HotPrefixes.
+
+    Attributes:
+        max_bytes: Most of them.
+    """
+
+    call_id: int
+    max_bytes: int
+
+
+class PullHot(msgspec.Struct, frozen=True, tag="pull_hot"):
+    """Pull prefixes that others hold; answered by Pulled when that has ended.
+
+    Attributes:
+        prefixes: The most wanted first.
+        max_bytes: Most to pull.
+        seconds: For how long.
+    """
+
+    call_id: int
+    prefixes: list[HotPrefix]
+    max_bytes: int
+    seconds: float
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop at once; running requests get no further output."""
 
@@ -207,6 +239,20 @@ class CacheSnapshot(msgspec.Struct, frozen=True, tag="view"):
     call_id: int
     body: bytes
     took_s: float
+
+
+class HotPrefixes(msgspec.Struct, frozen=True, tag="hot"):
+    """Prefixes that a core holds for others, the most used first."""
+
+    call_id: int
+    prefixes: list[HotPrefix]
+
+
+class Pulled(msgspec.Struct, frozen=True, tag="pulled"):
+    """What came of a pull."""
+
+    call_id: int
+    report: PullStats
 
 
 class CoreStatus(msgspec.Struct, frozen=True, tag="changes", omit_defaults=True):
@@ -281,6 +327,8 @@ ToCore = (
     | AskHeldPrefixes
     | AskCacheView
     | TellAll
+    | AskHot
+    | PullHot
     | Shutdown
 )
 FromCore = (
@@ -290,6 +338,8 @@ FromCore = (
     | RequestRejected
     | PrefixCacheReset
     | HeldPrefixes
+    | HotPrefixes
+    | Pulled
     | CoreStatus
     | CoreLost
     | CoreBack

@@ -20,6 +20,16 @@ class CoreMetrics(PrometheusSink):
         self._deaths = self._counter(
             "engine_core_deaths", "How often the engine core died while others went on."
         )
+        self._pulled = {
+            field: self._counter(f"warm_pull_{name}", text)
+            for field, name, text in (
+                ("num_prefixes", "prefixes", "Prefixes pulled of other cores' caches."),
+                ("num_tokens", "tokens", "Tokens of prefixes pulled of other cores' caches."),
+                ("num_bytes", "bytes", "Bytes pulled of other cores' caches."),
+                ("num_failed", "failures", "Prefixes that were to be pulled and did not come."),
+                ("seconds", "seconds", "Seconds that pulls took."),
+            )
+        }
 
     def record(
         self, scheduler_stats: SchedulerStats | None, _iteration_stats: IterationStats | None
@@ -30,3 +40,6 @@ class CoreMetrics(PrometheusSink):
         self._show(self._up, 0 if scheduler_stats.is_lost else 1)
         if scheduler_stats.is_lost:
             self._deaths.inc()
+        if scheduler_stats.pulled is not None:
+            for field, counter in self._pulled.items():
+                counter.inc(getattr(scheduler_stats.pulled, field))

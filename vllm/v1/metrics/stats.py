@@ -245,6 +245,25 @@ class OffloadStats:
 
 
 @dataclass(slots=True)
+class PullStats:
+    """What a core pulled of its neighbours' caches before anybody asked for it.
+
+    Attributes:
+        num_prefixes: That came.
+        num_tokens: Of these.
+        num_bytes: Of their blocks that were not here already.
+        num_failed: Prefixes that did not come.
+        seconds: From its beginning to its end.
+    """
+
+    num_prefixes: int = 0
+    num_tokens: int = 0
+    num_bytes: int = 0
+    num_failed: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
 class SchedulerStats:
     """The scheduler's state after a step.
 
@@ -260,6 +279,7 @@ class SchedulerStats:
         cache_policy: None where nothing is learnt: a fixed interval, or hits at whole blocks.
         kv_cache_eviction_events: Lives of sampled blocks that ended since the last report.
         offload: What tiers behind the pool did; None: there are none, or nothing happened.
+        pulled: What was pulled of neighbours' caches; None: nothing since the last report.
         is_lost: Whether there was no step: the core died, and other cores go on.
     """
 
@@ -273,4 +293,5 @@ class SchedulerStats:
     cache_policy: CachePolicyStats | None = None
     kv_cache_eviction_events: list[KVCacheEvictionEvent] = field(default_factory=list)
     offload: OffloadStats | None = None
+    pulled: PullStats | None = None
     is_lost: bool = False

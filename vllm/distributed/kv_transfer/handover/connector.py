@@ -81,7 +81,7 @@ class TcpConnector(BesideStepsConnector):
         num_workers = self._vllm_config.parallel_config.world_size
         self._giving = Giving(manager, num_workers, self._describe)
 
-    def _describe(self, lease: str, blocks: PrefixBlocks, digest: str) -> RemotePrefix:
+    def _describe(self, lease: str, blocks: PrefixBlocks) -> RemotePrefix:
         transfer, settings = self._kv_transfer_config, self._settings
         return RemotePrefix(
             engine_id=transfer.engine_id or "",
@@ -90,7 +90,7 @@ class TcpConnector(BesideStepsConnector):
             port=settings.port,
             lease=lease,
             num_tokens=blocks.num_tokens,
-            digest=digest,
+            digest="",
             next_token=blocks.next_token,
         )
 

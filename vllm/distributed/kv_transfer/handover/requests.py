@@ -11,6 +11,7 @@ gives    a request that asked for it ends --> its prefix is held under a lease, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -160,7 +161,7 @@ class Giving:
         self,
         manager: KVCacheManager,
         num_workers: int,
-        make_prefix: Callable[[str, PrefixBlocks, str], RemotePrefix],
+        make_prefix: Callable[[str, PrefixBlocks], RemotePrefix],
     ) -> None:
         self._manager = manager
         self._num_workers = num_workers
@@ -182,16 +183,26 @@ class Giving:
         self._asked.discard(request.request_id)
         if request.status not in _COMPUTED:
             return None
+        found = self.hold(request, orders)
+        if found is None:
+            return dict(NOTHING_HELD)
+        prefix, blocks = found
+        token_ids = request.all_token_ids[: blocks.num_tokens]
+        digest = digest_prompt(token_ids, request.cache_salt)
+        return replace(prefix, digest=digest).to_params(blocks.block_ids)
+
+    def hold(
+        self, request: Request, orders: HandoverOrders
+    ) -> tuple[RemotePrefix, PrefixBlocks] | None:
+        """Hold what is cached of a prompt; returns it, without a digest. None: nothing is."""
         # Whoever knows the name may read the rows, or have them let go: nobody shall guess it.
         lease = f"{request.request_id[:_MAX_ID_CHARS]}-{uuid4().hex}"
         blocks = self._manager.export_prefix(lease, request)
         if blocks is None:
-            return dict(NOTHING_HELD)
+            return None
         self._held[lease] = 0
         orders.offers[lease] = blocks
-        token_ids = request.all_token_ids[: blocks.num_tokens]
-        digest = digest_prompt(token_ids, request.cache_salt)
-        return self._make_prefix(lease, blocks, digest).to_params(blocks.block_ids)
+        return self._make_prefix(lease, blocks), blocks
 
     def withdraw(self, leases: Iterable[str], orders: HandoverOrders) -> None:
         """Have prefixes freed that nobody will load; unknown ones are ignored."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Sequence
+from random import SystemRandom
 
 from vllm.distributed.kv_transfer.handover.frames import HEAD_BYTES, FrameError, Head, Kind
 from vllm.distributed.kv_transfer.handover.serving import Frame
@@ -21,6 +22,9 @@ _SCRATCH_BYTES = 1 << 16
 _MAX_PIECES = 512
 # A machine that vanished closes nothing: after idling so long, its connections are probed.
 _KEEP_ALIVE_S = 60
+# Where ports are looked for that no client of this machine is given.
+_FIRST_OWN_PORT, _LAST_OWN_PORT = 20_000, 32_000
+_MAX_TRIES = 20
 
 
 class PeerClosedError(OSError):
@@ -122,6 +126,30 @@ def listen(host: str, port: int) -> socket.socket:
             f"kv-transfer-config: cannot listen on {host}:{port} ({error}): set kv_ip to an "
             "address of this machine and kv_port to a free port."
         ) from error
+
+
+def find_port_range(host: str, offset: int, count: int) -> int:
+    """Return a port such that so many from ``offset`` above it on are free now.
+
+    Below those that systems give to clients, so that nobody else gets one by chance before it is
+    listened on.
+
+    Raises:
+        ConfigError: The address is none of this machine.
+    """
+    draw = SystemRandom()
+    last = _LAST_OWN_PORT - offset - count
+    for tries_left in reversed(range(_MAX_TRIES)):
+        first = draw.randrange(_FIRST_OWN_PORT, last)
+        try:
+            for port in range(first + offset, first + offset + count):
+                listen(host, port).close()
+        except ConfigError:
+            if not tries_left:
+                raise
+        else:
+            return first
+    raise AssertionError("the last try returns or raises")
 
 
 def set_options(connection: socket.socket) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
 from vllm.distributed.kv_transfer.offloading.restoring import Restorable, Tiers, find_restorable
-from vllm.distributed.kv_transfer.offloading.warmth import (
+from vllm.distributed.kv_transfer.warmth import (
     WarmList,
     WarmPrefix,
     dump_prefixes,

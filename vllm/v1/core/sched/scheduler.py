@@ -409,6 +409,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             cache_policy=self.kv_cache_manager.policy_stats(),
             kv_cache_eviction_events=[] if collector is None else collector.drain_events(),
             offload=None if self.connector is None else self.connector.take_stats(),
+            pulled=None if self.connector is None else self.connector.take_pull_stats(),
         )
 
     def shutdown(self) -> None:

@@ -18,6 +18,7 @@ from vllm.v1.engine.data_parallel.router import (
     make_prompt_hasher,
     with_hashes,
 )
+from vllm.v1.engine.data_parallel.warm_start import WarmStart
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
@@ -29,6 +30,8 @@ from vllm.v1.engine.wire import (
     Dead,
     ErrorInfo,
     FromCore,
+    HotPrefixes,
+    Pulled,
     Ready,
     RequestRejected,
     StepOutputs,
@@ -65,6 +68,7 @@ class DataParallelCores(MailboxHandle):
         self._num_restarts_left = [parallel.data_parallel_restarts] * parallel.data_parallel_size
         self._lock = threading.RLock()
         self._gatherings: dict[int, Gathering] = {}
+        self._warm_start = WarmStart()
         self._ready: Ready | None = None
         self._router: Router | None = None
         self._hash_prompt: PromptHasher | None = None
@@ -185,6 +189,8 @@ class DataParallelCores(MailboxHandle):
         elif isinstance(message, RequestRejected):
             self._router.end(message.request_id)
             self._mailbox.put(message)
+        elif isinstance(message, HotPrefixes | Pulled):
+            self._warm_start.settle(message)
         elif isinstance(message, CallAnswer):
             self._gather(rank, message)
         elif isinstance(message, CoreLost):
@@ -267,7 +273,17 @@ class DataParallelCores(MailboxHandle):
                 self._die(str(error))
             return
         handle.subscribe(partial(self._on_message, rank))
+        self._warm(handle, router)
         self._welcome(rank, ready, router)
+
+    def _warm(self, handle: AsyncEngineCoreHandle, router: Router) -> None:
+        """Let a core pull what its neighbours use most, before it gets its share."""
+        parallel = self._config.parallel_config
+        neighbours = [self._handles[rank].send for rank in router.living()]
+        if parallel.warm_pull_bytes and neighbours:
+            self._warm_start.run(
+                handle.send, neighbours, parallel.warm_pull_bytes, parallel.warm_pull_seconds
+            )
 
     def _welcome(self, rank: int, ready: Ready, router: Router) -> None:
         """Send requests to a core that was started again."""

@@ -7,7 +7,12 @@ from uuid import uuid4
 
 from vllm.config import VllmConfig
 from vllm.config.kv_events import KVEventsConfig
+from vllm.config.kv_transfer import KVTransferConfig
+from vllm.config.parallel import ParallelConfig
+from vllm.distributed.kv_transfer.handover.sockets import find_port_range
 from vllm.utils.hashing import get_hash_fn_by_name
+
+_LEASE_MARGIN_S = 5.0
 
 
 def agree_on_hashes(config: VllmConfig) -> VllmConfig:
@@ -21,8 +26,14 @@ def agree_on_hashes(config: VllmConfig) -> VllmConfig:
     return replace(config, cache_config=replace(cache, prefix_hash_seed=seed))
 
 
-def make_rank_config(config: VllmConfig, rank: int) -> VllmConfig:
-    """Return what the core of a rank runs: its number, events for routing, what is its own."""
+def make_rank_config(config: VllmConfig, rank: int, host: str = "127.0.0.1") -> VllmConfig:
+    """Return what the core of a rank runs: its number, events for routing, what is its own.
+
+    Args:
+        config: Of all cores.
+        rank: Its number.
+        host: Where it answers other cores, if they fill each other's caches.
+    """
     events = config.kv_events_config
     if events is None or not events.enable_kv_cache_events:
         # Made for the front end alone.
@@ -32,6 +43,8 @@ def make_rank_config(config: VllmConfig, rank: int) -> VllmConfig:
         path = trace_path(observability.cache_trace, rank)
         observability = replace(observability, cache_trace=path)
     transfer = config.kv_transfer_config
+    if transfer is None and config.parallel_config.warm_pull_bytes:
+        transfer = _share_caches(config.parallel_config, rank, host)
     if transfer is not None:
         # Each core, and each start of one, holds prompts of its own.
         transfer = replace(
@@ -47,6 +60,26 @@ def make_rank_config(config: VllmConfig, rank: int) -> VllmConfig:
         kv_events_config=events,
         kv_transfer_config=transfer,
         observability_config=observability,
+    )
+
+
+def _share_caches(parallel: ParallelConfig, rank: int, host: str) -> KVTransferConfig:
+    """Return what lets a core give others what it uses most, and pull what they do."""
+    seconds = parallel.warm_pull_seconds
+    # The connector adds what lies before the ports of this rank.
+    num_workers = parallel.world_size
+    return KVTransferConfig.from_dict(
+        {
+            "kv_connector": "NeighbourConnector",
+            "kv_role": "kv_both",
+            "kv_ip": host,
+            "kv_port": find_port_range(host, rank * num_workers, num_workers),
+            "kv_connector_extra_config": {
+                "load_timeout_s": seconds,
+                # Until the last of them is pulled, or given back.
+                "lease_timeout_s": seconds + _LEASE_MARGIN_S,
+            },
+        }
     )
 
 

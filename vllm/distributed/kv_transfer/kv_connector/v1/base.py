@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.kv_offload.tier_view import TiersView
-    from vllm.v1.metrics.stats import OffloadStats
+    from vllm.v1.messages import HotPrefix
+    from vllm.v1.metrics.stats import OffloadStats, PullStats
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
@@ -182,6 +183,22 @@ class SchedulerSide(ABC):
     def begin_own_loads(self) -> None:
         """Take blocks for prefixes that no request asked for; called while a step is scheduled."""
         return
+
+    def offer_hot(self, max_bytes: int) -> Sequence[HotPrefix]:
+        """Hold what is used most for another engine core to pull; the most used first."""
+        return ()
+
+    def take_hot(self, prefixes: Sequence[HotPrefix], max_bytes: int, seconds: float) -> None:
+        """Pull what other engine cores hold, within a budget."""
+        return
+
+    def take_pull_stats(self) -> PullStats | None:
+        """Return what was pulled since the last call; None: nothing."""
+        return None
+
+    def take_pull_reports(self) -> Sequence[PullStats]:
+        """Drain what came of the pulls that ended."""
+        return ()
 
     def explain_admission(self, request: Request) -> AdmissionNote | None:
         """Say where a request's loaded tokens lie, and why others were not loaded."""

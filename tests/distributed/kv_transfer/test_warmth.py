@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from vllm.distributed.kv_transfer.offloading.warmth import (
+from vllm.distributed.kv_transfer.warmth import (
     WarmList,
     WarmPrefix,
     dump_prefixes,

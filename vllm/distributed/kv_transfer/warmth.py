@@ -45,9 +45,13 @@ class WarmList:
     """The prefixes that were used most of late, and those that somebody asked to keep.
 
     Owns: both.
+
+    Args:
+        most: Prefixes to follow; the least used go.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _MAX_FOLLOWED) -> None:
+        self._most = most
         self._followed: list[WarmPrefix] = []
         self._named: dict[str, list[bytes]] = {}
         self.has_news = False
@@ -69,7 +73,7 @@ class WarmList:
                 kept.append(old)
         kept.append(made)
         kept.sort(key=lambda prefix: -prefix.weight)
-        self._followed = kept[:_MAX_FOLLOWED]
+        self._followed = kept[: self._most]
         self.has_news = True
 
     def note_name(self, name: str, hashes: Sequence[bytes]) -> None:

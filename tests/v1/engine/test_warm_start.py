@@ -1,0 +1,151 @@
+"""An engine core pulls what its neighbours use most, in one process: tokens, budgets, faults."""
+
+import random
+import time
+from collections.abc import Iterator
+from unittest.mock import ANY
+
+import msgspec
+import pytest
+
+from tests.v1.engine.test_cache_keeps_outputs import Session, make_core, random_tokens
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.handover.sockets import find_port_range
+from vllm.exceptions import UserInputError
+from vllm.v1.engine.core_loop import CoreLoop
+from vllm.v1.engine.wire import AskHot, FromCore, HotPrefixes, Pulled, PullHot
+from vllm.v1.messages import HotPrefix
+from vllm.v1.metrics.stats import PullStats
+
+pytestmark = pytest.mark.slow
+
+_WAIT_S = 120.0
+GIB = 1 << 30
+
+
+# A slow machine loses nothing.
+_PATIENT = {"load_timeout_s": 600, "stuck_timeout_s": 600, "quiet_timeout_s": 600}
+
+
+def neighbour(num_blocks: int = 400) -> Session:
+    raw = {
+        "kv_connector": "NeighbourConnector",
+        "kv_role": "kv_both",
+        "kv_port": find_port_range("127.0.0.1", 0, 1),
+        "kv_connector_extra_config": _PATIENT,
+    }
+    transfer = KVTransferConfig.from_dict(raw)
+    return Session(make_core(32, num_blocks=num_blocks, budget=256, transfer=transfer))
+
+
+class Pair:
+    """A core that serves, and one that begins beside it."""
+
+    def __init__(self) -> None:
+        self.old, self.new = neighbour(), neighbour()
+        self.told: dict[int, list[FromCore]] = {0: [], 1: []}
+        self.loops = [
+            CoreLoop(session.core, self.told[i].append)
+            for i, session in enumerate((self.old, self.new))
+        ]
+
+    def offer(self, max_bytes: int = GIB) -> list[HotPrefix]:
+        self.loops[0].submit(AskHot(7, max_bytes))
+        self.loops[0].run_once()
+        answer = self.told[0].pop()
+        while not isinstance(answer, HotPrefixes):
+            answer = self.told[0].pop()
+        assert answer.call_id == 7
+        return answer.prefixes
+
+    def pull(
+        self, prefixes: list[HotPrefix], max_bytes: int = GIB, seconds: float = 3600.0
+    ) -> Pulled:
+        self.loops[1].submit(PullHot(9, prefixes, max_bytes, seconds))
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            for loop in self.loops:
+                loop.run_once()
+            answers = [m for m in self.told[1] if isinstance(m, Pulled)]
+            if answers and not any(s.core.has_work() for s in (self.old, self.new)):
+                self.told[1].clear()
+                (answer,) = answers
+                return answer
+            assert time.monotonic() < deadline
+            time.sleep(0.0005)
+
+    def check_free(self) -> None:
+        for session in (self.old, self.new):
+            manager = session.core.scheduler.kv_cache_manager
+            manager.check_invariants()
+            assert manager.usage == 0
+
+
+def block_bytes(pair: Pair) -> int:
+    info = pair.new.core.kv_cache_info
+    return info.capacity_bytes // info.num_blocks
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    for session in (pair.old, pair.new):
+        session.core.shutdown()
+
+
+def ask(session: Session, prompt: list[int]) -> tuple[list[int], int]:
+    request_id = session.add(prompt, 6)
+    session.run()
+    answer = session.answers[request_id]
+    assert answer.stats is not None
+    return answer.tokens, answer.stats.num_cached_tokens
+
+
+def test_a_core_pulls_what_a_neighbour_uses_most_and_says_the_same(pair: Pair) -> None:
+    rng = random.Random(3)
+    common = random_tokens(rng, 400)
+    prompts = [common + random_tokens(rng, length) for length in (40, 90, 150)]
+    answers = [ask(pair.old, prompt)[0] for prompt in prompts]
+    turns = [p + a + random_tokens(rng, 20) for p, a in zip(prompts, answers, strict=True)]
+    ask(pair.old, prompts[0])
+    offers = pair.offer()
+    assert {offer.conversation for offer in offers} == {0, 1, 2}
+    # Asked twice.
+    assert offers[0].weight > offers[-1].weight
+    assert pair.old.core.scheduler.kv_cache_manager.usage > 0
+    report = pair.pull(offers).report
+    assert (report.num_prefixes, report.num_failed) == (len(offers), 0)
+    assert report.num_tokens == sum(offer.num_tokens for offer in offers)
+    # What they share came once.
+    assert 0 < report.num_bytes < sum(offer.num_blocks for offer in offers) * block_bytes(pair)
+    pair.check_free()
+    for turn in [*turns, *prompts]:
+        expected, hit = ask(pair.old, turn)
+        assert hit > 400
+        assert ask(pair.new, turn) == (expected, hit)
+    assert pair.offer(0) == []
+
+
+def test_a_pull_keeps_to_its_budget_and_gives_back_what_it_does_not_take(pair: Pair) -> None:
+    rng = random.Random(4)
+    for _ in range(3):
+        ask(pair.old, random_tokens(rng, 200))
+    offers = pair.offer()
+    report = pair.pull(offers, max_bytes=1).report
+    # One was under way when it was spent.
+    assert (report.num_prefixes, report.num_failed) == (1, 0)
+    pair.check_free()
+    # They are held no more: whoever comes too late gets nothing, and serves all the same.
+    late = pair.pull(offers).report
+    assert (late.num_prefixes, late.num_failed) == (0, len(offers) - 1)
+    pair.check_free()
+    # Nothing that is cached goes for what is pulled.
+    large = [msgspec.structs.replace(offer, num_blocks=400) for offer in pair.offer()]
+    assert pair.pull(large).report == PullStats(seconds=ANY)
+    pair.check_free()
+
+
+def test_clients_transfer_nothing(pair: Pair) -> None:
+    with pytest.raises(UserInputError, match="neither prefills"):
+        pair.old.add([1, 2, 3], 1, transfer={"do_remote_decode": True})

@@ -1,0 +1,203 @@
+"""Much used prefixes that neighbours hold, pulled into a cache before anybody asks for them.
+
+offers of neighbours --(one at a time, within the budget)--> loading --(worker reports)--> cached
+                     `--(budget spent, time over, no room, or here already)--> given back
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from vllm.distributed.kv_transfer.handover.orders import HandoverOrders, LoadOrder
+from vllm.distributed.kv_transfer.handover.params import RemotePrefix
+from vllm.logger import init_logger
+from vllm.sampling_params import SamplingParams
+from vllm.v1.messages import HotPrefix
+from vllm.v1.metrics.stats import PullStats
+from vllm.v1.request import Request
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+logger = init_logger(__name__)
+
+# Neighbours serve meanwhile: after a load nothing is pulled for this many times as long.
+_PAUSE = 1.0
+
+
+@dataclass(slots=True)
+class _Loading:
+    request: Request
+    prefix: HotPrefix
+    num_blocks: int
+    began: float
+
+
+def request_for(prefix: Sequence[bytes], unit: int) -> Request:
+    """Return a request whose prompt is a prefix and one token more; no token of it is ever read."""
+    return Request(
+        f"hot-{uuid4().hex}",
+        [0] * (len(prefix) * unit + 1),
+        SamplingParams(max_tokens=1),
+        block_hashes=list(prefix),  # type: ignore[arg-type]
+    )
+
+
+class HotLoads:
+    """Pulls prefixes one after another, into blocks that hold nothing anybody asked to keep.
+
+    Owns: what was offered, the load that runs, the budget that is left.
+
+    Args:
+        manager: Gives the blocks.
+        unit: Tokens under one hash.
+        block_bytes: Of a block id.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        unit: int,
+        block_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager = manager
+        self._unit = unit
+        self._block_bytes = block_bytes
+        self._clock = clock
+        self._waiting: deque[HotPrefix] = deque()
+        self._loading: _Loading | None = None
+        self._began = self._deadline = self._next_at = 0.0
+        self._bytes_left = 0
+        self._is_pulling = False
+        self._pulled = PullStats()
+        self._reports: list[PullStats] = []
+        # What statistics have not got yet.
+        self._untold: PullStats | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is on its way, or waits for its turn."""
+        return self._is_pulling
+
+    def is_loading(self, request_id: str) -> bool:
+        """Whether a load is one of these."""
+        return self._loading is not None and self._loading.request.request_id == request_id
+
+    def add(self, prefixes: Sequence[HotPrefix], max_bytes: int, seconds: float) -> None:
+        """Begin to pull; what was asked before goes on under the new budget."""
+        now = self._clock()
+        if not self._is_pulling:
+            self._began, self._pulled = now, PullStats()
+        self._is_pulling = True
+        self._waiting.extend(prefixes)
+        self._bytes_left = max_bytes
+        self._deadline, self._next_at = now + seconds, now
+
+    def begin(self, orders: HandoverOrders) -> None:
+        """Begin the next load, if none runs; part of a step's scheduling."""
+        if not self._is_pulling or self._loading is not None:
+            return
+        now = self._clock()
+        while self._waiting and self._loading is None:
+            if now >= self._deadline or self._bytes_left <= 0:
+                orders.returned += map(_remote, self._waiting)
+                self._waiting.clear()
+            elif now < self._next_at:
+                return
+            else:
+                self._begin(self._waiting.popleft(), orders, now)
+        if self._loading is None:
+            self._report(now)
+
+    def _begin(self, prefix: HotPrefix, orders: HandoverOrders, now: float) -> None:
+        manager, pool = self._manager, self._manager.block_pool
+        request = request_for(prefix.hashes, self._unit)
+        local = manager.look_up(request)
+        num_external = prefix.num_tokens - local.num_tokens
+        # Nothing that is cached goes for it, and nobody who runs is held up.
+        room = pool.num_scratch_blocks + pool.num_spare_blocks - pool.num_kept
+        taken = None
+        if num_external > 0 and prefix.num_blocks < room:
+            taken = manager.allocate_slots(
+                request,
+                0,
+                num_new_computed_tokens=local.num_tokens,
+                new_computed_blocks=local.blocks,
+                num_external_computed_tokens=num_external,
+                delay_cache_blocks=True,
+            )
+        if taken is None:
+            orders.returned.append(_remote(prefix))
+            return
+        blocks = manager.find_import(request, prefix.num_tokens, num_external, prefix.next_token)
+        here = {block_id for table in local.blocks.get_block_ids() for block_id in table}
+        ids = {block_id for table in blocks.block_ids for block_id in table}
+        num_blocks = len(ids - here - {0})
+        self._bytes_left -= num_blocks * self._block_bytes
+        self._loading = _Loading(request, prefix, num_blocks, now)
+        orders.loads.append(LoadOrder(request.request_id, _remote(prefix), blocks))
+
+    def settle(self, request_id: str, orders: HandoverOrders, *, has_failed: bool) -> bool:
+        """Take note that a load ended; False: it is not one of these."""
+        if not self.is_loading(request_id):
+            return False
+        loading, self._loading = self._loading, None
+        assert loading is not None
+        request, prefix, pulled = loading.request, loading.prefix, self._pulled
+        if has_failed:
+            pulled.num_failed += 1
+        else:
+            request.resume_at(prefix.num_tokens)
+            self._manager.cache_blocks(request, prefix.num_tokens)
+            pulled.num_prefixes += 1
+            pulled.num_tokens += prefix.num_tokens
+            pulled.num_bytes += loading.num_blocks * self._block_bytes
+        self._manager.free(request)
+        orders.returned.append(_remote(prefix))
+        now = self._clock()
+        self._next_at = now + _PAUSE * (now - loading.began)
+        return True
+
+    def _report(self, now: float) -> None:
+        self._is_pulling = False
+        self._pulled.seconds = now - self._began
+        self._reports.append(self._pulled)
+        self._untold = self._pulled
+        logger.info(
+            "Pulled %d prefixes of %d tokens (%d bytes) of other caches in %.1f s; %d failed.",
+            self._pulled.num_prefixes,
+            self._pulled.num_tokens,
+            self._pulled.num_bytes,
+            self._pulled.seconds,
+            self._pulled.num_failed,
+        )
+
+    def take_reports(self) -> list[PullStats]:
+        """Drain what came of the pulls that ended."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    def take_stats(self) -> PullStats | None:
+        """Return what the last pull came to, once."""
+        stats, self._untold = self._untold, None
+        return stats
+
+
+def _remote(prefix: HotPrefix) -> RemotePrefix:
+    return RemotePrefix(
+        prefix.engine_id,
+        prefix.instance,
+        prefix.host,
+        prefix.port,
+        prefix.lease,
+        prefix.num_tokens,
+        "",
+        prefix.next_token,
+    )

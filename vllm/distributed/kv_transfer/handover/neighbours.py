@@ -1,0 +1,163 @@
+"""Engine cores that fill each other's caches: what one uses most, another pulls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.handover.connector import TcpConnector
+from vllm.distributed.kv_transfer.handover.hot_loads import HotLoads, request_for
+from vllm.distributed.kv_transfer.handover.orders import HandoverReport
+from vllm.distributed.kv_transfer.handover.params import RemotePrefix
+from vllm.distributed.kv_transfer.warmth import WarmList
+from vllm.exceptions import UserInputError
+from vllm.v1.messages import HotPrefix
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.metrics.stats import PullStats
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+# Conversations that are followed.
+_MAX_FOLLOWED = 512
+# Of a pool, what may be held for neighbours at a time.
+_MAX_HELD_SHARE = 0.25
+
+
+class NeighbourConnector(TcpConnector):
+    """Gives neighbours what this core uses most, and takes what they do, when it is told to.
+
+    Clients ask nothing of it: who could would make this core fetch from anywhere.
+
+    Owns: what is used most, and the pull that runs, besides.
+    """
+
+    _hot: HotLoads
+
+    def bind_kv_cache_manager(self, manager: KVCacheManager) -> None:
+        """Take the manager that holds, and makes room for, prefixes."""
+        super().bind_kv_cache_manager(manager)
+        self._manager = manager
+        self._unit = self._unit_of(manager.kv_cache_config)
+        self._block_bytes = _block_bytes(manager.kv_cache_config)
+        self._used = WarmList(_MAX_FOLLOWED)
+        self._hot = HotLoads(manager, self._unit, self._block_bytes)
+
+    def on_new_request(self, request: Request) -> None:
+        """Refuse to transfer what a client says.
+
+        Raises:
+            UserInputError: The request has parameters of a transfer.
+        """
+        if request.kv_transfer_params:
+            raise UserInputError(
+                "kv_transfer_params: this server neither prefills for others nor takes what they "
+                "prefilled: leave them out.",
+                "kv_transfer_params",
+            )
+
+    def has_pending_work(self) -> bool:
+        """Whether something is held, given back or pulled, or orders wait for a step."""
+        return self._hot.is_busy or super().has_pending_work()
+
+    # ---- giving ------------------------------------------------------------------------------
+
+    def offer_hot(self, max_bytes: int) -> Sequence[HotPrefix]:
+        """Hold the prefixes used most, for a neighbour to pull; the most used first."""
+        pool = self._manager.block_pool
+        room = min(max_bytes // self._block_bytes, int(pool.num_gpu_blocks * _MAX_HELD_SHARE))
+        offers: list[HotPrefix] = []
+        held: set[int] = set()
+        told: set[bytes] = set()
+        for number, used in enumerate(self._used.choose({}, _MAX_FOLLOWED)):
+            # Shorter ones first: what follows travels without their rows, and places that
+            # conversations share come once.
+            for end in self._list_ends(used.hashes):
+                if used.hashes[end - 1] in told:
+                    continue
+                told.add(used.hashes[end - 1])
+                found = self._gives.hold(request_for(used.hashes[:end], self._unit), self._orders)
+                if found is None:
+                    continue
+                remote, blocks = found
+                ids = {block_id for table in blocks.block_ids for block_id in table} - {0}
+                held |= ids
+                if len(held) > room:
+                    self._gives.withdraw([remote.lease], self._orders)
+                    return offers
+                hashes = used.hashes[: blocks.num_tokens // self._unit]
+                offers.append(_describe(hashes, (number, used.weight), remote, len(ids)))
+        return offers
+
+    def _list_ends(self, hashes: Sequence[bytes]) -> list[int]:
+        """Return where a prompt like this one can be resumed, in units, ascending."""
+        prompt, end = request_for(hashes, self._unit).block_hashes, len(hashes) * self._unit
+        places = self._manager.coordinator.list_checkpoints(prompt, end)
+        return sorted({len(hashes), *(place.position // self._unit for place in places)})
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Take note of what was used."""
+        if not request.skip_reading_prefix_cache:
+            num_units = min(request.num_computed_tokens // self._unit, len(request.block_hashes))
+            self._used.note_use(request.block_hashes[:num_units])
+        return super().request_finished_all_groups(request, block_ids)
+
+    # ---- taking ------------------------------------------------------------------------------
+
+    def take_hot(self, prefixes: Sequence[HotPrefix], max_bytes: int, seconds: float) -> None:
+        """Pull prefixes that neighbours hold, in order, within a budget."""
+        self._hot.add(prefixes, max_bytes, seconds)
+
+    def begin_own_loads(self) -> None:
+        """Begin the next pull."""
+        self._hot.begin(self._orders)
+
+    def take_pull_reports(self) -> Sequence[PullStats]:
+        """Drain what came of the pulls that ended."""
+        return self._hot.take_reports()
+
+    def take_pull_stats(self) -> PullStats | None:
+        """Return what was pulled since the last call."""
+        return self._hot.take_stats()
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Take what the workers report."""
+        for request_ids, has_failed in (
+            (connector_output.finished_recving, False),
+            (connector_output.failed_recving, True),
+        ):
+            for request_id in tuple(request_ids or ()):
+                if self._hot.settle(request_id, self._orders, has_failed=has_failed):
+                    # No request waits for it.
+                    request_ids.remove(request_id)  # type: ignore[union-attr]
+        super().update_connector_output(connector_output)
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, HandoverReport):
+            # Of several workers the others give up, too.
+            self._orders.cancelled += filter(self._hot.is_loading, report.failed)
+
+
+def _describe(
+    hashes: list[bytes], conversation: tuple[int, float], remote: RemotePrefix, num_blocks: int
+) -> HotPrefix:
+    return HotPrefix(
+        hashes,
+        conversation[0],
+        remote.engine_id,
+        remote.instance,
+        remote.host,
+        remote.port,
+        remote.lease,
+        remote.num_tokens,
+        remote.next_token,
+        num_blocks,
+        conversation[1],
+    )
+
+
+def _block_bytes(config: KVCacheConfig) -> int:
+    return sum(tensor.size for tensor in config.kv_cache_tensors) // config.num_blocks
