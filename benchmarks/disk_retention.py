@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.disk_orders import LruTier, NotingTier
 from benchmarks.result import describe_machine, find_commit
 from vllm.benchmarks.datasets.timed_trace import TimedRequest, read_timed_trace
 from vllm.cachelab.sim.clock import ClockedRun
@@ -30,43 +31,11 @@ from vllm.cachelab.sim.engine import SimEngine
 from vllm.cachelab.sim.geometries import GEOMETRIES
 from vllm.cachelab.sim.loads import trace_load
 from vllm.cachelab.sim.settings import SimSettings
-from vllm.cachelab.sim.tier import DiskRates, SimTier
-from vllm.v1.kv_offload.records import ObjectKey
-from vllm.v1.kv_offload.store import ObjectStore
-from vllm.v1.request import Request
+from vllm.cachelab.sim.tier import DiskRates
 
 _GIB = 1 << 30
-_ENDLESS_GIB = 1 << 14
+_ENDLESS_GIB = 1 << 9
 _AT_ONCE = 4
-
-
-class _LruStore(ObjectStore):
-    def supersede(self, keys: Sequence[ObjectKey]) -> None:
-        """Hear nothing of conversations that went on."""
-
-
-class NotingTier(SimTier):
-    """Remembers where each restore began and ended."""
-
-    def update_state_after_alloc(
-        self, request: Request, blocks: Any, num_external_tokens: int
-    ) -> None:
-        """Note the tokens that are restored."""
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
-        if num_external_tokens:
-            end = request.num_computed_tokens + num_external_tokens
-            self.restored[request.request_id] = num_external_tokens, end
-
-    def bind_kv_cache_manager(self, manager: Any) -> None:
-        """Make the tiers."""
-        self.restored: dict[str, tuple[int, int]] = {}
-        super().bind_kv_cache_manager(manager)
-
-
-class LruTier(NotingTier):
-    """Gives up what was used least recently, whatever became of its conversation."""
-
-    store_class = _LruStore
 
 
 TIERS = {"ours": NotingTier, "lru": LruTier}
@@ -90,7 +59,7 @@ class Case:
             return settings
         folder = {"type": "fs", "root_dir": "-", "max_size": int(self.disk_gib * _GIB)}
         tier = {
-            "class": f"{__spec__.name}:{TIERS[self.order].__name__}",
+            "class": f"{NotingTier.__module__}:{TIERS[self.order].__name__}",
             "extra": {"secondary_tiers": [folder], "warm": 0},
         }
         return replace(settings, tier=tier)
@@ -163,6 +132,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=512, help="Tokens under one id of a trace.")
     parser.add_argument("--geometry", choices=sorted(GEOMETRIES), default="v4-flash")
     parser.add_argument("--unit", type=int, default=128)
+    parser.add_argument("--max-model-len", type=int, default=262_144)
     parser.add_argument("--pool-gib", type=float, default=2.0)
     parser.add_argument("--disks", nargs="+", type=float, default=[8, 32, 128])
     parser.add_argument("--orders", nargs="+", choices=sorted(TIERS), default=["ours", "lru"])
@@ -176,6 +146,7 @@ def main() -> None:
         GEOMETRIES[args.geometry],
         block_size=args.unit,
         pool_bytes=int(args.pool_gib * _GIB),
+        max_model_len=args.max_model_len,
         scheduler={"max_num_batched_tokens": 8192},
     )
     cases = [Case("ours", 0.0)]

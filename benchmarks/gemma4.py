@@ -11,6 +11,7 @@ Seconds are of processor time on one thread, of the wall on several. One JSON li
 """
 
 import argparse
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.families import CONFIGS, measure_bandwidth
 from benchmarks.result import percentiles, print_result
-from tests.model_executor.models.decoder.building import build_model, make_harness
+from tests.model_executor.models.decoder.building import make_harness
 from tests.model_executor.models.harness import PagedHarness
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.registry import resolve_model
@@ -55,25 +56,56 @@ def shape_of_e2b(vocab_size: int) -> dict[str, Any]:
     }
 
 
-def build(raw: dict[str, Any], *, has_reference: bool) -> tuple[DecoderForCausalLM, Any]:
-    """Return our model and transformers', of the same random weights, or ours alone."""
-    torch.manual_seed(SEED)
-    if not has_reference:
-        config = resolve_model(raw["architectures"]).parse_config(raw)
-        model = DecoderForCausalLM(config, ops=get_reference_op, dtype=torch.bfloat16, device="cpu")
-        for name, slot in model.weight_slots().items():
-            if slot.is_meta:
-                model.map_weight(name, torch.full(slot.shape, 0.01, dtype=slot.dtype))
-            else:
-                # What the numbers are does not matter to speed, that they were written does.
-                slot.fill_(1.0 if "norm" in name or "scalar" in name else 0.01)
-        return model, None
-    config = {name: value for name, value in raw.items() if name != "model_type"}
-    torch.set_default_dtype(torch.bfloat16)
-    reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(raw["model_type"], **config))
-    torch.set_default_dtype(torch.float32)
-    reference = reference.train(False).to(torch.bfloat16)
-    return build_model(raw, reference.state_dict(), torch.bfloat16), reference
+def build(raw: dict[str, Any]) -> DecoderForCausalLM:
+    """Return our model; its numbers do not matter to speed, that they were written does."""
+    config = resolve_model(raw["architectures"]).parse_config(raw)
+    model = DecoderForCausalLM(config, ops=get_reference_op, dtype=torch.bfloat16, device="cpu")
+    for name, slot in model.weight_slots().items():
+        if slot.is_meta:
+            model.map_weight(name, torch.full(slot.shape, 0.01, dtype=slot.dtype))
+        else:
+            slot.fill_(1.0 if "norm" in name or "scalar" in name else 0.01)
+    return model
+
+
+def build_reference(raw: dict[str, Any]) -> Any:
+    """Return transformers' model; each fifth layer has the same tensors where shapes allow it.
+
+    They are many times what the processor's caches hold, so that steps read memory as with tensors
+    for each layer, at a fifth of the size.
+    """
+    fields = {name: value for name, value in raw.items() if name != "model_type"}
+    config = AutoConfig.for_model(raw["model_type"], **fields)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model = model.train(False).to(torch.bfloat16)
+    made: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def make(name: str, like: torch.Tensor) -> torch.Tensor:
+        layer = re.fullmatch(r"(.*layers\.)(\d+)(\..*)", name)
+        key = (layer[1], int(layer[2]) % 5, layer[3]) if layer else (name,)
+        value = 1.0 if "norm" in name or "scalar" in name else 0.01
+        if (*key, like.shape) not in made:
+            made[*key, like.shape] = torch.full(like.shape, value, dtype=like.dtype)
+        return made[*key, like.shape]
+
+    state = {name: make(name, tensor) for name, tensor in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+    fresh = AutoModelForCausalLM.from_config(_smallest(raw))
+    real = dict(fresh.named_buffers())
+    for name, buffer in list(model.named_buffers()):
+        if buffer.is_meta:
+            owner = model.get_submodule(name.rpartition(".")[0])
+            setattr(owner, name.rpartition(".")[2], real[name])
+    return model
+
+
+def _smallest(raw: dict[str, Any]) -> Any:
+    """Return a config whose model has the same buffers beside weights, and hardly any weights."""
+    names = ("hidden_size", "intermediate_size", "hidden_size_per_layer_input")
+    small = dict.fromkeys((*names, "vocab_size", "vocab_size_per_layer_input"), 8)
+    fields = {name: value for name, value in {**raw, **small}.items() if name != "model_type"}
+    return AutoConfig.for_model(raw["model_type"], **fields)
 
 
 def make_steps(model: DecoderForCausalLM, threads: int, num_tokens: int) -> PagedHarness:
@@ -123,9 +155,11 @@ def time_reference(
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Return all figures."""
     clock = time.process_time if args.threads == 1 else time.perf_counter
-    model, reference = build(shape_of_e2b(args.vocab), has_reference=bool(args.reference))
+    raw = shape_of_e2b(args.vocab)
+    model = build(raw)
+    reference = build_reference(raw) if args.reference else None
     small = {**CONFIGS["gemma3"], "architectures": ["Gemma3ForCausalLM"]}
-    other_model, _ = build(small, has_reference=False)
+    other_model = build(small)
     token_ids = torch.randint(2, args.vocab, (args.tokens,)).tolist()
     served, whole = (make_steps(model, args.threads, args.tokens) for _ in range(2))
     whole.steps.model._struct.last_owner = len(model.layers) - 1  # type: ignore[attr-defined]

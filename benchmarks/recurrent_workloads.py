@@ -6,7 +6,7 @@
 Serves traces in the geometry of released models, through the real cache manager at one unit of
 128 tokens (``benchmarks.replay`` tells of traces and tails), and prints hit rates in % of prompt
 tokens. Pools are given in tokens: so many would fit if nothing but keys and values was kept.
-The chat trace is that of ``benchmarks.chat_trace``, with 2,000 conversations.
+The chat trace is that of ``benchmarks.chat_trace``, with 2,000 conversations (``--conversations``).
 
 ``peer`` is what other engines do with these models, as a configuration of the same code and the
 same bytes: a block is so long that its keys and values weigh as much as the states of as many
@@ -100,6 +100,7 @@ class Run:
         policy: Its name.
         path: Of the trace, if it is a public one.
         limit: At most so many requests of a public trace.
+        num_conversations: Of the chat trace.
     """
 
     model: str
@@ -108,6 +109,7 @@ class Run:
     policy: str
     path: Path | None
     limit: int | None = None
+    num_conversations: int = 2000
 
     @property
     def row(self) -> str:
@@ -177,7 +179,7 @@ def make_prompts(run: Run) -> tuple[list[Prompt], int, int]:
     if run.path is not None:
         traffic = from_trace(read_trace(run.path, limit=run.limit), "drop", False, 0)
         return traffic.prompts, SPAN, traffic.num_dropped
-    lines = make_chat_trace(ChatShape(num_conversations=2000), 0)
+    lines = make_chat_trace(ChatShape(num_conversations=run.num_conversations), 0)
     # A token more than whole blocks, as in ``--tail drop``.
     prompts = [Prompt(int(line["input_length"]) + 1, (*line["hash_ids"], 0)) for line in lines]
     return prompts, BLOCK, 0
@@ -211,6 +213,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=tuple(POOLS), default=list(POOLS))
     parser.add_argument("--pools", nargs="+", type=int, help="thousands of tokens, for all")
     parser.add_argument("--limit", type=int, help="requests of a public trace")
+    parser.add_argument("--conversations", type=int, default=2000, help="of the chat trace")
     parser.add_argument("--processes", type=int, default=1)
     return parser.parse_args(argv)
 
@@ -219,7 +222,7 @@ def make_runs(args: argparse.Namespace) -> list[Run]:
     """Return what a command line asks for; public traces only where their paths are given."""
     paths = {"synthetic": args.synthetic, "conversation": args.conversation}
     return [
-        Run(model, workload, pool, policy, paths.get(workload), args.limit)
+        Run(model, workload, pool, policy, paths.get(workload), args.limit, args.conversations)
         for model in args.models
         for workload in args.only
         if workload not in paths or paths[workload] is not None

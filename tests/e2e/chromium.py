@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 from websockets.sync.client import connect
 
-PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
+_NAMES = ("chromium", "chromium-browser", "chromium-headless-shell")
+PROGRAM = next(filter(None, map(shutil.which, _NAMES)), None)
 _DEADLINE_S = 90.0
 # It asks for nothing outside this machine: its own services are off.
 _FLAGS = (

@@ -55,8 +55,14 @@ SCHEMA: Any = {
 }
 TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
 
-CLOSED = {"type": "object", "properties": {}, "additionalProperties": False}
-NOW: Any = {"type": "function", "function": {"name": "now", "parameters": CLOSED}}
+# Nothing is left to the model but the form: one text, of quotes, breaks, braces and letters.
+ODD = 'say "it\'s"\n{a:1}, [<b>] \\n \u00e9\u6f22\U0001f98a'
+FIXED = {
+    "type": "object",
+    "properties": {"text": {"type": "string", "enum": [ODD]}},
+    "required": ["text"],
+}
+NOW: Any = {"type": "function", "function": {"name": "now", "parameters": FIXED}}
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +114,14 @@ def test_openai(server: ServerProcess) -> None:
                 messages=[{"role": "user", "content": "What time is it?"}],
                 tools=[NOW],
                 tool_choice=choice,  # type: ignore[arg-type]
-                max_tokens=60,
+                max_tokens=120,
                 temperature=0.0,
                 logit_bias={str(channel): -100},
                 parallel_tool_calls=False,
             ).choices[0]
             (call,) = forced.message.tool_calls
-            assert (call.function.name, json.loads(call.function.arguments)) == ("now", {})
+            assert call.function.name == "now"
+            assert json.loads(call.function.arguments) == {"text": ODD}
 
 
 def test_anthropic(server: ServerProcess) -> None:

@@ -170,7 +170,7 @@ _SPECIAL = (
 )
 FORCED = {
     "deepseek_v4": "",
-    "gemma4": f"<|tool_call>call:find{{text:{Q}x{Q},limit:5}}<tool_call|>",
+    "gemma4": f"<|tool_call>call:find{{limit:5,text:{Q}x{Q}}}<tool_call|>",
     "functiongemma": "",
     "glm": "<tool_call>find\n<arg_key>text</arg_key>\n<arg_value>x</arg_value>\n"
     "<arg_key>limit</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",

@@ -13,6 +13,7 @@ from vllm.parser.grammar_formats import (
     is_text_enum,
     json_of,
     listed,
+    listed_in_order,
     object_of,
     sequence,
     takes_any_text,
@@ -107,12 +108,17 @@ def _gemma_object(schema: Mapping[str, Any], quote: str, depth: int) -> Format:
         return text("{}") if depth or is_closed else any_of(text("{}"), _gemma_any_object(quote))
     items = [
         (sequence(text(f"{name}:"), _gemma_value(value, quote, depth + 1)), name in required)
-        for name, value in properties.items()
+        for name, value in sorted(properties.items(), key=_without_case)
     ]
     unsure = [item for item in items if not item[1]]
     if len(unsure) == len(items) > _MAX_UNSURE_FIELDS:
         items = [(items[0][0], True), *items[1:]]
-    return sequence(text("{"), listed(items, ","), text("}"))
+    return sequence(text("{"), listed_in_order(items, ","), text("}"))
+
+
+def _without_case(item: tuple[str, Any]) -> str:
+    # The order of keys in prompts: a forced call that comes back has its own tokens again.
+    return item[0].lower()
 
 
 def _gemma_any_object(quote: str) -> Format:

@@ -147,5 +147,25 @@ def listed(items: Sequence[tuple[Format, bool]], separator: str) -> Format:
     return any_of(text(""), *firsts)
 
 
+def listed_in_order(items: Sequence[tuple[Format, bool]], separator: str) -> Format:
+    """Return the format of items in their order, whichever of the optional ones are there.
+
+    What stands before the first required item brings the separator behind it, the rest the one
+    before it.
+
+    Args:
+        items: Formats, and whether each is required.
+        separator: Between two.
+    """
+    first = next((i for i, (_, is_required) in enumerate(items) if is_required), None)
+    if first is None:
+        return listed(items, separator)
+    before = [any_of(text(""), sequence(item, text(separator))) for item, _ in items[:first]]
+    after: list[Format] = []
+    for item, is_required in items[first + 1 :]:
+        after += [sequence(text(separator), item)] if is_required else _more([item], separator)
+    return sequence(*before, items[first][0], *after)
+
+
 def _more(optional: Sequence[Format], separator: str) -> list[Format]:
     return [any_of(text(""), sequence(text(separator), item)) for item in optional]

@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.model_executor.models.decoder.checkpoints import (
+    VOCAB_SIZE,
+    write_checkpoint,
+    write_model,
+)
+from tests.model_executor.models.decoder.reference import kimi_linear
+from tests.tokenizers.family_tokenizers import byte_level
 from tests.v1.engine.test_cache_keeps_outputs import Session, make_core, random_tokens
 from tests.v1.engine.test_handover import Pair
 from tests.v1.executor.rank_engines import run_engine
@@ -718,10 +724,15 @@ def test_a_folder_of_no_use_costs_only_the_tier(tmp_path, trouble):
         stop(other)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3.5"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "gemma3", "gemma4", "gpt-oss", "qwen3.5", "kimi-linear"]
+)
 def test_families_go_on_after_a_restart(tmp_path, family):
     checkpoint = tmp_path / "checkpoint"
-    write_checkpoint(family, checkpoint)
+    if family == "kimi-linear":
+        write_model(kimi_linear(vocab_size=VOCAB_SIZE), checkpoint, byte_level())
+    else:
+        write_checkpoint(family, checkpoint)
     rng = random.Random(21)
     prompts = [[rng.randrange(5, VOCAB_SIZE) for _ in range(n)] for n in (100, 333)]
     arguments: dict[str, Any] = {

@@ -7,6 +7,10 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
+# Odd, so that no two keys have the same product.
+_SPREAD = 0x9E37_79B9_7F4A_7C15
+_MAX_HALF = (1 << 64) - 1
+
 Hasher = Callable[[Request], list[BlockHash]]
 
 
@@ -43,10 +47,16 @@ class PrefixUnits:
             span = ((i + 1) * self.unit - 1) // self.span
             place = i - span * self.span // self.unit
             key = self.span_ids[span] * per_span + place
-            hashes.append(BlockHash(key.to_bytes(8, "little")))
+            hashes.append(_make_hash(key))
         for i in range(max(first, in_prompt), last):
-            hashes.append(BlockHash(b"a" + (self.number << 32 | i).to_bytes(8, "little")))
+            hashes.append(BlockHash(b"a" + (self.number << 32 | i).to_bytes(15, "little")))
         return hashes
+
+
+def _make_hash(key: int) -> BlockHash:
+    """Return 16 bytes, as many as name what lies behind the pool; both halves differ by key."""
+    spread = key * _SPREAD & _MAX_HALF
+    return BlockHash(key.to_bytes(8, "little") + spread.to_bytes(8, "little"))
 
 
 def at_unit(span_ids: Sequence[int], span: int, unit: int) -> tuple[Sequence[int], int, int]:

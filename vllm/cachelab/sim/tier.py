@@ -42,7 +42,7 @@ class DiskRates:
         write_bytes_per_s: Synced writes.
         host_bytes_per_s: Reads from host memory.
         delay_s: Of any restore.
-        sync_s: Of any write.
+        sync_s: Of any batch of writes.
     """
 
     read_bytes_per_s: float = 1.1e9
@@ -198,12 +198,14 @@ class SimDevice:
     def take(self, orders: OffloadOrders, now: float) -> None:
         """Begin what a step orders."""
         rates = self._rates
-        for write in orders.writes:
-            if write.disk is not None:
-                seconds = rates.sync_s + write.disk.num_bytes / rates.write_bytes_per_s
-                self._writes_until = max(now, self._writes_until) + seconds
-                self._writes.append((self._writes_until, write.disk.sequence))
-                self.written_bytes += write.disk.num_bytes
+        written = [write.disk for write in orders.writes if write.disk is not None]
+        if written:
+            # One batch: nothing of it is acknowledged before all of it is synced.
+            size = sum(extent.num_bytes for extent in written)
+            self._writes_until = max(now, self._writes_until) + size / rates.write_bytes_per_s
+            due = self._writes_until + rates.sync_s
+            self._writes += [(due, extent.sequence) for extent in written]
+            self.written_bytes += size
         for order in orders.restores:
             sizes = {"disk": 0, "host": 0}
             for target in order.objects:
@@ -219,9 +221,10 @@ class SimDevice:
         self._restores = [r for r in self._restores if r.request_id not in self._cancelled]
 
     def next_s(self) -> float | None:
-        """Return when something ends next; None: nothing is on its way."""
-        times = [due for due, _ in self._writes] + [r.due_s for r in self._restores]
-        return min(times, default=None)
+        """Return when something ends next that a request waits for, else any; None: nothing is."""
+        if self._restores:
+            return min(restore.due_s for restore in self._restores)
+        return min((due for due, _ in self._writes), default=None)
 
     def report(self, now: float) -> KVConnectorOutput:
         """Drain what has ended."""

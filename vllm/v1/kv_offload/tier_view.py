@@ -57,6 +57,8 @@ class TiersView(msgspec.Struct, frozen=True):
         num_corrupt: Objects whose bytes were not those that were written.
         num_loading: Prefixes on their way to the pool.
         queued_bytes: On their way to the disk.
+        num_unwritten: Objects that wait to be looked at, written or acknowledged; 0: a kill now
+            would cost nothing that is to be kept.
         warm_start: What the start brings back.
     """
 
@@ -66,4 +68,5 @@ class TiersView(msgspec.Struct, frozen=True):
     num_corrupt: int
     num_loading: int
     queued_bytes: int
+    num_unwritten: int
     warm_start: WarmStart

@@ -650,8 +650,17 @@ class Tier:
             totals.num_corrupt,
             len(self._loading),
             self._queued_bytes * size,
+            self._count_unwritten(),
             warm_start,
         )
+
+    def _count_unwritten(self) -> int:
+        """Return what is on its way to the last tier, a request that has ended for one object."""
+        count = len(self.tracker.waiting) + self.tracker.has_ended
+        if self.keeper is not None:
+            count += len(self._for_disk) + self._gate.num_waiting
+            count += len(self._writing) + self.keeper.num_uncommitted
+        return count
 
     # ---- measuring prefill -------------------------------------------------------------------
 

@@ -77,6 +77,11 @@ class WriteGate:
         """Whether something could be written now."""
         return bool(self.ready or (self._is_ending and self._held))
 
+    @property
+    def num_waiting(self) -> int:
+        """Objects that wait, held back or not."""
+        return len(self.ready) + len(self._held)
+
     def clear(self) -> None:
         """Forget what waits."""
         self.ready.clear()
