@@ -9,6 +9,13 @@ from vllm.exceptions import ConfigError
 
 _FLAG = "kv-transfer-config"
 KV_ROLES = ("kv_producer", "kv_consumer", "kv_both")
+# When the disk tier of the offloading connector gets what was computed.
+WRITE_THROUGH = "write_through"
+SELECTIVE = "write_through_selective"
+WRITE_BACK = "write_back"
+WRITE_POLICIES = (WRITE_THROUGH, SELECTIVE, WRITE_BACK)
+# Prefixes that it brings back at a start, at most.
+MAX_WARM = 256
 OFFLOADING_CONNECTOR = "OffloadingConnector"
 MULTI_CONNECTOR = "MultiConnector"
 LOAD_FAILURE_POLICIES = ("recompute", "fail")

@@ -3,7 +3,7 @@
 import copy
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,9 @@ class Tokenizer:
         self._known_bytes: dict[int, bytes] = {}
         self.all_special_ids = frozenset(i for i, token in added.items() if token.special)
         self._prefix, self._suffix = self._missing_affixes()
-        self._is_byte_level = "ByteLevel" in _decoder_types(backend)
+        kinds = _decoder_types(backend)
+        self._is_byte_level = "ByteLevel" in kinds
+        self._byte_ids = _find_byte_ids(backend) if "ByteFallback" in kinds else {}
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "Tokenizer":
@@ -176,6 +178,11 @@ class Tokenizer:
             )
         return dict(given)
 
+    @property
+    def byte_ids(self) -> Mapping[int, int]:
+        """Tokens that stand for one byte each, where others stand for characters."""
+        return self._byte_ids
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``.
 
@@ -208,15 +215,41 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text of ``ids``; ids without a token give nothing.
 
+        Of a run of byte tokens that is no UTF-8 as a whole, each bad sequence becomes U+FFFD. The
+        library would replace every byte of it, and so take back text that a stream has shown.
+
         Raises:
             UserInputError: An id is negative or beyond 32 bits.
         """
         try:
+            if self._byte_ids and not self._byte_ids.keys().isdisjoint(ids):
+                return self._decode_with_bytes(ids, skip_special_tokens)
             return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise UserInputError(
                 f"Token ids must be whole numbers of at least 0 and less than {self.vocab_size}."
             ) from error
+
+    def _decode_with_bytes(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        tokens: list[str] = []
+        run = bytearray()
+        for token_id in ids:
+            token = self._backend.id_to_token(token_id)
+            if token is None or (skip_special_tokens and token_id in self.all_special_ids):
+                continue
+            byte = self._byte_ids.get(token_id)
+            if byte is not None:
+                run.append(byte)
+                continue
+            if run:
+                tokens += _spell_bytes(run)
+                run.clear()
+            tokens.append(token)
+        tokens += _spell_bytes(run)
+        decoder = self._backend.decoder
+        assert decoder is not None
+        text: str = decoder.decode(tokens)
+        return text
 
     def decode_batch(
         self, batch: Sequence[Sequence[int]], skip_special_tokens: bool = False
@@ -315,6 +348,22 @@ class Tokenizer:
             token = field.removeprefix("add_")
             raise ConfigError(f"tokenizer_config.json sets {field} but names no {token}.")
         return token_id
+
+
+def _find_byte_ids(backend: tokenizers.Tokenizer) -> dict[int, int]:
+    spelled = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    found = {backend.token_to_id(token): byte for token, byte in spelled.items()}
+    return {token_id: byte for token_id, byte in found.items() if token_id is not None}
+
+
+def _spell_bytes(run: bytes | bytearray) -> list[str]:
+    """Return tokens whose text is that of some bytes, decoded as UTF-8."""
+    try:
+        bytes(run).decode()
+    except UnicodeDecodeError:
+        # As text: a decoder leaves alone what spells no byte.
+        return [bytes(run).decode(errors="replace")]
+    return [f"<0x{byte:02X}>" for byte in run]
 
 
 def _token_text(entry: Any) -> str | None:

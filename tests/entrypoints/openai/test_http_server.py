@@ -10,6 +10,8 @@ import threading
 import pytest
 
 from vllm.entrypoints.openai.http_server import _unless, curl_line, in_daemon_thread
+from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.entrypoints.openai.web_server import make_uvicorn_config
 
 
 def test_the_curl_line_can_be_pasted() -> None:
@@ -18,6 +20,12 @@ def test_the_curl_line_can_be_pasted() -> None:
     assert json.loads(words[-1])["messages"]
     assert any("Authorization" in word for word in words)
     assert "Authorization" not in curl_line("http://localhost:8000", needs_key=False)
+
+
+def test_idle_connections_are_for_clients_and_proxies_to_close() -> None:
+    config = make_uvicorn_config(lambda: None, ServerArgs(), close_timeout_s=1)
+    # Longest first: nginx keeps them for 60 s, httpx for 5, Node's fetch for 4.
+    assert config.timeout_keep_alive > 60
 
 
 async def test_blocking_work_in_a_thread() -> None:

@@ -12,6 +12,7 @@ from vllm.entrypoints.openai.keep_alive import KeepAliveMiddleware
 from vllm.entrypoints.openai.operations_args import OperationsArgs
 
 COMMENT = b": keep-alive\n\n"
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 EVENT = b"data: 1\n\n"
 
 
@@ -76,17 +77,23 @@ async def test_an_error_of_the_application_passes_and_ends_the_watch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "filler"),
     [
-        ("/v1/completions", {"prompt": "x"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 2}, COMMENT),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, COMMENT),
+        ("/v1/responses", {"input": "x"}, COMMENT),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}, PING),
     ],
 )
-async def test_a_long_prompt_is_no_silence(serve: Any, path: str, body: dict[str, Any]) -> None:
-    """The engine's first token comes only once a comment has gone out."""
-    served = serve(operations=OperationsArgs(keep_alive_s=0.001))
+async def test_a_long_prompt_is_no_silence(
+    serve: Any, path: str, body: dict[str, Any], filler: bytes
+) -> None:
+    """The engine's first token comes only once something has gone out."""
+    served = serve(
+        operations=OperationsArgs(keep_alive_s=0.001), served_model={"max_model_len": 2048}
+    )
     served.engine.hold.clear()
-    content = json.dumps({**body, "stream": True, "max_tokens": 2}).encode()
+    content = json.dumps({**body, "stream": True}).encode()
     requests = [{"type": "http.request", "body": content}]
     messages: list[Message] = []
 
@@ -98,7 +105,7 @@ async def test_a_long_prompt_is_no_silence(serve: Any, path: str, body: dict[str
 
     async def send(message: Message) -> None:
         messages.append(message)
-        if message.get("body") == COMMENT:
+        if message.get("body") == filler:
             served.engine.hold.set()
 
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
@@ -106,7 +113,8 @@ async def test_a_long_prompt_is_no_silence(serve: Any, path: str, body: dict[str
     await asyncio.wait_for(served.app(scope, receive, send), 30)
     assert messages[0]["status"] == 200
     bodies = [message["body"] for message in messages[1:]]
-    assert bodies[0] == COMMENT
-    events = [one for one in bodies if one not in (COMMENT, b"")]
-    assert events[-1] == b"data: [DONE]\n\n"
-    assert len(events) >= 3
+    assert filler in bodies[:2]
+    events = [one for one in bodies if one not in (COMMENT, PING, b"")]
+    ends = {"/v1/messages": b"message_stop", "/v1/responses": b"response.completed"}
+    assert ends.get(path, b"data: [DONE]\n\n") in b"".join(events[-2:])
+    assert len(events) >= 2

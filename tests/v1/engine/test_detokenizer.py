@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
+from tests.tokenizers.family_tokenizers import FAMILIES
 from tests.v1.engine.fakes import make_tokenizer
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.detokenizer import (
     Detokenizer,
-    WindowTextStream,
     find_stop_string,
     make_text_stream,
 )
@@ -19,7 +19,6 @@ from vllm.v1.engine.detokenizer import (
 TOKENIZER = make_tokenizer()
 EOS_ID = TOKENIZER.eos_token_id
 assert EOS_ID is not None
-any_ids = st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40)
 short_text = st.text(alphabet="abcé日🙂", max_size=30)
 stops = st.lists(st.text(alphabet="abcé日", min_size=1, max_size=4), max_size=3)
 
@@ -50,11 +49,18 @@ def run(d: Detokenizer, ids: list[int]) -> tuple[list[str], str | None]:
     return deltas, None
 
 
-@given(any_ids, st.booleans())
-@settings(max_examples=300, deadline=None)
-def test_deltas_join_to_the_text_decoded_at_once(ids, skip):
-    deltas, _ = run(detokenizer(skip_special_tokens=skip), ids)
-    assert "".join(deltas) == TOKENIZER.decode(ids, skip_special_tokens=skip)
+KINDS = {"own": lambda: TOKENIZER, **FAMILIES, "byte fallback": lambda: sentencepiece_like()}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@given(data=st.data(), skip=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_deltas_join_to_the_text_decoded_at_once(kind, data, skip):
+    """Of any ids: noise, special tokens and characters cut into bytes among them."""
+    tokenizer = KINDS[kind]()
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    d = Detokenizer(make_text_stream(tokenizer, [], skip), SamplingParams())
+    assert "".join(run(d, ids)[0]) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
 def test_a_character_cut_into_bytes_comes_whole():
@@ -185,11 +191,15 @@ def test_other_decoders_keep_spaces_and_join_bytes():
     assert deltas[3:6] == ["", "", "日"]
 
 
-def test_noise_does_not_hold_text_back_for_ever():
+def test_noise_among_bytes_costs_no_text():
+    """A run of bytes that is no UTF-8 as a whole keeps its characters, and holds none back."""
     tokenizer = sentencepiece_like()
-    stream = WindowTextStream(tokenizer.decode, [])
-    pieces = [stream.push(4 + 0xFF) for _ in range(100)]
-    assert sum(map(bool, pieces)) >= 5
+    stream = make_text_stream(tokenizer, [], False)
+    run_of_bytes = ["日".encode(), b"\xff", b"\xe6\x97", "日".encode()]
+    ids = [[4 + byte for byte in part] for part in run_of_bytes]
+    shown = ["".join(stream.push(token_id) for token_id in part) for part in ids]
+    assert shown == ["日", "\ufffd", "", "\ufffd日"]
+    assert tokenizer.decode([token_id for part in ids for token_id in part]) == "日\ufffd\ufffd日"
 
 
 @pytest.mark.parametrize("include", [False, True])

@@ -1,5 +1,6 @@
 """Prefixes kept on a disk: an engine that starts anew answers as one that never stopped."""
 
+import fcntl
 import os
 import random
 import shutil
@@ -26,7 +27,11 @@ from tests.v1.engine.test_handover import Pair
 from tests.v1.executor.rank_engines import run_engine
 from vllm.config import KVTransferConfig, SpeculativeConfig
 from vllm.distributed.kv_events import BlockStored, KVEventBatch
+from vllm.distributed.kv_transfer.offloading import connector as connector_module
+from vllm.distributed.kv_transfer.offloading import tier as tier_module
+from vllm.distributed.kv_transfer.offloading.connector import OffloadingConnector
 from vllm.distributed.kv_transfer.offloading.reporting import TierEvents
+from vllm.distributed.kv_transfer.offloading.settings import OffloadSettings
 from vllm.distributed.kv_transfer.offloading.tier import Tier
 from vllm.distributed.kv_transfer.offloading.write_gate import WriteGate
 from vllm.exceptions import ConfigError
@@ -35,6 +40,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_loop import CoreLoop
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.wire import AddRequest, Shutdown, StepOutputs
+from vllm.v1.kv_offload.folder import CacheFolder
 from vllm.v1.kv_offload.rates import Rates
 from vllm.v1.kv_offload.rows_file import RowsFile
 from vllm.v1.kv_offload.store import ObjectStore
@@ -782,6 +788,51 @@ def test_chats_over_recurrent_states_go_on_to_the_unit(tmp_path):
             chat += tokens + [rng.randrange(5, VOCAB_SIZE) for _ in range(30)]
 
 
+def test_a_folder_that_never_opens_costs_only_the_tier(root, monkeypatch):
+    """As on a disk that hangs: requests wait for it for a while, not for ever."""
+    is_over = threading.Event()
+    opened = OffloadSettings.open_folder
+
+    def hang(self):
+        assert is_over.wait(_WAIT_S)
+        return opened(self)
+
+    monkeypatch.setattr(OffloadSettings, "open_folder", hang)
+    monkeypatch.setattr(tier_module, "_PATIENT_S", 0.0)
+    transfer = KVTransferConfig.from_dict(tiers_of(root))
+    session = Session(make_core(32, transfer=transfer, num_blocks=3000, budget=256))
+    assert answer(session, KEPT) == cold(KEPT)
+    assert hits(session) == [0, 0]
+    is_over.set()
+    wait_open(session.core.scheduler.connector)
+    stop(session)
+
+
+def test_two_servers_that_start_at_once_have_one_hash_root(tmp_path, monkeypatch):
+    """The second one finds the folder taken and its root not yet written."""
+    root = tmp_path / "cache"
+    root.mkdir(mode=0o700)
+    lock = os.open(root / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    written = []
+
+    def write_root(seconds):
+        # What the first server does meanwhile.
+        os.close(lock)
+        folder = CacheFolder(root, 64 << 20)
+        written.append(folder.hash_root)
+        folder.close()
+
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    monkeypatch.setattr(
+        connector_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=write_root)
+    )
+    config = EngineArgs(prefix_cache_dir=str(root)).create_vllm_config()
+    OffloadingConnector.check_before_load(config)
+    assert config.cache_config.prefix_hash_seed == written[0]
+    assert len(written) == 1
+
+
 def test_other_weights_are_another_identity(tmp_path):
     rng = random.Random(22)
     prompts = [[rng.randrange(5, VOCAB_SIZE) for _ in range(300)]]
@@ -811,15 +862,24 @@ def test_other_weights_are_another_identity(tmp_path):
     [
         ({"prefix_cache_disk_size": "8GiB"}, "set --prefix-cache-dir"),
         ({"prefix_cache_warm": 3}, "set --prefix-cache-dir"),
-        ({"prefix_cache_dir": "x", "prefix_cache_warm": -1}, "from 0 to 256"),
+        (
+            {"prefix_cache_dir": "x", "prefix_cache_warm": -1},
+            "=-1 is out of range",
+        ),
         ({"kv_offloading_size": 0.0}, "GiB of host memory"),
         ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "use native"),
-        ({"prefix_cache_dir": "x", "prefix_cache_disk_size": "much"}, "no size"),
+        (
+            {"prefix_cache_dir": "x", "prefix_cache_disk_size": "much"},
+            "^--prefix-cache-disk-size='much'",
+        ),
         (
             {"prefix_cache_dir": "x", "prefix_cache_write_policy": "later"},
-            "use one of write_through",
+            "^prefix_cache_write_policy='later'",
         ),
-        ({"prefix_cache_dir": "x", "prefix_cache_write_budget": "-1"}, "no size"),
+        (
+            {"prefix_cache_dir": "x", "prefix_cache_write_budget": "-1"},
+            "^--prefix-cache-write-budget='-1'",
+        ),
         ({"prefix_cache_write_policy": "write_back"}, "set --prefix-cache-dir"),
         ({"prefix_cache_dir": "x", "enable_prefix_caching": False}, "turn it on"),
         ({"prefix_cache_dir": "x", "prefix_caching_hash_algo": "xxhash"}, "can be forged"),

@@ -17,13 +17,13 @@ from tests.v1.kv_offload.folder_engine import LIMIT, OBJECT, Engine, identity_of
 from tests.v1.kv_offload.hostile import make_template, spoil_and_open
 from vllm.entrypoints.cli.main import main
 from vllm.exceptions import ConfigError
+from vllm.utils.byte_sizes import parse_size
 from vllm.v1.kv_offload.folder import (
     CacheFolder,
     FolderBusyError,
     FolderError,
     choose_slot_bytes,
     disk_bytes,
-    parse_size,
     read_marker,
     rows_path,
 )
@@ -133,6 +133,23 @@ def test_another_number_of_cores_goes_on_with_what_the_first_kept(tmp_path):
         assert disk_bytes(root) <= LIMIT
     assert not (root / "core-1").exists()
     close(engines)
+
+
+def test_cores_of_two_servers_do_not_share_a_folder(tmp_path):
+    """Each would take another share of the limit; together they would exceed it."""
+    root = tmp_path / "cache"
+    two = [CacheFolder(root / f"core-{i}", LIMIT // 2, num_cores=2) for i in (1, 0)]
+    with pytest.raises(FolderBusyError, match=f"process {os.getpid()} on .*, one of 2 cores"):
+        CacheFolder(root / "core-2", LIMIT // 4, num_cores=4)
+    for folder in two:
+        folder.close()
+    four = [CacheFolder(root / f"core-{i}", LIMIT // 4, num_cores=4) for i in (3, 2)]
+    with pytest.raises(FolderBusyError, match="one of 4 cores"):
+        CacheFolder(root / "core-1", LIMIT // 2, num_cores=2)
+    four.append(CacheFolder(root / "core-1", LIMIT // 4, num_cores=4))
+    for folder in four:
+        folder.close()
+    CacheFolder(root, LIMIT).close()
 
 
 @pytest.mark.parametrize("trouble", ["others", "foreign", "link", "file", "newer"])

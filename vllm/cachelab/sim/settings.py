@@ -19,9 +19,9 @@ from vllm.config.speculative import SpeculativeConfig
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.model_executor.models.registry import resolve_model
+from vllm.utils.byte_sizes import parse_size
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, plan_kv_cache
-from vllm.v1.kv_offload.folder import parse_size
 from vllm.v1.worker.dtypes import resolve_cache_dtype
 
 _GIB = 1 << 30

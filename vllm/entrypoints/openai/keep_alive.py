@@ -1,4 +1,4 @@
-"""Comments that keep a silent event stream open through proxies that close idle connections."""
+"""What keeps a silent event stream open through proxies that close idle connections."""
 
 import asyncio
 
@@ -6,12 +6,15 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _COMMENT = b": keep-alive\n\n"
+# Anthropic's streams have an event for it, by which its clients know that the server lives.
+_PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+_MESSAGES_PATH = "/v1/messages"
 
 
 class KeepAliveMiddleware:
-    """Sends ``: keep-alive`` on event streams that were silent for a while.
+    """Sends ``: keep-alive`` on event streams that were silent for a while, ``ping`` on Messages.
 
-    Clients of server-sent events skip comments.
+    Clients of server-sent events skip comments, and those of Messages skip pings.
 
     Args:
         app: What answers.
@@ -27,7 +30,8 @@ class KeepAliveMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        kept = _KeptAlive(send, self._interval_s)
+        is_messages = str(scope.get("path", "")).endswith(_MESSAGES_PATH)
+        kept = _KeptAlive(send, self._interval_s, _PING if is_messages else _COMMENT)
         try:
             await self._app(scope, receive, kept.send)
         finally:
@@ -40,8 +44,9 @@ class _KeptAlive:
     Owns: the task that watches for silence, once the response is known to be an event stream.
     """
 
-    def __init__(self, send: Send, interval_s: float) -> None:
+    def __init__(self, send: Send, interval_s: float, filler: bytes) -> None:
         self._send = send
+        self._filler = filler
         self._interval_s = interval_s
         self._lock = asyncio.Lock()
         self._sent_at = 0.0
@@ -70,7 +75,7 @@ class _KeptAlive:
                 continue
             async with self._lock:
                 await self._send(
-                    {"type": "http.response.body", "body": _COMMENT, "more_body": True}
+                    {"type": "http.response.body", "body": self._filler, "more_body": True}
                 )
             self._sent_at = loop.time()
 

@@ -8,7 +8,7 @@ decoding all ids at once.
 """
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from vllm.sampling_params import SamplingParams
@@ -16,8 +16,6 @@ from vllm.tokenizers import Tokenizer
 
 # Tokens of context before the first new one; enough for every decoder's rule about spaces.
 _CONTEXT_TOKENS = 6
-# Tokens that may wait for the rest of a character; a character has four bytes at most.
-_MAX_WAITING = 16
 # Text older than this is set aside, so that a long answer costs linear time.
 _TAIL_CHARS = 4096
 
@@ -63,13 +61,27 @@ class WindowTextStream:
         ids    ... | c c c c c c | n n n n
                    ^window       ^shown: the text before it has been handed out
 
-    A window that ends in U+FFFD may hold a part of a character and waits, but not for ever.
+    A window that ends in a part of a character waits for the rest, or for what shows that there is
+    none.
+
+    Args:
+        decode: Text of ids; bytes as UTF-8, a bad sequence as U+FFFD.
+        prompt_token_ids: What stands before the answer.
+        byte_ids: Tokens that stand for a byte each.
+        skipped_ids: Tokens that ``decode`` leaves out.
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], prompt_token_ids: Sequence[int]
+        self,
+        decode: Callable[[Sequence[int]], str],
+        prompt_token_ids: Sequence[int],
+        byte_ids: Mapping[int, int] | None = None,
+        skipped_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._decode = decode
+        self._byte_ids = byte_ids or {}
+        self._skipped_ids = skipped_ids
+        self._bytes = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._window = list(prompt_token_ids[-_CONTEXT_TOKENS:])
         self._num_shown_ids = len(self._window)
         self._shown = decode(self._window)
@@ -77,10 +89,10 @@ class WindowTextStream:
     def push(self, token_id: int) -> str:
         """Return the characters that this token completes."""
         self._window.append(token_id)
+        if self._is_within_character(token_id):
+            return ""
         text = self._decode(self._window)
-        num_waiting = len(self._window) - self._num_shown_ids
-        may_be_partial = text.endswith("\N{REPLACEMENT CHARACTER}") and num_waiting < _MAX_WAITING
-        if len(text) <= len(self._shown) or may_be_partial:
+        if len(text) <= len(self._shown):
             return ""
         piece = text[len(self._shown) :]
         # The tokens shown just now become the context of the next ones.
@@ -88,6 +100,14 @@ class WindowTextStream:
         self._num_shown_ids = len(self._window)
         self._shown = self._decode(self._window)
         return piece
+
+    def _is_within_character(self, token_id: int) -> bool:
+        byte = self._byte_ids.get(token_id)
+        if byte is not None:
+            self._bytes.decode(bytes([byte]))
+        elif token_id not in self._skipped_ids:
+            self._bytes.reset()
+        return bool(self._bytes.getstate()[0])
 
     def finish(self) -> str:
         """Return what was held back."""
@@ -98,11 +118,14 @@ def make_text_stream(
     tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool
 ) -> TextStream:
     """Choose how to decode the answer to a prompt."""
+    skipped = tokenizer.all_special_ids if skip_special_tokens else frozenset()
     if tokenizer.is_byte_level:
-        skipped = tokenizer.all_special_ids if skip_special_tokens else frozenset()
         return ByteTextStream(tokenizer.token_bytes, skipped)
     return WindowTextStream(
-        lambda ids: tokenizer.decode(ids, skip_special_tokens), prompt_token_ids
+        lambda ids: tokenizer.decode(ids, skip_special_tokens),
+        prompt_token_ids,
+        tokenizer.byte_ids,
+        skipped,
     )
 
 

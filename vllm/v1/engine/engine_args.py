@@ -14,11 +14,25 @@ from vllm.config.additional import explain_additional_config
 from vllm.config.cache import CacheConfig
 from vllm.config.kv_connectors import KVConnectorRegistry
 from vllm.config.kv_events import KVEventsConfig
-from vllm.config.kv_transfer import MULTI_CONNECTOR, OFFLOADING_CONNECTOR, KVTransferConfig
+from vllm.config.kv_transfer import (
+    MAX_WARM,
+    MULTI_CONNECTOR,
+    OFFLOADING_CONNECTOR,
+    WRITE_POLICIES,
+    KVTransferConfig,
+)
 from vllm.config.load import LoadConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
-from vllm.config.options import POSITIVE, Limit, check_options, option, option_of, values_for
+from vllm.config.options import (
+    POSITIVE,
+    Limit,
+    check_options,
+    option,
+    option_of,
+    values_for,
+    within,
+)
 from vllm.config.parallel import ParallelConfig
 from vllm.config.retention import POLICIES, read_interval
 from vllm.config.scheduler import SchedulerConfig
@@ -38,6 +52,7 @@ from vllm.model_executor.model_loader.resolve import (
 from vllm.model_executor.models.registry import resolve_model
 from vllm.platforms.resolve import find_plugin_platform
 from vllm.utils.argparse_utils import human_int_or_auto
+from vllm.utils.byte_sizes import parse_size
 from vllm.utils.ray_cluster import check_ray
 from vllm.v1.engine.option_flags import add_option_flags
 
@@ -199,6 +214,7 @@ class EngineArgs:
         "Most used prefixes in --prefix-cache-dir to bring back at the start, before anybody asks "
         "for them; 0: none. Default: 8.",
         group="KV cache",
+        limit=within(0, MAX_WARM),
         metavar="N",
     )
     prefix_cache_write_policy: str | None = option(
@@ -207,7 +223,7 @@ class EngineArgs:
         "write_through_selective (when a second request computes or hits it) or write_back (when "
         "memory gets short, and at the end). Default: write_through.",
         group="KV cache",
-        metavar="POLICY",
+        choices=WRITE_POLICIES,
     )
     prefix_cache_write_budget: str | None = option(
         None,
@@ -514,11 +530,13 @@ class EngineArgs:
         if self.prefix_cache_dir is not None:
             tier = {"type": "fs", "root_dir": self.prefix_cache_dir}
             if self.prefix_cache_disk_size is not None:
-                tier["max_size"] = str(self.prefix_cache_disk_size)
+                size = str(self.prefix_cache_disk_size)
+                tier["max_size"] = str(parse_size("--prefix-cache-disk-size", size))
             if self.prefix_cache_write_policy is not None:
                 tier["write_policy"] = self.prefix_cache_write_policy
             if self.prefix_cache_write_budget is not None:
-                tier["write_budget_per_day"] = str(self.prefix_cache_write_budget)
+                size = str(self.prefix_cache_write_budget)
+                tier["write_budget_per_day"] = str(parse_size("--prefix-cache-write-budget", size))
             extra["secondary_tiers"] = [tier]
             if self.prefix_cache_warm is not None:
                 extra["warm"] = self.prefix_cache_warm

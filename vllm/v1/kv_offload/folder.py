@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from vllm.exceptions import ConfigError, VllmError
+from vllm.exceptions import VllmError
 from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_offload.cell_table import CellTable
 from vllm.v1.kv_offload.cells import CELL, CELL_BYTES, PAGE_BYTES, PAGE_CELLS, find_damaged
@@ -199,7 +199,7 @@ class CacheFolder:
         except OSError as error:
             raise FolderError(
                 f"{root} cannot hold a prefix cache ({error}): use a folder that this user may "
-                "write, on a local file system."
+                "write, on a local file system, or set read_only to read what it holds."
             ) from error
 
     def _enter(self) -> None:
@@ -223,9 +223,8 @@ class CacheFolder:
             self.hash_root = known
             return
         if _is_core(self.root.name):
-            # Together with other cores, but not with a server that has the whole folder.
-            self._take_lock(self.root.parent, fcntl.LOCK_SH)
-        self._take_lock(self.root, fcntl.LOCK_EX)
+            self._join_cores(self.root.parent)
+        self._take_lock(self.root)
         # Read again: its last owner may have written it meanwhile.
         known = read_marker(self.root)
         if known is None:
@@ -235,18 +234,39 @@ class CacheFolder:
             self._write_marker(known)
         self.hash_root = known
 
-    def _take_lock(self, folder: Path, how: int) -> None:
+    def _take_lock(self, folder: Path) -> None:
+        """Take a folder for this process alone."""
         handle = self._files_open(folder / _LOCK)
-        try:
-            fcntl.flock(handle, how | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
-            os.close(handle)
-            self.close()
-            raise FolderBusyError(f"{folder} is in use by {owner}") from error
+        if not _try_lock(handle, fcntl.LOCK_EX):
+            raise self._busy(folder, handle)
         self._locks.append(handle)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        _write_owner(handle, "")
+
+    def _join_cores(self, base: Path) -> None:
+        """Share a folder with the other cores of a server, and with no other server.
+
+        Cores of another server, of which there are more or fewer, would divide the limit otherwise.
+        """
+        share = f", one of {self._num_cores} cores"
+        moving = self._files_open(base / _MOVING)
+        try:
+            # One core at a time: whoever finds nobody there says how many they are.
+            fcntl.flock(moving, fcntl.LOCK_EX)
+            handle = self._files_open(base / _LOCK)
+            if _try_lock(handle, fcntl.LOCK_EX):
+                _write_owner(handle, share)
+            is_shared = _try_lock(handle, fcntl.LOCK_SH)
+            if not is_shared or not _read_owner(handle).endswith(share):
+                raise self._busy(base, handle)
+            self._locks.append(handle)
+        finally:
+            os.close(moving)
+
+    def _busy(self, folder: Path, handle: int) -> FolderBusyError:
+        owner = _read_owner(handle) or "another process"
+        os.close(handle)
+        self.close()
+        return FolderBusyError(f"{folder} is in use by {owner}")
 
     @staticmethod
     def _files_open(path: Path) -> int:
@@ -603,6 +623,26 @@ def _is_core(name: str) -> bool:
     return _core_number(name) is not None
 
 
+def _try_lock(handle: int, how: int) -> bool:
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read_owner(handle: int) -> str:
+    """Return who wrote to a lock file last."""
+    return os.pread(handle, 200, 0).decode(errors="replace").partition("\n")[0].strip()
+
+
+def _write_owner(handle: int, share: str) -> None:
+    owner = f"process {os.getpid()} on {socket.gethostname()}{share}\n".encode()
+    # Longer than the last one or not, it is never seen empty.
+    os.pwrite(handle, owner, 0)
+    os.ftruncate(handle, len(owner))
+
+
 def _is_free(folder: Path, base: Path) -> bool:
     """Whether no server writes to a core's folder; of the one around it we hold the lock."""
     if folder == base:
@@ -624,31 +664,3 @@ def _is_ours(name: str) -> bool:
     plain = name.removesuffix(".new")
     is_folder = _is_identity(name) or _is_core(name)
     return plain in _OURS or is_folder or name.startswith("damaged-")
-
-
-def parse_size(name: str, text: str) -> int:
-    """Return bytes of a text such as ``8GiB``, ``500MB``, ``8G`` or ``1073741824``.
-
-    Args:
-        name: Of the setting, for the error.
-        text: What is set.
-
-    Raises:
-        ConfigError: It is no size.
-    """
-    units = {"": 1, "B": 1}
-    for power, letter in enumerate("KMGT", 1):
-        units[letter] = units[letter + "IB"] = 1024**power
-        units[letter + "B"] = 1000**power
-    stripped = text.strip().upper()
-    digits = stripped.rstrip("KMGTIB ")
-    unit = stripped[len(digits) :].strip()
-    try:
-        number = float(digits)
-    except ValueError:
-        number = -1.0
-    if unit not in units or not 0 < number < float("inf"):
-        raise ConfigError(
-            f"{name}={text!r} is no size: write bytes, or a number such as 8GiB or 500MB."
-        )
-    return int(number * units[unit])

@@ -19,6 +19,8 @@ from vllm.tokenizers import Tokenizer
 from vllm.v1.structured_output.grammar import shorten
 from vllm.v1.structured_output.grammar_text import make_grammar_text
 
+# Bits of masks that one thread fills before several would have begun.
+_MIN_PARALLEL_BITS = 1 << 18
 # A tenth of a second of compiling, about 10 ms of one mask, and 64 MiB of states for one answer.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -68,7 +70,7 @@ class Backend:
         return matcher
 
     def fill(self, work: Sequence[tuple[LLMatcher, int, list[int]]], bits: np.ndarray) -> None:
-        """Write masks; several at a time, outside the interpreter's lock.
+        """Write masks; many at a time, outside the interpreter's lock.
 
         Args:
             work: Matchers, each once: the row of its mask, and the drafts behind that row.
@@ -77,7 +79,11 @@ class Backend:
         plain = [(matcher, row) for matcher, row, drafts in work if not drafts]
         # Copies: what the library does and takes back again is not always what it was.
         drafted = [(matcher.deep_copy(), row, drafts) for matcher, row, drafts in work if drafts]
-        if plain:
+        if len(plain) * bits.shape[1] * 32 < _MIN_PARALLEL_BITS:
+            address, row_bytes = bits.ctypes.data, bits.strides[0]
+            for matcher, row in plain:
+                matcher.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
+        else:
             fill_next_token_bitmask_par(self._executor, plain, bits)
         if drafted:
             fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, bits)

@@ -203,8 +203,10 @@ class StructuredOutputManager:
             if structured is None or request.is_prefill_chunk or structured.grammar is None:
                 continue
             drafts = drafts_by_id.get(request_id, _NO_DRAFTS)
-            num_free = _count_free(structured, drafts)
-            opening_id = _find_opening(structured)
+            num_free: int | None = 0
+            opening_id: int | None = None
+            if structured.reasoning_ended is False:
+                num_free, opening_id = _count_free(structured, drafts), _find_opening(structured)
             matcher = structured.grammar.matcher
             if matcher is None or (num_free is None and opening_id is None):
                 continue
@@ -229,7 +231,8 @@ class StructuredOutputManager:
         assert self._compiler is not None
         # In turn: a matcher may stand in both lists.
         self._compiler.backend.fill(work, bits)
-        self._compiler.backend.fill([item for item, _ in openings], bits)
+        if openings:
+            self._compiler.backend.fill([item for item, _ in openings], bits)
         for (_, row, _), token_id in openings:
             bits[row].view(np.uint32)[token_id // _BITS] |= np.uint32(1 << token_id % _BITS)
 

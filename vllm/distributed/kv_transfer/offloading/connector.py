@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _DRAIN_S = 2.0
+# Another server that has the folder writes its hash root within moments.
+_MARKER_S = 5.0
+_MARKER_POLL_S = 0.01
 
 
 class OffloadingConnector(BesideStepsConnector):
@@ -290,15 +294,20 @@ def _has_news(output: KVConnectorOutput) -> bool:
 
 def _find_hash_root(settings: OffloadSettings, root: Path) -> bytes | None:
     """Return the folder's hash root, made if it is new; None if the folder is of no use."""
+    deadline = time.monotonic() + _MARKER_S
     try:
-        known = read_marker(root)
-        if known is not None:
-            return known
-        folder = CacheFolder(root, settings.find_max_bytes(), read_only=settings.read_only)
-    except FolderBusyError:
-        return read_marker(root)
+        while (known := read_marker(root)) is None:
+            try:
+                folder = CacheFolder(root, settings.find_max_bytes(), read_only=settings.read_only)
+            except FolderBusyError:
+                # Who has the lock writes the root first of all: another server that starts now.
+                if time.monotonic() >= deadline:
+                    return None
+                time.sleep(_MARKER_POLL_S)
+            else:
+                folder.close()
+                return folder.hash_root
     except (VllmError, OSError):
         # The keeper tells it, once.
         return None
-    folder.close()
-    return folder.hash_root
+    return known

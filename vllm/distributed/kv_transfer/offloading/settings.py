@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_transfer.offloading.write_gate import (
-    SELECTIVE,
-    WRITE_POLICIES,
-    WRITE_THROUGH,
-)
+from vllm.config.kv_transfer import MAX_WARM, SELECTIVE, WRITE_POLICIES, WRITE_THROUGH
 from vllm.exceptions import ConfigError
-from vllm.v1.kv_offload.folder import CacheFolder, core_name, disk_bytes, parse_size
+from vllm.utils.byte_sizes import parse_size
+from vllm.v1.kv_offload.folder import CacheFolder, core_name, disk_bytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -37,7 +34,6 @@ _KNOWN = (
 )
 # Prefixes that are brought back at the start.
 _WARM = 8
-_MAX_WARM = 256
 _KNOWN_OF_TIER = (
     "type",
     "root_dir",
@@ -159,7 +155,7 @@ def read_settings(config: VllmConfig) -> OffloadSettings:
         num_cores,
         _flag({**extra, **said}, "read_only"),
         _flag(extra, "always_restore"),
-        _count(extra, "warm", _WARM, _MAX_WARM),
+        _count(extra, "warm", _WARM, MAX_WARM),
         _read_policy(said, extra),
         None if budget is None else budget // num_cores,
         _size(said, "min_free_space") or 0,

@@ -60,6 +60,8 @@ _PATIENCE = 4.0
 _GRACE_S = 1.0
 # Prompts that the tiers failed so often are computed.
 _MAX_TRIES = 2
+# A request waits no longer for the folder to be opened, or for a part of its index.
+_PATIENT_S = 30.0
 _FAILURES_TO_STOP = 8
 _FAILURE_WINDOW_S = 60.0
 # Steps that an object waits at the head of the queue for room.
@@ -126,6 +128,8 @@ class Tier:
         # Copies in host memory of what is being restored from the disk.
         self._keeping: dict[str, list[Reservation]] = {}
         self._tries: dict[str, int] = {}
+        # Until when a request waits to hear what is on the disk.
+        self._deadlines: dict[str, float] = {}
         self._orders = OffloadOrders()
         self._read_failures: list[float] = []
         self._num_refused = 0
@@ -216,7 +220,7 @@ class Tier:
             # In a moment it will be known what is there; not so while all weights are read, when
             # most likely nothing is.
             if not self.keeper.is_digesting:
-                return None
+                return self._wait(request_id)
         if self._row_loads.is_waited_for(request_id):
             return None
         if self._tries.get(request_id, 0) >= _MAX_TRIES:
@@ -230,7 +234,7 @@ class Tier:
             until = self._find_given_up(request, deepest)
         except IndexUnreadError:
             # In a moment it will be: the disk's thread reads that part next.
-            return None
+            return self._wait(request_id)
         if not ways:
             self._note_given_up(request, until)
             return 0
@@ -258,6 +262,11 @@ class Tier:
         self._found[request_id] = way.found
         self._note_given_up(request, until, way.found.count_sources(num_local))
         return way.found.position - num_local
+
+    def _wait(self, request_id: str) -> int | None:
+        """Have a request ask again, but not for ever: a disk may hang."""
+        deadline = self._deadlines.setdefault(request_id, time.monotonic() + _PATIENT_S)
+        return None if time.monotonic() < deadline else 0
 
     def _find_given_up(self, request: Request, start: int) -> int:
         """Return how far a request would get if the tiers had kept all they ever had."""
@@ -358,6 +367,7 @@ class Tier:
     def end(self, request: Request) -> None:
         """Take note of a request's end, perhaps before its restore's."""
         self.tracker.end(request)
+        self._deadlines.pop(request.request_id, None)
         self.warming.note_end(request)
         self._tries.pop(request.request_id, None)
         if request.request_id in self._loading:

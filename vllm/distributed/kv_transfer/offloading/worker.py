@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _NUM_READERS = 2
-# One sync for so many bytes, or for what has come.
+# One sync for so many bytes, or for what comes in so many seconds: a sync costs the device and the
+# processor as much as 100 KiB.
 _BATCH_BYTES = 32 << 20
+_BATCH_S = 0.1
 _NICE = 10
 _STOP_S = 3.0
 HOST, DISK = "host", "disk"
@@ -282,21 +284,30 @@ class OffloadWorker:
 
     def _write_all(self) -> None:
         _lower_priority()
-        is_over = False
-        while not is_over:
-            batch: list[tuple[Extent, bytearray | memoryview]] = []
-            num_bytes = 0
-            item = self._writes.get()
-            while item is not None:
-                batch.append(item)
-                num_bytes += len(item[1])
-                if num_bytes >= _BATCH_BYTES or self._writes.empty():
-                    break
-                item = self._writes.get()
-            is_over = item is None
-            if batch:
-                self._write_batch(batch)
-                self._wake()
+        while (batch := self._next_batch()) is not None:
+            self._write_batch(batch)
+            self._wake()
+
+    def _next_batch(self) -> list[tuple[Extent, bytearray | memoryview]] | None:
+        """Return what comes within a moment of the first object; None: the end."""
+        item = self._writes.get()
+        batch: list[tuple[Extent, bytearray | memoryview]] = []
+        num_bytes = 0
+        deadline = time.monotonic() + _BATCH_S
+        while item is not None:
+            batch.append(item)
+            num_bytes += len(item[1])
+            left_s = deadline - time.monotonic()
+            if num_bytes >= _BATCH_BYTES or left_s <= 0:
+                return batch
+            try:
+                item = self._writes.get(timeout=left_s)
+            except queue.Empty:
+                return batch
+        if batch:
+            # The end is met again behind it.
+            self._writes.put(None)
+        return batch or None
 
     def _write_batch(self, batch: list[tuple[Extent, bytearray | memoryview]]) -> None:
         assert self._rows is not None

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from vllm.config.kv_transfer import SELECTIVE, WRITE_BACK
 from vllm.distributed.kv_transfer.offloading.tracking import Candidate
 from vllm.v1.kv_offload.records import ObjectKey
 from vllm.v1.kv_offload.write_budget import WriteBudget
 
-WRITE_THROUGH = "write_through"
-SELECTIVE = "write_through_selective"
-WRITE_BACK = "write_back"
-WRITE_POLICIES = (WRITE_THROUGH, SELECTIVE, WRITE_BACK)
 # Objects that are followed until they are wanted again.
 _MAX_SEEN = 1 << 16
 # Objects that wait; the oldest go first, whose rows the pool gives up first too.
