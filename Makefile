@@ -80,8 +80,7 @@ native: $(VENV)/.serve
 # Kernels and families on a GPU against the CPU, then figures: ten minutes, no network, any python
 # with torch and triton (no virtual environment is made).
 gpu-check:
-	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu check --output gpu-check.json
-	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu bench --output gpu-bench.json
+	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu_run --output gpu-check.json
 
 # The kernels' tests with every memory access and every integer step checked.
 sanitize: $(VENV)/.dev

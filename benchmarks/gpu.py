@@ -1,12 +1,12 @@
 """Proof and figures of the GPU kernels, on a bare torch and triton: ``make gpu-check``.
 
-    python -m benchmarks.gpu check        kernels and whole families against the CPU
-    python -m benchmarks.gpu bench        kernels and models against the card's limits
-    python -m benchmarks.gpu compile      every checked kernel for a card this machine may lack
+    python -m benchmarks.gpu SECTION [--short]    one section: its figures as JSON in the last line
+    python -m benchmarks.gpu compile              every checked kernel for a card this machine lacks
 
-Needs no network, no checkpoint and, of the engine's dependencies, only torch, triton, numpy and
-safetensors. Writes one JSON (--output) and a table. With VLLM_CUDA_REFERENCE=1 ``check`` runs on
-CPU tensors in Triton's interpreter, which is how the script itself is tried; ``bench`` needs a GPU.
+``benchmarks.gpu_run`` runs all sections, each in a process of its own: an error of the card ends
+the process that sees it. Needs no network, no checkpoint and, of the engine's dependencies, only
+torch, triton, numpy and safetensors. With VLLM_CUDA_REFERENCE=1 the sections that compare run on
+CPU tensors in Triton's interpreter, which is how they are tried; those that measure need a GPU.
 """
 
 import argparse
@@ -17,7 +17,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 if os.environ.get("VLLM_CUDA_REFERENCE") == "1":
@@ -28,16 +29,24 @@ import torch
 import triton
 
 from vllm.gpu.decode_graphs import CudaGraphDevice, choose_sizes
-from vllm.gpu.step_model import make_gpu_step_model, make_graphed_step_model, reads_pages
+from vllm.gpu.draws import draw_tokens
+from vllm.gpu.step_model import (
+    make_gpu_step_model,
+    make_graphed_step_model,
+    move_tables,
+    reads_pages,
+)
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.attention.ops import decoder, reference
 from vllm.v1.attention.ops.registry import get_reference_op
 from vllm.v1.attention.ops.triton import launch as launching
+from vllm.v1.attention.ops.triton.paged_attention import PagedRequests, ScorePlan, attend_pages
 from vllm.v1.attention.ops.triton.registry import get_triton_op
 from vllm.v1.attention.step_model import StepModel, make_torch_step_model
 from vllm.v1.attention.step_tables import BlockTableView, RequestSlice
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+from vllm.v1.sample.filters import apply_min_p, apply_top_k, apply_top_p
 
 IS_INTERPRETED = launching.IS_INTERPRETED
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -56,6 +65,22 @@ def move(node: Any, device: torch.device) -> Any:
     if isinstance(node, torch.Tensor):
         return node.clone().to(device)
     return tuple(move(item, device) for item in node) if isinstance(node, tuple) else node
+
+
+def make_recurrent_cases(dtype: torch.dtype, rows: int) -> dict[str, tuple[Any, ...]]:
+    """Returns the ops of recurrent layers, whose states are fp32 whatever the type."""
+    keys, values = 16 if IS_INTERPRETED else 128, 24 if IS_INTERPRETED else 128
+    state = draw(4, keys, values, seed=6)
+    by_head = -draw(rows, 4, seed=4).abs(), draw(rows, 4, seed=5).sigmoid()
+    parts = (draw(rows, 2, keys), draw(rows, 2, keys, seed=2), draw(rows, 4, values, seed=3))
+    heads = draw(rows, 4, values, dtype=dtype), draw(rows, 4, values, seed=1, dtype=dtype)
+    return {
+        "short_convolution": (draw(rows, 90), draw(3, 90, seed=1), draw(90, 4, seed=2)),
+        "decay_logs": (draw(rows, 4, keys, dtype=dtype), draw(4, keys), draw(4, 1)),
+        "gated_delta_scan": (*parts, *by_head, state),
+        "gated_rms_norm": (*heads, draw(values), 1e-6, "silu"),
+        "gate_heads": heads,
+    }
 
 
 def make_cases(dtype: torch.dtype, rows: int) -> dict[str, tuple[Any, ...]]:
@@ -100,34 +125,43 @@ def make_cases(dtype: torch.dtype, rows: int) -> dict[str, tuple[Any, ...]]:
     with_sink[:, 0] = 0
     scaled = queries.transpose(1, 2).contiguous() * width**-0.5
     cases["attend"] = (scaled, with_sink, None, draw(heads))
-    return cases
+    return cases | make_recurrent_cases(dtype, rows)
 
 
-def check_kernels(device: torch.device) -> dict[str, float]:
+def check_kernels(device: torch.device, short: bool) -> dict[str, Any]:
     """Compares every op's kernel with the reference in fp32 on the CPU.
 
     Returns:
-        "op dtype rows" -> relative distance.
-
-    Raises:
-        AssertionError: One is beyond its bound, or no number.
+        "op dtype rows" -> relative distance; "wrong" -> what is beyond its bound, or failed.
     """
-    distances: dict[str, float] = {}
+    distances: dict[str, Any] = {}
+    wrong: dict[str, str] = {}
+    sizes = (5,) if short else (1, 5) if IS_INTERPRETED else (1, 17, 256)
     for dtype in BOUNDS:
-        for rows in (1, 5) if IS_INTERPRETED else (1, 17, 256):
+        for rows in sizes:
             for name, args in make_cases(dtype, rows).items():
-                found = get_triton_op(name)(*move(args, device))
-                wide = tuple(
-                    item.float() if isinstance(item, torch.Tensor) and item.dtype == dtype else item
-                    for item in move(args, torch.device("cpu"))
-                )
-                # Whole choices and whole types as they are; the rest in fp32.
-                expected = get_reference_op(name)(*wide)
-                pairs = zip(_as_tuple(found), _as_tuple(expected), strict=True)
-                worst = max(_distance(left.cpu(), right) for left, right in pairs)
-                distances[f"{name} {_short(dtype)} {rows}"] = worst
-                assert worst <= BOUNDS[dtype], f"{name} {dtype} with {rows} rows: off by {worst}"
-    return distances
+                case = f"{name} {_short(dtype)} {rows}"
+                try:
+                    distances[case] = distance = _compare(name, args, dtype, device)
+                except Exception as error:  # one kernel must not hide what the others do
+                    wrong[case] = f"{type(error).__name__}: {error}"
+                    continue
+                if distance > BOUNDS[dtype]:
+                    wrong[case] = f"off by {distance}"
+    return {**distances, "wrong": wrong}
+
+
+def _compare(name: str, args: Any, dtype: torch.dtype, device: torch.device) -> float:
+    """Returns the relative distance of an op's results from the reference's in fp32."""
+    found = get_triton_op(name)(*move(args, device))
+    wide = tuple(
+        item.float() if isinstance(item, torch.Tensor) and item.dtype == dtype else item
+        for item in move(args, torch.device("cpu"))
+    )
+    # Whole choices and whole types as they are; the rest in fp32.
+    expected = get_reference_op(name)(*wide)
+    pairs = zip(_as_tuple(found), _as_tuple(expected), strict=True)
+    return max(_distance(left.cpu(), right) for left, right in pairs)
 
 
 def _as_tuple(node: Any) -> tuple[torch.Tensor, ...]:
@@ -190,6 +224,71 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 32,
         "attention_bias": True,
     },
+    "gemma4": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "num_key_value_heads": 1,
+        "global_head_dim": 32,
+        "num_kv_shared_layers": 1,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 96,
+        "sliding_window": 33,
+        "final_logit_softcapping": 30.0,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1e6,
+                "partial_rotary_factor": 0.25,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+    "qwen3.5": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "layer_types": ["linear_attention", "full_attention"],
+        "head_dim": 32,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_conv_kernel_dim": 4,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+        },
+    },
+    "kimi-linear": {
+        "architectures": ["KimiLinearForCausalLM"],
+        "model_type": "kimi_linear",
+        "num_key_value_heads": 4,
+        "model_max_length": 4096,
+        "rms_norm_eps": 1e-5,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_token": 2,
+        "num_shared_experts": 1,
+        "num_expert_group": 1,
+        "topk_group": 1,
+        "moe_renormalize": True,
+        "routed_scaling_factor": 2.446,
+        "linear_attn_config": {
+            "full_attn_layers": [2],
+            "kda_layers": [1],
+            "head_dim": 16,
+            "num_heads": 4,
+            "short_conv_kernel_size": 4,
+        },
+    },
     "deepseek-v4": {
         "architectures": ["DeepseekV4ForCausalLM"],
         "model_type": "deepseek_v4",
@@ -226,15 +325,20 @@ def build_model(raw: dict[str, Any], dtype: torch.dtype, device: torch.device, o
             if slot.dtype == torch.int64:
                 slot.copy_(torch.arange(slot.numel()).view(slot.shape) % 8)
                 continue
+            if slot.is_meta:
+                # A table that stays on the host when it is loaded; the worker moves it too.
+                model.map_weight(name, draw(*slot.shape, seed=index).to(dtype))
+                continue
             spread = 1.0 if "embed" in name else 1.3 * slot.shape[-1] ** -0.5
             if is_big:
                 # Where it only has to be timed, the device draws.
                 slot.normal_(0.0, 0.05)
                 continue
             values = draw(*slot.shape, seed=index) * spread
-            if "norm" in name and not raw["model_type"].startswith("gemma"):
+            if "norm" in name and raw["model_type"] != "gemma3_text":
                 values = 1 + 0.2 * values
             slot.copy_(values)
+    move_tables(model)
     return model.eval()
 
 
@@ -292,11 +396,10 @@ class Pages:
         return make_gpu_step_model(self.model, self.layout, self.caches, self.device)
 
     def _make(self, name: str, spec: Any, num_blocks: int) -> torch.Tensor:
-        group = self.layout.groups[self.layout.group_of[name]]
-        rows, size = group.rows_per_block, spec.dtype.itemsize
-        width = spec.real_page_size_bytes // (rows * size)
-        blocks = num_blocks * max(1, 32 // group.block_size)
-        return torch.zeros((blocks, rows, width), dtype=spec.dtype, device=self.device)
+        group, page = self.layout.groups[self.layout.group_of[name]], spec.page_layout()
+        pieces = 1 if group.state is None else group.state.num_blocks
+        blocks = num_blocks * pieces * max(1, 32 // group.block_size)
+        return torch.zeros((blocks, page.rows, page.width), dtype=page.dtype, device=self.device)
 
     def step(
         self, work: Sequence[tuple[int, list[int]]], steps: StepModel | None = None
@@ -308,7 +411,8 @@ class Pages:
             start = self.lengths.setdefault(request, 0)
             tables = self._tables.setdefault(request, [[] for _ in self.layout.groups])
             for index, group in enumerate(self.layout.groups):
-                while len(tables[index]) * group.block_size < start + len(new):
+                pieces = 1 if group.state is None else group.state.num_blocks
+                while len(tables[index]) // pieces * group.block_size < start + len(new):
                     tables[index].append(self._next[index])
                     self._next[index] += 1
             views = tuple(BlockTableView(0, np.array(ids, dtype=np.int64)) for ids in tables)
@@ -346,37 +450,146 @@ def generate(pages: Pages, prompts: Sequence[list[int]], num_tokens: int) -> lis
     return answers
 
 
-def check_families(device: torch.device) -> dict[str, str]:
+def check_families(device: torch.device, short: bool) -> dict[str, Any]:
     """Compares greedy tokens in fp32 with the CPU's reference ops; graphs where there is a GPU.
 
-    Raises:
-        AssertionError: A token differs.
+    Returns:
+        Family -> what was equal; "wrong" -> family -> what differs, or failed.
     """
-    cpu, results = torch.device("cpu"), {}
-    lengths, num_tokens = ((5, 20), 2) if IS_INTERPRETED else ((7, 300, 131), 24)
-    for family, own in FAMILIES.items():
-        raw = {**_TINY, **own}
-        prompts = [
-            torch.randint(0, 96, (n,), generator=torch.Generator().manual_seed(n)).tolist()
-            for n in lengths
-        ]
-        answers = []
-        for where, ops in ((cpu, get_reference_op), (device, get_triton_op)):
-            model = build_model(raw, torch.float32, where, ops)
-            num_graphed = 4 if where.type == "cuda" else 0
-            pages = Pages(raw, model, where, 64, num_graphed)
-            if ops is get_reference_op:
-                pages.steps = make_torch_step_model(model, cpu)
-            answers.append(generate(pages, prompts, num_tokens))
-        assert answers[0] == answers[1], f"{family}: {answers[1]} instead of {answers[0]}"
-        results[family] = f"{len(prompts)} answers of {num_tokens} tokens equal"
-    return results
+    results: dict[str, Any] = {}
+    wrong: dict[str, str] = {}
+    lengths, num_tokens = ((7, 300, 131), 8 if short else 24)
+    if IS_INTERPRETED:
+        lengths, num_tokens = (5, 20, 3)[: 2 + (not short)], 2
+    for family in FAMILIES:
+        begin = time.perf_counter()
+        try:
+            expected, found = _answer_twice(family, device, lengths, num_tokens)
+        except Exception as error:  # one family must not hide what the others do
+            wrong[family] = f"{type(error).__name__}: {error}"
+            continue
+        results[family] = f"{len(lengths)} answers of {num_tokens} tokens equal"
+        if found != expected:
+            wrong[family] = results[family] = f"{found} instead of {expected}"
+        results[f"{family}, seconds"] = round(time.perf_counter() - begin, 2)
+    return {**results, "wrong": wrong}
 
 
-def check_waits(device: torch.device) -> str:
+def _answer_twice(
+    family: str, device: torch.device, lengths: Sequence[int], num_tokens: int
+) -> list[list[list[int]]]:
+    """Returns the CPU's answers by the reference, and a device's by kernels."""
+    raw, cpu = {**_TINY, **FAMILIES[family]}, torch.device("cpu")
+    prompts = [
+        torch.randint(0, 96, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+        for n in lengths
+    ]
+    answers = []
+    for where, ops in ((cpu, get_reference_op), (device, get_triton_op)):
+        model = build_model(raw, torch.float32, where, ops)
+        pages = Pages(raw, model, where, 64, 4 if where.type == "cuda" else 0)
+        if ops is get_reference_op:
+            pages.steps = make_torch_step_model(model, cpu, pages.layout, pages.caches)
+        answers.append(generate(pages, prompts, num_tokens))
+    return answers
+
+
+def check_invariance(device: torch.device, short: bool) -> dict[str, Any]:
+    """Compares bits of a request's logits alone and beside others (VLLM_BATCH_INVARIANT=1)."""
+    os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    results: dict[str, Any] = {}
+    wrong: dict[str, str] = {}
+    chosen = ("qwen3-moe", "qwen3.5", "kimi-linear")[: 1 if short else 3]
+    for family in chosen:
+        raw = {**_TINY, **FAMILIES[family]}
+        dtype = torch.float32 if IS_INTERPRETED else torch.bfloat16
+        model = build_model(raw, dtype, device, get_triton_op)
+        rows = []
+        for others in (0, 2 if IS_INTERPRETED else 20):
+            pages = Pages(raw, model, device, 64, 0)
+            for request in range(others + 1):
+                prompt = [1 + request] * (5 + request)
+                pages.step([(request, prompt)])
+            rows.append(pages.step([(request, [7]) for request in range(others + 1)])[0])
+        results[family] = is_same = torch.equal(*rows)
+        if not is_same:
+            wrong[family] = f"logits differ by up to {float((rows[0] - rows[1]).abs().max())}"
+    return {**results, "wrong": wrong}
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What ``draw_tokens`` reads of ``RandomRows`` and its settings, whose modules need more than a
+    bare torch: every second row narrows its choice.
+    """
+
+    num_rows: int
+    vocab_size: int
+    rows: None = None
+
+    @property
+    def settings(self) -> "Draws":
+        """Itself."""
+        return self
+
+    def _alternate(self, first: float, second: float) -> np.ndarray:
+        return np.resize(np.array([first, second], dtype=np.float32), self.num_rows)
+
+    @property
+    def temperature(self) -> np.ndarray:
+        """fp32 [N]."""
+        return self._alternate(0.7, 1.3)
+
+    @property
+    def min_p(self) -> np.ndarray:
+        """fp32 [N]."""
+        return self._alternate(0.01, 0.0)
+
+    @property
+    def top_k(self) -> np.ndarray:
+        """Of each row; all keep everything."""
+        return self._alternate(20, self.vocab_size)
+
+    @property
+    def top_p(self) -> np.ndarray:
+        """fp32 [N]."""
+        return self._alternate(0.8, 1.0)
+
+
+def draw_by_torch(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """Returns what each token weighs after the filters, fp32 [N, V], 0 where it is dropped."""
+    columns = (draws.temperature, draws.min_p, draws.top_p)
+    temperature, min_p, top_p = (torch.from_numpy(c).to(logits.device) for c in columns)
+    top_k = torch.from_numpy(draws.top_k.astype(np.int64)).to(logits.device)
+    scaled = apply_min_p(logits / temperature[:, None], min_p)
+    narrow = apply_top_k(scaled[::2], top_k[::2], 20)
+    scaled = torch.stack([narrow, scaled[1::2]], 1).flatten(0, 1)
+    return apply_top_p(scaled.softmax(-1), top_p)
+
+
+def check_draws(device: torch.device, short: bool) -> dict[str, Any]:
+    """Sees that each drawn token lies at its share of the mass that the filters leave."""
+    vocab_size, num_rows = (300, 2) if IS_INTERPRETED else (151936, 8 if short else 64)
+    draws = Draws(num_rows, vocab_size)
+    logits = 4 * draw(num_rows, vocab_size)
+    shares = np.linspace(0.03, 0.97, num_rows, dtype=np.float32)
+    tokens = draw_tokens(logits.to(device), draws, shares).cpu()  # type: ignore[arg-type]
+    mass = draw_by_torch(logits, draws).double()
+    sums = (mass / mass.sum(-1, keepdim=True)).cumsum(-1)
+    above = sums.gather(1, tokens[:, None])[:, 0]
+    own = mass.gather(1, tokens[:, None])[:, 0]
+    below = above - own / mass.sum(-1)
+    wanted = torch.from_numpy(shares).double()
+    is_right = (own > 0) & (below - 1e-5 <= wanted) & (wanted <= above + 1e-5)
+    rows = (~is_right).nonzero()[:, 0].tolist()
+    return {"rows": num_rows, "wrong": {str(row): int(tokens[row]) for row in rows}}
+
+
+def check_waits(device: torch.device, short: bool) -> dict[str, Any]:
     """Runs replayed decode steps with every wait of the host an error (a GPU only)."""
+    del short
     if device.type != "cuda":
-        return "no GPU: not looked at"
+        return {"waits": "no GPU: not looked at", "wrong": {}}
     raw = {**_TINY, **FAMILIES["qwen3-moe"]}
     pages = Pages(raw, build_model(raw, torch.float32, device, get_triton_op), device, 64, 4)
     pages.step([(0, [1, 2, 3])])
@@ -395,7 +608,7 @@ def check_waits(device: torch.device) -> str:
             pages.eager.model(tokens, positions, meta, pages.caches)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return "no wait in a step of experts, replayed or not"
+    return {"waits": "none in a step of experts, replayed or not", "wrong": {}}
 
 
 # -- figures ----------------------------------------------------------------------------------
@@ -416,8 +629,9 @@ def measure(run: Callable[[], Any], repeats: int = 20) -> float:
     return statistics.median(times)
 
 
-def bench_limits(device: torch.device) -> dict[str, float]:
+def bench_limits(device: torch.device, short: bool) -> dict[str, float]:
     """Returns what the card copies and multiplies here."""
+    del short
     source = torch.randn(1 << 29, device=device)
     target = torch.empty_like(source)
     left, right = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
@@ -451,6 +665,118 @@ QWEN3_4B = {
 }
 
 
+GEMMA_4B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "vocab_size": 262144,
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "query_pre_attn_scalar": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+V4_SMALL = {
+    **_TINY,
+    **FAMILIES["deepseek-v4"],
+    "vocab_size": 32768,
+    "hidden_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 512,
+    "o_groups": 4,
+    "o_lora_rank": 256,
+    "compress_ratios": [0, 4, 128, 4, 128, 4, 128, 4, 0],
+    "index_n_heads": 16,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "n_routed_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 512,
+    "max_position_embeddings": 40960,
+}
+
+
+def bench_attention(device: torch.device, short: bool) -> dict[str, Any]:
+    """Returns prefill attention's seconds beside torch's own kernels'."""
+    found: dict[str, Any] = {}
+    heads, kv_heads, width = 32, 8, 128
+    for num_tokens in (4096,) if short else (1024, 4096, 16384):
+        queries = torch.randn(num_tokens, heads, width, device=device, dtype=torch.bfloat16)
+        rows = torch.randn(num_tokens, 2 * kv_heads * width, device=device, dtype=torch.bfloat16)
+        cache = torch.zeros(2, 32, 2 * kv_heads * width, device=device, dtype=torch.bfloat16)
+        tile = 64 // (heads // kv_heads)
+        firsts = torch.arange(0, num_tokens, tile, device=device, dtype=torch.int32)
+        zero = torch.zeros(1, device=device, dtype=torch.int32)
+        count = torch.full_like(zero, num_tokens)
+        requests = PagedRequests(
+            torch.zeros_like(firsts), firsts, zero, count, zero, zero, zero, zero, zero, zero
+        )
+        plan = ScorePlan(width**-0.5, queries_per_tile=tile)
+        own = measure(lambda: attend_pages(queries, rows, cache, requests, plan, None))  # noqa: B023
+        keys, values = rows.view(num_tokens, 2, kv_heads, width).permute(1, 2, 0, 3)[:, None]
+        by_head = queries.transpose(0, 1)[None]
+        library = measure(
+            lambda: torch.nn.functional.scaled_dot_product_attention(
+                by_head,  # noqa: B023
+                keys,  # noqa: B023
+                values,  # noqa: B023
+                is_causal=True,
+                enable_gqa=True,
+            )
+        )
+        found[f"{num_tokens} tokens, ms"] = 1000 * own
+        found[f"{num_tokens} tokens, of torch's time"] = own / library
+    return found
+
+
+def bench_draws(device: torch.device, short: bool) -> dict[str, Any]:
+    """Returns the seconds of drawing tokens beside torch's."""
+    del short
+    found: dict[str, Any] = {}
+    for num_rows in (2, 64):
+        logits = 4 * torch.randn(num_rows, 151936, device=device)
+        draws = Draws(num_rows, 151936)
+        shares = np.linspace(0.1, 0.9, num_rows, dtype=np.float32)
+        by_kernel = partial(draw_tokens, logits, draws, shares)  # type: ignore[arg-type]
+        found[f"kernel, {num_rows} rows, ms"] = 1000 * measure(by_kernel)
+        filters = measure(partial(draw_by_torch, logits, draws))
+        found[f"torch's filters alone, {num_rows} rows, ms"] = 1000 * filters
+    return found
+
+
+def bench_small(device: torch.device, short: bool) -> dict[str, Any]:
+    """Returns the figures of a Qwen3-0.6B-shaped model, and transformers' where it is there."""
+    found = bench_model(QWEN3_SMALL, device, bench_limits(device, short))
+    return found if short else found | bench_transformers(QWEN3_SMALL, device)
+
+
+def bench_large(device: torch.device, short: bool) -> dict[str, Any]:
+    """Returns the figures of a Qwen3-4B-shaped model."""
+    return bench_model(QWEN3_4B, device, bench_limits(device, short))
+
+
+def bench_gemma(device: torch.device, short: bool) -> dict[str, Any]:
+    """Returns the figures of a Gemma-3-4B-shaped model."""
+    return bench_model(GEMMA_4B, device, bench_limits(device, short))
+
+
+def bench_v4(device: torch.device, short: bool) -> dict[str, Any]:
+    """Returns the figures of a small DeepSeek-V4-shaped model."""
+    return bench_model(V4_SMALL, device, bench_limits(device, short))
+
+
 def bench_model(
     raw: dict[str, Any], device: torch.device, limits: dict[str, float]
 ) -> dict[str, Any]:
@@ -462,7 +788,10 @@ def bench_model(
         pages = Pages(raw, model, device, 64 * 40, batch)
         for request in range(batch):
             pages.step([(request, [1] * 512)], pages.eager)
-        for name, steps in (("graphs", pages.steps), ("no graphs", pages.eager)):
+        ways = {"no graphs": pages.eager}
+        if pages.steps is not pages.eager:
+            ways["graphs"] = pages.steps
+        for name, steps in ways.items():
             times = []
             for _ in range(30):
                 torch.cuda.synchronize()
@@ -546,40 +875,45 @@ def compile_kernels(capability: int) -> dict[str, float]:
     return compiler.shared
 
 
+# Name -> what it does. Those that compare report what is wrong; the others need a GPU.
+SECTIONS: dict[str, Callable[[torch.device, bool], dict[str, Any]]] = {
+    "kernels": check_kernels,
+    "families": check_families,
+    "waits": check_waits,
+    "draws": check_draws,
+    "invariance": check_invariance,
+    "limits": bench_limits,
+    "small": bench_small,
+    "large": bench_large,
+    "attention": bench_attention,
+    "sampling": bench_draws,
+    "gemma": bench_gemma,
+    "v4": bench_v4,
+}
+_COMPARING = ("kernels", "families", "waits", "draws", "invariance")
+
+
 def main() -> int:
-    """Run what was asked for."""
+    """Run one section; exits with 1 where something is wrong, with 2 where it needs a GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["check", "bench", "compile"])
-    parser.add_argument("--output", type=Path, help="where the JSON goes")
+    parser.add_argument("section", choices=[*SECTIONS, "compile"])
+    parser.add_argument("--short", action="store_true", help="fewer cases and repeats")
     parser.add_argument("--capability", type=int, default=90, help="of compile: 80, 90, ...")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report: dict[str, Any] = {"machine": describe(device)}
-    if args.what == "compile":
-        report["compiled"] = compile_kernels(args.capability)
-    elif args.what == "check":
-        if device.type == "cpu" and not IS_INTERPRETED:
-            print("There is no GPU here; VLLM_CUDA_REFERENCE=1 checks in Triton's interpreter.")
-            return 2
-        report["kernels"] = check_kernels(device)
-        report["families"] = check_families(device)
-        report["waits"] = check_waits(device)
+    if args.section == "compile":
+        report["results"] = compile_kernels(args.capability)
+    elif device.type == "cpu" and args.section not in _COMPARING:
+        print("There is no GPU here, and figures of anything else would be of no use.")
+        return 2
+    elif device.type == "cpu" and not IS_INTERPRETED:
+        print("There is no GPU here; VLLM_CUDA_REFERENCE=1 checks in Triton's interpreter.")
+        return 2
     else:
-        if device.type == "cpu":
-            print("There is no GPU here, and figures of anything else would be of no use.")
-            return 2
-        limits = bench_limits(device)
-        report["limits"] = limits
-        report["Qwen3-0.6B-shaped"] = bench_model(QWEN3_SMALL, device, limits)
-        report["Qwen3-0.6B-shaped"] |= bench_transformers(QWEN3_SMALL, device)
-        report["Qwen3-4B-shaped"] = bench_model(QWEN3_4B, device, limits)
-    for part, values in report.items():
-        print(f"\n{part}")
-        for name, value in values.items() if isinstance(values, dict) else [("", values)]:
-            print(f"  {name:<48} {f'{value:.4g}' if isinstance(value, float) else value}")
-    if args.output is not None:
-        args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return 0
+        report["results"] = SECTIONS[args.section](device, args.short)
+    print(json.dumps(report))
+    return 1 if report["results"].get("wrong") else 0
 
 
 if __name__ == "__main__":

@@ -13,8 +13,14 @@ from collections.abc import Callable
 import torch
 
 from vllm.model_executor.layers.quantization.gguf_blocks import read_blocks
-from vllm.model_executor.layers.quantization.panels import CodedRows, GroupValues, PackedRows
-from vllm.model_executor.layers.quantization.storages import Int8Rows, PlainRows, RowSource
+from vllm.model_executor.layers.quantization.panels import (
+    CodedRows,
+    GroupValues,
+    Inputs,
+    PackedRows,
+)
+from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource
+from vllm.model_executor.model_loader.int8_weights import round_rows
 from vllm.native.library import NativeContext
 from vllm.native.loader import load_library
 from vllm.native.structs import Matrix
@@ -28,23 +34,23 @@ def make_bf16(rows: int, columns: int) -> RowSource:
     return PlainRows(torch.randn(rows, columns).bfloat16())
 
 
-def make_int8(rows: int, columns: int) -> RowSource:
-    made = Int8Rows(rows, columns, torch.float32, torch.device("cpu"))
-    made.slots("w")["w.weight"].copy_(torch.randn(rows, columns))
-    made.check("w")
-    return made
-
-
-def make_int4(group: int) -> Callable[[int, int], RowSource]:
+def make_int8(inputs: Inputs) -> Callable[[int, int], RowSource]:
     def make(rows: int, columns: int) -> RowSource:
-        words = torch.randint(-(2**31), 2**31, (rows, columns // 8)).int()
-        scales = GroupValues(torch.rand(rows, columns // group).half())
-        return PackedRows(CodedRows("int4", words, columns, group, scales), "w")
+        return PackedRows(round_rows(torch.randn(rows, columns), "w"), "w", inputs)
 
     return make
 
 
-def make_blocks(name: str) -> Callable[[int, int], RowSource]:
+def make_int4(group: int, inputs: Inputs = "whole") -> Callable[[int, int], RowSource]:
+    def make(rows: int, columns: int) -> RowSource:
+        words = torch.randint(-(2**31), 2**31, (rows, columns // 8)).int()
+        scales = GroupValues(torch.rand(rows, columns // group).half())
+        return PackedRows(CodedRows("int4", words, columns, group, scales), "w", inputs)
+
+    return make
+
+
+def make_blocks(name: str, inputs: Inputs = "whole") -> Callable[[int, int], RowSource]:
     size, num_bytes = _BLOCK_BYTES[name]
 
     def make(rows: int, columns: int) -> RowSource:
@@ -52,19 +58,24 @@ def make_blocks(name: str) -> Callable[[int, int], RowSource]:
         one = torch.tensor([1.0], dtype=torch.float16).view(torch.uint8)
         for at in (208,) if name == "Q6_K" else (0, 2) if name == "Q4_K" else (0,):
             blocks[..., at : at + 2] = one
-        return PackedRows(read_blocks(name, blocks.flatten(1)), "w")
+        return PackedRows(read_blocks(name, blocks.flatten(1)), "w", inputs)
 
     return make
 
 
 FORMS: dict[str, Callable[[int, int], RowSource]] = {
     "bf16": make_bf16,
-    "int8": make_int8,
+    "int8": make_int8("whole"),
     "int4 g32": make_int4(32),
     "int4 g128": make_int4(128),
     "Q4_K": make_blocks("Q4_K"),
     "Q6_K": make_blocks("Q6_K"),
     "Q8_0": make_blocks("Q8_0"),
+    "int8, int8 inputs": make_int8("bytes by row"),
+    "int4 g32, int8 inputs": make_int4(32, "bytes by group"),
+    "int4 g128, int8 inputs": make_int4(128, "bytes by group"),
+    "Q4_K, int8 inputs": make_blocks("Q4_K", "bytes by group"),
+    "Q8_0, int8 inputs": make_blocks("Q8_0", "bytes by group"),
 }
 
 

@@ -37,7 +37,6 @@ struct Workspace {
 };
 
 struct Build {
-  const char* name;
   void (*v4_forward)(ThreadPool&, Workspace&, const vn_v4_model&, const vn_step&, float* streams);
   void (*v4_forward_mtp)(ThreadPool&, Workspace&, const vn_v4_model&, const vn_step&,
                          const float* streams, float* output);

@@ -28,6 +28,7 @@ _FLAGS += ["-fvisibility=hidden", "-g0", "-Wall", "-Wextra"]
 _FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", *_AVX2]
+_VNNI = ["-mavx512vnni", *_AVX512]
 _AMX = ["-mamx-tile", "-mamx-bf16", *_AVX512]
 _PLAIN_SOURCES = ("prefix_hash.cpp", "thread_pool.cpp", "vllm_native.cpp")
 _SANITISE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
@@ -95,10 +96,10 @@ def build(folder: Path, *, sanitises: bool = False) -> Path:
         jobs = []
         for item in vector_builds():
             names = [f"-DVN_BUILD={item.name}", f"-DVN_BUILD_TABLE={item.table}"]
-            names.append(f'-DVN_BUILD_NAME="{item.name}"')
             jobs.append(("build.cpp", f"{item.name}.o", [*item.flags, *names]))
         jobs += [(name, f"{name}.o", []) for name in _PLAIN_SOURCES]
-        jobs.append(("tiles.cpp", "tiles.o", _AMX if is_x86() else []))
+        for source, own in (("tiles.cpp", _AMX), ("bytes_vnni.cpp", _VNNI)):
+            jobs.append((source, f"{source}.o", own if is_x86() else []))
         objects = [str(Path(scratch) / target) for _, target, _ in jobs]
         commands = [
             [*compiler, *flags, *own, "-c", str(SOURCES / source), "-o", target]

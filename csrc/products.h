@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "aligned.h"
+#include "bytes.h"
 #include "rounded.h"
 #include "stored.h"
 #include "thread_pool.h"
@@ -293,16 +294,47 @@ inline void dot_leaf(const float* const* x, int64_t rows, const vn_matrix& m, in
     dot_stored<VN_BF16>(x, rows, m, row, count, y, first);
   } else if (m.kind == VN_MXFP4) {
     dot_stored<VN_MXFP4>(x, rows, m, row, count, y, first);
-  } else if (m.kind == VN_FP8) {
-    dot_stored<VN_FP8>(x, rows, m, row, count, y, first);
   } else {
-    dot_stored<VN_INT8>(x, rows, m, row, count, y, first);
+    dot_stored<VN_FP8>(x, rows, m, row, count, y, first);
   }
 }
 
-inline bool rounds_inputs(const vn_matrix& m) { return m.kind == VN_BF16_PANELS; }
+// What a matrix's products do to their inputs; a matrix of no parts.
+enum InputForm { kAsTheyAre, kToBf16, kToBytes };
 
-inline void multiply_part(const Product& p, const RoundedInputs& rounded, int64_t row, int64_t rows,
+inline InputForm input_form(const vn_matrix& m) {
+  if (m.kind == VN_BF16_PANELS) return kToBf16;
+  if (m.kind != VN_PANELS) return kAsTheyAre;
+  const bool is_whole = static_cast<const vn_panels*>(m.data)->input_kind == VN_INPUT_FLOATS;
+  return is_whole ? kAsTheyAre : kToBytes;
+}
+
+// A product's inputs, rounded once for all outputs that want them so; `matrix` is the first.
+struct PreparedInputs {
+  InputForm form;
+  bool is_tiled;
+  const vn_matrix* matrix;
+  int64_t num_rows;
+  RoundedInputs rounded;
+  ByteInputs bytes;
+
+  bool serve(const vn_matrix& m) const {
+    if (input_form(m) != form) return false;
+    return form == kToBf16 || ByteForm(m) == ByteForm(*matrix);
+  }
+};
+
+// All of a product.
+struct Prepared {
+  const PreparedInputs* begin;
+  const PreparedInputs* end;
+
+  const PreparedInputs& find(const vn_matrix& m) const {
+    return *std::find_if(begin, end, [&](const PreparedInputs& own) { return own.serve(m); });
+  }
+};
+
+inline void multiply_part(const Product& p, Prepared prepared, int64_t row, int64_t rows,
                           int64_t column, int64_t columns) {
   const float* x[kMostBlockRows];
   float* y[kMostBlockRows];
@@ -311,17 +343,24 @@ inline void multiply_part(const Product& p, const RoundedInputs& rounded, int64_
     x[r] = p.x + source * p.x_stride;
     y[r] = p.y + (row + r) * p.y_stride;
   }
+  bool uses_tiles = false;
   for (int64_t c = 0; c < columns;) {
     const FoundRow found = find_row(*p.matrix, p.first_row + column + c);
-    const int64_t count = std::min(columns - c, found.matrix->rows - found.row);
-    if (rounds_inputs(*found.matrix)) {
-      dot_rounded(rounded, row, rows, *found.matrix, found.row, count, y, p.y_stride, column + c);
+    const vn_matrix& m = *found.matrix;
+    const int64_t count = std::min(columns - c, m.rows - found.row);
+    const InputForm form = input_form(m);
+    if (form == kAsTheyAre) {
+      dot_leaf(x, rows, m, found.row, count, y, column + c);
+    } else if (form == kToBytes) {
+      dot_bytes_by_panels(prepared.find(m).bytes, row, rows, m, found.row, count, y, column + c);
     } else {
-      dot_leaf(x, rows, *found.matrix, found.row, count, y, column + c);
+      const RoundedInputs& rounded = prepared.find(m).rounded;
+      uses_tiles = rounded.halves != nullptr;
+      dot_rounded(rounded, row, rows, m, found.row, count, y, p.y_stride, column + c);
     }
     c += count;
   }
-  if (rounded.halves != nullptr) release_tiles();
+  if (uses_tiles) release_tiles();
 }
 
 // Outputs that are multiplied together: chunks hold whole ones.
@@ -335,15 +374,9 @@ inline int64_t find_column_step(const vn_matrix& m) {
   return kColumns;
 }
 
-inline bool rounds_some_inputs(const vn_matrix& m) {
-  if (m.kind != VN_PARTS) return rounds_inputs(m);
-  const vn_matrix* parts = static_cast<const vn_matrix*>(m.data);
-  return std::any_of(parts, parts + m.group, rounds_inputs);
-}
-
 // Rows of a product that are multiplied at a time.
 inline int64_t find_block_rows(const ThreadPool& pool, const vn_matrix& m) {
-  if (!pool.uses_tiles() || !rounds_inputs(m)) return kBlockRows;
+  if (!pool.units().tiles || input_form(m) != kToBf16) return kBlockRows;
   return std::clamp(kTiledInputs / std::max<int64_t>(1, m.cols) / 32 * 32, kBlockRows,
                     kMostBlockRows);
 }
@@ -354,73 +387,120 @@ class Rounding {
   // Rounds the inputs of those products that want it.
   void run(ThreadPool& pool, const Product* products, size_t count) {
     inputs_.clear();
+    firsts_.clear();
     rows_.clear();
-    int64_t num_halves = 0, num_floats = 0, work = 0;
+    Sizes sizes = {};
     for (size_t i = 0; i < count; ++i) {
-      const Product& p = products[i];
-      const bool is_tiled = pool.uses_tiles() && p.num_rows >= kTiledRows;
-      const bool is_rounded = rounds_some_inputs(*p.matrix);
-      const int64_t stride = is_rounded ? ceil_div(p.matrix->cols, kBlockInputs) * kBlockInputs : 0;
-      inputs_.push_back({nullptr, nullptr, stride});
-      if (!is_rounded) continue;
-      int64_t& at = is_tiled ? num_halves : num_floats;
-      for (int64_t r = 0; r < p.num_rows; ++r) rows_.push_back({i, r, at + r * stride, is_tiled});
-      at += p.num_rows * stride;
-      work += p.num_rows * stride;
+      firsts_.push_back(inputs_.size());
+      list_forms(pool, products[i], sizes);
     }
+    firsts_.push_back(inputs_.size());
     if (rows_.empty()) return;
-    halves_.resize(num_halves);
-    floats_.resize(num_floats);
-    uint16_t* halves = halves_.data();
-    float* floats = floats_.data();
-    for (const Row& row : rows_) {
-      if (row.index != 0) continue;
-      if (row.is_tiled) {
-        inputs_[row.product].halves = halves + row.at;
-      } else {
-        inputs_[row.product].floats = floats + row.at;
-      }
-    }
+    place(sizes);
     const Row* rows = rows_.data();
-    const RoundedInputs* inputs = inputs_.data();
-    const auto round_row = [=](int64_t i) {
-      const Row& row = rows[i];
-      const Product& p = products[row.product];
-      const int64_t source = p.x_rows == nullptr ? row.index : p.x_rows[row.index];
-      const float* x = p.x + source * p.x_stride;
-      const int64_t cols = p.matrix->cols;
-      const int64_t stride = inputs[row.product].stride;
-      if (row.is_tiled) {
-        uint16_t* out = halves + row.at;
-        for (int64_t k = 0; k < cols; ++k) out[k] = bf16_bits(x[k]);
-        std::fill(out + cols, out + stride, uint16_t{0});
-      } else {
-        float* out = floats + row.at;
-        for (int64_t k = 0; k < cols; ++k) out[k] = round_bf16(x[k]);
-        std::fill(out + cols, out + stride, 0.0f);
-      }
+    const PreparedInputs* inputs = inputs_.data();
+    const auto round = [=](int64_t i) {
+      round_row(*rows[i].product, rows[i].index, inputs[rows[i].input]);
     };
     const int64_t num_rows = static_cast<int64_t>(rows_.size());
-    if (is_short(pool, work)) {
-      for (int64_t i = 0; i < num_rows; ++i) round_row(i);
+    if (is_short(pool, sizes.halves + sizes.floats + sizes.codes)) {
+      for (int64_t i = 0; i < num_rows; ++i) round(i);
     } else {
-      pool.run(num_rows, round_row);
+      pool.run(num_rows, round);
     }
   }
 
-  const RoundedInputs* inputs() const { return inputs_.data(); }
+  Prepared inputs(size_t product) const {
+    return {inputs_.data() + firsts_[product], inputs_.data() + firsts_[product + 1]};
+  }
 
  private:
   struct Row {
-    size_t product;
-    int64_t index, at;
-    bool is_tiled;
+    const Product* product;
+    int64_t index;
+    size_t input;
+  };
+  // Values of each kind. What is prepared lies at the end of those before it: see place().
+  struct Sizes {
+    int64_t halves, floats, codes, groups;
   };
 
-  std::vector<RoundedInputs> inputs_;
+  void list_forms(const ThreadPool& pool, const Product& p, Sizes& sizes) {
+    const size_t first = inputs_.size();
+    for (int64_t at = p.first_row; at < p.first_row + p.num_columns;) {
+      const FoundRow found = find_row(*p.matrix, at);
+      const vn_matrix& m = *found.matrix;
+      at += m.rows - found.row;
+      const InputForm form = input_form(m);
+      const auto serves = [&](const PreparedInputs& own) { return own.serve(m); };
+      if (form == kAsTheyAre || std::any_of(inputs_.begin() + first, inputs_.end(), serves)) continue;
+      PreparedInputs own = {form, false, &m, p.num_rows, {}, {}};
+      if (form == kToBytes) {
+        const ByteForm bytes(m);
+        own.bytes = {nullptr, nullptr, nullptr, bytes.stride(), bytes.groups(),
+                     pool.units().byte_dots};
+        sizes.codes += p.num_rows * bytes.stride();
+        sizes.groups += p.num_rows * bytes.groups();
+      } else {
+        own.rounded.stride = count_blocks(m.cols) * kBlockInputs;
+        own.is_tiled = pool.units().tiles && p.num_rows >= kTiledRows;
+        (own.is_tiled ? sizes.halves : sizes.floats) += p.num_rows * own.rounded.stride;
+      }
+      for (int64_t r = 0; r < p.num_rows; ++r) rows_.push_back({&p, r, inputs_.size()});
+      inputs_.push_back(own);
+    }
+  }
+
+  void place(const Sizes& sizes) {
+    halves_.resize(sizes.halves);
+    floats_.resize(sizes.floats);
+    codes_.resize(sizes.codes);
+    scales_.resize(sizes.groups);
+    sums_.resize(sizes.groups);
+    Sizes at = {};
+    for (PreparedInputs& own : inputs_) {
+      if (own.form == kToBytes) {
+        own.bytes.codes = codes_.data() + at.codes;
+        own.bytes.scales = scales_.data() + at.groups;
+        own.bytes.sums = sums_.data() + at.groups;
+        at.codes += own.num_rows * own.bytes.stride;
+        at.groups += own.num_rows * own.bytes.groups;
+      } else if (own.is_tiled) {
+        own.rounded.halves = halves_.data() + at.halves;
+        at.halves += own.num_rows * own.rounded.stride;
+      } else {
+        own.rounded.floats = floats_.data() + at.floats;
+        at.floats += own.num_rows * own.rounded.stride;
+      }
+    }
+  }
+
+  static void round_row(const Product& p, int64_t index, const PreparedInputs& own) {
+    const float* x = p.x + (p.x_rows == nullptr ? index : p.x_rows[index]) * p.x_stride;
+    const int64_t cols = p.matrix->cols, stride = own.rounded.stride;
+    if (own.form == kToBytes) {
+      const ByteInputs& b = own.bytes;
+      round_row_to_bytes(ByteForm(*own.matrix), x, b.codes + index * b.stride,
+                         b.scales + index * b.groups,
+                         b.sums + index * b.groups);
+    } else if (own.is_tiled) {
+      uint16_t* out = own.rounded.halves + index * stride;
+      for (int64_t k = 0; k < cols; ++k) out[k] = bf16_bits(x[k]);
+      std::fill(out + cols, out + stride, uint16_t{0});
+    } else {
+      float* out = own.rounded.floats + index * stride;
+      for (int64_t k = 0; k < cols; ++k) out[k] = round_bf16(x[k]);
+      std::fill(out + cols, out + stride, 0.0f);
+    }
+  }
+
+  std::vector<PreparedInputs> inputs_;
+  std::vector<size_t> firsts_;  // of each product, and the end
   std::vector<Row> rows_;
   std::vector<uint16_t, CacheLines<uint16_t>> halves_;
-  Floats floats_;
+  std::vector<int8_t, CacheLines<int8_t>> codes_;
+  std::vector<int32_t, CacheLines<int32_t>> sums_;
+  Floats floats_, scales_;
 };
 
 // Runs products that do not depend on one another.
@@ -452,7 +532,7 @@ inline void multiply_all(ThreadPool& pool, const Product* products, size_t count
     cuts.push_back(cut);
   }
   const Cut* all = cuts.data();
-  const RoundedInputs* rounded = rounding.inputs();
+  const Rounding* rounded = &rounding;
   auto run = [products, all, rounded, count](int64_t chunk) {
     size_t i = count - 1;
     while (all[i].first_chunk > chunk) --i;
@@ -460,7 +540,7 @@ inline void multiply_all(ThreadPool& pool, const Product* products, size_t count
     const int64_t index = chunk - all[i].first_chunk;
     const int64_t row = index / all[i].column_blocks * all[i].block_rows;
     const int64_t column = index % all[i].column_blocks * all[i].columns;
-    multiply_part(p, rounded[i], row, std::min(all[i].block_rows, p.num_rows - row), column,
+    multiply_part(p, rounded->inputs(i), row, std::min(all[i].block_rows, p.num_rows - row), column,
                   std::min(all[i].columns, p.num_columns - column));
   };
   if (is_short(pool, work)) {

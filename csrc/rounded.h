@@ -60,8 +60,8 @@ class NormalsOnly {
 // The inputs of a product, rounded once for all its outputs: whole blocks, filled up with zeros; as
 // bf16 for the matrix unit, else as floats.
 struct RoundedInputs {
-  const uint16_t* halves;
-  const float* floats;
+  uint16_t* halves;
+  float* floats;
   int64_t stride;
 };
 

@@ -54,11 +54,6 @@ struct Reader<VN_FP8> {
   static constexpr int kBits = 8;
   static Vec load(const uint8_t* row, int64_t i) { return load_e4m3(row + i); }
 };
-template <>
-struct Reader<VN_INT8> {
-  static constexpr int kBits = 8;
-  static Vec load(const uint8_t* row, int64_t i) { return load_int8(row + i); }
-};
 
 template <int Kind>
 constexpr bool kHasScales = Kind != VN_F32 && Kind != VN_BF16;
@@ -97,8 +92,7 @@ inline bool has_whole_steps(const vn_matrix& m) {
 
 inline float widen_one(const vn_matrix& m, const uint8_t* row, int64_t i) {
   if (m.kind == VN_MXFP4) return widen_e2m1(row[i / 2] >> i % 2 * 4 & 15);
-  if (m.kind == VN_FP8) return widen_e4m3(row[i]);
-  return static_cast<float>(static_cast<int8_t>(row[i]));
+  return widen_e4m3(row[i]);
 }
 
 template <int Kind>
@@ -144,10 +138,8 @@ inline void decode_matrix_part(const vn_matrix& m, int64_t index, int64_t from, 
     }
   } else if (m.kind == VN_MXFP4) {
     decode_scaled<VN_MXFP4>(m, row, from, count, out);
-  } else if (m.kind == VN_FP8) {
-    decode_scaled<VN_FP8>(m, row, from, count, out);
   } else {
-    decode_scaled<VN_INT8>(m, row, from, count, out);
+    decode_scaled<VN_FP8>(m, row, from, count, out);
   }
 }
 

@@ -24,8 +24,7 @@ inline void pause_briefly() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads, bool uses_tiles)
-    : process_(getpid()), uses_tiles_(uses_tiles) {
+ThreadPool::ThreadPool(int num_threads, Units units) : process_(getpid()), units_(units) {
   try {
     for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { work(); });
   } catch (...) {

@@ -13,15 +13,21 @@
 
 namespace vn {
 
+// What a processor has beside its vector instructions.
+struct Units {
+  bool tiles = false;  // the matrix unit
+  bool byte_dots = false;  // AVX-512 VNNI
+};
+
 class ThreadPool {
  public:
-  // num_threads counts the caller of run(). uses_tiles: its threads may use the matrix unit.
-  explicit ThreadPool(int num_threads, bool uses_tiles = false);
+  // num_threads counts the caller of run(). units: what its threads may use.
+  explicit ThreadPool(int num_threads, Units units = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  bool uses_tiles() const { return uses_tiles_; }
+  Units units() const { return units_; }
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
   // Whether all but the caller sleep: to wake one takes some 50 us.
   bool rests() const { return num_asleep_.load(std::memory_order_relaxed) == num_threads() - 1; }
@@ -78,7 +84,7 @@ class ThreadPool {
   std::atomic<bool> caller_waits_{false};
   std::condition_variable finished_;
   const int64_t process_;
-  const bool uses_tiles_;
+  const Units units_;
   bool is_left_behind_ = false;
   std::vector<std::thread> workers_;
 };

@@ -15,15 +15,28 @@
 #include "thread_pool.h"
 #include "tiles.h"
 
+namespace {
+
+// Vector kernels, and what stands beside them.
+struct Choice {
+  const char* name;
+  const vn::Build* build;
+  vn::Units units;
+  bool runs;
+};
+
+}  // namespace
+
 struct vn_context {
-  vn_context(int num_threads, const vn::Build& chosen, bool uses_tiles)
-      : pool(num_threads, uses_tiles), build(chosen) {
+  vn_context(int num_threads, const Choice& chosen)
+      : pool(num_threads, chosen.units), build(*chosen.build), name(chosen.name) {
     error.reserve(256);  // to say that there is no memory must take none
   }
 
   vn::ThreadPool pool;
   vn::Workspace space;
   const vn::Build& build;
+  const char* name;
   std::string error;
 };
 
@@ -32,7 +45,7 @@ namespace {
 #if defined(__x86_64__)
 // Asked of the processor itself: not every compiler's runtime answers __builtin_cpu_supports.
 struct Features {
-  bool avx2 = false, avx512 = false, amx = false;
+  bool avx2 = false, avx512 = false, vnni = false, amx = false;
 
   Features() {
     unsigned a, b, c, d;
@@ -46,57 +59,28 @@ struct Features {
     avx2 = (low & 0x6) == 0x6 && b >> 5 & 1;
     const bool has_all = b >> 16 & 1 && b >> 17 & 1 && b >> 30 & 1 && b >> 31 & 1;  // F DQ BW VL
     avx512 = avx2 && (low & 0xe0) == 0xe0 && has_all;
+    vnni = avx512 && c >> 11 & 1;
     // The matrix unit: 0x60000 its registers; BF16, TILE.
     const bool has_unit = (low & 0x60000) == 0x60000 && d >> 22 & 1 && d >> 24 & 1;
-    amx = avx512 && has_unit && vn::has_tiles();
+    amx = vnni && has_unit && vn::has_tiles();
   }
 };
 #endif
 
-#if defined(__x86_64__)
-// The AVX-512 kernels with the products of the matrix unit.
-const vn::Build& amx_build() {
-  static const vn::Build build = [] {
-    vn::Build own = vn::kAvx512Build;
-    own.name = "amx";
-    return own;
-  }();
-  return build;
-}
-#endif
-
-bool uses_tiles(const vn::Build& build) {
-#if defined(__x86_64__)
-  return &build == &amx_build();
-#else
-  static_cast<void>(build);
-  return false;
-#endif
-}
-
-bool runs_here(const vn::Build& build) {
+// The best first.
+std::vector<Choice> list_choices() {
+  std::vector<Choice> choices;
 #if defined(__x86_64__)
   static const Features features;
-  if (uses_tiles(build)) return features.amx;
-  if (&build == &vn::kAvx512Build) return features.avx512;
-  if (&build == &vn::kAvx2Build) return features.avx2;
+  vn::Units dots, all;
+  dots.byte_dots = all.byte_dots = all.tiles = true;
+  choices.push_back({"amx", &vn::kAvx512Build, all, features.amx});
+  choices.push_back({"vnni", &vn::kAvx512Build, dots, features.vnni});
+  choices.push_back({"avx512", &vn::kAvx512Build, {}, features.avx512});
+  choices.push_back({"avx2", &vn::kAvx2Build, {}, features.avx2});
 #endif
-  return &build == &vn::kPortableBuild;
-}
-
-const vn::Build* find_build(const char* name) {
-  const vn::Build* builds[] = {
-#if defined(__x86_64__)
-      &amx_build(),
-      &vn::kAvx512Build,
-      &vn::kAvx2Build,
-#endif
-      &vn::kPortableBuild,
-  };
-  for (const vn::Build* build : builds) {
-    if ((name == nullptr || std::strcmp(name, build->name) == 0) && runs_here(*build)) return build;
-  }
-  return nullptr;
+  choices.push_back({"portable", &vn::kPortableBuild, {}, true});
+  return choices;
 }
 
 // No exception passes the border.
@@ -272,16 +256,19 @@ extern "C" {
 
 int32_t vn_abi_version(void) { return VN_ABI_VERSION; }
 
-const char* vn_vector_build(const vn_context* context) { return context->build.name; }
+const char* vn_vector_build(const vn_context* context) { return context->name; }
 
 vn_context* vn_create(int32_t num_threads, const char* build) {
-  const vn::Build* chosen = find_build(build);
-  if (chosen == nullptr) return nullptr;
   try {
-    return new vn_context(num_threads, *chosen, uses_tiles(*chosen));
+    for (const Choice& choice : list_choices()) {
+      if (choice.runs && (build == nullptr || std::strcmp(build, choice.name) == 0)) {
+        return new vn_context(num_threads, choice);
+      }
+    }
   } catch (const std::exception&) {
-    return nullptr;
+    // Memory is short.
   }
+  return nullptr;
 }
 
 void vn_destroy(vn_context* context) {

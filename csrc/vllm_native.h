@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 11
+#define VN_ABI_VERSION 12
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -30,7 +30,7 @@ enum vn_status { VN_OK = 0, VN_INVALID = 1, VN_NO_MEMORY = 2 };
 
 // How the values of a matrix or a cache are stored.
 //   VN_MXFP4: e2m1 codes, two to a byte, the even column in the low nibble, [rows, cols / 2].
-//   VN_FP8: e4m3 codes. VN_INT8: signed bytes.
+//   VN_FP8: e4m3 codes.
 //   VN_PANELS: `data` is a vn_panels.
 //   VN_PARTS: several matrices, one below the other; `data` are `group` vn_matrix of no parts.
 //   VN_BF16_PANELS: bf16 values whose products round their inputs to bf16 too; `data` are words
@@ -41,10 +41,9 @@ enum vn_kind {
   VN_BF16 = 1,
   VN_MXFP4 = 2,
   VN_FP8 = 3,
-  VN_INT8 = 4,
-  VN_PARTS = 5,
-  VN_PANELS = 6,
-  VN_BF16_PANELS = 7
+  VN_PARTS = 4,
+  VN_PANELS = 5,
+  VN_BF16_PANELS = 6
 };
 
 // Codes of a packed matrix: two's complement, plain, or numbers in a table of 16.
@@ -54,6 +53,13 @@ enum vn_code_kind {
   VN_CODE_UINT4 = 2,
   VN_CODE_IQ4 = 3,
   VN_CODE_E2M1 = 4
+};
+// What a product's inputs are rounded to: a property of the matrix. Bytes: multiples of a 127th of the
+// largest of a row, or of a row's group.
+enum vn_input_kind {
+  VN_INPUT_FLOATS = 0,
+  VN_INPUT_BYTES_BY_ROW = 1,
+  VN_INPUT_BYTES_BY_GROUP = 2
 };
 enum vn_scale_kind {
   VN_SCALE_F32 = 0,
@@ -75,7 +81,8 @@ typedef struct {
   const uint16_t* offset_factors;  // as scale_factors
   const int32_t* order;            // [cols]: the input that the k-th code is of, or null: k
   int32_t code_kind, scale_kind, offset_kind;
-  int32_t group, factor_groups, unused;
+  int32_t group, factor_groups;
+  int32_t input_kind;  // of bytes: at most 131,072 inputs to a group
 } vn_panels;
 
 // A matrix [rows, cols] that maps cols inputs to rows outputs.
@@ -343,7 +350,7 @@ typedef struct {
 typedef struct vn_context vn_context;
 
 VN_API int32_t vn_abi_version(void);
-// Name of the vector build in use: "amx", "avx512", "avx2" or "portable".
+// Name of the vector build in use: "amx", "vnni", "avx512", "avx2" or "portable".
 VN_API const char* vn_vector_build(const vn_context* context);
 // num_threads counts the caller. build: a name as above, or null for the best that runs here.
 // Returns null when the build does not run here or memory is short.

@@ -23,7 +23,6 @@ from vllm.model_executor.layers.quantization.encode import encode_fp4_groups, en
 from vllm.model_executor.layers.quantization.storages import (
     Fp4Groups,
     Fp8Blocks,
-    Int8Rows,
     PlainRows,
     StackedRows,
     Storage,
@@ -37,11 +36,6 @@ BINDER = TensorBinder(CacheLayout((), {}), {})
 def store(kind: str, weight: torch.Tensor, group: int) -> Storage:
     """Returns a weight in a storage; ``group`` columns share a scale where that is free."""
     rows, columns = weight.shape
-    if kind == "int8":
-        made = Int8Rows(rows, columns, torch.float32, torch.device("cpu"))
-        made.slots("w")["w.weight"].copy_(weight)
-        made.check("w")
-        return made
     if kind == "fp4":
         codes, scales = encode_fp4_groups(weight, group)
         made4 = Fp4Groups(rows, columns, group, scales.view(torch.uint8))
@@ -68,7 +62,7 @@ def decode(source: Storage | StackedRows) -> torch.Tensor:
     rows=st.integers(1, 40),
     width=st.sampled_from([2, 16, 32, 48, 90, 128, 160, 704]),
     group=st.sampled_from([16, 32, 50, 128]),
-    kind=st.sampled_from(["int8", "fp4", "fp8", "fp8 float"]),
+    kind=st.sampled_from(["fp4", "fp8", "fp8 float"]),
 )
 def test_products_are_those_of_decoded_values(
     build: str, num_inputs: int, rows: int, width: int, group: int, kind: str

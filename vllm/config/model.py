@@ -14,6 +14,8 @@ _UNIT_HIT_MODEL_TYPES = ("deepseek_v4",)
 QUANTIZATIONS = (
     "none",
     "int8",
+    "int8_per_channel_weight_only",
+    "w8a8_int8",
     "compressed-tensors",
     "awq",
     "auto_awq",
@@ -56,7 +58,8 @@ class ModelConfig:
     )
     quantization: str | None = option(
         None,
-        "int8: round plain weights to eight bits as they load (docs/native.md). What the "
+        "int8: round plain weights to eight bits as they load (docs/native.md); w8a8_int8: the "
+        "inputs of their products, too. What the "
         "checkpoint quantises itself stays so without this flag; a format's name is held against "
         "it (docs/quantisation.md).",
         group=_GROUP,

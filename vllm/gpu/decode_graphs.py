@@ -10,12 +10,12 @@ Attention's grid does not depend on the length of contexts (their splits are fix
 one graph serves all of them. All sizes are captured at start, largest first, in one memory pool.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from tqdm import tqdm
 
 from vllm.logger import init_logger
 from vllm.v1.attention.layout import CacheLayout
@@ -138,8 +138,9 @@ class DecodeGraphs:
     def capture(self, graphs: GraphDevice, *, shows_progress: bool) -> None:
         """Capture every size; the log says what they took."""
         before = graphs.allocated_bytes()
-        sizes = tqdm(self._sizes[::-1], desc="Capturing decode graphs", disable=not shows_progress)
-        for size in sizes:
+        for number, size in enumerate(self._sizes[::-1], 1):
+            if shows_progress:
+                _show_progress(number, len(self._sizes))
             meta = self._builder([], self._layout, size)
             tokens, positions = self._token_ids[:size], self._positions[:size]
 
@@ -189,3 +190,9 @@ class DecodeGraphs:
         """As the model; the rows are the sampler's."""
         logits: torch.Tensor = self._model.compute_logits(streams)
         return logits
+
+
+def _show_progress(number: int, count: int) -> None:
+    """Writes which graph is being captured over the line before; the last one ends the line."""
+    end = "\n" if number == count else ""
+    print(f"\rCapturing decode graphs: {number} of {count}", end=end, file=sys.stderr, flush=True)

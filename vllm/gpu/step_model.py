@@ -1,12 +1,14 @@
 """What runs a loaded model's steps on a GPU."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from vllm.gpu.decode_graphs import DecodeGraphs, GraphDevice
+from vllm.gpu.draws import draw_tokens
 from vllm.logger import init_logger
 from vllm.model_executor.layers.mapped_table import MappedTable
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
@@ -31,10 +33,11 @@ def make_gpu_step_model(
     """
     if not reads_pages(model, layout):
         logger.info("GPU: rows of %s are gathered from pages", type(model).__name__)
-        return make_torch_step_model(model, device, layout, kv_caches)
+        steps = make_torch_step_model(model, device, layout, kv_caches)
+        return replace(steps, draw_tokens=draw_tokens)
     builder = _make_builder(model, layout, kv_caches, device)
     settle = make_settle(model, device, layout, kv_caches)
-    return StepModel(model, builder, settle_drafts=settle)
+    return StepModel(model, builder, draw_tokens, settle)
 
 
 def make_graphed_step_model(
@@ -72,7 +75,7 @@ def make_graphed_step_model(
     )
     steps.capture(graphs, shows_progress=shows_progress)
     settle = make_settle(model, device, layout, kv_caches)
-    return StepModel(steps, steps.build_metadata, settle_drafts=settle)
+    return StepModel(steps, steps.build_metadata, draw_tokens, settle)
 
 
 def reads_pages(model: Any, layout: CacheLayout) -> bool:

@@ -3,9 +3,9 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 
-F32, BF16, MXFP4, FP8, INT8, PARTS, PANELS, BF16_PANELS = range(8)
+F32, BF16, MXFP4, FP8, PARTS, PANELS, BF16_PANELS = range(7)
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
 MLP, EXPERTS = 0, 1
 SILU, GELU_TANH, CLAMPED = 0, 1, 2
@@ -42,7 +42,7 @@ class Panels(ctypes.Structure):
 
     _fields_ = (
         *_pointers("codes scales scale_factors offsets offset_factors order"),
-        *_int32s("code_kind scale_kind offset_kind group factor_groups unused"),
+        *_int32s("code_kind scale_kind offset_kind group factor_groups input_kind"),
     )
 
 

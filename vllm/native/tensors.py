@@ -19,7 +19,6 @@ from vllm.model_executor.layers.quantization.panels import GroupValues, PackedRo
 from vllm.model_executor.layers.quantization.storages import (
     Fp4Groups,
     Fp8Blocks,
-    Int8Rows,
     PlainRows,
     RowSource,
     StackedRows,
@@ -32,7 +31,6 @@ from vllm.native.structs import (
     BF16_PANELS,
     F32,
     FP8,
-    INT8,
     MXFP4,
     PANELS,
     PARTS,
@@ -45,6 +43,7 @@ from vllm.v1.attention.metadata import CacheLayout
 
 _KINDS = {torch.float32: F32, torch.bfloat16: BF16}
 _CODE_KINDS = {"int8": 0, "int4": 1, "uint4": 2, "iq4": 3, "e2m1": 4}
+_INPUT_KINDS = {"whole": 0, "bytes by row": 1, "bytes by group": 2}
 _SCALE_KINDS = {
     torch.float32: 0,
     torch.float16: 1,
@@ -113,7 +112,7 @@ def can_read_rows(source: RowSource | None) -> bool:
         return all(can_read_rows(part) for part in source.parts)
     if isinstance(source, PlainRows):
         return can_read(source.weight)
-    return isinstance(source, Fp8Blocks | Fp4Groups | Int8Rows | PackedRows | PackingStorage)
+    return isinstance(source, Fp8Blocks | Fp4Groups | PackedRows | PackingStorage)
 
 
 def can_read_tensors(model: nn.Module, kv_caches: Mapping[str, torch.Tensor]) -> bool:
@@ -217,7 +216,7 @@ class TensorBinder:
             source = source.packed
         if isinstance(source, PackedRows):
             return self._panels(source)
-        assert isinstance(source, Fp8Blocks | Fp4Groups | Int8Rows)
+        assert isinstance(source, Fp8Blocks | Fp4Groups)
         return _bind_codes(source)
 
     def _panels(self, source: PackedRows) -> Matrix:
@@ -234,6 +233,7 @@ class TensorBinder:
             offset_kind=_SCALE_KINDS[offsets.values.dtype],
             group=source.group,
             factor_groups=max(source.scales.fan, offsets.fan),
+            input_kind=_INPUT_KINDS[source.inputs],
         )
         self.panels.append(packed)
         return Matrix(
@@ -319,14 +319,12 @@ def _address_or_none(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _bind_codes(source: Fp8Blocks | Fp4Groups | Int8Rows) -> Matrix:
+def _bind_codes(source: Fp8Blocks | Fp4Groups) -> Matrix:
     rows, columns = source.num_rows, source.num_columns
     if isinstance(source, Fp8Blocks):
         kind, (rows_per_scale, group) = FP8, source.block_shape
-    elif isinstance(source, Fp4Groups):
-        kind, rows_per_scale, group = MXFP4, 1, source.group_size
     else:
-        kind, rows_per_scale, group = INT8, 1, columns
+        kind, rows_per_scale, group = MXFP4, 1, source.group_size
     return Matrix(
         data=source.codes.data_ptr(),
         scales=source.scales.data_ptr(),

@@ -100,8 +100,9 @@ def assert_equal(trace: CacheTrace) -> dict[str, int]:
         ({}, {}),
         ({"cpu_bytes_to_use": "2MiB", "warm": 2}, {"speculative_config": MTP}),
         ({"always_restore": False, "store_threshold": 2}, {}),
+        ({"secondary_tiers": [{"type": "fs", "root_dir": "/dev/null", "max_size": "3MiB"}]}, {}),
     ],
-    ids=["disk", "disk and host, MTP", "selective"],
+    ids=["disk", "disk and host, MTP", "selective", "a folder of no use"],
 )
 def test_every_request_hits_what_it_hit(
     tmp_path: Path, extra: dict[str, Any], more: dict[str, Any]
@@ -115,7 +116,7 @@ def test_every_request_hits_what_it_hit(
             sums[name] = sums.get(name, 0) + count
     # A disk that hangs for a second is no fault of the twin's.
     from_tiers = sum(sums.get(name, 0) for name in ("disk", "host", "restore_failed"))
-    assert from_tiers or "store_threshold" in extra
+    assert from_tiers or "store_threshold" in extra or "secondary_tiers" in extra
     assert sums["pool"]
 
 

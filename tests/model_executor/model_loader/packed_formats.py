@@ -26,6 +26,7 @@ class Format:
     adds_one: bool = True
     has_order: bool = False
     scale_type: torch.dtype = torch.float16
+    rounds_inputs: bool = False
 
     def config(self) -> dict[str, Any]:
         """Returns the quantization_config."""
@@ -55,7 +56,7 @@ class Format:
         }
         spelled = {"packed": "pack-quantized", "int8": "int-quantized", "fp8": "float-quantized"}
         inputs = None
-        if self.method == "int8":
+        if self.rounds_inputs:
             inputs = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
         if self.method == "fp8":
             weights["type"] = "float"
@@ -78,7 +79,7 @@ FORMATS = {
     "w4a16-channel": Format("packed", group=0),
     "w8a16": Format("packed", bits=8, group=16, scale_type=torch.bfloat16),
     "w8a16-asymmetric": Format("packed", bits=8, group=16, is_symmetric=False),
-    "w8a8": Format("int8", bits=8, group=0, scale_type=torch.float32),
+    "w8a16-channel": Format("int8", bits=8, group=0, scale_type=torch.float32),
     "fp8": Format("fp8", bits=8, group=0, scale_type=torch.bfloat16),
     "awq": Format("awq", group=16, is_symmetric=False),
     "gptq": Format("gptq", group=16),

@@ -23,7 +23,9 @@ from tests.model_executor.models.decoder.reference import (
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM
 from vllm.exceptions import CheckpointError, ConfigError
+from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
+from vllm.model_executor.layers.quantization.storages import RowSource, parts_by_inputs
 from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
 from vllm.model_executor.model_loader.packed_weights import PackedWeights
 from vllm.model_executor.model_loader.quantization_config import read_quantization
@@ -35,13 +37,15 @@ from vllm.v1.attention.ops.registry import get_reference_op
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 
 
-def load(folder: Path) -> DecoderForCausalLM:
+def load(folder: Path, *, rounds_inputs: bool = False) -> DecoderForCausalLM:
     """Loads a folder as the worker does."""
     raw = read_hf_config(folder)
     described = read_quantization(raw, folder)
     assert described is not None
     config = resolve_model(raw["architectures"]).parse_config(raw)
-    weights = PackedWeights(read_stored_tensors(folder), described, config.names.prefixes)
+    weights = PackedWeights(
+        read_stored_tensors(folder), described, config.names.prefixes, rounds_inputs=rounds_inputs
+    )
     model = DecoderForCausalLM(
         config, ops=get_reference_op, dtype=torch.float32, device="cpu", quantization=weights
     )
@@ -160,6 +164,44 @@ def test_a_model_is_its_decoded_twin(family: str, name: str, tmp_path: Path) -> 
     native = make_harness(model, native=1).run(token_ids, [70])
     torch.testing.assert_close(native, expected, atol=1e-3, rtol=1e-3)
     assert torch.equal(native, make_harness(model, native=2).run(token_ids, [1, 30, 2, 37]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "rounds_inputs", "expected"),
+    [
+        (Format("int8", 8, 0, scale_type=torch.float32, rounds_inputs=True), False, "by row"),
+        (Format("packed", 4, 32, rounds_inputs=True), False, "by row"),
+        (FORMATS["gptq-order"], True, "by group"),
+        (FORMATS["awq"], True, "by group"),
+    ],
+    ids=["w8a8", "w4a8", "gptq-order", "awq"],
+)
+def test_inputs_of_eight_bits(
+    form: Format, rounds_inputs: bool, expected: str, tmp_path: Path
+) -> None:
+    raw = {**PARITY_CONFIGS["llama"], **SIZES}
+    state = published_tensors(build_hf_model(raw, seed=7))
+    twin = write_quantised(form, raw, state, tmp_path)
+    model, plain = load(tmp_path, rounds_inputs=rounds_inputs), build_model(raw, twin)
+    linears = [m for m in model.modules() if isinstance(m, ReplicatedLinear)]
+    found = {part.inputs for own in linears for part in parts_by_inputs(_rows_of(own))}
+    assert found == {f"bytes {expected}"}
+    token_ids = random_tokens(70, 3)
+    exact = make_harness(plain).run(token_ids, [70])
+    by_torch = make_harness(model).run(token_ids, [70])
+    native = make_harness(model, native=1).run(token_ids, [70])
+    assert not torch.allclose(by_torch, exact, atol=1e-4), "inputs are not rounded"
+    for got in (by_torch, native):
+        assert torch.nn.functional.cosine_similarity(got, exact).median() > 0.99
+    assert torch.nn.functional.cosine_similarity(native, by_torch).median() > 0.9999
+    assert torch.equal(native, make_harness(model, native=2).run(token_ids, [1, 30, 2, 37]))
+
+
+def _rows_of(layer: ReplicatedLinear) -> RowSource:
+    rows = layer.find_rows()
+    assert rows is not None
+    return rows
 
 
 def test_other_groups_than_the_config_says_are_refused(tmp_path: Path) -> None:

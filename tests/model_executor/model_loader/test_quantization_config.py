@@ -55,10 +55,33 @@ def test_compressed_groups_say_their_own_formats() -> None:
             "input_activations": {"num_bits": 8, "dynamic": True},
         },
     }
-    assert find(mixed) == WeightScheme("int8", 8)
+    assert find(mixed) == WeightScheme("int8", 8, inputs="bytes by row")
     assert find(mixed, "model.layers.0.self_attn.q_proj") == WeightScheme("packed", 4, 128)
     for name in ("lm_head", "model.layers.3.self_attn.k_proj", "model.layers.1.x"):
         assert find(mixed, name) is None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        (None, None),
+        ({"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}, "bytes by row"),
+        ({"num_bits": 8, "dynamic": True, "strategy": "tensor"}, "bytes by row"),
+        (
+            {"num_bits": 8, "dynamic": True, "strategy": "group", "group_size": 128},
+            "bytes by group",
+        ),
+        # Coarser than what is done: taken whole.
+        ({"num_bits": 8, "dynamic": True, "strategy": "group", "group_size": 64}, None),
+        ({"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}, None),
+        ({"num_bits": 4, "type": "int", "dynamic": True, "strategy": "token"}, None),
+        ({"num_bits": 8, "type": "int", "dynamic": True, "symmetric": False}, None),
+    ],
+)
+def test_what_inputs_are_rounded_to(inputs: dict[str, Any] | None, expected: str | None) -> None:
+    declared = compressed()
+    declared["config_groups"]["group_0"]["input_activations"] = inputs
+    assert find(declared).inputs == expected
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,13 @@ from tests.model_executor.models.decoder.checkpoints import (
     write_checkpoint,
     write_model,
 )
-from tests.model_executor.models.decoder.reference import gemma4_moe
+from tests.model_executor.models.decoder.reference import (
+    gemma4_moe,
+    glm5_next,
+    kimi_linear,
+    qwen3_5,
+)
+from tests.model_executor.models.decoder.test_gated_delta import OTHERS
 from tests.model_executor.models.hf_reference import random_tokens
 from tests.tokenizers.family_tokenizers import byte_level
 from tests.v1.executor.rank_engines import LentRanks, run_engine
@@ -86,6 +92,20 @@ def test_experts_beside_the_mlp(lend: Callable[[], LentRanks], tmp_path: Path) -
     raw = gemma4_moe(vocab_size=VOCAB_SIZE)
     write_model(raw, tmp_path / "checkpoint", byte_level())
     _check(lend, VOCAB_SIZE, model=str(tmp_path / "checkpoint"), spread=True)
+
+
+RECURRENT = {
+    "qwen 3.5": qwen3_5(vocab_size=VOCAB_SIZE),
+    "qwen3-next": {**OTHERS["qwen3-next"], "vocab_size": VOCAB_SIZE},
+    "kimi": kimi_linear(vocab_size=VOCAB_SIZE),
+    "glm": glm5_next(vocab_size=VOCAB_SIZE),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers(name: str, lend: Callable[[], LentRanks], tmp_path: Path) -> None:
+    write_model(RECURRENT[name], tmp_path / "checkpoint", byte_level())
+    _check(lend, VOCAB_SIZE, model=str(tmp_path / "checkpoint"), spread=name == "kimi")
 
 
 def test_an_error_keeps_its_class() -> None:

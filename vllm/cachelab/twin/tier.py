@@ -197,6 +197,8 @@ class ReplayedKeeper:
     def __init__(self) -> None:
         self._store = ReplayedStore(())
         self._seen = DiskSeen(0, False, True, False, False)
+        # Nothing, too, of a folder that could not be used.
+        self._small: dict[str, bytes] = {}
         self.path: Path | None = Path("-")
         self.max_bytes = 0
         self.num_uncommitted = 0

@@ -15,7 +15,7 @@ from vllm.exceptions import CheckpointError
 from vllm.model_executor.layers.quantization.gguf_blocks import BLOCK_READERS, read_blocks
 from vllm.model_executor.layers.quantization.interface import RowDecoder
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
-from vllm.model_executor.layers.quantization.panels import CodedRows, PackedRows
+from vllm.model_executor.layers.quantization.panels import CodedRows, Inputs, PackedRows
 from vllm.model_executor.layers.quantization.storages import Storage
 from vllm.model_executor.model_loader.gguf_config import count_layers
 from vllm.model_executor.model_loader.gguf_conversion import Conversion
@@ -208,10 +208,12 @@ class GgufWeights(MatrixStorages):
 
     Args:
         path: The file, or the first part of it.
+        rounds_inputs: Whether the inputs of coded matrices are rounded to eight bits by group.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, rounds_inputs: bool = False) -> None:
         super().__init__()
+        self._inputs: Inputs = "bytes by group" if rounds_inputs else "whole"
         file = read_gguf(path)
         self._conversion = Conversion(file)
         self._tensors = {stored.name: (tensor, stored) for tensor, stored in _read_all(file)}
@@ -250,7 +252,7 @@ class GgufWeights(MatrixStorages):
                 rows = replace(rows, order=columns_of.argsort().int())
             return rows
 
-        return PackingStorage(out_size, in_size, raw, convert)
+        return PackingStorage(out_size, in_size, raw, convert, self._inputs)
 
     def _make_interleaved(
         self, name: str, in_size: int, out_size: int, device: torch.device
@@ -272,7 +274,7 @@ class GgufWeights(MatrixStorages):
             pairs = torch.stack(list(filled.values()), 1)
             return read_blocks(type_name, pairs.flatten(0, 1))
 
-        return _SiblingStorage(out_size, in_size, raw, convert)
+        return _SiblingStorage(out_size, in_size, raw, convert, self._inputs)
 
     def find_row_decoder(self, name: str, width: int) -> RowDecoder | None:
         """See ``WeightQuantization``."""

@@ -156,10 +156,10 @@ def whole_part_shape(copy: Copy) -> tuple[int, ...]:
     if copy.stored.dtype == "F4":
         # Counted by value in the file, by byte of two values in memory.
         shape = (*shape[:-1], shape[-1] // 2)
-    if copy.part.expert is None:
-        return shape
+    if copy.part.expert is not None:
+        shape = shape[1:]
     rows = copy.part.rows
-    return shape[1:] if rows is None else (rows[1] - rows[0], *shape[2:])
+    return shape if rows is None else (rows[1] - rows[0], *shape[1:])
 
 
 def part_bytes(copy: Copy) -> int:

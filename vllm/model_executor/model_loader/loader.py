@@ -262,10 +262,9 @@ def _copy_values(source: Tensor, slot: Tensor) -> None:
 
 def take_part(tensor: Tensor, part: TensorPart) -> Tensor:
     """Return the part of a stored tensor that is one published tensor."""
-    if part.expert is None:
-        return tensor
-    of_expert = tensor[part.expert]
-    return of_expert if part.rows is None else of_expert[part.rows[0] : part.rows[1]]
+    if part.expert is not None:
+        tensor = tensor[part.expert]
+    return tensor if part.rows is None else tensor[part.rows[0] : part.rows[1]]
 
 
 def take_shard(tensor: Tensor, shard: Shard | None) -> Tensor:

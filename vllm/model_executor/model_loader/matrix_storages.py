@@ -1,12 +1,23 @@
 """What all ways of reading quantised matrices have in common: who makes them, and when they end."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 
 import torch
 
+from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.interface import RowDecoder
+from vllm.model_executor.layers.quantization.panels import Inputs
 from vllm.model_executor.layers.quantization.storages import Storage
 from vllm.model_executor.layers.quantization.stored_matrix import StoredExperts, StoredMatrix
+
+logger = init_logger(__name__)
+
+_IN_WORDS: dict[Inputs, str] = {
+    "whole": "as they are",
+    "bytes by row": "int8 by token",
+    "bytes by group": "int8 by token and group",
+}
 
 
 class MatrixStorages(ABC):
@@ -62,6 +73,15 @@ class MatrixStorages(ABC):
 
     def finish_loading(self) -> None:
         """See ``WeightQuantization``: packs matrix by matrix, and lets the files' layout go."""
+        rounded: Counter[Inputs] = Counter()
         for made in self._made:
             made.check()
+            rounded.update(storage.inputs for storage in made.storages())
         self._made.clear()
+        if rounded:
+            logger.info("inputs of products with stored matrices: %s", _describe_inputs(rounded))
+
+
+def _describe_inputs(rounded: Counter[Inputs]) -> str:
+    """Return what a line of the log says."""
+    return ", ".join(f"{_IN_WORDS[inputs]} ({count})" for inputs, count in rounded.most_common())

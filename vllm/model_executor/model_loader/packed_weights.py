@@ -22,7 +22,7 @@ from vllm.model_executor.layers.quantization.code_layouts import (
     read_int8_codes,
 )
 from vllm.model_executor.layers.quantization.packing_storage import Convert, PackingStorage
-from vllm.model_executor.layers.quantization.panels import CodedRows
+from vllm.model_executor.layers.quantization.panels import CodedRows, Inputs
 from vllm.model_executor.layers.quantization.storages import Fp8Blocks, Storage
 from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
 from vllm.model_executor.model_loader.quantization_config import (
@@ -47,6 +47,7 @@ class PackedWeights(MatrixStorages):
         stored: What the files hold.
         config: What the checkpoint says about it.
         prefixes: Prefix of names in the files -> prefix of the names the model asks by.
+        rounds_inputs: Whether inputs of matrices of four bits are rounded to eight.
     """
 
     def __init__(
@@ -54,9 +55,12 @@ class PackedWeights(MatrixStorages):
         stored: Iterable[StoredTensor],
         config: QuantizationConfig,
         prefixes: Sequence[tuple[str, str]] = (),
+        *,
+        rounds_inputs: bool = False,
     ) -> None:
         super().__init__()
         self._config, self._prefixes = config, tuple(prefixes)
+        self._rounds_inputs = rounds_inputs
         # By the model's name: the tensor and its module's name in the file.
         self._tensors = {self._translate(tensor.name): tensor for tensor in stored}
 
@@ -185,7 +189,13 @@ class PackedWeights(MatrixStorages):
             def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
                 return read_awq_words(raw[".qweight"], raw[".scales"], raw[".qzeros"], group)
 
-        return PackingStorage(rows, columns, make.raw, convert)
+        return PackingStorage(rows, columns, make.raw, convert, self._find_inputs(scheme))
+
+    def _find_inputs(self, scheme: WeightScheme) -> Inputs:
+        """Returns what the checkpoint asks for, else, of four bits, what the user does."""
+        if scheme.inputs is not None:
+            return scheme.inputs
+        return "bytes by group" if self._rounds_inputs and scheme.bits == 4 else "whole"
 
     def _make_fp8(
         self, name: str, scheme: WeightScheme, rows: int, columns: int, device: torch.device

@@ -30,6 +30,8 @@ METHOD_NAMES: Mapping[str, Method] = {
     "gptq_marlin": "gptq",
     "fp8": "fp8",
 }
+ByteInputs = Literal["bytes by row", "bytes by group"]
+"""Inputs in eight bits: in 255 steps of the largest of a row, or of a row's group of weights."""
 _OLD_FILES = ("quantize_config.json", "quant_config.json")
 _FORMATS = ("int-quantized", "pack-quantized", "float-quantized")
 _NOT_SERVED = "which is not served: use a release in another format, or its BF16 one."
@@ -47,6 +49,7 @@ class WeightScheme:
         is_symmetric: Whether there are no zero points.
         block: fp8: rows and columns under one scale; (0, 0): as the scale's shape says.
         adds_one: GPTQ's first layout, whose zero points are stored less one.
+        inputs: What the inputs of its products are rounded to.
     """
 
     format: Literal["packed", "int8", "fp8", "awq", "gptq"]
@@ -55,6 +58,7 @@ class WeightScheme:
     is_symmetric: bool = True
     block: tuple[int, int] = (0, 0)
     adds_one: bool = False
+    inputs: ByteInputs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +245,7 @@ def _read_compressed_group(fields: _Fields, spelled: str) -> WeightScheme | None
         raise fields.refuse(f"the format {spelled!r} (served: {', '.join(_FORMATS)})")
     if weights.raw.get("actorder") in ("group", "dynamic"):
         raise weights.refuse(f"actorder {weights.raw['actorder']!r}")
-    _check_inputs(fields)
+    inputs = _read_inputs(fields, group)
     if spelled == "float-quantized":
         if kind != "float" or bits != 8 or not is_symmetric:
             raise weights.refuse(f"{bits} bits of {kind} as {spelled}")
@@ -263,21 +267,36 @@ def _read_compressed_group(fields: _Fields, spelled: str) -> WeightScheme | None
     if spelled == "int-quantized":
         if bits != 8 or not is_symmetric:
             raise weights.refuse(f"{'' if is_symmetric else 'asymmetric '}{bits} bits as {spelled}")
-        return WeightScheme("int8", 8, group)
+        return WeightScheme("int8", 8, group, inputs=inputs)
     if bits not in (4, 8):
         raise weights.refuse(f"{bits} bits (served: 4 and 8)")
-    return WeightScheme("packed", bits, group, is_symmetric)
+    return WeightScheme("packed", bits, group, is_symmetric, inputs=inputs)
 
 
-def _check_inputs(fields: _Fields) -> None:
-    """Refuse inputs that would be rounded by numbers fixed beforehand, or in ways unknown here."""
-    inputs = fields.raw.get("input_activations")
-    if inputs is not None:
-        own = _Fields(fields.get("input_activations", Mapping, {}), f"{fields.source}.inputs")
-        if own.get("dynamic", (bool, str), False) is not True:
-            raise own.refuse("inputs rounded by fixed scales (static activation quantisation)")
+def _read_inputs(fields: _Fields, group: int) -> ByteInputs | None:
+    """Return what inputs are rounded to; None: what is asked for is coarser than what is done.
+
+    Raises:
+        UnsupportedFeatureError: Inputs or outputs are rounded by numbers fixed beforehand.
+    """
     if fields.raw.get("output_activations") is not None:
         raise fields.refuse("rounded outputs ('output_activations')")
+    if fields.raw.get("input_activations") is None:
+        return None
+    own = _Fields(fields.get("input_activations", Mapping, {}), f"{fields.source}.inputs")
+    if own.get("dynamic", (bool, str), False) is not True:
+        raise own.refuse("inputs rounded by fixed scales (static activation quantisation)")
+    is_plain_int8 = (
+        own.get("type", str, "int") == "int"
+        and own.get("num_bits", int, 8) == 8
+        and own.get("symmetric", bool, True)
+    )
+    if not is_plain_int8:
+        return None
+    if own.get("strategy", str, "token") == "group":
+        # Groups of other sizes than the weights' are taken whole.
+        return "bytes by group" if own.get("group_size", int, 0) == group else None
+    return "bytes by row"
 
 
 # ---- AWQ, GPTQ ------------------------------------------------------------------------------

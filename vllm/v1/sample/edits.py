@@ -14,6 +14,7 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.history import RowHistory, SeenTokens
 from vllm.v1.sample.request_edits import RequestEdits
+from vllm.v1.sample.uploads import upload
 
 # Byte of a mask -> bounds of its eight tokens, lowest bit first.
 _BOUNDS_OF_BYTE = np.where(
@@ -62,9 +63,9 @@ class Cells:
         rows = np.repeat([row for row, _, _ in parts], [len(ids) for _, ids, _ in parts])
         values = [part for _, _, part in parts if part is not None]
         return cls(
-            _to_device(rows, device),
-            _to_device(np.concatenate([ids for _, ids, _ in parts]), device),
-            _to_device(np.concatenate(values), device) if values else None,
+            upload(rows, device),
+            upload(np.concatenate([ids for _, ids, _ in parts]), device),
+            upload(np.concatenate(values), device) if values else None,
         )
 
 
@@ -99,9 +100,9 @@ class RowMask:
         if device.type == "cpu":
             unpacked = torch.from_numpy(np.take(_BOUNDS_OF_BYTE, packed, axis=0))
         else:
-            table = _to_device(_BOUNDS_OF_BYTE, device)
-            unpacked = table[_to_device(packed, device).int()]
-        return cls(_to_device(rows, device), unpacked.flatten(1)[:, :vocab_size])
+            table = upload(_BOUNDS_OF_BYTE, device)
+            unpacked = table[upload(packed, device).int()]
+        return cls(upload(rows, device), unpacked.flatten(1)[:, :vocab_size])
 
     @classmethod
     def from_ids(
@@ -118,7 +119,7 @@ class RowMask:
         for k, (_, ids) in enumerate(chosen):
             bounds[k, ids] = np.inf
         rows = np.array([row for row, _ in chosen], dtype=np.int64)
-        return cls(_to_device(rows, device), _to_device(bounds, device))
+        return cls(upload(rows, device), upload(bounds, device))
 
     def apply(self, logits: torch.Tensor) -> None:
         """Mutates: ``logits`` ``[R, V]``."""
@@ -135,6 +136,15 @@ class RowMask:
         is_dead = logits[self.rows].amax(-1) == -torch.inf
         if bool(is_dead.any()):
             logits[self.rows[is_dead]] = self.bounds[is_dead].clamp_(max=0.0)
+
+    def revive_unseen(self, logits: torch.Tensor) -> None:
+        """As ``revive``, but the host is not told which rows are dead: all are written.
+
+        Mutates: ``logits`` ``[R, V]``.
+        """
+        own = logits[self.rows]
+        is_dead = own.amax(-1, keepdim=True) == -torch.inf
+        logits[self.rows] = torch.where(is_dead, self.bounds.clamp(max=0.0), own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +218,9 @@ class Penalties:
             [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for _, _, p in rows],
             dtype=np.float32,
         )
-        repetition, presence, frequency = _to_device(np.repeat(factors, sizes, axis=0).T, device)
+        repetition, presence, frequency = upload(np.repeat(factors, sizes, axis=0).T, device)
         counts = np.concatenate([seen.counts for _, seen, _ in rows]).astype(np.float32)
-        return cls(cells, _to_device(counts, device), repetition, presence, frequency)
+        return cls(cells, upload(counts, device), repetition, presence, frequency)
 
     def apply(self, logits: torch.Tensor) -> None:
         """Mutates: ``logits`` ``[R, V]``."""
@@ -295,10 +305,9 @@ def apply_edits(
         step.penalties.apply(logits)
     if len(masks) > 1 or forbidden:
         for mask in masks:
-            mask.revive(logits)
+            if logits.is_cuda:
+                mask.revive_unseen(logits)
+            else:
+                mask.revive(logits)
     if step.forced is not None:
         step.forced.force(logits)
-
-
-def _to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device)

@@ -14,6 +14,7 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.edits import Cells, FixedEdits
 from vllm.v1.sample.request_edits import RequestEdits, make_request_edits
+from vllm.v1.sample.uploads import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,8 @@ class ForbiddenStops:
         if not is_early.any():
             return None
         return Cells(
-            torch.from_numpy(self.rows[is_early]).to(device),
-            torch.from_numpy(self.token_ids[is_early]).to(device),
+            upload(self.rows[is_early], device),
+            upload(self.token_ids[is_early], device),
         )
 
 
@@ -167,11 +168,11 @@ def _build_random(
         return None
     settings = RowSettings.build([rows[i].params for i in indices], vocab_size)
     return RandomRows(
-        rows=None if len(indices) == len(rows) else torch.tensor(indices, device=device),
+        rows=None if len(indices) == len(rows) else upload(np.array(indices), device),
         rows_host=np.array(indices, dtype=np.int64),
         rng_keys=np.array([rows[i].rng_key for i in indices], dtype=np.uint64),
         settings=settings,
-        temperature=torch.from_numpy(settings.temperature).to(device)[:, None],
+        temperature=upload(settings.temperature, device)[:, None],
         min_p=_subset(settings.min_p, settings.min_p > 0, device),
         top_k=_subset(settings.top_k, settings.top_k < vocab_size, device),
         top_p=_subset(settings.top_p, settings.top_p < 1, device),
@@ -184,8 +185,8 @@ def _subset(values: np.ndarray, is_used: np.ndarray, device: torch.device) -> Ro
         return None
     picked = values[is_used]
     return RowSubset(
-        rows=None if is_used.all() else torch.from_numpy(np.flatnonzero(is_used)).to(device),
-        values=torch.from_numpy(picked).to(device),
+        rows=None if is_used.all() else upload(np.flatnonzero(is_used), device),
+        values=upload(picked, device),
         max_value=picked.max().item(),
     )
 

@@ -15,7 +15,7 @@ from vllm.exceptions import CheckpointError, ConfigError, EngineError
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization import WeightQuantization
 from vllm.model_executor.model_loader.gguf_weights import GgufWeights
-from vllm.model_executor.model_loader.int8_weights import Int8Weights
+from vllm.model_executor.model_loader.int8_weights import ROUNDING_NAMES, Int8Weights
 from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
 from vllm.model_executor.model_loader.packed_weights import PackedWeights
 from vllm.model_executor.model_loader.quantization_config import (
@@ -213,7 +213,9 @@ class Worker:
                     "not shared out to several workers: use --tensor-parallel-size 1."
                 )
             prefixes = self._model_spec.names.prefixes
-            found = PackedWeights(stored, described, prefixes)
+            found = PackedWeights(
+                stored, described, prefixes, rounds_inputs=envs.VLLM_CPU_INT4_W4A8
+            )
         elif stored:
             found = self._platform.find_quantization(checkpoint, self._find_shard)
             self._check_ascend(named, checkpoint, is_described=found is not None)
@@ -221,7 +223,8 @@ class Worker:
             weights = StoredWeights(stored, declared, self._find_shard)
             if found is None and weights.is_quantised:
                 found = weights
-        if model_config.quantization != "int8":
+        inputs = ROUNDING_NAMES.get(str(named))
+        if inputs is None:
             return found
         is_spread = self._place.size > 1
         if found is not None or is_spread or self._device is None or self._device.type != "cpu":
@@ -233,10 +236,15 @@ class Worker:
                 else "is served elsewhere"
             )
             raise ConfigError(
-                "quantization='int8' rounds plain weights of one worker on a CPU, but "
+                f"quantization={named!r} rounds plain weights of one worker on a CPU, but "
                 f"{checkpoint} {reason}: leave it out."
             )
-        return Int8Weights([tensor.name for tensor in stored] if stored else None)
+        speculative = self._config.speculative_config
+        return Int8Weights(
+            [tensor.name for tensor in stored] if stored else None,
+            inputs,
+            rounds_head=speculative is None or speculative.method != "mtp",
+        )
 
     def _check_ascend(self, named: str | None, checkpoint: str, *, is_described: bool) -> None:
         """Refuse ``--quantization ascend`` where the platform reads no such weights."""
@@ -259,7 +267,7 @@ class Worker:
                 f"{checkpoint} is a GGUF file, and packed weights are not shared out to several "
                 "workers: use --tensor-parallel-size 1."
             )
-        weights = GgufWeights(checkpoint)
+        weights = GgufWeights(checkpoint, rounds_inputs=envs.VLLM_CPU_INT4_W4A8)
         logger.info("GGUF: %s", weights.describe_types())
         return weights
 

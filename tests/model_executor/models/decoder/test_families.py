@@ -107,11 +107,11 @@ def test_every_fourth_layer_attends_where_the_file_does_not_say() -> None:
     assert (beside.layers[3].rope.dim, beside.layers[3].rope.theta) == (16, 1e5)
 
 
-def test_recurrent_layers_are_not_shared_out() -> None:
+def test_recurrent_layers_are_shared_out_by_key_heads() -> None:
     entry = resolve_model(["Qwen3_5ForCausalLM"])
-    entry.check_ranks(parse(qwen3_5()), 1, False)
-    with pytest.raises(ConfigError, match="tensor_parallel_size=2"):
-        entry.check_ranks(parse(qwen3_5()), 2, False)
+    entry.check_ranks(parse(qwen3_5()), 2, False)
+    with pytest.raises(ConfigError, match="key heads of a recurrent layer 2"):
+        entry.check_ranks(parse(qwen3_5()), 4, False)
 
 
 @pytest.mark.slow

@@ -185,9 +185,12 @@ def test_other_quantised_weights_are_refused_by_name() -> None:
         parse(kimi_linear(quantization_config={"quant_method": "bitsandbytes"}))
 
 
-def test_several_ranks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="tensor_parallel_size=2"):
-        resolve_model(["KimiLinearForCausalLM"]).check_ranks(parse(kimi_linear()), 2, False)
+def test_ranks_that_do_not_share_out_heads_are_refused_by_name() -> None:
+    entry = resolve_model(["KimiLinearForCausalLM"])
+    entry.check_ranks(parse(kimi_linear()), 2, False)
+    raw = kimi_linear(linear_attn_config=linear_config(num_heads=3))
+    with pytest.raises(ConfigError, match="key heads of a recurrent layer 3"):
+        entry.check_ranks(parse(raw), 2, False)
 
 
 def release_config() -> Any:

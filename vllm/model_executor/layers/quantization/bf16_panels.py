@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import torch
 
 from vllm.model_executor.layers.quantization.panels import PANEL, view_as
+from vllm.model_executor.layers.quantization.storages import WholeInputs
 
 BLOCK = 32
 """Inputs of a block; a panel is whole blocks, filled up with zeros."""
@@ -20,7 +21,7 @@ BLOCK = 32
 _HUGE_PAGE_BYTES = 2 << 20
 
 
-class Bf16Panels:
+class Bf16Panels(WholeInputs):
     """A ``RowSource`` of packed bf16 values.
 
     Args:

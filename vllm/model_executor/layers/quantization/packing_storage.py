@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from vllm.exceptions import CheckpointError
-from vllm.model_executor.layers.quantization.panels import CodedRows, PackedRows
+from vllm.model_executor.layers.quantization.panels import CodedRows, Inputs, PackedRows
 
 Convert = Callable[[Mapping[str, torch.Tensor]], CodedRows]
 
@@ -18,15 +18,21 @@ class PackingStorage:
         num_columns: Inputs.
         raw: What follows the matrix's name in its tensors' names -> uninitialised destination.
         convert: Turns the filled tensors into rows of codes.
+        inputs: What its products' inputs are rounded to.
 
     Owns: both forms, one after the other.
     """
 
     def __init__(
-        self, num_rows: int, num_columns: int, raw: dict[str, torch.Tensor], convert: Convert
+        self,
+        num_rows: int,
+        num_columns: int,
+        raw: dict[str, torch.Tensor],
+        convert: Convert,
+        inputs: Inputs = "whole",
     ) -> None:
         self.num_rows, self.num_columns = num_rows, num_columns
-        self._raw, self._convert = raw, convert
+        self._raw, self._convert, self._inputs = raw, convert, inputs
         self._packed: PackedRows | None = None
 
     @property
@@ -34,6 +40,15 @@ class PackingStorage:
         """The packed matrix."""
         assert self._packed is not None, "the checkpoint's loading has not finished"
         return self._packed
+
+    @property
+    def inputs(self) -> Inputs:
+        """See ``RowSource``."""
+        return self.packed.inputs
+
+    def round_inputs(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``RowSource``."""
+        return self.packed.round_inputs(x)
 
     def write_rows(self, start: int, out: torch.Tensor) -> None:
         """See ``RowSource``."""
@@ -52,4 +67,4 @@ class PackingStorage:
                 f"{name}.bias is not zero, but the model that config.json describes has no bias "
                 "there: the checkpoint is of another model."
             )
-        self._packed = PackedRows(self._convert(raw), name)
+        self._packed = PackedRows(self._convert(raw), name, self._inputs)

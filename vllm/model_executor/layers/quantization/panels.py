@@ -26,6 +26,10 @@ from vllm.model_executor.layers.quantization.decode import decode_e8m0
 CodeKind = Literal["int8", "int4", "uint4", "iq4", "e2m1"]
 """Two's complement in eight and four bits, 0 to 15, and numbers in two tables of 16 values."""
 
+Inputs = Literal["whole", "bytes by row", "bytes by group"]
+"""What a product's inputs are rounded to, a property of the matrix: nothing, or 255 steps of the
+largest of a row, or of a row's group of weights."""
+
 _Change = Callable[[torch.Tensor], torch.Tensor]
 
 PANEL = 64
@@ -44,6 +48,10 @@ SIGN_BITS_INT4 = -0x77777778
 SIGN_BITS_INT8 = -0x7F7F7F80
 """0x80808080: turns words of 0 to 255 into words of -128 to 127."""
 _E8M0_NAN = 255
+_MOST_BYTE_INPUTS = 1 << 17
+# A sum of so many products of bytes is a whole number of 32 bits.
+_LEAST_PEAK = 1e-30
+_BYTE_MAX = 127
 
 
 def codes_per_word(kind: CodeKind) -> int:
@@ -128,12 +136,13 @@ class PackedRows:
     Args:
         rows: The matrix.
         name: Its published name, for messages.
+        inputs: What its products' inputs are rounded to.
 
     Raises:
         CheckpointError: A scale or an offset is no number.
     """
 
-    def __init__(self, rows: CodedRows, name: str) -> None:
+    def __init__(self, rows: CodedRows, name: str, inputs: Inputs = "whole") -> None:
         per_word = codes_per_word(rows.kind)
         self.kind = rows.kind
         self.num_rows, self.num_columns = rows.words.shape[0], rows.num_columns
@@ -145,6 +154,7 @@ class PackedRows:
                 f"{name}: {rows.words.shape[1]} words of {per_word} codes and groups of "
                 f"{rows.group} for {rows.num_columns} inputs"
             )
+        self.inputs: Inputs = inputs if self.group <= _MOST_BYTE_INPUTS else "whole"
         for part, what in ((rows.scales, "scale"), (rows.offsets, "offset")):
             if part is not None:
                 _check_numbers(name, what, part)
@@ -161,6 +171,18 @@ class PackedRows:
             if part is not None:
                 tensors += [part.values, part.factors]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def round_inputs(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``RowSource``."""
+        if self.inputs == "whole":
+            return x
+        if self.inputs == "bytes by row":
+            return round_to_bytes(x)
+        order = torch.arange(self.num_columns) if self.order is None else self.order.long()
+        parts = [round_to_bytes(x[:, own]) for own in torch.split(order, self.group)]
+        rounded = torch.empty_like(x)
+        rounded[:, order] = torch.cat(parts, 1)
+        return rounded
 
     def write_rows(self, start: int, out: torch.Tensor) -> None:
         """See ``RowSource``; every value is rounded once."""
@@ -191,6 +213,17 @@ class PackedRows:
         offsets = _spread(wide, self.group, self.num_columns)
         # Exact in fp64, so rounded once, as by a fused product.
         return (codes.double() * factors.double() + offsets.double()).float()
+
+
+def round_to_bytes(x: torch.Tensor) -> torch.Tensor:
+    """Return fp32 rows [T, n] rounded to 255 steps, the largest the 127th; ties to even.
+
+    A row that holds what is no number is none; one of next to nothing is zero.
+    """
+    peaks = x.abs().amax(1, keepdim=True)
+    codes = (x * (_BYTE_MAX / peaks)).round()
+    rounded = torch.where(peaks < _LEAST_PEAK, 0.0, codes * (peaks / _BYTE_MAX))
+    return torch.where(peaks.isfinite(), rounded, torch.nan)
 
 
 def pack_panels(rows: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,11 @@ from collections.abc import Callable
 
 import torch
 
-from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource
+from vllm.model_executor.layers.quantization.storages import (
+    PlainRows,
+    RowSource,
+    parts_by_inputs,
+)
 
 Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -25,16 +29,24 @@ def multiply(x: torch.Tensor, source: RowSource, linear: Linear) -> torch.Tensor
         source: The matrix.
         linear: The platform's op, given fp32.
     """
-    num_rows, wide = source.num_rows, x.float()
     if not x.shape[0]:
-        return x.new_empty((0, num_rows))
-    step = _tile_rows(x.shape[0], source.num_columns)
+        return x.new_empty((0, source.num_rows))
+    wide = x.float()
+    parts = parts_by_inputs(source)
+    products = [_multiply_rounded(part.round_inputs(wide), part, linear, x.dtype) for part in parts]
+    return products[0] if len(products) == 1 else torch.cat(products, 1)
+
+
+def _multiply_rounded(
+    wide: torch.Tensor, source: RowSource, linear: Linear, dtype: torch.dtype
+) -> torch.Tensor:
+    num_rows, step = source.num_rows, _tile_rows(len(wide), source.num_columns)
     if step >= num_rows:
-        return linear(wide, _decode(source, 0, num_rows, x.device)).to(x.dtype)
-    output = x.new_empty((x.shape[0], num_rows))
+        return linear(wide, _decode(source, 0, num_rows, wide.device)).to(dtype)
+    output = wide.new_empty((len(wide), num_rows), dtype=dtype)
     for start in range(0, num_rows, step):
         stop = min(start + step, num_rows)
-        output[:, start:stop] = linear(wide, _decode(source, start, stop, x.device))
+        output[:, start:stop] = linear(wide, _decode(source, start, stop, wide.device))
     return output
 
 
@@ -57,9 +69,9 @@ def multiply_groups(
         grouped_linear: The platform's op, given fp32.
     """
     rows_per_group = source.num_rows // num_groups
-    wide = x.float()
     if not x.shape[0]:
         return x.new_empty((0, num_groups, rows_per_group))
+    wide = source.round_inputs(x.float().flatten(0, 1)).view(x.shape)
     step = max(1, _tile_rows(x.shape[0], source.num_columns) // rows_per_group)
     parts = []
     for first in range(0, num_groups, step):

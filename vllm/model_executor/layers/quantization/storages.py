@@ -1,15 +1,26 @@
 """Matrices as their checkpoint stores them, decoded to fp32 rows where they are used."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from vllm.exceptions import CheckpointError
 from vllm.model_executor.layers.quantization.decode import decode_fp4_groups, decode_fp8_blocks
+from vllm.model_executor.layers.quantization.panels import Inputs
 
 _E8M0_NAN = 255
 _E4M3_NAN = 0x7F
-_INT8_MAX = 127
+
+
+class WholeInputs:
+    """The part of a ``RowSource`` whose products take their inputs as they are."""
+
+    inputs: Inputs = "whole"
+
+    def round_inputs(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``RowSource``."""
+        return x
 
 
 class RowSource(Protocol):
@@ -22,6 +33,13 @@ class RowSource(Protocol):
 
     num_rows: int
     num_columns: int
+
+    @property
+    def inputs(self) -> Inputs:
+        """What its products' inputs are rounded to."""
+
+    def round_inputs(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what products take for their inputs, fp32 [T, num_columns]: a row by itself."""
 
     def write_rows(self, start: int, out: torch.Tensor) -> None:
         """Decode rows ``start .. start + R - 1``.
@@ -45,7 +63,7 @@ class Storage(RowSource, Protocol):
         """
 
 
-class Fp8Blocks:
+class Fp8Blocks(WholeInputs):
     """A ``Storage`` of e4m3 codes with one scale per block; see ``decode_fp8_blocks``.
 
     Args:
@@ -93,7 +111,7 @@ class Fp8Blocks:
         _check_scales(name, self.scales)
 
 
-class Fp4Groups:
+class Fp4Groups(WholeInputs):
     """A ``Storage`` of e2m1 codes with one scale per group of a row; see ``decode_fp4_groups``.
 
     Args:
@@ -126,7 +144,7 @@ class Fp4Groups:
         _check_scales(name, self.scales)
 
 
-class PlainRows:
+class PlainRows(WholeInputs):
     """A ``Storage`` of ordinary floating-point rows, widened where they are used.
 
     Args:
@@ -149,56 +167,11 @@ class PlainRows:
         """See ``Storage``; plain values are taken as they are."""
 
 
-class Int8Rows:
-    """A ``Storage`` of whole numbers with one scale per row, made of plain values at loading.
+class StackedRows(WholeInputs):
+    """Several matrices over one input, as one ``RowSource``.
 
-    Until ``check`` it holds the plain values, afterwards only these:
-
-    Attributes:
-        codes: int8 [num_rows, num_columns].
-        scales: fp32 [num_rows].
-
-    Args:
-        num_rows: Outputs.
-        num_columns: Inputs.
-        dtype: Of the plain values.
-        device: Where they live.
+    Parts that round their inputs are multiplied one by one: see ``parts_by_inputs``.
     """
-
-    def __init__(
-        self, num_rows: int, num_columns: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.num_rows, self.num_columns = num_rows, num_columns
-        self._plain: torch.Tensor | None = torch.empty(
-            (num_rows, num_columns), dtype=dtype, device=device
-        )
-        self.codes = torch.empty((0, num_columns), dtype=torch.int8, device=device)
-        self.scales = torch.empty(0, device=device)
-
-    def write_rows(self, start: int, out: torch.Tensor) -> None:
-        """See ``RowSource``."""
-        rows = slice(start, start + out.shape[0])
-        torch.mul(self.codes[rows], self.scales[rows, None], out=out)
-
-    def slots(self, name: str) -> dict[str, torch.Tensor]:
-        """See ``Storage``; the plain values' place, once they are gone none."""
-        return {} if self._plain is None else {f"{name}.weight": self._plain}
-
-    def check(self, name: str) -> None:
-        """See ``Storage``; rounds the values to the nearest of 255 steps of their row."""
-        assert self._plain is not None, "called once"
-        wide, self._plain = self._plain.float(), None
-        peaks = wide.abs().amax(1)
-        if not peaks.isfinite().all():
-            raise CheckpointError(
-                f"{name}.weight holds a value that is no number: download it again."
-            )
-        self.scales = torch.where(peaks > 0, peaks / _INT8_MAX, 1.0)
-        self.codes = (wide / self.scales[:, None]).round().to(torch.int8)
-
-
-class StackedRows:
-    """Several matrices over one input, as one ``RowSource``."""
 
     def __init__(self, *parts: RowSource) -> None:
         self.parts = parts
@@ -213,6 +186,14 @@ class StackedRows:
             if low < high:
                 part.write_rows(low - first, out[low - start : high - start])
             first += part.num_rows
+
+
+def parts_by_inputs(source: RowSource) -> Sequence[RowSource]:
+    """Return a matrix in parts that each take their inputs in one way."""
+    if not isinstance(source, StackedRows):
+        return (source,)
+    leaves = [leaf for part in source.parts for leaf in parts_by_inputs(part)]
+    return (source,) if all(leaf.inputs == "whole" for leaf in leaves) else leaves
 
 
 def _scale_slot(scales: torch.Tensor) -> torch.Tensor:

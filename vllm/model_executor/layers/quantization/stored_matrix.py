@@ -43,6 +43,10 @@ class StoredMatrix:
         """Return tensor name -> destination."""
         return self._storage.slots(name)
 
+    def storages(self) -> tuple[Storage, ...]:
+        """Return the matrices as stored."""
+        return (self._storage,)
+
     def check(self) -> None:
         """See ``Storage.check``."""
         self._storage.check(self._name)
@@ -106,6 +110,10 @@ class StoredExperts:
         for name, storage in self._named(f"{prefix}."):
             found.update(storage.slots(name))
         return found
+
+    def storages(self) -> tuple[Storage, ...]:
+        """Return the matrices as stored."""
+        return tuple(storage for _, storage in self._named(""))
 
     def check(self) -> None:
         """See ``Storage.check``."""

@@ -24,6 +24,7 @@ class ChannelDecayNet(DeltaRuleNet):
     def __init__(self, index: int, plan: GatedDeltaPlan, parts: ModelParts) -> None:
         super().__init__(index, plan, parts)
         make, hidden = parts.make, parts.config.hidden_size
+        whole_width, plan = plan.num_value_heads * plan.value_dim, self.plan
         keys, values = plan.num_key_heads * plan.key_dim, plan.num_value_heads * plan.value_dim
         self._channels = [keys, keys, values]
         rank = plan.value_dim
@@ -33,7 +34,7 @@ class ChannelDecayNet(DeltaRuleNet):
         self.gates = ReplicatedLinear(rank, (values,), make, ("g_b_proj",))
         self._bounded_decay_logs = parts.ops("bounded_decay_logs")
         self.output = RowParallelLinear(
-            "linear_attn_config.num_heads * head_dim", values, hidden, make, "o_proj"
+            "linear_attn_config.num_heads * head_dim", whole_width, hidden, make, "o_proj"
         )
 
     def _project(self, x: torch.Tensor) -> Projected:

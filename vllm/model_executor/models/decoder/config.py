@@ -130,6 +130,11 @@ class GatedDeltaPlan:
     has_channel_decays: bool = False
     decay_bound: float = 0.0
 
+    def for_ranks(self, size: int) -> "GatedDeltaPlan":
+        """Returns the heads of one of ``size`` ranks."""
+        key_heads, value_heads = self.num_key_heads // size, self.num_value_heads // size
+        return replace(self, num_key_heads=key_heads, num_value_heads=value_heads)
+
     @property
     def num_channels(self) -> int:
         """Inputs of the short convolution: queries, keys and values."""
@@ -363,7 +368,11 @@ class DecoderConfig:
     def for_ranks(self, size: int) -> "DecoderConfig":
         """Returns the config of one of ``size`` ranks, as far as caches go."""
         layers = tuple(
-            replace(layer, attention=layer.attention and layer.attention.for_ranks(size))
+            replace(
+                layer,
+                attention=layer.attention and layer.attention.for_ranks(size),
+                recurrence=layer.recurrence and layer.recurrence.for_ranks(size),
+            )
             for layer in self.layers
         )
         return replace(self, attention=self.attention.for_ranks(size), layers=layers)

@@ -49,15 +49,19 @@ class DeltaRuleNet(nn.Module):
         index: The layer.
         plan: Its shape.
         parts: What to build from, within the layer's part that mixes tokens.
+
+    Attributes:
+        plan: The shape of what this rank has: of several each has its own heads and their states,
+            and sums the output.
     """
 
     def __init__(self, index: int, plan: GatedDeltaPlan, parts: ModelParts) -> None:
         super().__init__()
         make, ops, config = parts.make, parts.ops, parts.config
-        self.plan = plan
+        self.plan = plan = plan.for_ranks(make.group.size)
         self._number = sum(layer.recurrence is not None for layer in config.layers[:index])
         self._narrows = index == config.last_owner
-        self._shape = state_shape(config)
+        self._shape = state_shape(config.for_ranks(make.group.size))
         self._eps = config.norm.eps
         heads = plan.num_value_heads
         self.conv = make.parameter(plan.num_channels, 1, plan.conv_width, dtype=torch.float32)

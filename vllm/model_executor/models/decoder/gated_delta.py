@@ -8,6 +8,11 @@ from vllm.model_executor.models.decoder.delta_rule import DeltaRuleNet, Projecte
 from vllm.model_executor.models.decoder.step import ModelParts
 
 _PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+# What several ranks cut those into that hold queries, keys and values.
+_SPLIT = ("in_proj_q", "in_proj_k", "in_proj_v")
+_SPLIT_CONV = ("conv1d_q", "conv1d_k", "conv1d_v")
+SPLIT_TENSORS = {"in_proj_qkv": _SPLIT, "conv1d": _SPLIT_CONV}
+"""A tensor over queries, keys and values -> its parts."""
 # By key head: its query, key, values and gates; its betas and decays.
 _INTERLEAVED = ("in_proj_qkvz", "in_proj_ba")
 
@@ -18,16 +23,23 @@ class GatedDeltaNet(DeltaRuleNet):
     def __init__(self, index: int, plan: GatedDeltaPlan, parts: ModelParts) -> None:
         super().__init__(index, plan, parts)
         make, config = parts.make, parts.config
+        whole_width, plan = plan.num_value_heads * plan.value_dim, self.plan
         heads, width = plan.num_value_heads, plan.num_value_heads * plan.value_dim
         self.in_sizes = [plan.num_channels, width, heads, heads]
+        # Queries, keys and values lie in one tensor, but of each a rank has its own heads.
+        keys = plan.num_key_heads * plan.key_dim
+        self._is_split = make.group.size > 1
+        self._channels = [keys, keys, width]
         self._names: tuple[str, ...] = _PROJECTIONS
         sizes = self.in_sizes
         if plan.is_interleaved:
             self._names, sizes = _INTERLEAVED, [plan.num_channels + width, 2 * heads]
+        elif self._is_split:
+            self._names, sizes = (*_SPLIT, *_PROJECTIONS[1:]), [*self._channels, *sizes[1:]]
         self.in_proj = MergedColumnParallelLinear(config.hidden_size, sizes, make, self._names)
         self.output = RowParallelLinear(
             "linear_num_value_heads * linear_value_head_dim",
-            width,
+            whole_width,
             config.hidden_size,
             make,
             "out_proj",
@@ -62,11 +74,15 @@ class GatedDeltaNet(DeltaRuleNet):
         """Returns tensor name -> destination."""
         slots = {
             **self.output.weight_slots(f"{prefix}.out_proj"),
-            f"{prefix}.conv1d.weight": self.conv.data,
             f"{prefix}.A_log": self.a_log.data,
             f"{prefix}.dt_bias": self.dt_bias.data,
             f"{prefix}.norm.weight": self.norm.data,
         }
+        if self._is_split:
+            parts = torch.split(self.conv.data, self._channels)
+            slots |= {f"{prefix}.{n}.weight": p for n, p in zip(_SPLIT_CONV, parts, strict=True)}
+        else:
+            slots[f"{prefix}.conv1d.weight"] = self.conv.data
         for index, name in enumerate(self._names):
             slots |= self.in_proj.part_slots(index, f"{prefix}.{name}")
         return slots

@@ -30,6 +30,7 @@ class LatentAttention(PagedAttention):
     """Attention of one layer over latent rows.
 
     Letters: T rows, H heads, L values of the latent, W = L + the shared part's values of a row.
+    Of several ranks each has its own heads and the same rows, and sums the output.
 
     Args:
         index: The layer.
@@ -63,8 +64,9 @@ class LatentAttention(PagedAttention):
         self.heads = ReplicatedLinear(latent.latent_dim, (num_rows,), make, ("kv_b_proj",))
         self._dtype = make.dtype
         self._widened: torch.Tensor | None = None
+        whole_width = parts.config.shape_of(plan).num_heads * latent.value_dim
         self.output = RowParallelLinear(
-            "num_attention_heads * v_head_dim", heads * latent.value_dim, hidden, make, "o_proj"
+            "num_attention_heads * v_head_dim", whole_width, hidden, make, "o_proj"
         )
         self._norm, self._map_heads = ops("rms_norm"), ops("grouped_linear")
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -27,7 +28,7 @@ from vllm.model_executor.models.decoder.config import (
 from vllm.model_executor.models.decoder.delta_rule import DeltaRuleNet
 from vllm.model_executor.models.decoder.experts_beside import ExpertsBeside
 from vllm.model_executor.models.decoder.feed_forward import build_feed_forward
-from vllm.model_executor.models.decoder.gated_delta import GatedDeltaNet
+from vllm.model_executor.models.decoder.gated_delta import SPLIT_TENSORS, GatedDeltaNet
 from vllm.model_executor.models.decoder.indexed_attention import IndexedAttention
 from vllm.model_executor.models.decoder.latent_attention import LatentAttention
 from vllm.model_executor.models.decoder.layer_inputs import LayerInputBlock, LayerInputs
@@ -39,6 +40,7 @@ _EMBEDDING = "model.embed_tokens"
 _HEAD = "lm_head"
 # Prefix of the tensors of a block that drafts.
 MTP = "mtp."
+_CHANNELS = re.compile(r"(.+\.linear_attn\.)(in_proj_qkv|conv1d)\.weight")
 _STACKED_EXPERTS = re.compile(r"(.+\.(?:mlp\.)?experts\.)(gate_up_proj|down_proj)")
 # Old checkpoints carry the rotary frequencies, which follow from config.json.
 _DERIVED = ".rotary_emb.inv_freq"
@@ -459,6 +461,8 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
                 break
         for pattern, ours in self.config.names.spellings:
             name = re.sub(pattern, ours, name)
+        if (split := self._split_channels(name)) is not None:
+            return split
         match = _STACKED_EXPERTS.fullmatch(name)
         if match is None or len(shape) != 3 or not self._unstacks_experts:
             return (TensorPart(name),)
@@ -471,6 +475,24 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
             TensorPart(f"{prefix}{e}.{part}.weight", e, rows)
             for e in range(num_experts)
             for part, rows in (("gate_proj", (0, half)), ("up_proj", (half, num_rows)))
+        )
+
+    def _split_channels(self, name: str) -> tuple[TensorPart, ...] | None:
+        """Cuts a tensor over queries, keys and values, of which several ranks have their heads.
+
+        None: the tensor is no such, or there is one rank.
+        """
+        match = _CHANNELS.fullmatch(name)
+        plans = self.config.recurrences
+        if match is None or self._group.size == 1 or not plans or plans[0].has_channel_decays:
+            return None
+        if plans[0].is_interleaved and match[2] != "conv1d":
+            return None
+        keys = plans[0].num_key_heads * plans[0].key_dim
+        bounds = (0, keys, 2 * keys, plans[0].num_channels)
+        return tuple(
+            TensorPart(f"{match[1]}{part}.weight", rows=rows)
+            for part, rows in zip(SPLIT_TENSORS[match[2]], pairwise(bounds), strict=True)
         )
 
     @property

@@ -2,9 +2,12 @@
 
 by token id           embedding, output head
 by head               queries, o-projection, sinks; keys and values where there are enough
-                      heads of them, else several ranks hold the same one
+                      heads of them, else several ranks hold the same one; of recurrent layers
+                      projections, convolutions, decays and states; of latent attention what
+                      takes queries to the latents and values from them
 by inner width        gated MLPs, and experts unless they are dealt out whole
-whole on every rank   norms, routers, biases that are added to a sum over the ranks
+whole on every rank   norms, routers, biases that are added to a sum over the ranks; latents and
+                      the indexers that choose among them
 """
 
 import re
@@ -18,17 +21,27 @@ from vllm.model_executor.models.decoder.config import (
     DecoderConfig,
     ExpertsPlan,
     FeedForwardPlan,
+    GatedDeltaPlan,
     MlpPlan,
 )
 
 _BY_ROW = re.compile(
     r"model\.embed_tokens\.weight|lm_head\.weight|.+\.self_attn\.(q_proj\..+|sinks)"
-    r"|.+\.mlp\.(gate|up)_proj\..+"
+    r"|.+\.(mlp|block_sparse_moe)\.(shared_experts?\.)?(gate|up)_proj\..+"
+    r"|.+\.self_attn\.((q_b|kv_b|b|f_b|g_b)_proj\..+|[qkv]_conv1d\.weight|dt_bias)"
+    r"|.+\.linear_attn\.(in_proj_.+|conv1d_[qkv]\.weight|A_log|dt_bias)"
 )
+_DECAY_RATES = re.compile(r".+\.self_attn\.A_log")
 _LAYER = re.compile(r"model\.layers\.(\d+)\..+")
-_BY_COLUMN = re.compile(r".+\.(self_attn\.o_proj|mlp\.down_proj)\.(?!bias).+")
+_BY_COLUMN = re.compile(
+    r".+\.(self_attn\.o_proj|linear_attn\.out_proj"
+    r"|(mlp|block_sparse_moe)\.(shared_experts?\.)?down_proj)\.(?!bias).+"
+)
 _KEYS_OR_VALUES = re.compile(r".+\.self_attn\.[kv]_proj\..+")
-_EXPERT = re.compile(r".+\.(?:mlp\.)?experts\.(\d+)\.(gate|up|down)_proj\.weight")
+_EXPERT = re.compile(
+    r".+\.(?:mlp\.|block_sparse_moe\.)?experts\.(\d+)\.(gate_proj|up_proj|down_proj|w[123])\.weight"
+)
+_DOWN = ("down_proj", "w2")
 # All experts of a layer in one tensor [E, ...], as gpt-oss has them.
 _STACK = re.compile(r".+\.mlp\.experts\.(gate_up|down)_proj(|_bias|_blocks|_scales)")
 # Which axis of a stack runs over an expert's inner width; None: it has none.
@@ -50,12 +63,18 @@ def find_shard(config: DecoderConfig, share: RankShare, name: str) -> Shard | No
         return share.of_axis(0)
     if _BY_COLUMN.fullmatch(name):
         return share.of_axis(1)
+    if _DECAY_RATES.fullmatch(name):
+        # [1, 1, H, 1] in Kimi's files, [H] in others.
+        own = _find_recurrence(config, name)
+        return share.of_axis(0 if own is not None and own.decay_bound else 2)
     if _KEYS_OR_VALUES.fullmatch(name):
+        if _find_recurrence(config, name) is not None:
+            return share.of_axis(0)
         count = min(share.size, _find_shape(config, name).num_kv_heads)
         return Shard(0, share.rank * count // share.size, count) if count > 1 else None
     if (match := _EXPERT.fullmatch(name)) is not None:
         if not share.spreads_experts:
-            return share.of_axis(int(match[2] == "down"))
+            return share.of_axis(int(match[2] in _DOWN))
         return share.of_expert(int(match[1]), _count_experts(config))
     if (match := _STACK.fullmatch(name)) is not None:
         if share.spreads_experts:
@@ -77,15 +96,15 @@ def check_ranks(config: DecoderConfig, size: int, spreads_experts: bool) -> None
         ConfigError: It does not divide one, or experts are to be dealt out that there are not; the
             message names the axis and its size.
     """
-    if size > 1 and config.recurrences:
-        raise ConfigError(
-            f"tensor_parallel_size={size} is not supported for models with recurrent layers: use 1."
-        )
     axes = {"vocab_size": config.vocab_size}
+    for own in config.recurrences[:1]:
+        axes["key heads of a recurrent layer"] = own.num_key_heads
     for layer in config.layers:
         shape = config.shape_of(layer)
         axes["num_attention_heads"] = shape.num_heads
-        if shape.num_kv_heads % size and size % shape.num_kv_heads:
+        # All heads read the same latents.
+        uneven = shape.num_kv_heads % size and size % shape.num_kv_heads
+        if uneven and shape.latent is None:
             axes["num_key_value_heads"] = shape.num_kv_heads
         for plan in (layer.feed_forward, layer.experts):
             axes |= _find_axes(plan, spreads_experts=spreads_experts)
@@ -100,12 +119,19 @@ def _find_axes(plan: FeedForwardPlan | None, *, spreads_experts: bool) -> dict[s
         return {}
     if isinstance(plan, MlpPlan):
         return {"intermediate_size": plan.inner_size}
+    shared = plan.shared if isinstance(plan, ExpertsPlan) else None
+    beside = {"width of a shared expert": shared.inner_size} if shared is not None else {}
     if spreads_experts:
-        return {"number of experts": plan.num_experts}
+        return {"number of experts": plan.num_experts, **beside}
     if isinstance(plan, ClampedExpertsPlan) and plan.is_mxfp4:
         axis = "groups of 32 values under an MXFP4 scale (of intermediate_size)"
         return {axis: plan.inner_size // MXFP4_GROUP_SIZE}
-    return {"width of an expert": plan.inner_size}
+    return {"width of an expert": plan.inner_size, **beside}
+
+
+def _find_recurrence(config: DecoderConfig, name: str) -> GatedDeltaPlan | None:
+    match = _LAYER.fullmatch(name)
+    return None if match is None else config.layers[int(match[1])].recurrence
 
 
 def _find_shape(config: DecoderConfig, name: str) -> AttentionShape:

@@ -1,0 +1,139 @@
+"""Inputs of eight bits: the same bits in every build and company, near what exact sums give."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.native.test_library import builds, make_context
+from tests.native.test_panels import BINDER, CASES, decode, make_packed, multiply
+from vllm.model_executor.layers.quantization import products
+from vllm.model_executor.layers.quantization.panels import (
+    CodedRows,
+    CodeKind,
+    GroupValues,
+    Inputs,
+    PackedRows,
+)
+from vllm.model_executor.layers.quantization.storages import PlainRows, StackedRows
+from vllm.v1.attention.ops import reference
+
+FORMS: list[Inputs] = ["bytes by row", "bytes by group"]
+
+
+def rounding(source: PackedRows, inputs: Inputs) -> PackedRows:
+    source.inputs = inputs
+    return source
+
+
+def find_largest(source: PackedRows) -> float:
+    """Returns no less than any product of a code and its scale, plus its offset."""
+    largest = float(source.scales.values.float().abs().max()) * 128
+    if source.scales.factors is not None:
+        largest *= float(source.scales.factors.abs().max())
+    if source.offsets is not None:
+        wide = float(source.offsets.values.float().abs().max())
+        factors = source.offsets.factors
+        largest += wide * (largest if factors is None else float(factors.abs().max()))
+    return largest
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=60)
+@given(
+    num_inputs=st.sampled_from([1, 2, 3, 5, 6, 7, 9, 13, 97, 200]),
+    rows=st.integers(1, 300),
+    width=st.sampled_from([1, 8, 31, 256, 264, 515]),
+    group=st.sampled_from([16, 32, 128, 1024]),
+    case=st.sampled_from(CASES),
+    inputs=st.sampled_from(FORMS),
+    is_ordered=st.booleans(),
+    threads=st.integers(1, 3),
+)
+def test_a_row_has_the_same_bits_in_any_company_and_build(
+    num_inputs: int,
+    rows: int,
+    width: int,
+    group: int,
+    case: tuple[CodeKind, str, str],
+    inputs: Inputs,
+    is_ordered: bool,
+    threads: int,
+) -> None:
+    made = make_packed(case[0], rows, width, group, *case[1:], is_ordered=is_ordered, seed=rows)
+    source = rounding(made, inputs)
+    x = torch.randn(num_inputs, width, generator=torch.Generator().manual_seed(width))
+    together = multiply("portable", x, source)
+    for build in builds():
+        assert torch.equal(multiply(build, x, source, threads), together), build
+        for row in {0, num_inputs // 2, num_inputs - 1}:
+            assert torch.equal(multiply(build, x[row : row + 1], source)[0], together[row]), build
+    weight, rounded = decode(source).double(), source.round_inputs(x).double()
+    error = (together - rounded @ weight.T).abs()
+    # Codes and zero points are multiplied apart: their products may cancel.
+    assert (error <= 1e-6 * find_largest(source) * rounded.abs().sum(1, keepdim=True)).all()
+
+
+@pytest.mark.parametrize("inputs", FORMS)
+def test_every_code_meets_every_place_of_a_word(inputs: Inputs) -> None:
+    for kind in ("int8", "int4", "uint4", "iq4", "e2m1"):
+        source = rounding(make_packed(kind, 64, 48, 16, "f32", "none"), inputs)
+        if kind == "uint4":
+            source = rounding(make_packed(kind, 64, 48, 16, "f32", "f32"), inputs)
+        one_hot = torch.eye(48)
+        for build in builds():
+            got = multiply(build, one_hot, source).T
+            torch.testing.assert_close(got, decode(source), atol=0, rtol=3e-7)
+
+
+def test_rounding_at_its_edges() -> None:
+    source = rounding(make_packed("int8", 3, 8, 8, "f32"), "bytes by row")
+    weight = decode(source)
+    rows = {
+        "zeros": torch.zeros(8),
+        "minus zeros": -torch.zeros(8),
+        "next to nothing": torch.full((8,), 1e-38),
+        "ties go to even": torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5]),
+        "infinite": torch.tensor([1.0, float("inf"), 0, 0, 0, 0, 0, 0]),
+        "no number": torch.tensor([1.0, 2.0, float("nan"), 0, 0, 0, 0, 0]),
+        "huge": torch.full((8,), 3e38),
+    }
+    x = torch.stack(list(rows.values()))
+    ties = torch.tensor([127.0, 0, 2, 2, 0, -2, -2, 126])
+    for build in builds():
+        got = dict(zip(rows, multiply(build, x, source), strict=True))
+        for name in ("zeros", "minus zeros", "next to nothing"):
+            assert torch.equal(got[name], torch.zeros(3)), name
+        torch.testing.assert_close(got["ties go to even"], weight @ ties, atol=1e-3, rtol=1e-6)
+        assert got["infinite"].isnan().all()
+        assert got["no number"].isnan().all()
+        assert not got["huge"].isnan().any()
+
+
+def test_parts_that_round_otherwise_are_one_matrix() -> None:
+    parts = (
+        rounding(make_packed("int4", 70, 64, 32), "bytes by group"),
+        PlainRows(torch.randn(13, 64, generator=torch.Generator().manual_seed(2))),
+        rounding(make_packed("int8", 200, 64, 64), "bytes by row"),
+        rounding(make_packed("int4", 64, 64, 32, is_ordered=True), "bytes by group"),
+        rounding(make_packed("int4", 30, 64, 32, seed=9), "bytes by group"),
+        make_packed("uint4", 40, 64, 32, "f16", "f16"),
+    )
+    x = torch.randn(7, 64, generator=torch.Generator().manual_seed(3))
+    stack = StackedRows(*parts)
+    output, context = torch.empty(7, stack.num_rows), make_context(2)
+    context.matmul(BINDER.rows(stack), x, output)
+    alone = []
+    for part in parts:
+        alone.append(torch.empty(7, part.num_rows))
+        context.matmul(BINDER.rows(part), x, alone[-1])
+    assert torch.equal(output, torch.cat(alone, 1))
+    by_torch = products.multiply(x, stack, reference.linear)
+    torch.testing.assert_close(output, by_torch, atol=1e-4, rtol=1e-5)
+
+
+def test_groups_beyond_a_sum_of_32_bits_take_inputs_whole() -> None:
+    for width, expected in ((1 << 17, "bytes by row"), ((1 << 17) + 8, "whole")):
+        words, scales = torch.zeros(1, width // 4).int(), GroupValues(torch.ones(1, 1))
+        rows = CodedRows("int8", words, width, 1 << 20, scales)
+        assert PackedRows(rows, "w", "bytes by row").inputs == expected
