@@ -19,7 +19,9 @@ CHATML = (
     "{% for c in m.tool_calls or [] %}{{ '\n' if m.content or not loop.first else '' }}<tool_call>"
     '\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n'
     "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    "{% endif %}"
 )
 QWEN = {
     "\n": [
@@ -117,3 +119,17 @@ def test_an_agents_turns(family: str, tmp_path: Path) -> None:
             assert forced.message.tool_calls is not None
             (call,) = forced.message.tool_calls
             assert (call.function.name, json.loads(call.function.arguments)) == ("now", {})
+            # The prompt has closed the reasoning: none may come before the call.
+            for effort in ({"enable_thinking": False}, {}):
+                required = client.chat.completions.create(
+                    model="tiny",
+                    messages=messages,
+                    tools=TOOLS[1:],
+                    tool_choice="required",
+                    temperature=0.0,
+                    extra_body={"chat_template_kwargs": effort},
+                ).choices[0]
+                made: Any = required.message
+                assert (getattr(made, "reasoning", None) is None) == bool(effort)
+                assert made.content is None
+                assert [one.function.name for one in made.tool_calls] == ["now"]

@@ -173,6 +173,28 @@ def test_a_cut_off_call_is_not_told(scripted: openai.OpenAI) -> None:
         assert answer.usage.completion_tokens == max_tokens
 
 
+def test_a_cut_off_call_can_be_sent_back(scripted: openai.OpenAI) -> None:
+    """Clients keep what a stream told of a call, and send that, no JSON, with the next turn."""
+    parts: list[str] = []
+    max_tokens = 0
+    while '"' not in "".join(parts):
+        max_tokens += 1
+        stream = scripted.chat.completions.create(
+            messages=ASK, max_tokens=max_tokens, stream=True, **OPTIONS
+        )
+        deltas = [c for chunk in stream for c in chunk.choices[0].delta.tool_calls or ()]
+        parts = [c.function.arguments or "" for c in deltas if c.function is not None]
+    arguments = "".join(parts)
+    with pytest.raises(ValueError, match=r"\w"):
+        json.loads(arguments)
+    function = {"name": "look", "arguments": arguments}
+    call = {"id": deltas[0].id, "type": "function", "function": function}
+    result = {"role": "tool", "tool_call_id": deltas[0].id, "content": "That was cut off."}
+    said: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call]}
+    message, _ = _whole(scripted, [*ASK, said, result])
+    _check_calls(message.tool_calls)
+
+
 def test_several_answers_and_effort(scripted: openai.OpenAI) -> None:
     answer = scripted.chat.completions.create(
         messages=ASK, n=2, seed=1, reasoning_effort="high", **{**OPTIONS, "temperature": 1.0}
