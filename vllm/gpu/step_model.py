@@ -11,6 +11,7 @@ from vllm.gpu.decode_graphs import DecodeGraphs, GraphDevice
 from vllm.gpu.draws import draw_tokens
 from vllm.logger import init_logger
 from vllm.model_executor.layers.mapped_table import MappedTable
+from vllm.model_executor.models.decoder.config import AttentionShape
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
@@ -80,9 +81,16 @@ def make_graphed_step_model(
 
 def reads_pages(model: Any, layout: CacheLayout) -> bool:
     """Whether kernels that read pages run this model."""
-    return isinstance(model, DecoderForCausalLM) and all(
-        group.kind in ("keys", "recurrent") for group in layout.groups
+    return (
+        isinstance(model, DecoderForCausalLM)
+        and all(group.kind in ("keys", "recurrent") for group in layout.groups)
+        # No kernel chooses keys.
+        and all(_attends_to_all(model.config.shape_of(layer)) for layer in model.config.layers)
     )
+
+
+def _attends_to_all(shape: AttentionShape) -> bool:
+    return shape.latent is None or shape.latent.indexer is None
 
 
 def move_tables(model: Any) -> None:

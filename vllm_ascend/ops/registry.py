@@ -110,6 +110,8 @@ ASCEND_OPS: Mapping[str, AscendOp] = MappingProxyType(
         "gated_mlp": _aten("gated_mlp", "two products and a gate"),
         "short_convolution": _aten("short_convolution", "npu_causal_conv1d, not compared yet"),
         "decay_logs": _aten("decay_logs", "a softplus in fp32"),
+        "bounded_decay_logs": _aten("bounded_decay_logs", "a sigmoid under a bound"),
+        "limited_silu_and_mul": _aten("limited_silu_and_mul", "limits before a gated product"),
         "gated_delta_scan": _aten("gated_delta_scan", "calls for it compute by chunks of tokens"),
         "gated_rms_norm": _aten("gated_rms_norm", "npu_rms_norm has no gate"),
         "gate_heads": _aten("gate_heads", "a sigmoid"),

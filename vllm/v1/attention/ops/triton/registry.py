@@ -136,6 +136,8 @@ TRITON_OPS: Mapping[str, TritonOp] = MappingProxyType(
         "mix_experts": TritonOp(mix_experts),
         "run_experts": TritonOp(run_experts),
         "short_convolution": TritonOp(recurrent.short_convolution),
+        "bounded_decay_logs": _torch("bounded_decay_logs", "of one family, not tried on a GPU"),
+        "limited_silu_and_mul": _torch("limited_silu_and_mul", "likewise"),
         "decay_logs": TritonOp(recurrent.decay_logs),
         "gated_delta_scan": TritonOp(recurrent.gated_delta_scan),
         "gated_rms_norm": TritonOp(recurrent.gated_rms_norm),
