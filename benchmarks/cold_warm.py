@@ -1,7 +1,7 @@
 """Cold = warm: the same prompt with and without a hit, over every source of one, to the bit.
 
     python -m benchmarks.cold_warm [--pairs 100000] [--seconds 600] [--sources pool,disk,...]
-        [--results benchmarks/results/cold_warm.json]
+        [--results cold_warm.json]
 
 A round makes prompts that share beginnings and asks each of an engine that caches nothing. Then
 each source serves all of them, with MTP and without, from engines that live through many rounds:
