@@ -8,7 +8,7 @@ import pytest
 from tests.distributed.kv_transfer.handover.test_connector import PROMPT, params
 from tests.v1.core.sched.builders import make_request
 from vllm.distributed.kv_transfer.handover.orders import HandoverOrders
-from vllm.distributed.kv_transfer.handover.params import parse_params
+from vllm.distributed.kv_transfer.handover.params import RemotePrefix, digest_prompt, parse_params
 from vllm.distributed.kv_transfer.handover.requests import Giving, Taking
 from vllm.v1.core.prefix.exports import PrefixBlocks
 from vllm.v1.request import Request, RequestStatus
@@ -93,12 +93,22 @@ def test_the_last_user_gives_a_lease_back() -> None:
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_a_lease_ends_with_the_last_worker(num_workers: int) -> None:
     manager, orders = make_manager(), HandoverOrders()
-    giving = Giving(manager, num_workers, lambda *_: SimpleNamespace(to_params=lambda _: {}))  # type: ignore[arg-type,return-value]
+    giving = Giving(
+        manager,
+        num_workers,
+        lambda lease, blocks: RemotePrefix("e", "i", "h", 1, lease, blocks.num_tokens, ""),
+    )
     request = make_request("a", PROMPT)
     giving.add(request)
     request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-    assert giving.end(request, orders) == {}
+    told = giving.end(request, orders)
     ((lease, blocks),) = orders.offers.items()
+    assert told is not None
+    # Who asks with it finds the lease, and that it is of these tokens.
+    taken = parse_params({**told, "do_remote_prefill": True}).takes
+    assert taken is not None
+    assert (taken.lease, taken.num_tokens) == (lease, 48)
+    assert taken.digest == digest_prompt(PROMPT[:48], None)
     assert blocks.num_tokens == 48
     assert giving.end(request, orders) is None, "it was asked for once"
     giving.withdraw(["unknown", lease], orders)
