@@ -150,6 +150,11 @@ class SimKeeper:
     def remember(self, name: str, data: bytes) -> None:
         """Forget it: there is no next life."""
 
+    @property
+    def has_committed(self) -> bool:
+        """Nothing: nobody listens."""
+        return False
+
     def take_committed(self) -> list[ObjectKey]:
         """Return nothing: nobody listens."""
         return []

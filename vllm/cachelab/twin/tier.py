@@ -246,6 +246,11 @@ class ReplayedKeeper:
     def remember(self, name: str, data: bytes) -> None:
         """Forget it: there is no next life."""
 
+    @property
+    def has_committed(self) -> bool:
+        """Nothing: nobody listens."""
+        return False
+
     def take_committed(self) -> list[ObjectKey]:
         """Return nothing: nobody listens."""
         return []

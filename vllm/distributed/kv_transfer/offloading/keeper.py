@@ -78,6 +78,10 @@ class Keeper(Protocol):
     def remember(self, name: str, data: bytes) -> None:
         """Have a small file beside the index replaced; it is no promise."""
 
+    @property
+    def has_committed(self) -> bool:
+        """Whether ``take_committed`` has names to tell."""
+
     def take_committed(self) -> list[ObjectKey]:
         """Drain the names of what was acknowledged since the last call."""
 
@@ -153,6 +157,11 @@ class StoreKeeper:
     def remember(self, name: str, data: bytes) -> None:
         """Have a small file beside the index replaced; it is no promise."""
         self._work.put(lambda: self._remember(name, data))
+
+    @property
+    def has_committed(self) -> bool:
+        """Whether ``take_committed`` has names to tell."""
+        return bool(self._committed)
 
     def take_committed(self) -> list[ObjectKey]:
         """Drain the names of what was acknowledged since the last call."""

@@ -131,6 +131,11 @@ class LatchedKeeper:
         """Have a small file replaced."""
         self._keeper.remember(name, data)
 
+    @property
+    def has_committed(self) -> bool:
+        """Whether ``take_committed`` has names to tell."""
+        return self._keeper.has_committed
+
     def take_committed(self) -> list[ObjectKey]:
         """Drain the names of what was acknowledged."""
         return self._keeper.take_committed()

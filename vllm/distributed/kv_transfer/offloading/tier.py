@@ -187,6 +187,9 @@ class Tier:
             return not self.keeper.is_digesting
         if store is not None and not self._is_open:
             return True
+        if self.keeper is not None and self.keeper.has_committed:
+            # Routers and listeners hear of it by a step, of an idle engine too.
+            return True
         writes = store is not None and store.is_writable
         if not writes and self.host is None:
             return False
