@@ -3,7 +3,6 @@
 A pass of the reference checks a whole answer at once.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,6 @@ NGRAM = {
     "prompt_lookup_max": 2,
     "prompt_lookup_min": 1,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Products are too small to share out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=list(MODELS))

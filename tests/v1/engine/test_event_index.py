@@ -3,13 +3,11 @@
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from examples.kv_events_subscriber import PrefixIndex
 from tests.model_executor.models.decoder.checkpoints import FAMILIES, VOCAB_SIZE
@@ -23,15 +21,6 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 UNIT = 32
 NUM_PROMPTS = 14
 POOL_BYTES = {**dict.fromkeys(FAMILIES, 1 << 20), "deepseek-v4": 3 << 20}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Products this small only wait for other threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Recorder(EventPublisher):

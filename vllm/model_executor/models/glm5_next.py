@@ -5,7 +5,7 @@ DeepSeek-V4's; their mean is read at the end. The wrapper with vision is served 
 Source: the releases' config.json.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.model_executor.models.config_fields import FieldReader
@@ -25,13 +25,16 @@ from vllm.model_executor.models.decoder.config import (
     TensorNames,
 )
 from vllm.model_executor.models.decoder.family_fields import (
+    DENSE,
+    SPARSE,
+    check_expert_groups,
     read_layer_types,
+    read_mlp_types,
     refuse_quantization,
 )
 
 _RECURRENT = "linear_attention"
 _INDEXED = ("indexed_attention", "deepseek_sparse_attention", "full_attention")
-_DENSE, _SPARSE = _HALVES = ("dense", "sparse")
 
 
 def read_glm5_next(raw: Mapping[str, Any]) -> DecoderConfig:
@@ -47,10 +50,10 @@ def read_glm5_next(raw: Mapping[str, Any]) -> DecoderConfig:
     fields = wrapper.sub_reader("text_config")
     _require_the_releases_maths(fields)
     recurrence, attention = _read_recurrence(fields), _read_attention(fields)
-    halves: dict[str, FeedForwardPlan] = {_DENSE: _read_dense(fields)}
-    half_names = _read_halves(fields)
-    if _SPARSE in half_names:
-        halves[_SPARSE] = _read_experts(fields)
+    halves: dict[str, FeedForwardPlan] = {DENSE: _read_dense(fields)}
+    half_names = read_mlp_types(fields, 3)
+    if SPARSE in half_names:
+        halves[SPARSE] = _read_experts(fields)
     count = fields.positive_int("num_hidden_layers")
     return DecoderConfig(
         vocab_size=fields.positive_int("vocab_size"),
@@ -165,23 +168,6 @@ def _read_kinds(fields: FieldReader) -> list[str]:
     return kinds
 
 
-def _read_halves(fields: FieldReader) -> Sequence[str]:
-    """Reads which layers have experts: all but the first ones, unless they are listed.
-
-    Raises:
-        ConfigError: Another kind of layer.
-    """
-    count = fields.positive_int("num_hidden_layers")
-    if not fields.has("mlp_layer_types"):
-        num_dense = fields.non_negative_int("first_k_dense_replace", 3)
-        return [_DENSE if index < num_dense else _SPARSE for index in range(count)]
-    names = [str(name) for name in fields.sequence("mlp_layer_types", count)]
-    for name in names:
-        if name not in _HALVES:
-            raise fields.error("mlp_layer_types", name, " or ".join(_HALVES))
-    return names
-
-
 def _read_dense(fields: FieldReader) -> MlpPlan:
     return MlpPlan(
         fields.positive_int("intermediate_size"), limit=fields.number("swiglu_limit", 10.0)
@@ -191,29 +177,22 @@ def _read_dense(fields: FieldReader) -> MlpPlan:
 def _read_experts(fields: FieldReader) -> ExpertsPlan:
     limit = fields.number("swiglu_limit", 10.0)
     num_experts = fields.positive_int("n_routed_experts", 288)
-    num_groups = fields.positive_int("n_group", 1)
-    num_chosen_groups = fields.positive_int("topk_group", 1)
+    router = SigmoidRouter(
+        fields.positive_int("n_group", 1),
+        fields.positive_int("topk_group", 1),
+        fields.number("routed_scaling_factor", 2.5),
+    )
     num_chosen = fields.positive_int("num_experts_per_tok", 8)
     inner_size = fields.positive_int("moe_intermediate_size", 2048)
-    if num_experts % num_groups:
-        raise fields.error("n_group", num_groups, f"a divisor of {num_experts} experts")
-    per_group = num_experts // num_groups
-    if num_chosen_groups > num_groups:
-        raise fields.error("topk_group", num_chosen_groups, f"at most n_group ({num_groups})")
-    if num_chosen_groups < num_groups and per_group < 2:
-        raise fields.error("n_group", num_groups, "groups of two experts or more")
-    if num_chosen > num_chosen_groups * per_group:
-        allowed = f"at most the {num_chosen_groups * per_group} experts of topk_group groups"
-        raise fields.error("num_experts_per_tok", num_chosen, allowed)
     num_shared = fields.non_negative_int("n_shared_experts", 1)
-    return ExpertsPlan(
+    plan = ExpertsPlan(
         num_experts=num_experts,
         num_chosen=num_chosen,
         inner_size=inner_size,
         normalises=fields.boolean("norm_topk_prob", True),
         shared=MlpPlan(num_shared * inner_size, limit=limit) if num_shared else None,
-        router=SigmoidRouter(
-            num_groups, num_chosen_groups, fields.number("routed_scaling_factor", 2.5)
-        ),
+        router=router,
         limit=limit,
     )
+    check_expert_groups(fields, plan, router, "n_group", "num_experts_per_tok")
+    return plan

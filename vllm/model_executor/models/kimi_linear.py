@@ -7,7 +7,7 @@ config.json.
 Layers count from one in ``linear_attn_config``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.model_executor.models.config_fields import FieldReader
@@ -25,13 +25,16 @@ from vllm.model_executor.models.decoder.config import (
     TensorNames,
 )
 from vllm.model_executor.models.decoder.family_fields import (
+    DENSE,
+    SPARSE,
+    check_expert_groups,
     read_activation,
     read_layer_types,
+    read_mlp_types,
     refuse_quantization,
 )
 
 _RECURRENT, _FULL = _KINDS = ("linear_attention", "full_attention")
-_DENSE, _SPARSE = _HALVES = ("dense", "sparse")
 # transformers writes a dense layer's MLP by the name of the experts.
 _NAMES = TensorNames(
     spellings=((r"\.block_sparse_moe\.((?:gate|up|down)_proj)\.", r".mlp.\1."),),
@@ -50,10 +53,10 @@ def read_kimi_linear(raw: Mapping[str, Any]) -> DecoderConfig:
     refuse_quantization(fields)
     _require_the_releases_maths(fields)
     recurrence, attention = _read_recurrence(fields), _read_attention(fields)
-    halves: dict[str, FeedForwardPlan] = {_DENSE: _read_dense(fields)}
-    half_names = _read_halves(fields)
-    if _SPARSE in half_names:
-        halves[_SPARSE] = _read_experts(fields)
+    halves: dict[str, FeedForwardPlan] = {DENSE: _read_dense(fields)}
+    half_names = read_mlp_types(fields, 1)
+    if SPARSE in half_names:
+        halves[SPARSE] = _read_experts(fields)
     length = "model_max_length" if fields.has("model_max_length") else "max_position_embeddings"
     return DecoderConfig(
         vocab_size=fields.positive_int("vocab_size"),
@@ -154,23 +157,6 @@ def _read_kinds(fields: FieldReader) -> list[str]:
     return kinds
 
 
-def _read_halves(fields: FieldReader) -> Sequence[str]:
-    """Reads which layers have experts: all but the first ones, unless they are listed.
-
-    Raises:
-        ConfigError: Another kind of layer.
-    """
-    count = fields.positive_int("num_hidden_layers")
-    if fields.has("mlp_layer_types"):
-        names = [str(name) for name in fields.sequence("mlp_layer_types", count)]
-        for name in names:
-            if name not in _HALVES:
-                raise fields.error("mlp_layer_types", name, " or ".join(_HALVES))
-        return names
-    num_dense = fields.non_negative_int("first_k_dense_replace", 1)
-    return [_DENSE if index < num_dense else _SPARSE for index in range(count)]
-
-
 def _read_dense(fields: FieldReader) -> MlpPlan:
     return MlpPlan(fields.positive_int("intermediate_size"), read_activation(fields))
 
@@ -178,33 +164,23 @@ def _read_dense(fields: FieldReader) -> MlpPlan:
 def _read_experts(fields: FieldReader) -> ExpertsPlan:
     activation = read_activation(fields)
     num_experts = fields.positive_int("num_experts", 256)
-    num_groups = fields.positive_int("num_expert_group", 1)
-    num_chosen_groups = fields.positive_int("topk_group", 1)
+    router = SigmoidRouter(
+        fields.positive_int("num_expert_group", 1),
+        fields.positive_int("topk_group", 1),
+        fields.number("routed_scaling_factor", 2.446),
+        has_numbered_names=True,
+    )
     num_chosen = fields.positive_int("num_experts_per_token", 8)
     inner_size = fields.positive_int("moe_intermediate_size", 1024)
-    if num_experts % num_groups:
-        raise fields.error("num_expert_group", num_groups, f"a divisor of {num_experts} experts")
-    per_group = num_experts // num_groups
-    if num_chosen_groups > num_groups:
-        allowed = f"at most num_expert_group ({num_groups})"
-        raise fields.error("topk_group", num_chosen_groups, allowed)
-    if num_chosen_groups < num_groups and per_group < 2:
-        raise fields.error("num_expert_group", num_groups, "groups of two experts or more")
-    if num_chosen > num_chosen_groups * per_group:
-        allowed = f"at most the {num_chosen_groups * per_group} experts of topk_group groups"
-        raise fields.error("num_experts_per_token", num_chosen, allowed)
     num_shared = fields.non_negative_int("num_shared_experts", 1)
-    return ExpertsPlan(
+    plan = ExpertsPlan(
         num_experts=num_experts,
         num_chosen=num_chosen,
         inner_size=inner_size,
         normalises=fields.boolean("moe_renormalize", True),
         activation=activation,
         shared=MlpPlan(num_shared * inner_size, activation) if num_shared else None,
-        router=SigmoidRouter(
-            num_groups,
-            num_chosen_groups,
-            fields.number("routed_scaling_factor", 2.446),
-            has_numbered_names=True,
-        ),
+        router=router,
     )
+    check_expert_groups(fields, plan, router, "num_expert_group", "num_experts_per_token")
+    return plan

@@ -1,6 +1,5 @@
 """GLM 5.3 Flash: bounded decays, latent attention to chosen keys, several residual streams."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -52,15 +51,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 SEEDS = {"pools of four": 10, "pools of sixteen": 9}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Products are too small to share out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))

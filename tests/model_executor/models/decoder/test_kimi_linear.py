@@ -1,6 +1,5 @@
 """Kimi Linear: decays by channel, latent attention, experts by sigmoids in groups."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -56,15 +55,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     ),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Products are too small to share out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))

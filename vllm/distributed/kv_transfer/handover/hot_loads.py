@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from vllm.distributed.kv_transfer.handover.orders import HandoverOrders, LoadOrder
 from vllm.distributed.kv_transfer.handover.params import RemotePrefix
+from vllm.distributed.kv_transfer.own_loads import allocate_load
 from vllm.logger import init_logger
 from vllm.sampling_params import SamplingParams
 from vllm.v1.messages import HotPrefix
@@ -120,23 +121,15 @@ class HotLoads:
         manager, pool = self._manager, self._manager.block_pool
         request = request_for(prefix.hashes, self._unit)
         local = manager.look_up(request)
-        num_external = prefix.num_tokens - local.num_tokens
         # Nothing that is cached goes for it, and nobody who runs is held up.
         room = pool.num_scratch_blocks + pool.num_spare_blocks - pool.num_kept
-        taken = None
-        if num_external > 0 and prefix.num_blocks < room:
-            taken = manager.allocate_slots(
-                request,
-                0,
-                num_new_computed_tokens=local.num_tokens,
-                new_computed_blocks=local.blocks,
-                num_external_computed_tokens=num_external,
-                delay_cache_blocks=True,
-            )
-        if taken is None:
+        blocks = None
+        if local.num_tokens < prefix.num_tokens and prefix.num_blocks < room:
+            tokens, following = prefix.num_tokens, prefix.next_token
+            blocks = allocate_load(manager, request, local, tokens, following)
+        if blocks is None:
             orders.returned.append(_remote(prefix))
             return
-        blocks = manager.find_import(request, prefix.num_tokens, num_external, prefix.next_token)
         here = {block_id for table in local.blocks.get_block_ids() for block_id in table}
         ids = {block_id for table in blocks.block_ids for block_id in table}
         num_blocks = len(ids - here - {0})

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.offloading.restoring import Restorable
+from vllm.distributed.kv_transfer.own_loads import allocate_load
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
@@ -63,18 +64,9 @@ class RowLoads:
             tenant=request.tenant,
         )
         local = self._manager.look_up(copy)
-        num_external = position - local.num_tokens
-        taken = self._manager.allocate_slots(
-            copy,
-            0,
-            num_new_computed_tokens=local.num_tokens,
-            new_computed_blocks=local.blocks,
-            num_external_computed_tokens=num_external,
-            delay_cache_blocks=True,
-        )
-        if taken is None:
+        blocks = allocate_load(self._manager, copy, local, position)
+        if blocks is None:
             return False
-        blocks = self._manager.find_import(copy, position, num_external)
         self._loading[copy.request_id] = copy, position
         order(copy.request_id, found, blocks)
         return True

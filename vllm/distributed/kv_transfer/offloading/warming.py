@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
 from vllm.distributed.kv_transfer.offloading.restoring import Restorable, Tiers, find_restorable
+from vllm.distributed.kv_transfer.own_loads import allocate_load
 from vllm.distributed.kv_transfer.warmth import (
     WarmList,
     WarmPrefix,
@@ -133,19 +134,10 @@ class Warming:
         found = find_restorable(tiers, self._layout, prefix.hashes, local.num_tokens, num_tokens)
         if found is None:
             return
-        num_external = found.position - local.num_tokens
-        taken = self._manager.allocate_slots(
-            request,
-            0,
-            num_new_computed_tokens=local.num_tokens,
-            new_computed_blocks=local.blocks,
-            num_external_computed_tokens=num_external,
-            delay_cache_blocks=True,
-        )
-        if taken is None:
+        blocks = allocate_load(self._manager, request, local, found.position, found.next_token)
+        if blocks is None:
             self._waiting.clear()
             return
-        blocks = self._manager.find_import(request, found.position, num_external, found.next_token)
         self._loading, self._prefix, self._position = request, prefix, found.position
         order(request.request_id, found, blocks)
 

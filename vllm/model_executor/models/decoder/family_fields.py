@@ -1,15 +1,19 @@
 """What families' readers of config.json have in common (torch-free)."""
 
+from collections.abc import Sequence
+
 from vllm.exceptions import UnsupportedFeatureError
 from vllm.model_executor.model_loader.quantization_config import METHODS
 from vllm.model_executor.models.config_fields import FieldReader
-from vllm.model_executor.models.decoder.config import Activation
+from vllm.model_executor.models.decoder.config import Activation, ExpertsPlan, SigmoidRouter
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+# What a layer has behind attention: one MLP, or experts.
+DENSE, SPARSE = "dense", "sparse"
 LAYER_TYPES = ("full_attention", "sliding_attention")
 # Until 2024 config.json did not say that "gelu" meant another function than its name.
 _DEFAULT_LENGTH = 2048
@@ -57,6 +61,61 @@ def read_layer_types(
         if name not in allowed:
             raise fields.error("layer_types", name, f"one of {', '.join(allowed)}")
     return names
+
+
+def read_mlp_types(fields: FieldReader, num_dense: int) -> Sequence[str]:
+    """Reads which layers have experts: all but the first ones, unless they are listed.
+
+    Args:
+        fields: config.json, or its text part.
+        num_dense: What an absent ``first_k_dense_replace`` means.
+
+    Returns:
+        DENSE or SPARSE for each layer.
+
+    Raises:
+        ConfigError: Another kind of layer.
+    """
+    count = fields.positive_int("num_hidden_layers")
+    if not fields.has("mlp_layer_types"):
+        num_dense = fields.non_negative_int("first_k_dense_replace", num_dense)
+        return [DENSE if index < num_dense else SPARSE for index in range(count)]
+    names = [str(name) for name in fields.sequence("mlp_layer_types", count)]
+    for name in names:
+        if name not in (DENSE, SPARSE):
+            raise fields.error("mlp_layer_types", name, f"{DENSE} or {SPARSE}")
+    return names
+
+
+def check_expert_groups(
+    fields: FieldReader, plan: ExpertsPlan, router: SigmoidRouter, groups: str, chosen: str
+) -> None:
+    """Refuses groups of experts that a router cannot choose from.
+
+    Args:
+        fields: config.json, or its text part.
+        plan: The experts as read.
+        router: Theirs.
+        groups: The name of the field that says how many groups there are.
+        chosen: The name of the field that says how many experts a token has.
+
+    Raises:
+        ConfigError: Experts do not come in such groups, or are fewer than a token has.
+    """
+    num_groups, experts = router.num_groups, plan.num_experts
+    if experts % num_groups:
+        raise fields.error(groups, num_groups, f"a divisor of {experts} experts")
+    per_group = experts // num_groups
+    if router.num_chosen_groups > num_groups:
+        allowed = f"at most {groups} ({num_groups})"
+        raise fields.error("topk_group", router.num_chosen_groups, allowed)
+    if router.num_chosen_groups < num_groups and per_group < 2:
+        raise fields.error(groups, num_groups, "groups of two experts or more")
+    most = router.num_chosen_groups * per_group
+    if plan.num_chosen > most:
+        raise fields.error(
+            chosen, plan.num_chosen, f"at most the {most} experts of topk_group groups"
+        )
 
 
 def refuse_quantization(fields: FieldReader) -> None:
