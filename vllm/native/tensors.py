@@ -20,7 +20,6 @@ from vllm.model_executor.layers.quantization.storages import (
     Fp4Groups,
     Fp8Blocks,
     PlainRows,
-    RowSource,
     StackedRows,
 )
 from vllm.model_executor.layers.vocab import VocabParallelEmbedding
@@ -40,6 +39,7 @@ from vllm.native.structs import (
     Step,
 )
 from vllm.v1.attention.metadata import CacheLayout
+from vllm.v1.attention.ops.stored import RowSource
 
 _KINDS = {torch.float32: F32, torch.bfloat16: BF16}
 _CODE_KINDS = {"int8": 0, "int4": 1, "uint4": 2, "iq4": 3, "e2m1": 4}
