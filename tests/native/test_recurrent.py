@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from tests.model_executor.models.decoder.building import build_model, make_harness
+from tests.model_executor.models.decoder.recurrent_checks import resume_at
 from tests.model_executor.models.decoder.reference import (
     build_hf_model,
     published_tensors,
     qwen3_5,
 )
-from tests.model_executor.models.decoder.test_gated_delta import OTHERS, SHAPES, resume
+from tests.model_executor.models.decoder.test_gated_delta import OTHERS, SHAPES
 from tests.model_executor.models.decoder.test_kimi_linear import CONFIGS as KIMI
 from tests.model_executor.models.harness import PagedHarness, Request
 from tests.model_executor.models.hf_reference import random_tokens
@@ -86,9 +87,8 @@ def test_who_resumes_at_a_state_gets_the_bits_of_who_left_it(name: str) -> None:
     first = harness.add(token_ids)
     first.keeps_states = True
     expected = harness.step([(first, 150)])[0]
-    (pieces,) = [group.state for group in harness.layout.groups if group.state is not None]
     for boundary in range(UNIT, 150, UNIT):
-        resumed = resume(harness, first, boundary, pieces.num_blocks)
+        resumed = resume_at(harness, first, boundary)
         logits = harness.step([(resumed, 150 - boundary)])[0]
         assert torch.equal(logits, expected[boundary:])
 

@@ -23,6 +23,7 @@ from vllm.model_executor.models.decoder.indexed_attention import IndexedAttentio
 from vllm.model_executor.models.decoder.kv_cache import STATES, decoder_kv_cache_specs
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.ops.registry import get_reference_op
+from vllm.v1.core.layout.packing import group_for_packing, packed_block_stride
 from vllm.v1.kv_cache_interface import RecurrentStateSpec
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -169,8 +170,8 @@ def test_other_quantised_weights_are_refused_by_name() -> None:
         parse({**glm5_next(), "quantization_config": {"quant_method": "bitsandbytes"}})
 
 
-def test_a_token_of_the_release_takes_16_5_kib() -> None:
-    """Eleven layers of a latent, an index key and its gate; states of 34 layers."""
+def test_a_token_of_the_release_takes_11_kib_and_its_share_of_a_pool_key() -> None:
+    """Eleven layers of a latent and a quarter of an index key; states of 34 layers."""
     kinds = ["deepseek_sparse_attention" if i % 4 == 3 else "linear_attention" for i in range(45)]
     sizes = {
         "vocab_size": 154_880,
@@ -184,9 +185,23 @@ def test_a_token_of_the_release_takes_16_5_kib() -> None:
     }
     raw = glm5_next()
     raw["text_config"] = {"model_type": "glm5_next_text", **sizes}
-    specs = decoder_kv_cache_specs(parse(raw), 16, torch.bfloat16, torch.float32)
-    states = specs.pop(STATES)
+    config = parse(raw).for_drafts(False)
+    specs = decoder_kv_cache_specs(config, 32, torch.bfloat16, torch.float32)
+    states = specs[STATES]
     assert isinstance(states, RecurrentStateSpec)
     assert states.shape.num_values == 34 * (64 * 128 * 128 + 3 * 64 * 128 * 3)
-    assert len(specs) == 11
-    assert sum(spec.page_size_bytes for spec in specs.values()) == 16 * 11 * 768 * 2
+    kept = [spec for spec in specs.values() if spec.keeps_every_token]
+    per_token = sum(spec.page_size_bytes / spec.block_size for spec in kept)
+    assert per_token == 11 * (512 * 2 + 128 * 2 / 4)
+    groups = group_for_packing(specs)
+    assert [group.kv_cache_spec.label for group in groups] == [
+        "full attention",
+        "C4 entries",
+        "C4 state",
+        "recurrent state",
+    ]
+    # All groups fill a block of the common pool, the open pools' too: nothing is padded.
+    assert packed_block_stride(groups) == 32 * 11 * 512 * 2
+    for group in groups[:3]:
+        width = sum(spec.page_size_bytes for spec in group.layer_specs().values())
+        assert width == packed_block_stride(groups)
