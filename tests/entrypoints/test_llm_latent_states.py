@@ -19,7 +19,6 @@ from vllm.v1.spec_decode.ngram import NgramProposer
 
 pytestmark = pytest.mark.slow
 
-# On the native kernels, and on torch.
 MODELS = {"kimi": kimi_linear(vocab_size=VOCAB_SIZE), "glm": glm5_next(vocab_size=VOCAB_SIZE)}
 NUM_ANSWER = 24
 NGRAM = {

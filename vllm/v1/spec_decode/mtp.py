@@ -38,15 +38,15 @@ class MTPModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BlockCache:
-    """The MTP block's KV cache.
+    """The MTP block's KV caches.
 
     Attributes:
-        group_id: Its KV group, whose table is the only one read.
-        layout: That group alone.
+        group_ids: Their KV groups, whose tables are the only ones read; that of its rows first.
+        layout: These groups alone.
         layers: All cache views by name.
     """
 
-    group_id: int
+    group_ids: tuple[int, ...]
     layout: CacheLayout
     layers: Mapping[str, torch.Tensor]
 
@@ -163,7 +163,7 @@ class MTPProposer:
         blocks, rows = [], []
         for row in ends:
             tables = standing.slices[owners[row]].tables
-            block = self._find_block(tables[self._cache.group_id], int(standing.positions[row]))
+            block = self._find_block(tables[self._cache.group_ids[0]], int(standing.positions[row]))
             if block:
                 blocks.append(block)
                 rows.append(row)
@@ -177,7 +177,7 @@ class MTPProposer:
 
     def _has_slot(self, state: RequestState, position: int) -> bool:
         # A first chunk gets no slots ahead, and none exist beyond the longest request.
-        return self._find_block(state.tables.views[self._cache.group_id], position) != 0
+        return self._find_block(state.tables.views[self._cache.group_ids[0]], position) != 0
 
     def _run(
         self,
@@ -186,12 +186,14 @@ class MTPProposer:
         positions: np.ndarray,
         slices: list[RequestSlice],
     ) -> torch.Tensor:
-        group_id = self._cache.group_id
+        group_ids = self._cache.group_ids
         own = [
             replace(
                 item,
-                tables=(item.tables[group_id],),
-                write_from=item.write_from[group_id : group_id + 1],
+                tables=tuple(item.tables[group_id] for group_id in group_ids),
+                write_from=tuple(item.write_from[group_id] for group_id in group_ids)
+                if item.write_from
+                else (),
             )
             for item in slices
         ]

@@ -84,9 +84,9 @@ def check_batches_with_rejected_drafts(
     assert num_wrong > 10
 
 
-def check_unread_rows(case: Case) -> None:
+def check_unread_rows(case: Case, native: int = 0) -> None:
     """Compares the rows that are wanted, and lets the others be."""
-    harness = make_harness(case.model)
+    harness = make_harness(case.model, native=native)
     sequence = harness.add(case.sequences[1])
     sequence.wanted_from = 150
     for start, count in ((0, 100), (100, 100), (200, 100)):

@@ -22,6 +22,7 @@ from vllm.exceptions import ConfigError, UnsupportedFeatureError
 from vllm.model_executor.models.decoder.indexed_attention import IndexedAttention
 from vllm.model_executor.models.decoder.kv_cache import STATES, decoder_kv_cache_specs
 from vllm.model_executor.models.registry import resolve_model
+from vllm.native.loader import load_library
 from vllm.v1.attention.ops.registry import get_reference_op
 from vllm.v1.core.layout.packing import group_for_packing, packed_block_stride
 from vllm.v1.kv_cache_interface import RecurrentStateSpec
@@ -51,6 +52,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+NATIVE = pytest.mark.skipif(load_library() is None, reason="the native library is not built")
+PATHS = [pytest.param(0, id="torch"), pytest.param(2, id="native", marks=NATIVE)]
 SEEDS = {"pools of four": 10, "pools of sixteen": 9}
 
 
@@ -88,30 +91,37 @@ def parse(raw: dict[str, Any]) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("native", PATHS)
 @pytest.mark.parametrize("chunk", [LENGTH, 7, 64])
-def test_every_length_up_to_300(case: Case, chunk: int) -> None:
-    check_every_length(case, chunk, 0)
+def test_every_length_up_to_300(case: Case, chunk: int, native: int) -> None:
+    check_every_length(case, chunk, native)
 
 
 @pytest.mark.slow
-def test_1500_tokens(case: Case) -> None:
-    check_1500_tokens(case, 0)
+@pytest.mark.parametrize("native", PATHS)
+def test_1500_tokens(case: Case, native: int) -> None:
+    check_1500_tokens(case, native)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("native", PATHS)
 @pytest.mark.parametrize(("block_size", "packed"), [(16, False), (64, True)])
-def test_batches_with_rejected_drafts(case: Case, block_size: int, packed: bool) -> None:
-    check_batches_with_rejected_drafts(case, block_size, packed, 0)
+def test_batches_with_rejected_drafts(
+    case: Case, block_size: int, packed: bool, native: int
+) -> None:
+    check_batches_with_rejected_drafts(case, block_size, packed, native)
 
 
 @pytest.mark.slow
-def test_unread_rows_need_not_be_computed(case: Case) -> None:
-    check_unread_rows(case)
+@pytest.mark.parametrize("native", PATHS)
+def test_unread_rows_need_not_be_computed(case: Case, native: int) -> None:
+    check_unread_rows(case, native)
 
 
 @pytest.mark.slow
-def test_every_state_that_a_chunk_leaves_can_be_resumed_from(case: Case) -> None:
-    check_every_state(case, 0)
+@pytest.mark.parametrize("native", PATHS)
+def test_every_state_that_a_chunk_leaves_can_be_resumed_from(case: Case, native: int) -> None:
+    check_every_state(case, native)
 
 
 @pytest.mark.slow

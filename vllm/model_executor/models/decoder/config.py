@@ -11,6 +11,8 @@ from vllm.exceptions import ConfigError
 from vllm.model_executor.models.decoder.rope_config import RopeConfig
 
 Activation = Literal["silu", "gelu_tanh"]
+MTP = "mtp."
+"""Prefix of the tensors of a block that drafts."""
 MXFP4_GROUP_SIZE = 32
 """Values under one MXFP4 scale."""
 
