@@ -132,7 +132,12 @@ def test_the_config_as_transformers_writes_it_is_the_same_model(case: Case) -> N
 
 def test_the_layer_that_drafts_and_vision_are_left_out() -> None:
     model = resolve_model(glm5_next()["architectures"]).load_model_class()
-    made = model(parse(glm5_next()), ops=get_reference_op, dtype=torch.float32, device="meta")
+    made = model(
+        parse(glm5_next()).for_drafts(False),
+        ops=get_reference_op,
+        dtype=torch.float32,
+        device="meta",
+    )
     prefixes = made.ignored_weight_prefixes
     for name in ("layers.5.eh_proj.weight", "layers.5.self_attn.q_a_proj.weight"):
         (part,) = made.tensor_parts(f"model.language_model.{name}", (1, 1))
@@ -155,6 +160,7 @@ def test_the_layer_that_drafts_and_vision_are_left_out() -> None:
         (glm5_next(hidden_act="relu"), "'relu'"),
         (glm5_next(indexer_types=["full"] * 4 + ["shared"]), "indexer_types"),
         (glm5_next(index_kpool_always_select_tail=False), "index_kpool_always_select_tail"),
+        (glm5_next(num_nextn_predict_layers=2), "num_nextn_predict_layers"),
         (glm5_next(index_topk=62), "index_topk"),
         (glm5_next(kv_lora_rank=25), "kv_lora_rank"),
         (glm5_next(linear_lower_bound=1.0), "linear_lower_bound"),

@@ -397,7 +397,8 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         embedded = self.embed(next_token_ids) * self.embedding_scale
         if self.config.drafter_skips_first:
             embedded = embedded.masked_fill(positions.unsqueeze(1) == 0, 0.0)
-        drafted: torch.Tensor = self.drafter(streams, embedded, step)
+        # Kernels give fp32 streams whatever the weights' type.
+        drafted: torch.Tensor = self.drafter(streams.to(self.dtype), embedded, step)
         return drafted
 
     def compute_mtp_logits(self, streams: torch.Tensor) -> torch.Tensor:
