@@ -212,9 +212,9 @@ class Worker:
                     f"{checkpoint} is quantised by {described.method}, and packed weights are "
                     "not shared out to several workers: use --tensor-parallel-size 1."
                 )
-            prefixes = self._model_spec.names.prefixes
+            translate = self._model_spec.names.translate
             found = PackedWeights(
-                stored, described, prefixes, rounds_inputs=envs.VLLM_CPU_INT4_W4A8
+                stored, described, translate, rounds_inputs=envs.VLLM_CPU_INT4_W4A8
             )
         elif stored:
             found = self._platform.find_quantization(checkpoint, self._find_shard)
