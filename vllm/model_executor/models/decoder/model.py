@@ -19,6 +19,7 @@ from vllm.model_executor.models.causal_lm import CausalLM
 from vllm.model_executor.models.decoder.attention import DecoderAttention
 from vllm.model_executor.models.decoder.channel_decays import ChannelDecayNet
 from vllm.model_executor.models.decoder.config import (
+    MTP,
     DecoderConfig,
     ExpertsPlan,
     FeedForwardPlan,
@@ -38,8 +39,6 @@ from vllm.v1.attention.step_tables import RecurrentRows, StepMetadata
 
 _EMBEDDING = "model.embed_tokens"
 _HEAD = "lm_head"
-# Prefix of the tensors of a block that drafts.
-MTP = "mtp."
 _CHANNELS = re.compile(r"(.+\.linear_attn\.)(in_proj_qkv|conv1d)\.weight")
 _STACKED_EXPERTS = re.compile(r"(.+\.(?:mlp\.)?experts\.)(gate_up_proj|down_proj)")
 # Old checkpoints carry the rotary frequencies, which follow from config.json.
@@ -396,7 +395,10 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         assert self.drafter is not None, "the block does not run"
         step = replace(self._make_step(positions, meta, kv_caches, None), wanted=None)
         embedded = self.embed(next_token_ids) * self.embedding_scale
-        drafted: torch.Tensor = self.drafter(streams, embedded, step)
+        if self.config.drafter_skips_first:
+            embedded = embedded.masked_fill(positions.unsqueeze(1) == 0, 0.0)
+        # Kernels give fp32 streams whatever the weights' type.
+        drafted: torch.Tensor = self.drafter(streams.to(self.dtype), embedded, step)
         return drafted
 
     def compute_mtp_logits(self, streams: torch.Tensor) -> torch.Tensor:
