@@ -21,7 +21,6 @@ from vllm.model_executor.layers.quantization.storages import (
     Fp4Groups,
     Fp8Blocks,
     PlainRows,
-    RowSource,
     StackedRows,
 )
 from vllm.model_executor.layers.vocab import VocabParallelEmbedding
@@ -42,6 +41,7 @@ from vllm.native.structs import (
     Step,
 )
 from vllm.v1.attention.metadata import CacheLayout
+from vllm.v1.attention.ops.stored import RowSource
 
 MAX_STREAMS = 8
 """Residual streams that the kernels mix at most."""

@@ -26,7 +26,6 @@ from vllm import LLM
 from vllm.exceptions import CheckpointError, ConfigError
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
-from vllm.model_executor.layers.quantization.storages import RowSource, parts_by_inputs
 from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
 from vllm.model_executor.model_loader.packed_weights import PackedWeights
 from vllm.model_executor.model_loader.quantization_config import read_quantization
@@ -34,6 +33,8 @@ from vllm.model_executor.model_loader.resolve import read_hf_config
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.ops.registry import get_reference_op
+from vllm.v1.attention.ops.stored import RowSource
+from vllm.v1.attention.ops.stored_products import parts_by_inputs
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 

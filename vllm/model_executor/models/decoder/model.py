@@ -11,8 +11,7 @@ from torch import nn
 from vllm.distributed.parallel_state import shard_size
 from vllm.model_executor.layers.hyper_connections import HyperConnection
 from vllm.model_executor.layers.linear import ReplicatedLinear
-from vllm.model_executor.layers.quantization.products import multiply
-from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource
+from vllm.model_executor.layers.quantization.storages import PlainRows
 from vllm.model_executor.layers.vocab import VocabParallelEmbedding
 from vllm.model_executor.model_loader.weight_names import TensorPart
 from vllm.model_executor.models.causal_lm import CausalLM
@@ -35,6 +34,7 @@ from vllm.model_executor.models.decoder.latent_attention import LatentAttention
 from vllm.model_executor.models.decoder.layer_inputs import LayerInputBlock, LayerInputs
 from vllm.model_executor.models.decoder.paged_attention import PagedAttention
 from vllm.model_executor.models.decoder.step import ModelParts, Step, StepFactory
+from vllm.v1.attention.ops.stored import RowSource
 from vllm.v1.attention.step_tables import RecurrentRows, StepMetadata
 
 _EMBEDDING = "model.embed_tokens"
@@ -285,7 +285,7 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
             kept_rows = 0 if self._quantised_head else num_rows
             dtype = make.kept_dtype(make.dtype, f"{_HEAD}.weight")
             self.head = make.parameter(kept_rows, config.hidden_size, dtype=dtype)
-        self._linear = ops("linear")
+        self._stored_linear = ops("stored_linear")
         # Rounded as the published models round it.
         self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=make.dtype))
         self._unstacks_experts = any(
@@ -412,7 +412,7 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         else:
             source = self._quantised_head.row_source
             assert source is not None, "a head's rows can be decoded"
-            logits = multiply(hidden.float(), source, self._linear)
+            logits = self._stored_linear(hidden.float(), source)
         logits = self._group.all_gather(logits)
         if self.config.final_soft_cap:
             logits = self._soft_cap_(logits, self.config.final_soft_cap)
