@@ -271,6 +271,7 @@ class EngineArgs:
         None, "Compute long prompts in several steps. Default: on.", group="scheduling"
     )
     scheduling_policy: str = option_of(SchedulerConfig, "policy")
+    async_scheduling: bool | None = option_of(SchedulerConfig, "async_scheduling")
     max_num_queued_reqs: int | None = option_of(SchedulerConfig, "max_num_queued_reqs")
     max_num_queued_tokens: int | None = option_of(SchedulerConfig, "max_num_queued_tokens")
     tenants: str | None = option(
@@ -364,6 +365,7 @@ class EngineArgs:
             kv_transfer_config=self._make_kv_transfer_config(),
             observability_config=self._make_observability_config(),
         )
+        config.check_async_scheduling()
         # The engine core looks again, but only seconds later.
         KVConnectorFactory.check_before_load(config)
         return config

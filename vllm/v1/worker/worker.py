@@ -41,6 +41,7 @@ from vllm.v1.worker.connector_steps import make_connector_steps
 from vllm.v1.worker.dtypes import resolve_cache_dtype, resolve_dtype
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm.v1.worker.model_runner import ModelRunner, RunnerLimits
+from vllm.v1.worker.step_in_flight import PendingStep
 
 logger = init_logger(__name__)
 
@@ -356,6 +357,16 @@ class Worker:
         if self._runner is None:
             raise EngineError("the worker has no KV cache: initialize_from_config comes first")
         return self._runner.execute_model(scheduler_output)
+
+    def begin_model(self, scheduler_output: SchedulerOutput) -> PendingStep:
+        """Begin one step; see ``ModelRunner.begin_model``.
+
+        Raises:
+            EngineError: The worker is not ready, or was shut down.
+        """
+        if self._runner is None:
+            raise EngineError("the worker has no KV cache: initialize_from_config comes first")
+        return self._runner.begin_model(scheduler_output)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return what the last step drafted, once; None without a drafter."""
