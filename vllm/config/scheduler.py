@@ -47,7 +47,7 @@ class SchedulerConfig:
         None,
         "Schedule a step while the device runs the last one. Default: off.",
         group="scheduling",
-        more="The answers are the same. Not with drafts, KV connectors, tiers or `--cache-trace`; "
+        more="The answers are the same. Off with drafts, KV connectors, tiers or `--cache-trace`; "
         "steps with grammars, penalties or bad words wait (`docs/gpu.md`).",
     )
     disable_hybrid_kv_cache_manager: bool | None = None

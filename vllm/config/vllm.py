@@ -55,30 +55,6 @@ class VllmConfig:
         if isinstance(self.model_config, ModelConfig) and self.model_config.hits_at_units:
             self.check_unit_hits()
 
-    def check_async_scheduling(self) -> None:
-        """Refuse what cannot run a step behind the scheduler.
-
-        Raises:
-            ConfigError: Something of the kind is configured.
-        """
-        if not self.scheduler_config.async_scheduling:
-            return
-        transfer = self.kv_transfer_config
-        found = [
-            name
-            for name, is_given in (
-                ("speculative_config", self.speculative_config is not None),
-                ("kv_transfer_config (a connector, a tier)", transfer is not None),
-                ("cache_trace", self.observability_config.cache_trace is not None),
-            )
-            if is_given
-        ]
-        if found:
-            raise ConfigError(
-                f"async_scheduling does not go with {', '.join(found)}: what they do with a step "
-                "needs its tokens before the next is scheduled. Leave one of them out."
-            )
-
     def check_unit_hits(self) -> None:
         """Refuse what a cache that hits at one unit cannot do.
 

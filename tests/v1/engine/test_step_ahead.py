@@ -9,7 +9,6 @@ import torch
 from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM, SamplingParams
-from vllm.exceptions import ConfigError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.sample.sampler import DeviceSample
@@ -125,19 +124,20 @@ def test_an_abort_ends_a_request_with_a_step_in_flight(folders: dict[str, Path])
         assert after[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
 
 
-def test_what_cannot_run_behind_is_refused(folders: dict[str, Path]) -> None:
-    args = EngineArgs(
-        model=str(folders["llama"]),
-        async_scheduling=True,
-        speculative_config={
-            "method": "ngram",
-            "num_speculative_tokens": 2,
-            "prompt_lookup_max": 2,
-            "prompt_lookup_min": 1,
-        },
-    )
-    with pytest.raises(ConfigError, match="async_scheduling does not go with speculative_config"):
-        args.create_vllm_config()
+def test_what_cannot_run_behind_turns_it_off(
+    folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    drafts = {
+        "method": "ngram",
+        "num_speculative_tokens": 2,
+        "prompt_lookup_max": 2,
+        "prompt_lookup_min": 1,
+    }
+    args = EngineArgs(model=str(folders["llama"]), async_scheduling=True, speculative_config=drafts)
+    assert not args.create_vllm_config().scheduler_config.async_scheduling
+    assert "--async-scheduling is off: it does not go with --speculative-config" in caplog.text
+    args = EngineArgs(model=str(folders["llama"]), async_scheduling=True)
+    assert args.create_vllm_config().scheduler_config.async_scheduling
 
 
 def test_tokens_wait_until_somebody_asks() -> None:

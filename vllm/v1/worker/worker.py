@@ -139,8 +139,9 @@ class Worker:
                 **chosen,
             )
         except RuntimeError as error:
-            # Of too little memory an accelerator raises a class of its own, a CPU only says so.
-            if "memory" not in str(error):
+            # Of too little memory an accelerator raises a class of its own, which its worker
+            # explains; a CPU only says so.
+            if isinstance(error, torch.OutOfMemoryError) or "memory" not in str(error):
                 raise
             raise ConfigError(
                 f"The weights of {self._config.model_config.model} do not fit in the memory of "
