@@ -214,11 +214,11 @@ class Worker:
                     f"{checkpoint} is quantised by {described.method}, and packed weights are "
                     "not shared out to several workers: use --tensor-parallel-size 1."
                 )
-            prefixes = self._model_spec.names.prefixes
+            translate = self._model_spec.names.translate
             found = PackedWeights(
                 stored,
                 described,
-                prefixes,
+                translate,
                 rounds_inputs=envs.VLLM_CPU_INT4_W4A8,
                 ops=self._make_op_resolver(),
             )
