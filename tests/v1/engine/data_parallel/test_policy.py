@@ -11,6 +11,7 @@ from vllm.v1.engine.data_parallel.policy import (
     choose,
     costs,
     find_able,
+    find_eviction_price,
     find_eviction_prices,
     find_order,
 )
@@ -137,6 +138,13 @@ def test_who_fills_its_memory_faster_gets_fewer_new_conversations() -> None:
     assert chosen([replace(busy, cached_tokens=1000), calm], 4000) == 1
     assert chosen([replace(busy, cached_tokens=3500), calm], 4000) == 0
     assert chosen([replace(busy, unused_tokens=5000), replace(calm, num_requests=1)], 4000) == 0
+
+
+def test_one_price_is_that_of_all() -> None:
+    recent = np.array([0.0, 10.0, 35.0, 500.0])
+    for mean in (0.0, 20.0):
+        expected = [find_eviction_price(float(one), mean) for one in recent]
+        assert find_eviction_prices(recent, mean).tolist() == expected
 
 
 def test_siblings_of_a_prompt_in_the_making_stay_together_until_it_costs_more() -> None:

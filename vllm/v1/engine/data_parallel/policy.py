@@ -102,6 +102,12 @@ def find_eviction_prices(recent_tokens: Amounts, mean: float) -> Amounts:
     return shares
 
 
+def find_eviction_price(recent_tokens: float, mean: float) -> float:
+    """Return what a token costs that is evicted on one replica: as ``find_eviction_prices``."""
+    share = min(recent_tokens, _MAX_SHARE * mean) / mean if mean else 1.0
+    return float(_WORK_WEIGHT * share**_PRICE_POWER)
+
+
 def find_able(loads: Loads, max_num_seqs: int) -> Flags:
     """Return which replicas serve and do not have too many requests.
 
@@ -112,12 +118,15 @@ def find_able(loads: Loads, max_num_seqs: int) -> Flags:
         loads: Of all; at least one serves.
         max_num_seqs: Requests that a replica runs at a time.
     """
-    least = int(loads.num_requests.min(where=loads.serves, initial=_MANY))
+    # Those that do not serve have more than anybody may have.
+    # ``putmask`` and ``argmin`` take a tenth of the time of ``where`` and ``min``.
+    numbers = loads.num_requests.copy()
+    np.putmask(numbers, ~loads.serves, _MANY)
+    least = int(numbers[numbers.argmin()])
     limit = least + max(_MIN_LEAD, least)
     if least < max_num_seqs:
         limit = min(limit, max_num_seqs)
-    able: Flags = loads.num_requests < limit
-    able &= loads.serves
+    able: Flags = numbers < limit
     return able
 
 
@@ -173,7 +182,7 @@ def choose(
     """
     prices = costs(loads, cached_tokens, num_prompt_tokens, restorable)
     np.putmask(prices, ~find_able(loads, max_num_seqs), _NEVER)
-    best = np.flatnonzero(prices == prices.min())
+    best = np.flatnonzero(prices == prices[prices.argmin()])
     if len(best) > 1:
         known = cached_tokens[best]
         best = best[known == known.max()]

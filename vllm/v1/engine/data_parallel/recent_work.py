@@ -4,7 +4,12 @@ import math
 
 import numpy as np
 
-from vllm.v1.engine.data_parallel.policy import Amounts, Flags, find_eviction_prices
+from vllm.v1.engine.data_parallel.policy import (
+    Amounts,
+    Flags,
+    find_eviction_price,
+    find_eviction_prices,
+)
 
 # Prices are computed anew when so much of the memory of all was filled, and for one replica always.
 _RENEW_SHARE = 0.01
@@ -56,8 +61,8 @@ class RecentWork:
         elif self._unit > self._unit_then * (1 + _RENEW_SHARE):
             self._renew()
         else:
-            one = self.tokens[rank : rank + 1]
-            self.prices[rank] = find_eviction_prices(one, self._mean)[0]
+            # One number: an array's functions would take longer than the rest.
+            self.prices[rank] = find_eviction_price(float(self.tokens[rank]), self._mean)
 
     def forget(self, rank: int) -> None:
         """Note that a replica begins anew.
