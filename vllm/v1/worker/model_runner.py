@@ -10,6 +10,7 @@ from vllm.v1.attention.metadata import RequestSlice
 from vllm.v1.attention.step_model import SettlesDrafts
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.sample.edits import ForbidTokens
 from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
 from vllm.v1.sample.sampler import DrawTokens, SamplerOutput, sample
 from vllm.v1.spec_decode.interface import Proposer
@@ -80,6 +81,7 @@ class ModelRunner:
         proposer: Proposer | None = None,
         draw_tokens: DrawTokens | None = None,
         settle_drafts: SettlesDrafts | None = None,
+        forbid_tokens: ForbidTokens | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -97,6 +99,7 @@ class ModelRunner:
         self._proposer = proposer
         self._draw_tokens = draw_tokens
         self._settle_drafts = settle_drafts
+        self._forbid_tokens = forbid_tokens
         self._drafts: DraftTokenIds | None = None
 
     @property
@@ -187,7 +190,9 @@ class ModelRunner:
         logits = self._model.compute_logits(streams)
         # A sampled token comes one position after the row that predicts it.
         positions = step.positions[step.sampled_rows] + 1
-        edits = build_step_edits(step, masks, self._limits.vocab_size, logits.device)
+        edits = build_step_edits(
+            step, masks, self._limits.vocab_size, logits.device, self._forbid_tokens
+        )
         metadata = self._find_sampling_metadata(step)
         return sample(logits, metadata, positions, edits, self._draw_tokens)
 
