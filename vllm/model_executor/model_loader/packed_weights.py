@@ -22,15 +22,14 @@ from vllm.model_executor.layers.quantization.code_layouts import (
     read_int8_codes,
 )
 from vllm.model_executor.layers.quantization.packing_storage import Convert, PackingStorage
-from vllm.model_executor.layers.quantization.panels import CodedRows, Inputs
+from vllm.model_executor.layers.quantization.panels import CodedRows
 from vllm.model_executor.layers.quantization.storages import Fp8Blocks, Storage
 from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
-from vllm.model_executor.model_loader.quantization_config import (
-    QuantizationConfig,
-    WeightScheme,
-)
+from vllm.model_executor.model_loader.quantization_config import QuantizationConfig, WeightScheme
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.model_loader.stored_weights import find_block_size
+from vllm.v1.attention.ops.registry import OpResolver, get_reference_op
+from vllm.v1.attention.ops.stored import Inputs
 
 logger = init_logger(__name__)
 
@@ -48,6 +47,7 @@ class PackedWeights(MatrixStorages):
         config: What the checkpoint says about it.
         prefixes: Prefix of names in the files -> prefix of the names the model asks by.
         rounds_inputs: Whether inputs of matrices of four bits are rounded to eight.
+        ops: Resolves op names.
     """
 
     def __init__(
@@ -57,8 +57,9 @@ class PackedWeights(MatrixStorages):
         prefixes: Sequence[tuple[str, str]] = (),
         *,
         rounds_inputs: bool = False,
+        ops: OpResolver = get_reference_op,
     ) -> None:
-        super().__init__()
+        super().__init__(ops)
         self._config, self._prefixes = config, tuple(prefixes)
         self._rounds_inputs = rounds_inputs
         # By the model's name: the tensor and its module's name in the file.
