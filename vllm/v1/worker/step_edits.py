@@ -1,23 +1,18 @@
 """From a step's requests to the edits that their tokens, drafts included, ask of the logits."""
 
-from functools import partial
-
 import numpy as np
 import torch
 
+from vllm.exceptions import InvariantError
 from vllm.sampling_params import SamplingParams
-from vllm.v1.sample.edits import ForbidTokens, GrammarRows, PackedMask, RowMask, StepEdits
+from vllm.v1.sample.edits import RowMask, StepEdits
 from vllm.v1.sample.history import RowHistory
 from vllm.v1.structured_output.masks import GrammarMasks
 from vllm.v1.worker.step_input import StepInput
 
 
 def build_step_edits(
-    step: StepInput,
-    masks: GrammarMasks | None,
-    vocab_size: int,
-    device: torch.device,
-    forbid: ForbidTokens | None = None,
+    step: StepInput, masks: GrammarMasks | None, vocab_size: int, device: torch.device
 ) -> StepEdits | None:
     """Collect the edits of the sampled rows.
 
@@ -26,7 +21,6 @@ def build_step_edits(
         masks: What grammars allow.
         vocab_size: V.
         device: Of the logits.
-        forbid: What applies masks as they are; None: torch does, unpacked.
 
     Returns:
         None when no row asks for anything.
@@ -35,22 +29,23 @@ def build_step_edits(
     row = 0
     for state, count, drafts in zip(step.requests, step.sampled_counts, step.drafts, strict=True):
         if count and state.history is not None:
+            if state.tokens_in_flight:
+                raise InvariantError(
+                    f"request {state.req_id} is sampled by its own tokens, one of which is still "
+                    "on the device"
+                )
             tokens = state.get_tokens(0, state.num_tokens)
             rows = state.history.make_rows(tokens, drafts)
             histories += [(row + i, item, state.sampling.params) for i, item in enumerate(rows)]
         row += count
-    found = None if masks is None else _find_grammar_rows(step, masks)
-    grammar: GrammarRows | None = None
-    if found is not None:
-        unpack = partial(RowMask.from_bits, *found, vocab_size, device)
-        grammar = unpack() if forbid is None else PackedMask(*found, forbid, unpack)
-    return StepEdits.build(histories, grammar, device)
+    return StepEdits.build(histories, _find_grammar_rows(step, masks, vocab_size, device), device)
 
 
 def _find_grammar_rows(
-    step: StepInput, masks: GrammarMasks
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the rows that follow a grammar, rising, and their masks."""
+    step: StepInput, masks: GrammarMasks | None, vocab_size: int, device: torch.device
+) -> RowMask | None:
+    if masks is None:
+        return None
     rows: list[int] = []
     sources: list[int] = []
     row = 0
@@ -62,4 +57,6 @@ def _find_grammar_rows(
         row += count
     if not rows:
         return None
-    return np.array(rows, dtype=np.int64), masks.bits[sources]
+    return RowMask.from_bits(
+        np.array(rows, dtype=np.int64), masks.bits[sources], vocab_size, device
+    )
