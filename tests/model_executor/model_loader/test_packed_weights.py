@@ -21,6 +21,7 @@ from tests.model_executor.models.decoder.reference import (
     kimi_linear,
     published_tensors,
 )
+from tests.model_executor.models.decoder.test_gated_delta import OTHERS
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM
 from vllm.exceptions import CheckpointError, ConfigError
@@ -51,7 +52,7 @@ def load(folder: Path, *, rounds_inputs: bool = False) -> DecoderForCausalLM:
     assert described is not None
     config = resolve_model(raw["architectures"]).parse_config(raw)
     weights = PackedWeights(
-        read_stored_tensors(folder), described, config.names.prefixes, rounds_inputs=rounds_inputs
+        read_stored_tensors(folder), described, config.names.translate, rounds_inputs=rounds_inputs
     )
     model = DecoderForCausalLM(
         config, ops=get_reference_op, dtype=torch.float32, device="cpu", quantization=weights
@@ -174,13 +175,14 @@ def test_a_zero_point_of_fifteen_wraps_in_the_first_layout(tmp_path: Path) -> No
         ("kimi-linear", "w4a16"),
         ("kimi-linear", "gptq-order"),
         ("glm", "w4a16"),
+        *((family, "fp8-blocks") for family in ("qwen3.5", "qwen3-next", "kimi-linear", "glm")),
         ("gemma4-small", "w4a16"),
         ("gemma4-moe", "w8a16"),
         ("gemma4-moe", "gptq-order"),
     ],
 )
 def test_a_model_is_its_decoded_twin(family: str, name: str, tmp_path: Path) -> None:
-    own = {"kimi-linear": kimi_linear(), "glm": glm5_next(), **PARITY_CONFIGS}
+    own = {**PARITY_CONFIGS, **OTHERS, "kimi-linear": kimi_linear(), "glm": glm5_next()}
     raw = {**own[family], **SIZES}
     if family == "qwen3-moe":
         raw["moe_intermediate_size"] = 32

@@ -20,7 +20,7 @@ from tests.model_executor.models.decoder.checkpoints import (
     write_checkpoint,
     write_model,
 )
-from tests.model_executor.models.decoder.reference import kimi_linear
+from tests.model_executor.models.decoder.reference import glm5_next, kimi_linear
 from tests.tokenizers.family_tokenizers import byte_level
 from tests.v1.engine.test_cache_keeps_outputs import Session, make_core, random_tokens
 from tests.v1.engine.test_handover import Pair
@@ -731,12 +731,13 @@ def test_a_folder_of_no_use_costs_only_the_tier(tmp_path, trouble):
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "gemma3", "gemma4", "gpt-oss", "qwen3.5", "kimi-linear"]
+    "family", ["llama", "qwen3", "gemma3", "gemma4", "gpt-oss", "qwen3.5", "kimi-linear", "glm"]
 )
 def test_families_go_on_after_a_restart(tmp_path, family):
     checkpoint = tmp_path / "checkpoint"
-    if family == "kimi-linear":
-        write_model(kimi_linear(vocab_size=VOCAB_SIZE), checkpoint, byte_level())
+    others = {"kimi-linear": kimi_linear, "glm": glm5_next}
+    if family in others:
+        write_model(others[family](vocab_size=VOCAB_SIZE), checkpoint, byte_level())
     else:
         write_checkpoint(family, checkpoint)
     rng = random.Random(21)

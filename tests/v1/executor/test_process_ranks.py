@@ -115,9 +115,14 @@ def test_an_error_keeps_its_class() -> None:
     assert str(rebuild_failure(1, Failure("EngineError", "KeyError: 3"))) == "rank 1: KeyError: 3"
 
 
-def test_a_tier_of_two_ranks(lend: Callable[[], LentRanks], tmp_path: Path) -> None:
-    prompts = [random_tokens(300, 5, 500), random_tokens(150, 6, 500)]
-    arguments: dict[str, Any] = {"model": "deepseek-v4", "kv_cache_memory_bytes": 8 << 20}
+@pytest.mark.parametrize("name", ["deepseek-v4", "qwen 3.5"])
+def test_a_tier_of_two_ranks(name: str, lend: Callable[[], LentRanks], tmp_path: Path) -> None:
+    model = name
+    if name in RECURRENT:
+        model = str(tmp_path / "checkpoint")
+        write_model(RECURRENT[name], Path(model), byte_level())
+    prompts = [random_tokens(length, length, VOCAB_SIZE) for length in (300, 150)]
+    arguments: dict[str, Any] = {"model": model, "kv_cache_memory_bytes": 8 << 20}
     arguments |= {"max_model_len": 1024, "block_size": 32}
     expected, _ = run_engine(prompts, **arguments)
     tier = {"type": "fs", "root_dir": str(tmp_path / "cache"), "max_size": "64MiB"}
@@ -125,7 +130,7 @@ def test_a_tier_of_two_ranks(lend: Callable[[], LentRanks], tmp_path: Path) -> N
     transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     transfer |= {"kv_connector_extra_config": {**extra, "warm": 0}}
     # Each rank writes its rows; an object is there when both have.
-    for hits in ([0, 0], [256, 128]):
+    for hits in ([0, 0], [288 if name in RECURRENT else 256, 128]):
         found = run_engine(prompts, lend(), kv_transfer_config=transfer, **arguments)
         assert found == (expected, hits)
     assert len(list((tmp_path / "cache").glob("*/rows.*"))) == 2

@@ -210,7 +210,7 @@ class Worker:
             packed = PackedWeights(
                 stored,
                 described,
-                self._model_spec.names.prefixes,
+                self._model_spec.names.translate,
                 self._find_shard,
                 rounds_inputs=envs.VLLM_CPU_INT4_W4A8,
                 ops=self._make_op_resolver(),
