@@ -109,7 +109,7 @@ def test_values_are_exactly_those_of_the_format(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("axis", [0, 1])
 def test_ranks_hold_parts_of_the_values(name: str, axis: int, tmp_path: Path) -> None:
     form = FORMATS[name]
-    weight = torch.randn(144, 192, generator=torch.Generator().manual_seed(2))
+    weight = torch.randn(192, 192, generator=torch.Generator().manual_seed(2))
     if form.has_order and axis == 1:
         with pytest.raises(ConfigError, match="desc_act"):
             load_one(form, tmp_path, weight, Shard(1, 0, 2))
