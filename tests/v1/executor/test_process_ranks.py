@@ -13,6 +13,7 @@ from tests.model_executor.models.decoder.checkpoints import (
     write_checkpoint,
     write_model,
 )
+from tests.model_executor.models.decoder.drafting import DRAFTING_MODELS, write_drafting_model
 from tests.model_executor.models.decoder.reference import (
     gemma4_moe,
     glm5_next,
@@ -104,8 +105,15 @@ RECURRENT = {
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers(name: str, lend: Callable[[], LentRanks], tmp_path: Path) -> None:
-    write_model(RECURRENT[name], tmp_path / "checkpoint", byte_level())
-    _check(lend, VOCAB_SIZE, model=str(tmp_path / "checkpoint"), spread=name == "kimi")
+    """With drafts of their own block where they have one."""
+    folder = tmp_path / "checkpoint"
+    drafts: dict[str, Any] = {}
+    if name in DRAFTING_MODELS:
+        write_drafting_model(name, folder)
+        drafts = {"speculative_config": _MTP}
+    else:
+        write_model(RECURRENT[name], folder, byte_level())
+    _check(lend, VOCAB_SIZE, model=str(folder), spread=name == "kimi", **drafts)
 
 
 def test_an_error_keeps_its_class() -> None:
