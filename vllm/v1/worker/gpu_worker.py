@@ -8,7 +8,12 @@ import torch
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import ALONE, WorkerPlace
 from vllm.gpu.decode_graphs import choose_sizes
-from vllm.gpu.step_model import make_graphed_step_model, move_tables, reads_pages
+from vllm.gpu.step_model import (
+    make_graphed_step_model,
+    move_tables,
+    reads_pages,
+    stack_experts,
+)
 from vllm.logger import init_logger
 from vllm.platforms.cuda import CudaPlatform
 from vllm.v1.attention.layout import CacheLayout
@@ -74,6 +79,7 @@ class GPUWorker(Worker):
         with self._telling("load the weights"):
             super().load_model()
             move_tables(self._model)
+            stack_experts(self._model)
 
     def determine_available_memory(self) -> int:
         """Return the bytes the KV pool may take, after a profile run of the largest step.
