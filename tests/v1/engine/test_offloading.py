@@ -513,7 +513,7 @@ def test_a_prefix_that_somebody_asked_to_keep_stays_kept(tmp_path):
     stop(third)
 
 
-def refuse(extent: Any) -> None:
+def refuse(extent: Any, bounce: Any = None) -> None:
     raise OSError(5, "Input/output error")
 
 
@@ -607,9 +607,9 @@ def test_nothing_is_tried_while_a_prefix_comes_back(root, monkeypatch):
     may_read, is_waiting = threading.Event(), threading.Event()
     real = RowsFile.read
 
-    def read_late(rows: RowsFile, extent: Any) -> memoryview:
+    def read_late(rows: RowsFile, extent: Any, bounce: Any = None) -> memoryview:
         may_read.wait(_WAIT_S)
-        return real(rows, extent)
+        return real(rows, extent, bounce)
 
     waits: list[float] = []
 

@@ -43,6 +43,13 @@ class Ranks(Protocol):
             EngineDeadError: One died or hangs. None of them lives any more then.
         """
 
+    def bind_wake(self, wake: Callable[[], None]) -> bool:
+        """Have ranks call ``wake``, in a thread of this process, when waiting requests may go on.
+
+        Returns:
+            Whether all of them do; else they speak when they are asked.
+        """
+
     def find_fault(self) -> str | None:
         """Return which rank is dead; None: all live. Any thread may ask."""
 
@@ -146,8 +153,8 @@ class RankedExecutor:
         return drafts
 
     def bind_wake(self, wake: Callable[[], None]) -> bool:
-        """Return False: the ranks are other processes, which speak when they are asked."""
-        return False
+        """Hand on what rouses the engine core; returns whether it is called when need be."""
+        return self._ranks.bind_wake(wake)
 
     def find_fault(self) -> str | None:
         """Return what is wrong with the workers; None: nothing. Any thread may ask."""

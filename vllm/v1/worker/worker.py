@@ -209,19 +209,15 @@ class Worker:
             check_named_method(str(named), None if described is None else described.method)
         if stored and described is not None:
             self._check_ascend(named, checkpoint, is_described=False)
-            if self._place.size > 1:
-                raise ConfigError(
-                    f"{checkpoint} is quantised by {described.method}, and packed weights are "
-                    "not shared out to several workers: use --tensor-parallel-size 1."
-                )
-            translate = self._model_spec.names.translate
-            found = PackedWeights(
+            packed = PackedWeights(
                 stored,
                 described,
-                translate,
+                self._model_spec.names.translate,
+                self._find_shard,
                 rounds_inputs=envs.VLLM_CPU_INT4_W4A8,
                 ops=self._make_op_resolver(),
             )
+            found, self._find_shard = packed, packed.find_shard
         elif stored:
             found = self._platform.find_quantization(checkpoint, self._find_shard)
             self._check_ascend(named, checkpoint, is_described=found is not None)

@@ -62,13 +62,14 @@ class _Folder:
 
 def test_what_a_conversation_left_behind_goes_first_and_its_last_two_states_do_not():
     folder = _Folder()
+    folder.turn("lmnopq")
     folder.turn("abcd")
     folder.turn("abcdef", hit="abcd")
     folder.turn("abcdefgh", hit="abcdef")
-    folder.turn("wxyz")
-    # Then the older conversation's, its end first: rows were used all at one time.
-    states, rows = [(True, 4), (True, 6), (True, 8)], [(False, 8), (False, 6), (False, 4)]
-    assert folder.order()[:6] == [*states, *rows]
+    # Then the older conversation, of each its end first: rows were used all at one time.
+    older = [(True, 6), (False, 6), (False, 4), (False, 2)]
+    states, rows = [(True, 6), (True, 8)], [(False, 8), (False, 6), (False, 4), (False, 2)]
+    assert folder.order() == [(True, 4), *older, *states, *rows]
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["seen to part", "hit by several"])
