@@ -16,13 +16,13 @@ from tests.model_executor.published import plain_model, write_published
 from vllm import LLM
 from vllm.assets.published_spelling import Spelling
 from vllm.exceptions import CheckpointError, ConfigError
-from vllm.model_executor.layers.quantization.panels import Inputs
 from vllm.model_executor.model_loader.int8_weights import Int8Weights, make_rounding
 from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.v1.attention.ops.registry import get_reference_op
+from vllm.v1.attention.ops.stored import Inputs
 
 RAW = tiny_config()
 

@@ -9,7 +9,7 @@ Which modules are quantised, and how, is the config's; a module of which the fil
 only is plain whatever the config says.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -22,15 +22,14 @@ from vllm.model_executor.layers.quantization.code_layouts import (
     read_int8_codes,
 )
 from vllm.model_executor.layers.quantization.packing_storage import Convert, PackingStorage
-from vllm.model_executor.layers.quantization.panels import CodedRows, Inputs
+from vllm.model_executor.layers.quantization.panels import CodedRows
 from vllm.model_executor.layers.quantization.storages import Fp8Blocks, Storage
 from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
-from vllm.model_executor.model_loader.quantization_config import (
-    QuantizationConfig,
-    WeightScheme,
-)
+from vllm.model_executor.model_loader.quantization_config import QuantizationConfig, WeightScheme
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.model_loader.stored_weights import find_block_size
+from vllm.v1.attention.ops.registry import OpResolver, get_reference_op
+from vllm.v1.attention.ops.stored import Inputs
 
 logger = init_logger(__name__)
 
@@ -46,29 +45,28 @@ class PackedWeights(MatrixStorages):
     Args:
         stored: What the files hold.
         config: What the checkpoint says about it.
-        prefixes: Prefix of names in the files -> prefix of the names the model asks by.
+        translate: Gives the name that the model asks by, of that in the files; None: they are one.
         rounds_inputs: Whether inputs of matrices of four bits are rounded to eight.
+        ops: Resolves op names.
     """
 
     def __init__(
         self,
         stored: Iterable[StoredTensor],
         config: QuantizationConfig,
-        prefixes: Sequence[tuple[str, str]] = (),
+        translate: Callable[[str], str] | None = None,
         *,
         rounds_inputs: bool = False,
+        ops: OpResolver = get_reference_op,
     ) -> None:
-        super().__init__()
-        self._config, self._prefixes = config, tuple(prefixes)
+        super().__init__(ops)
+        self._config = config
         self._rounds_inputs = rounds_inputs
         # By the model's name: the tensor and its module's name in the file.
-        self._tensors = {self._translate(tensor.name): tensor for tensor in stored}
-
-    def _translate(self, name: str) -> str:
-        for in_file, here in self._prefixes:
-            if name.startswith(in_file):
-                return here + name.removeprefix(in_file)
-        return name
+        self._tensors = {
+            tensor.name if translate is None else translate(tensor.name): tensor
+            for tensor in stored
+        }
 
     def _find_storage(
         self, name: str, in_size: int, out_size: int, dtype: torch.dtype, device: torch.device

@@ -25,6 +25,7 @@ from vllm.v1.executor.transfer_reports import TransferReports
 from vllm.v1.executor.worker_setup import register_caches
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.worker.step_in_flight import FinishedStep, PendingStep
 
 
 class Ranks(Protocol):
@@ -134,6 +135,10 @@ class RankedExecutor:
             [output.kv_connector_output, *answers[1:]]
         )
         return output
+
+    def begin_model(self, scheduler_output: SchedulerOutput) -> PendingStep:
+        """Run one step at once: workers of other processes answer when it is done."""
+        return FinishedStep(self.execute_model(scheduler_output))
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return what the last step drafted, once."""

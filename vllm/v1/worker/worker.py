@@ -41,6 +41,7 @@ from vllm.v1.worker.connector_steps import make_connector_steps
 from vllm.v1.worker.dtypes import resolve_cache_dtype, resolve_dtype
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm.v1.worker.model_runner import ModelRunner, RunnerLimits
+from vllm.v1.worker.step_in_flight import PendingStep
 
 logger = init_logger(__name__)
 
@@ -138,8 +139,9 @@ class Worker:
                 **chosen,
             )
         except RuntimeError as error:
-            # Of too little memory an accelerator raises a class of its own, a CPU only says so.
-            if "memory" not in str(error):
+            # Of too little memory an accelerator raises a class of its own, which its worker
+            # explains; a CPU only says so.
+            if isinstance(error, torch.OutOfMemoryError) or "memory" not in str(error):
                 raise
             raise ConfigError(
                 f"The weights of {self._config.model_config.model} do not fit in the memory of "
@@ -212,15 +214,21 @@ class Worker:
                     f"{checkpoint} is quantised by {described.method}, and packed weights are "
                     "not shared out to several workers: use --tensor-parallel-size 1."
                 )
-            prefixes = self._model_spec.names.prefixes
+            translate = self._model_spec.names.translate
             found = PackedWeights(
-                stored, described, prefixes, rounds_inputs=envs.VLLM_CPU_INT4_W4A8
+                stored,
+                described,
+                translate,
+                rounds_inputs=envs.VLLM_CPU_INT4_W4A8,
+                ops=self._make_op_resolver(),
             )
         elif stored:
             found = self._platform.find_quantization(checkpoint, self._find_shard)
             self._check_ascend(named, checkpoint, is_described=found is not None)
             declared = model_config.hf_config.get("quantization_config") or {}
-            weights = StoredWeights(stored, declared, self._find_shard)
+            weights = StoredWeights(
+                stored, declared, self._find_shard, ops=self._make_op_resolver()
+            )
             if found is None and weights.is_quantised:
                 found = weights
         inputs = ROUNDING_NAMES.get(str(named))
@@ -244,6 +252,7 @@ class Worker:
             [tensor.name for tensor in stored] if stored else None,
             inputs,
             rounds_head=speculative is None or speculative.method != "mtp",
+            ops=self._make_op_resolver(),
         )
 
     def _check_ascend(self, named: str | None, checkpoint: str, *, is_described: bool) -> None:
@@ -267,7 +276,9 @@ class Worker:
                 f"{checkpoint} is a GGUF file, and packed weights are not shared out to several "
                 "workers: use --tensor-parallel-size 1."
             )
-        weights = GgufWeights(checkpoint, rounds_inputs=envs.VLLM_CPU_INT4_W4A8)
+        weights = GgufWeights(
+            checkpoint, rounds_inputs=envs.VLLM_CPU_INT4_W4A8, ops=self._make_op_resolver()
+        )
         logger.info("GGUF: %s", weights.describe_types())
         return weights
 
@@ -347,6 +358,16 @@ class Worker:
         if self._runner is None:
             raise EngineError("the worker has no KV cache: initialize_from_config comes first")
         return self._runner.execute_model(scheduler_output)
+
+    def begin_model(self, scheduler_output: SchedulerOutput) -> PendingStep:
+        """Begin one step; see ``ModelRunner.begin_model``.
+
+        Raises:
+            EngineError: The worker is not ready, or was shut down.
+        """
+        if self._runner is None:
+            raise EngineError("the worker has no KV cache: initialize_from_config comes first")
+        return self._runner.begin_model(scheduler_output)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return what the last step drafted, once; None without a drafter."""
