@@ -13,10 +13,15 @@ from tests.model_executor.models.harness import PagedHarness
 from tests.model_executor.models.hf_reference import random_tokens, randomize_
 from tests.model_executor.models.tiny_config import tiny_config
 from tests.model_executor.published import plain_model, write_published
+from tests.native.test_library import make_context
+from tests.native.test_panels import BINDER
 from vllm import LLM
 from vllm.assets.published_spelling import Spelling
 from vllm.exceptions import CheckpointError, ConfigError
-from vllm.model_executor.layers.quantization.panels import Inputs
+from vllm.model_executor.layers.linear import ReplicatedLinear, StoredLinear
+from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
+from vllm.model_executor.layers.quantization.panels import Inputs, PackedRows
+from vllm.model_executor.layers.quantization.storages import RowSource, StackedRows
 from vllm.model_executor.model_loader.int8_weights import Int8Weights, make_rounding
 from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
@@ -99,6 +104,60 @@ def test_a_quantised_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.M
         LLM(model="deepseek-v4", quantization="int4")
 
 
+def record_products(model: DecoderForCausalLM) -> list[tuple[torch.Tensor, RowSource]]:
+    """Returns where the inputs and matrices of the model's products will be listed."""
+    found: list[tuple[torch.Tensor, RowSource]] = []
+
+    def record(module: torch.nn.Module, args: tuple[torch.Tensor]) -> None:
+        assert isinstance(module, ReplicatedLinear | StoredLinear)
+        source = module.find_rows()
+        assert source is not None
+        found.append((args[0], source))
+
+    for module in model.modules():
+        if isinstance(module, ReplicatedLinear | StoredLinear):
+            module.register_forward_pre_hook(record)
+    return found
+
+
+def list_packed(source: RowSource) -> list[PackedRows]:
+    if isinstance(source, StackedRows):
+        return [part for own in source.parts for part in list_packed(own)]
+    return [source.packed] if isinstance(source, PackingStorage) else []
+
+
+def multiply_by_definition(x: torch.Tensor, part: PackedRows) -> torch.Tensor:
+    """Sums of whole numbers times the step of a row and that of an output."""
+    weights = torch.empty(part.num_rows, part.num_columns)
+    part.write_rows(0, weights)
+    scales = part.scales.values.flatten()[: part.num_rows]
+    codes = (weights.double() / scales.double()[:, None]).round()
+    peaks = x.abs().amax(1, keepdim=True)
+    sums = (x * (127 / peaks)).round().double() @ codes.T
+    assert torch.equal(sums, sums.round())
+    return sums.float() * (scales * (peaks / 127))
+
+
+def check_products(products: list[tuple[torch.Tensor, RowSource]]) -> None:
+    """Each is its definition to the bit, and as near the product of plain inputs as steps allow."""
+    num_checked = 0
+    for x, source in products:
+        parts = list_packed(source)
+        if not parts or len(x) == 0:
+            continue
+        output = torch.empty(len(x), source.num_rows)
+        make_context(1).matmul(BINDER.rows(source), x, output)
+        expected = torch.cat([multiply_by_definition(x, part) for part in parts], 1)
+        assert torch.equal(output, expected)
+        weights = torch.empty(source.num_rows, source.num_columns)
+        source.write_rows(0, weights)
+        half_step = x.double().abs().amax(1, keepdim=True) / 254
+        most = half_step * weights.double().abs().sum(1) * 1.0001
+        assert ((output - x.double() @ weights.double().T).abs() <= most).all()
+        num_checked += 1
+    assert num_checked >= 12
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "inputs"),
@@ -123,14 +182,17 @@ def test_other_families(family: str, inputs: Inputs, tmp_path: Path) -> None:
     weights.finish_loading()
     token_ids = random_tokens(40, 3)
     exact = make_harness(plain).run(token_ids, [40])
+    products = record_products(model)
     by_torch = make_harness(model).run(token_ids, [40])
     native = make_harness(model, native=1).run(token_ids, [40])
-    near = 0.99 if inputs == "whole" else 0.95
-    assert torch.nn.functional.cosine_similarity(by_torch, exact).median() > near
     assert not torch.equal(by_torch, exact)
     if inputs == "whole":
+        assert torch.nn.functional.cosine_similarity(by_torch, exact).median() > 0.99
         torch.testing.assert_close(native, by_torch, atol=1e-3, rtol=1e-3)
     else:
+        # How far that leads a model depends on its layers (gemma4-small: eight, whose products are
+        # 0.5 to 1.5 percent off each); that each is what it is defined to be does not.
+        check_products(products)
         # A value between two steps goes the other way for a difference in the last bit.
         assert torch.nn.functional.cosine_similarity(native, by_torch).median() > 0.999
     assert torch.equal(native, make_harness(model, native=2).run(token_ids, [1, 30, 9]))

@@ -26,10 +26,15 @@ from vllm.exceptions import CheckpointError, ConfigError
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.layers.quantization.storages import RowSource, parts_by_inputs
-from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
+from vllm.model_executor.model_loader.loader import (
+    load_model_weights,
+    read_stored_tensors,
+    take_shard,
+)
 from vllm.model_executor.model_loader.packed_weights import PackedWeights
 from vllm.model_executor.model_loader.quantization_config import read_quantization
 from vllm.model_executor.model_loader.resolve import read_hf_config
+from vllm.model_executor.model_loader.shards import Shard
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.ops.registry import get_reference_op
@@ -54,24 +59,29 @@ def load(folder: Path, *, rounds_inputs: bool = False) -> DecoderForCausalLM:
     return model
 
 
-def load_one(form: Format, folder: Path, weight: torch.Tensor) -> tuple[Any, torch.Tensor]:
-    """Stores one matrix, loads it alone; returns its storage and the values it must have."""
+def load_one(
+    form: Format, folder: Path, weight: torch.Tensor, shard: Shard | None = None
+) -> tuple[Any, torch.Tensor]:
+    """Stores one matrix, loads it or a part alone; returns its storage and the whole's values."""
     tensors, expected = encode(form, weight, seed=3)
     save_file(
         {f"a.b.{k}": v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors"
     )
     described = read_quantization({"quantization_config": form.config()})
     assert described is not None
-    weights = PackedWeights(read_stored_tensors(folder), described)
-    made = weights.make_matrix(
-        "a.b", weight.shape[1], weight.shape[0], 1, torch.float32, torch.device("cpu")
+    weights = PackedWeights(
+        read_stored_tensors(folder),
+        described,
+        find_shard=lambda name: shard if name == "a.b.weight" else None,
     )
+    rows, columns = weight.shape if shard is None else shard.cut_shape(weight.shape)
+    made = weights.make_matrix("a.b", columns, rows, 1, torch.float32, torch.device("cpu"))
     assert made is not None
     slots = made.slots("a.b")
     stored = load_file(folder / "model.safetensors")
     assert set(slots) == set(stored)
     for name, slot in slots.items():
-        slot.copy_(stored[name])
+        slot.copy_(take_shard(stored[name], weights.find_shard(name)))
     weights.finish_loading()
     return made.row_source, expected
 
@@ -85,11 +95,35 @@ def test_values_are_exactly_those_of_the_format(name: str, tmp_path: Path) -> No
     source.write_rows(0, rows)
     assert torch.equal(rows, expected)
     assert (rows - weight).abs().max() < 0.5, "the values are far from what was rounded"
-    if form.method != "fp8":
-        assert isinstance(source, PackingStorage)
-        assert source.slots("a.b") == {}, "the file's layout is kept beside the panels"
-        is_four = form.bits == 4 and form.scale_type != torch.float32
-        assert source.packed.codes.nbytes == 128 * 96 * (0.5 if is_four else 1)
+    assert isinstance(source, PackingStorage)
+    assert source.slots("a.b") == {}, "the file's layout is kept beside the panels"
+    is_four = form.method != "fp8" and form.bits == 4 and form.scale_type != torch.float32
+    assert source.packed.codes.nbytes == 128 * 96 * (0.5 if is_four else 1)
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+@pytest.mark.parametrize("axis", [0, 1])
+def test_ranks_hold_parts_of_the_values(name: str, axis: int, tmp_path: Path) -> None:
+    form = FORMATS[name]
+    weight = torch.randn(144, 192, generator=torch.Generator().manual_seed(2))
+    if form.has_order and axis == 1:
+        with pytest.raises(ConfigError, match="desc_act"):
+            load_one(form, tmp_path, weight, Shard(1, 0, 2))
+        return
+    for rank in range(2):
+        source, expected = load_one(form, tmp_path, weight, Shard(axis, rank, 2))
+        part = expected.chunk(2, axis)[rank]
+        rows = torch.empty(part.shape)
+        source.write_rows(0, rows)
+        assert torch.equal(rows, part)
+
+
+def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
+    weight = torch.randn(24, 96, generator=torch.Generator().manual_seed(2))
+    with pytest.raises(ConfigError, match="runs of 32 inputs, and 2 ranks would get 48 each"):
+        load_one(FORMATS["w4a16"], tmp_path, weight, Shard(1, 0, 2))
+    with pytest.raises(ConfigError, match="runs of 8 outputs, and 2 ranks would get 12 each"):
+        load_one(FORMATS["awq"], tmp_path, weight, Shard(0, 1, 2))
 
 
 def test_sizes_that_end_within_a_word(tmp_path: Path) -> None:

@@ -13,23 +13,26 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from vllm.exceptions import CheckpointError, UnsupportedFeatureError
+from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.code_layouts import (
     read_awq_words,
     read_compressed_words,
+    read_fp8_codes,
     read_gptq_words,
     read_int8_codes,
 )
 from vllm.model_executor.layers.quantization.packing_storage import Convert, PackingStorage
-from vllm.model_executor.layers.quantization.panels import CodedRows, Inputs
+from vllm.model_executor.layers.quantization.panels import CodedRows, Inputs, unit_of
 from vllm.model_executor.layers.quantization.storages import Fp8Blocks, Storage
 from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
+from vllm.model_executor.model_loader.packed_shards import PackedShards, refuse_cut_codes
 from vllm.model_executor.model_loader.quantization_config import (
     QuantizationConfig,
     WeightScheme,
 )
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
+from vllm.model_executor.model_loader.shards import Shard, ShardFinder, find_whole
 from vllm.model_executor.model_loader.stored_weights import find_block_size
 
 logger = init_logger(__name__)
@@ -47,6 +50,7 @@ class PackedWeights(MatrixStorages):
         stored: What the files hold.
         config: What the checkpoint says about it.
         prefixes: Prefix of names in the files -> prefix of the names the model asks by.
+        find_shard: Tells which part of a plain tensor this rank holds.
         rounds_inputs: Whether inputs of matrices of four bits are rounded to eight.
     """
 
@@ -55,6 +59,7 @@ class PackedWeights(MatrixStorages):
         stored: Iterable[StoredTensor],
         config: QuantizationConfig,
         prefixes: Sequence[tuple[str, str]] = (),
+        find_shard: ShardFinder = find_whole,
         *,
         rounds_inputs: bool = False,
     ) -> None:
@@ -63,6 +68,11 @@ class PackedWeights(MatrixStorages):
         self._rounds_inputs = rounds_inputs
         # By the model's name: the tensor and its module's name in the file.
         self._tensors = {self._translate(tensor.name): tensor for tensor in stored}
+        self._shards = PackedShards(find_shard, self._tensors)
+
+    def find_shard(self, name: str) -> Shard | None:
+        """Return which part of a tensor, packed or plain, this rank holds."""
+        return self._shards.find(name)
 
     def _translate(self, name: str) -> str:
         for in_file, here in self._prefixes:
@@ -136,6 +146,12 @@ class PackedWeights(MatrixStorages):
             return self._make_fp8(name, scheme, rows, columns, device)
         make = _RawTensors(name, self._tensors, device)
         width, group = 32 // scheme.bits, scheme.group
+        shard = self._shards.of_matrix(name)
+        words_of_outputs = scheme.format in ("gptq", "awq") or not scheme.is_symmetric
+        refuse_cut_codes(
+            name, (rows, columns), width if words_of_outputs else 1, group or width, shard
+        )
+        whole = (rows, columns) if shard is None else shard.whole_shape((rows, columns))
         num_groups = -(-columns // group) if group else 1
         convert: Convert
         if scheme.format == "int8":
@@ -154,7 +170,7 @@ class PackedWeights(MatrixStorages):
                 make.take(".weight_zero_point", torch.int32, shape)
 
             def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
-                _check_size(name, raw.get(".weight_shape"), (rows, columns))
+                _check_size(name, raw.get(".weight_shape"), whole)
                 zeros = raw.get(".weight_zero_point")
                 return read_compressed_words(
                     raw[".weight_packed"], raw[".weight_scale"], zeros, scheme.bits, group, columns
@@ -165,7 +181,7 @@ class PackedWeights(MatrixStorages):
             make.take(".qweight", torch.int32, (columns // width, rows))
             make.take_floats(".scales", (num_groups, rows))
             make.take_if_stored(".qzeros", torch.int32, (num_groups, rows // width))
-            make.take_if_stored(".g_idx", torch.int32, (columns,))
+            make.take_if_stored(".g_idx", torch.int32, whole[1:])
             make.take_zero_bias(rows)
 
             def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
@@ -173,7 +189,7 @@ class PackedWeights(MatrixStorages):
                     raw[".qweight"],
                     raw[".scales"],
                     raw.get(".qzeros"),
-                    raw.get(".g_idx"),
+                    _take_order(name, raw.get(".g_idx"), group, shard),
                     scheme.bits,
                     group,
                     adds_one=scheme.adds_one,
@@ -219,16 +235,38 @@ class PackedWeights(MatrixStorages):
         elif scale.shape not in ((), (1,)):
             grid = (0, 0)
         declared = scheme.block if scheme.block != (0, 0) else (None, None)
-        block_rows = find_block_size(rows, grid[0], declared[0]) if grid[0] else None
-        block_columns = find_block_size(columns, grid[1], declared[1]) if grid[1] else None
+        shard = self._shards.of_matrix(name)
+        whole = (rows, columns) if shard is None else shard.whole_shape((rows, columns))
+        block_rows = find_block_size(whole[0], grid[0], declared[0]) if grid[0] else None
+        block_columns = find_block_size(whole[1], grid[1], declared[1]) if grid[1] else None
         if block_rows is None or block_columns is None:
             raise CheckpointError(
                 f"Tensor {scale.name} is {list(scale.shape)}, which is no grid of scales of "
                 f"{weight.name} ({[rows, columns]})."
             )
-        scales = torch.empty(grid, dtype=torch.float32, device=device)
-        slot = (suffix, scale.shape)
-        return Fp8Blocks(rows, columns, (block_rows, block_columns), scales, slot)
+        together = [
+            block if count > 1 else 1
+            for block, count in zip((block_rows, block_columns), grid, strict=True)
+        ]
+        refuse_cut_codes(name, (rows, columns), together[0], together[1], shard)
+        scale_shape = scale.shape
+        if shard is not None and grid[shard.axis] > 1:
+            scale_shape = shard.cut_shape(scale.shape)
+            grid = (scale_shape[0], scale_shape[1])
+        block = (block_rows, block_columns)
+        if grid[1] > 1 and block_columns % unit_of("e4m3").num_codes:
+            scales = torch.empty(grid, dtype=torch.float32, device=device)
+            return Fp8Blocks(rows, columns, block, scales, (suffix, scale_shape))
+        raw = {
+            ".weight": torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=device),
+            suffix: torch.empty(scale_shape, dtype=torch.float32, device=device),
+        }
+
+        def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
+            codes = raw[".weight"].view(torch.uint8)
+            return read_fp8_codes(name, codes, raw[suffix].view(grid), block)
+
+        return PackingStorage(rows, columns, raw, convert)
 
 
 class _RawTensors:
@@ -262,6 +300,25 @@ class _RawTensors:
         """Some writers store a bias of zeros where the model has none."""
         if f"{self._name}.bias" in self._tensors:
             self.raw[".bias"] = torch.zeros(num_rows, device=self._device)
+
+
+def _take_order(
+    name: str, group_of_input: torch.Tensor | None, group: int, shard: Shard | None
+) -> torch.Tensor | None:
+    """Returns the groups of a rank's inputs, numbered from its first.
+
+    Raises:
+        ConfigError: Inputs are cut, and groups are not runs of neighbours (``desc_act``).
+    """
+    if group_of_input is None or shard is None or shard.axis == 0:
+        return group_of_input
+    whole = torch.arange(len(group_of_input)) // (group or len(group_of_input))
+    if not torch.equal(group_of_input.long().cpu(), whole):
+        raise ConfigError(
+            f"{name} has its inputs in the order of their groups (desc_act), which lie on all of "
+            f"{shard.count} ranks: use --tensor-parallel-size 1."
+        )
+    return None
 
 
 def _check_size(name: str, stored: torch.Tensor | None, wanted: tuple[int, int]) -> None:

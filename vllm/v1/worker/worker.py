@@ -207,15 +207,14 @@ class Worker:
             check_named_method(str(named), None if described is None else described.method)
         if stored and described is not None:
             self._check_ascend(named, checkpoint, is_described=False)
-            if self._place.size > 1:
-                raise ConfigError(
-                    f"{checkpoint} is quantised by {described.method}, and packed weights are "
-                    "not shared out to several workers: use --tensor-parallel-size 1."
-                )
-            prefixes = self._model_spec.names.prefixes
-            found = PackedWeights(
-                stored, described, prefixes, rounds_inputs=envs.VLLM_CPU_INT4_W4A8
+            packed = PackedWeights(
+                stored,
+                described,
+                self._model_spec.names.prefixes,
+                self._find_shard,
+                rounds_inputs=envs.VLLM_CPU_INT4_W4A8,
             )
+            found, self._find_shard = packed, packed.find_shard
         elif stored:
             found = self._platform.find_quantization(checkpoint, self._find_shard)
             self._check_ascend(named, checkpoint, is_described=found is not None)
