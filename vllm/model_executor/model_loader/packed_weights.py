@@ -32,7 +32,7 @@ from vllm.model_executor.model_loader.quantization_config import (
     WeightScheme,
 )
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
-from vllm.model_executor.model_loader.shards import Shard, ShardFinder, find_whole
+from vllm.model_executor.model_loader.shards import ELSEWHERE, Shard, ShardFinder, find_whole
 from vllm.model_executor.model_loader.stored_weights import find_block_size
 
 logger = init_logger(__name__)
@@ -151,7 +151,7 @@ class PackedWeights(MatrixStorages):
         refuse_cut_codes(
             name, (rows, columns), width if words_of_outputs else 1, group or width, shard
         )
-        whole = (rows, columns) if shard is None else shard.whole_shape((rows, columns))
+        whole = _whole_size(shard, rows, columns)
         num_groups = -(-columns // group) if group else 1
         convert: Convert
         if scheme.format == "int8":
@@ -236,7 +236,7 @@ class PackedWeights(MatrixStorages):
             grid = (0, 0)
         declared = scheme.block if scheme.block != (0, 0) else (None, None)
         shard = self._shards.of_matrix(name)
-        whole = (rows, columns) if shard is None else shard.whole_shape((rows, columns))
+        whole = _whole_size(shard, rows, columns)
         block_rows = find_block_size(whole[0], grid[0], declared[0]) if grid[0] else None
         block_columns = find_block_size(whole[1], grid[1], declared[1]) if grid[1] else None
         if block_rows is None or block_columns is None:
@@ -250,7 +250,7 @@ class PackedWeights(MatrixStorages):
         ]
         refuse_cut_codes(name, (rows, columns), together[0], together[1], shard)
         scale_shape = scale.shape
-        if shard is not None and grid[shard.axis] > 1:
+        if shard is not None and shard is not ELSEWHERE and grid[shard.axis] > 1:
             scale_shape = shard.cut_shape(scale.shape)
             grid = (scale_shape[0], scale_shape[1])
         block = (block_rows, block_columns)
@@ -300,6 +300,13 @@ class _RawTensors:
         """Some writers store a bias of zeros where the model has none."""
         if f"{self._name}.bias" in self._tensors:
             self.raw[".bias"] = torch.zeros(num_rows, device=self._device)
+
+
+def _whole_size(shard: Shard | None, rows: int, columns: int) -> tuple[int, int]:
+    if shard is None or shard is ELSEWHERE:
+        return rows, columns
+    whole_rows, whole_columns = shard.whole_shape((rows, columns))
+    return whole_rows, whole_columns
 
 
 def _take_order(
