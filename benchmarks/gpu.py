@@ -28,6 +28,7 @@ import numpy as np
 import torch
 import triton
 
+from benchmarks import gpu_packed
 from vllm.gpu.decode_graphs import CudaGraphDevice, choose_sizes
 from vllm.gpu.draws import draw_tokens
 from vllm.gpu.step_model import (
@@ -567,6 +568,11 @@ def draw_by_torch(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
     return apply_top_p(scaled.softmax(-1), top_p)
 
 
+def check_packed(device: torch.device, short: bool) -> dict[str, Any]:
+    """Compares products of packed matrices with the CPU's."""
+    return gpu_packed.check_packed(device, 96 if IS_INTERPRETED or short else 1024, BOUNDS)
+
+
 def check_draws(device: torch.device, short: bool) -> dict[str, Any]:
     """Sees that each drawn token lies at its share of the mass that the filters leave."""
     vocab_size, num_rows = (300, 2) if IS_INTERPRETED else (151936, 8 if short else 64)
@@ -756,6 +762,12 @@ def bench_draws(device: torch.device, short: bool) -> dict[str, Any]:
     return found
 
 
+def bench_packed(device: torch.device, short: bool) -> dict[str, Any]:
+    """Measures products of packed matrices."""
+    del short
+    return gpu_packed.bench_packed(device, measure)
+
+
 def bench_small(device: torch.device, short: bool) -> dict[str, Any]:
     """Returns the figures of a Qwen3-0.6B-shaped model, and transformers' where it is there."""
     found = bench_model(QWEN3_SMALL, device, bench_limits(device, short))
@@ -865,8 +877,12 @@ def compile_kernels(capability: int) -> dict[str, float]:
         for dtype in BOUNDS:
             for name, args in make_cases(dtype, 17).items():
                 get_triton_op(name)(*args)
-        raw = {**_TINY, **FAMILIES["gpt-oss"]}
         cpu = torch.device("cpu")
+        for name in gpu_packed.FORMS:
+            source = gpu_packed.make_source(name, 128, 256, cpu)
+            for dtype in BOUNDS:
+                get_triton_op("stored_linear")(draw(17, 256, dtype=dtype), source)
+        raw = {**_TINY, **FAMILIES["gpt-oss"]}
         model = build_model(raw, torch.bfloat16, cpu, get_triton_op)
         pages = Pages(raw, model, cpu, 64, 0)
         pages.steps = make_gpu_step_model(model, pages.layout, pages.caches, cpu)
@@ -878,6 +894,7 @@ def compile_kernels(capability: int) -> dict[str, float]:
 # Name -> what it does. Those that compare report what is wrong; the others need a GPU.
 SECTIONS: dict[str, Callable[[torch.device, bool], dict[str, Any]]] = {
     "kernels": check_kernels,
+    "packed": check_packed,
     "families": check_families,
     "waits": check_waits,
     "draws": check_draws,
@@ -887,10 +904,11 @@ SECTIONS: dict[str, Callable[[torch.device, bool], dict[str, Any]]] = {
     "large": bench_large,
     "attention": bench_attention,
     "sampling": bench_draws,
+    "packed_speed": bench_packed,
     "gemma": bench_gemma,
     "v4": bench_v4,
 }
-_COMPARING = ("kernels", "families", "waits", "draws", "invariance")
+_COMPARING = ("kernels", "packed", "families", "waits", "draws", "invariance")
 
 
 def main() -> int:

@@ -13,19 +13,15 @@ from collections.abc import Callable
 import torch
 
 from vllm.model_executor.layers.quantization.gguf_blocks import read_blocks
-from vllm.model_executor.layers.quantization.panels import (
-    CodedRows,
-    GroupValues,
-    Inputs,
-    PackedRows,
-)
-from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource
+from vllm.model_executor.layers.quantization.panels import CodedRows, GroupValues, PackedRows
+from vllm.model_executor.layers.quantization.storages import PlainRows
 from vllm.model_executor.model_loader.int8_weights import round_rows
 from vllm.native.library import NativeContext
 from vllm.native.loader import load_library
 from vllm.native.structs import Matrix
 from vllm.native.tensors import TensorBinder
 from vllm.v1.attention.layout import CacheLayout
+from vllm.v1.attention.ops.stored import Inputs, RowSource
 
 _BLOCK_BYTES = {"Q4_K": (256, 144), "Q6_K": (256, 210), "Q8_0": (32, 34)}
 

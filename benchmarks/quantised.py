@@ -176,7 +176,7 @@ class MappedTwin:
     def make_matrix(
         self, name: str, in_size: int, out_size: int, num_groups: int, *_: Any
     ) -> StoredMatrix:
-        return StoredMatrix(name, self._rows(name), num_groups)
+        return StoredMatrix(name, self._rows(name), num_groups, get_reference_op)
 
     def make_experts(
         self, prefix: str, num_experts: int, hidden: int, inner: int, limit: float, *_: Any
@@ -185,7 +185,9 @@ class MappedTwin:
             return StoredExpert(*(self._rows(f"{name}.{leaf}") for leaf in ("w1", "w3", "w2")))
 
         routed = [expert(f"{prefix}experts.{index}") for index in range(num_experts)]
-        return StoredExperts(prefix, routed, expert(f"{prefix}shared_experts"), limit)
+        return StoredExperts(
+            prefix, routed, expert(f"{prefix}shared_experts"), limit, get_reference_op
+        )
 
     def has_part(self, prefix: str) -> bool:
         return True

@@ -1,16 +1,15 @@
 // Decoders of grouped-query attention (Llama, Qwen 3, Gemma 3 and 4, gpt-oss), and of recurrent layers
-// and latent attention (Qwen 3.5, Kimi Linear). The maths is that of the torch modules in
+// and latent attention (Qwen 3.5, Kimi Linear, GLM 5.3 Flash). The maths is that of the torch modules in
 // vllm/model_executor/models/decoder.
 #pragma once
 
-#include <atomic>
-#include <string>
-
 #include "build.h"
+#include "hyper_connections.h"
 #include "kernels.h"
 #include "latents.h"
 #include "layer_parts.h"
 #include "mixture.h"
+#include "pool_indexer.h"
 #include "recurrent.h"
 #include "wanted_rows.h"
 
@@ -53,6 +52,8 @@ inline void activate_row(const vn_decoder_layer& layer, const float* gate_up, in
     silu_row(gate_up, inner, out);
   } else if (layer.activation == VN_GELU_TANH) {
     gelu_times(gate_up, gate_up + inner, inner, out);
+  } else if (layer.activation == VN_LIMITED_SILU) {
+    clamped_silu_row(gate_up, inner, layer.limit, out);
   } else {
     clamped_row(gate_up, inner, layer.alpha, layer.limit, out);
   }
@@ -78,8 +79,9 @@ class DecoderLayers {
   // inputs: of all layers, [T, L * w], or null.
   DecoderLayers(ThreadPool& pool, Workspace& space, const vn_decoder_model& model,
                 const vn_step& step, const float* inputs)
-      : pool_(pool), space_(space), m_(model), step_(step), pages_(step), inputs_(inputs),
-        wanted_(find_wanted(step)), t_(step.num_tokens) {
+      : pool_(pool), space_(space), m_(model), step_(step), pages_(step),
+        indexer_(pool, space, step, pages_, missing_), inputs_(inputs), wanted_(find_wanted(step)),
+        t_(step.num_tokens) {
     for (int32_t i = 0; i < model.num_layers && runs_.empty(); ++i) {
       if (model.layers[i].recurrence != nullptr) runs_ = find_runs(step, *model.layers[i].recurrence);
     }
@@ -98,11 +100,7 @@ class DecoderLayers {
     float* x = space_.input.take(t_ * d);
     float* output = space_.output.take(t_ * d);
     norm_rows(stream, layer.norms[0], x);
-    if (layer.recurrence != nullptr) {
-      recur(*layer.recurrence, index == m_.last_owner, x, output);
-    } else {
-      attend(layer, index >= m_.last_owner, x, output);
-    }
+    mix_tokens(layer, index, x, output);
     if (index == m_.last_owner) {
       gather_rows(wanted_, d, stream);
       is_narrow_ = true;
@@ -110,14 +108,7 @@ class DecoderLayers {
     if (t_ == 0) return;
     add_to_stream(output, layer.output_bias, layer.norms[1], stream);
     norm_rows(stream, layer.norms[2], x);
-    const float* bias = nullptr;
-    if (layer.feed_forward == VN_MLP) {
-      run_mlp(layer, x, output);
-      bias = layer.down_bias;
-    } else {
-      route_and_run(layer, x, output);
-    }
-    if (layer.shared_expert != nullptr) add_shared_expert(layer, x, output);
+    const float* bias = feed_forward(layer, x, output);
     if (layer.beside != nullptr) {
       const auto activate = [&](const float* gate_up, float* out) {
         activate_row(layer, gate_up, layer.beside->inner, out);
@@ -140,18 +131,73 @@ class DecoderLayers {
     }
   }
 
+  // As run() of streams [T, n, D].
+  void run_streams(int32_t index, float* streams) {
+    if (is_narrow_ && wanted_.empty()) return;
+    const vn_decoder_layer& layer = m_.layers[index];
+    const int64_t d = m_.hidden_size, n = m_.num_streams;
+    HyperState hyper{space_.hyper, space_.post, space_.mix};
+    float* x = space_.input.take(t_ * d);
+    float* output = space_.output.take(t_ * d);
+    read_streams(pool_, m_, layer.attn_hyper, layer.norms[0], streams, t_, hyper, x);
+    mix_tokens(layer, index, x, output);
+    if (index == m_.last_owner) {
+      gather_rows(wanted_, n * d, streams);
+      gather_rows(wanted_, n, hyper.post.take(step_.num_tokens * n));
+      gather_rows(wanted_, n * n, hyper.mix.take(step_.num_tokens * n * n));
+      is_narrow_ = true;
+    }
+    if (t_ == 0) return;
+    write_streams(pool_, m_, output, t_, hyper, streams);
+    read_streams(pool_, m_, layer.ffn_hyper, layer.norms[2], streams, t_, hyper, x);
+    feed_forward(layer, x, output);
+    write_streams(pool_, m_, output, t_, hyper, streams);
+  }
+
   // Moves the wanted rows' streams to where they belong; the others are undefined.
   void finish(float* stream) const { scatter_rows(wanted_, m_.hidden_size, stream); }
 
-  // Raises what went wrong in any thread.
-  void check() const {
-    if (missing_position_.load() < 0) return;
-    throw InvalidStep("attention needs the row of position " +
-                      std::to_string(missing_position_.load()) + " of the step's request " +
-                      std::to_string(missing_request_.load()) + ", but its table stores none");
+  // The same of the means of several streams [wanted, n, D].
+  void finish_streams(const float* streams, float* stream) {
+    const int64_t d = m_.hidden_size, n = m_.num_streams;
+    const float share = 1.0f / static_cast<float>(n);
+    for_rows(pool_, static_cast<int64_t>(wanted_.size()), n * d, [&](int64_t row) {
+      const float* own = streams + row * n * d;
+      float* out = stream + wanted_[row] * d;
+      for (int64_t i = 0; i < d; ++i) {
+        float total = own[i];
+        for (int64_t j = 1; j < n; ++j) total += own[j * d + i];
+        out[i] = total * share;
+      }
+    });
   }
 
+  // Raises what went wrong in any thread.
+  void check() const { missing_.check(); }
+
  private:
+  // What stands in the place of attention, and what t_ counts behind the last owner.
+  void mix_tokens(const vn_decoder_layer& layer, int32_t index, const float* x, float* output) {
+    if (layer.recurrence != nullptr) {
+      recur(*layer.recurrence, index == m_.last_owner, x, output);
+    } else {
+      attend(layer, index >= m_.last_owner, x, output);
+    }
+  }
+
+  // output [T, D] of the layer's second half for normed x; returns the bias that it lacks, or null.
+  const float* feed_forward(const vn_decoder_layer& layer, const float* x, float* output) {
+    const float* bias = nullptr;
+    if (layer.feed_forward == VN_MLP) {
+      run_mlp(layer, x, output);
+      bias = layer.down_bias;
+    } else {
+      route_and_run(layer, x, output);
+    }
+    if (layer.shared_expert != nullptr) add_shared_expert(layer, x, output);
+    return bias;
+  }
+
   void norm_rows(const float* rows, const float* weight, float* out) {
     const int64_t d = m_.hidden_size;
     for_rows(pool_, t_, 4 * d, [&](int64_t row) {
@@ -290,8 +336,19 @@ class DecoderLayers {
     Queries queries = {product, width, query_stride(layer)};
     if (latents != nullptr) {
       float* taken = space_.latent.take(t_ * heads * d);
-      take_queries(pool_, *latents, heads, product, width, t_, taken);
+      const float* projected = product;
+      int64_t stride = width;
+      if (latents->query_rank != 0) {
+        stride = latents->queries.rows;
+        projected = project_queries(*latents, product, width);
+      }
+      take_queries(pool_, *latents, heads, projected, stride, t_, taken);
       queries = {taken, heads * d, d};
+    }
+    if (layer.indexer != nullptr) {
+      indexer_.keep(*layer.indexer, x);
+      const std::vector<int64_t> all = narrows ? wanted_ : list_rows(t_);
+      indexer_.choose(*layer.indexer, product, width, all, chosen_);
     }
     struct Task {
       int64_t request, first, rows, part;
@@ -308,10 +365,11 @@ class DecoderLayers {
       const int64_t end = step_.starts[r] + step_.counts[r];
       const int64_t rows = std::max<int64_t>(
           1, std::min(most, kMaxScores / (group * std::max<int64_t>(1, end))));
-      for (int64_t first = narrows ? count_unwanted(step_, r) : 0; first < step_.counts[r];
-           first += rows) {
+      for (int64_t first = narrows ? count_unwanted(step_, r) : 0, size = 0;
+           first < step_.counts[r]; first += size) {
+        size = count_together(layer, r, first, std::min(rows, step_.counts[r] - first));
         for (int64_t k = 0; k < parts; ++k) {
-          tasks.push_back({r, first, std::min(rows, step_.counts[r] - first), k});
+          tasks.push_back({r, first, size, k});
           work += 2 * tasks.back().rows * group * d * (end - find_first(layer, r, end - 1));
         }
       }
@@ -346,6 +404,31 @@ class DecoderLayers {
       attended = mapped;
     }
     multiply(pool_, attended, t_, layer.output, output);
+  }
+
+  // Rows of a request from `first` on, at most so many, that attend to the same keys up to their own;
+  // a row that has chosen its keys stands alone.
+  int64_t count_together(const vn_decoder_layer& layer, int64_t request, int64_t first,
+                         int64_t most) const {
+    if (layer.indexer == nullptr) return most;
+    const int64_t from = step_.row_starts[request] + first;
+    for (int64_t i = 0; i < most; ++i) {
+      if (!chosen_[from + i].empty()) return std::max<int64_t>(i, 1);
+    }
+    return most;
+  }
+
+  // Queries [T, H, K + S] of the latents at the front of a product's rows, which are normed.
+  const float* project_queries(const vn_latents& latents, float* product, int64_t width) {
+    for_rows(pool_, t_, 10 * latents.query_rank, [&](int64_t row) {
+      float* own = product + row * width;
+      rms_norm(own, latents.query_norm, 1.0f, latents.query_rank, latents.eps, own);
+    });
+    float* queries = space_.grouped.take(t_ * latents.queries.rows);
+    const Product whole =
+        whole_product(product, width, t_, latents.queries, queries, latents.queries.rows);
+    multiply_all(pool_, &whole, 1);
+    return queries;
   }
 
   // Norms the latents and stores the rows of a layer that attends to such; returns those to read.
@@ -460,8 +543,12 @@ class DecoderLayers {
                             ? narrow_starts_[request] + first - count_unwanted(step_, request)
                             : step_.row_starts[request] + first;
     const int64_t from = find_first(layer, request, position), end = position + rows;
+    // The keys that a row has chosen; null: all from the first one on.
+    const bool has_chosen = layer.indexer != nullptr && !chosen_[row].empty();
+    const std::vector<int64_t>* keys = has_chosen ? &chosen_[row] : nullptr;
     thread_local RowList found;
-    const int64_t count = end - from, padded = (count + kLanes - 1) / kLanes * kLanes;
+    const int64_t count = has_chosen ? static_cast<int64_t>(keys->size()) : end - from;
+    const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
     thread_local Floats scores;
     thread_local std::vector<const float*> x, weights;
     thread_local std::vector<float*> y, out;
@@ -486,7 +573,7 @@ class DecoderLayers {
     const int64_t value_width = is_latent ? layer.latents->latent_dim : d;
     for (int64_t begin = 0; begin < count; begin += kAttendedKeys) {
       const int64_t size = std::min(kAttendedKeys, count - begin);
-      gather(layer, request, from + begin, size, own_keys, own_rows, found);
+      gather(layer, request, keys, from, begin, size, own_keys, own_rows, found);
       for (int64_t c = 0; c < size; c += kColumns) {
         const int columns = static_cast<int>(std::min<int64_t>(kColumns, size - c));
         dot_floats(x.data(), total, found.data() + c, columns, d, y.data(), begin + c);
@@ -494,12 +581,13 @@ class DecoderLayers {
     }
     for (int64_t i = 0; i < total; ++i) {
       const int64_t own = position + i / group;
-      const int64_t low = find_first(layer, request, own) - from, high = own + 1 - from;
+      const int64_t low = has_chosen ? 0 : find_first(layer, request, own) - from;
+      const int64_t high = has_chosen ? count : own + 1 - from;
       scale[i] = weigh(layer, first_head + i % group, y[i], low, high, count);
     }
     for (int64_t begin = 0; begin < count; begin += kAttendedKeys) {
       const int64_t size = std::min(kAttendedKeys, count - begin);
-      gather(layer, request, from + begin, size, own_values, own_rows, found);
+      gather(layer, request, keys, from, begin, size, own_values, own_rows, found);
       for (int64_t i = 0; i < total; ++i) weights[i] = y[i] + begin;
       const MixPart part = {found.data(), size, begin == 0, begin + size == count};
       mix_all(total, weights.data(), part, value_width, scale.data(), out.data());
@@ -522,21 +610,36 @@ class DecoderLayers {
     return 1.0f / total;
   }
 
-  // Lists d values at `column` of the rows of `count` positions.
-  void gather(const vn_decoder_layer& layer, int64_t request, int64_t from, int64_t count,
-              int64_t column, OwnRows own_rows, RowList& found) {
-    const int64_t d = layer.head_dim, start = step_.starts[request], end = from + count;
+  // Lists d values at `column` of the rows of keys begin .. begin + count - 1: of a list of positions,
+  // or without one of all positions from `from` on.
+  void gather(const vn_decoder_layer& layer, int64_t request, const std::vector<int64_t>* keys,
+              int64_t from, int64_t begin, int64_t count, int64_t column, OwnRows own_rows,
+              RowList& found) {
+    found.clear();
+    found.reserve_decoded(count, layer.head_dim);
+    if (keys == nullptr) {
+      add_positions(layer, request, from + begin, from + begin + count, column, own_rows, found);
+      return;
+    }
+    for (int64_t k = begin; k < begin + count;) {
+      const int64_t first = (*keys)[k];
+      int64_t end = first;
+      for (; k < begin + count && (*keys)[k] == end; ++k) ++end;
+      add_positions(layer, request, first, end, column, own_rows, found);
+    }
+  }
+
+  void add_positions(const vn_decoder_layer& layer, int64_t request, int64_t from, int64_t end,
+                     int64_t column, OwnRows own_rows, RowList& found) {
+    const int64_t d = layer.head_dim, start = step_.starts[request];
     // Rows that the step does not write are taken as they are stored: its own may lack what they
     // depend on.
     const int64_t written =
         std::max(start, step_.write_from[layer.cache.group * step_.num_requests + request]);
-    found.clear();
-    found.reserve_decoded(count, d);
     pages_.each_row(layer.cache, request, from, std::min(written, end),
                     [&](int64_t position, int64_t offset) {
                       if (offset < 0) {
-                        missing_request_.store(request);
-                        missing_position_.store(position);
+                        missing_.note(layer.cache, request, position);
                         offset = 0;
                       }
                       found.add_stored(layer.cache, offset + column, d);
@@ -552,6 +655,9 @@ class DecoderLayers {
   const vn_decoder_model& m_;
   const vn_step& step_;
   const Pages pages_;
+  MissingRow missing_;
+  PoolIndexer indexer_;
+  std::vector<std::vector<int64_t>> chosen_;  // by flat row: positions of the keys it has chosen
   const float* inputs_;
   const std::vector<int64_t> wanted_;  // flat rows, ascending
   std::vector<StateRun> runs_;         // without recurrent layers: none
@@ -559,7 +665,6 @@ class DecoderLayers {
   OwnRows shared_[2] = {};
   int64_t t_;  // rows that the layer still computes
   bool is_narrow_ = false;
-  std::atomic<int64_t> missing_request_{-1}, missing_position_{-1};
 };
 
 inline void decoder_forward(ThreadPool& pool, Workspace& space, const vn_decoder_model& m,
@@ -572,8 +677,18 @@ inline void decoder_forward(ThreadPool& pool, Workspace& space, const vn_decoder
   });
   const float* inputs = make_layer_inputs(pool, space, m, step, stream);
   DecoderLayers layers(pool, space, m, step, inputs);
-  for (int32_t i = 0; i < m.num_layers; ++i) layers.run(i, stream);
-  layers.finish(stream);
+  if (m.num_streams == 0) {
+    for (int32_t i = 0; i < m.num_layers; ++i) layers.run(i, stream);
+    layers.finish(stream);
+  } else {
+    const int64_t n = m.num_streams;
+    float* streams = space.streams.take(step.num_tokens * n * d);
+    for (int64_t row = 0; row < step.num_tokens * n; ++row) {
+      std::memcpy(streams + row * d, stream + row / n * d, sizeof(float) * d);
+    }
+    for (int32_t i = 0; i < m.num_layers; ++i) layers.run_streams(i, streams);
+    layers.finish_streams(streams, stream);
+  }
   layers.check();
 }
 

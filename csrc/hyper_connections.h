@@ -70,8 +70,11 @@ inline void collapse(const float* weights, const float* streams, int n, int64_t 
   }
 }
 
+// Model: any with num_streams, hidden_size, sinkhorn_iterations, hyper_eps and norm_eps.
+//
 // Reads a sublayer's normed input x [T, D] from streams [T, n, D].
-inline void read_streams(ThreadPool& pool, const vn_v4_model& m, const vn_hyper& hyper,
+template <typename Model>
+inline void read_streams(ThreadPool& pool, const Model& m, const vn_hyper& hyper,
                          const float* norm, const float* streams, int64_t t, HyperState& state,
                          float* x) {
   const int n = m.num_streams;
@@ -119,7 +122,8 @@ inline void read_streams(ThreadPool& pool, const vn_v4_model& m, const vn_hyper&
 }
 
 // X'_j = post_j * output + sum over i of mix_ij * X_i, in place.
-inline void write_streams(ThreadPool& pool, const vn_v4_model& m, const float* output, int64_t t,
+template <typename Model>
+inline void write_streams(ThreadPool& pool, const Model& m, const float* output, int64_t t,
                           HyperState& state, float* streams) {
   const int n = m.num_streams;
   const int64_t d = m.hidden_size;

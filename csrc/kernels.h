@@ -2,10 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <vector>
 
+#include "build.h"
 #include "products.h"
 #include "thread_pool.h"
 #include "vec.h"
@@ -279,6 +282,35 @@ inline void store_row(const Pages& pages, const vn_cache& cache, int64_t row, in
   const int64_t offset = pages.find_row(cache, request, position);
   if (offset >= 0) write_row(cache, offset, values);
 }
+
+// A row that attention needs and no table stores: noted in any thread, raised behind all of them.
+class MissingRow {
+ public:
+  void note(const vn_cache& cache, int64_t request, int64_t position) {
+    request_.store(request);
+    group_.store(cache.group);
+    position_.store(position);
+  }
+
+  // The row of a position that must be stored; row 0 of the cache, and a note, if it is not.
+  int64_t need(const Pages& pages, const vn_cache& cache, int64_t request, int64_t position) {
+    const int64_t offset = pages.find_row(cache, request, position);
+    if (offset >= 0) return offset;
+    note(cache, request, position);
+    return 0;
+  }
+
+  void check() const {
+    if (position_.load() < 0) return;
+    throw InvalidStep("attention needs the row of position " + std::to_string(position_.load()) +
+                      " of the step's request " + std::to_string(request_.load()) +
+                      " in KV group " + std::to_string(group_.load()) +
+                      ", but its table stores none");
+  }
+
+ private:
+  std::atomic<int64_t> request_{-1}, group_{-1}, position_{-1};
+};
 
 // Rows of a cache as floats: pointers into the cache where it holds floats, else decoded copies.
 class RowList {

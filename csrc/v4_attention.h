@@ -2,10 +2,8 @@
 // that an indexer chooses. Prefill and decode are one path, row by row.
 #pragma once
 
-#include <atomic>
-#include <string>
-
 #include "build.h"
+#include "compressor.h"
 #include "kernels.h"
 
 namespace vn {
@@ -75,13 +73,7 @@ class V4Attention {
   }
 
   // Raises what went wrong in any thread.
-  void check() const {
-    if (missing_position_.load() < 0) return;
-    throw InvalidStep("attention needs the row of position " +
-                      std::to_string(missing_position_.load()) + " of the step's request " +
-                      std::to_string(missing_request_.load()) + " in KV group " +
-                      std::to_string(missing_group_.load()) + ", but its table stores none");
-  }
+  void check() const { missing_.check(); }
 
  private:
   float* main_turns(int64_t row) { return turns_ + row * m_.rope_dim; }
@@ -91,14 +83,8 @@ class V4Attention {
     return step_.row_starts[request] + position - step_.starts[request];
   }
 
-  // The row of a position that must be stored; row 0 of the cache, and a note, if it is not.
   int64_t need_row(const vn_cache& cache, int64_t request, int64_t position) {
-    const int64_t offset = pages_.find_row(cache, request, position);
-    if (offset >= 0) return offset;
-    missing_request_.store(request);
-    missing_group_.store(cache.group);
-    missing_position_.store(position);
-    return 0;
+    return missing_.need(pages_, cache, request, position);
   }
 
   // ---- compressor ---------------------------------------------------------------------------
@@ -113,16 +99,7 @@ class V4Attention {
       for (int64_t i = 0; i < row_width; ++i) own[row_width + i] += bias[i];
       store_row(pages_, c.state, row, step_.positions[row], own);
     });
-    struct Entry {
-      int64_t request, index;
-    };
-    std::vector<Entry> entries;
-    for (int64_t r = 0; r < step_.num_requests; ++r) {
-      const int64_t start = step_.starts[r], end = start + step_.counts[r];
-      const int64_t from =
-          std::max(start, step_.write_from[c.entries.group * step_.num_requests + r]);
-      for (int64_t e = from / ratio; e < end / ratio; ++e) entries.push_back({r, e});
-    }
+    const std::vector<Entry> entries = list_entries(step_, c.entries, ratio);
     const int64_t num_rows = layer.overlap ? 2 * ratio : ratio;
     for_rows(pool_, static_cast<int64_t>(entries.size()), 60 * num_rows * c.width, [&](int64_t i) {
       make_entry(layer, c, entries[i].request, entries[i].index, rows);
@@ -161,23 +138,6 @@ class V4Attention {
     compute_turns(first, m_.compress_frequencies, m_.rope_dim / 2, turns.data());
     rotate_tail(entry.data(), c.width, turns.data(), m_.rope_dim / 2, 1.0f);
     write_row(c.entries, need_row(c.entries, request, first), entry.data());
-  }
-
-  // out = sum of values, weighted per channel by a softmax of the scores over the rows.
-  static void reduce_rows(const std::vector<const float*>& values,
-                          const std::vector<const float*>& scores, int64_t width, float* out) {
-    for (int64_t at = 0; at < width; at += kLanes) {
-      const int lanes = static_cast<int>(std::min<int64_t>(kLanes, width - at));
-      Vec top = load_some(scores[0] + at, lanes);
-      for (const float* row : scores) top = max(top, load_some(row + at, lanes));
-      Vec total = zero(), mixed = zero();
-      for (size_t i = 0; i < scores.size(); ++i) {
-        const Vec term = exp(sub(load_some(scores[i] + at, lanes), top));
-        total = add(total, term);
-        mixed = fma(term, load_some(values[i] + at, lanes), mixed);
-      }
-      store_some(out + at, div(mixed, total), lanes);
-    }
   }
 
   // ---- attention ----------------------------------------------------------------------------
@@ -463,7 +423,7 @@ class V4Attention {
   const int64_t t_;
   float* turns_ = nullptr;
   std::vector<std::vector<int32_t>> chosen_;
-  std::atomic<int64_t> missing_request_{-1}, missing_group_{-1}, missing_position_{-1};
+  MissingRow missing_;
 };
 
 }  // namespace VN_BUILD

@@ -153,6 +153,11 @@ class CheckedStep {
   void check_layer(const vn_decoder_layer& layer) const {
     if (layer.recurrence == nullptr) {
       check_cache(layer.cache, [&](int64_t start) { return layer.window == 0 ? start : 0; });
+      if (layer.indexer != nullptr) {
+        const int64_t size = layer.indexer->pool_size;
+        check_cache(layer.indexer->state, read_few);
+        check_cache(layer.indexer->keys, [&](int64_t start) { return start / size * size; });
+      }
       return;
     }
     check_cache(layer.recurrence->states, read_few);

@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 13
+#define VN_ABI_VERSION 14
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -204,8 +204,8 @@ typedef struct {
 
 enum vn_feed_forward { VN_MLP = 0, VN_EXPERTS = 1 };
 // gate | up halves under silu or gelu (by tanh), or gate, up alternating: (up + 1) * gate *
-// sigmoid(alpha * gate), clamped.
-enum vn_activation { VN_SILU = 0, VN_GELU_TANH = 1, VN_CLAMPED = 2 };
+// sigmoid(alpha * gate), clamped; or halves under silu, the gate at most the limit, up within it.
+enum vn_activation { VN_SILU = 0, VN_GELU_TANH = 1, VN_CLAMPED = 2, VN_LIMITED_SILU = 3 };
 
 // Routed experts beside a layer's MLP, both over the stream; each part is normed, then their sum.
 typedef struct {
@@ -233,15 +233,29 @@ typedef struct {
 } vn_sigmoid_router;
 
 // Keys and values of all heads as products of one cached row a token, | latent [L] | shared [S] |: the
-// layer has one key head, of L + S values. Rows of its qkv: queries [H * (K + S)], then that row.
+// layer has one key head, of L + S values. Rows of its qkv: queries [H * (K + S)], then that row; or in
+// the queries' place a latent [rank] of their own, of which they are a product.
 typedef struct {
   vn_matrix key_maps;    // [H * L, K]: a head's own part of its query, taken to the latent
   vn_matrix value_maps;  // [H * V, L]
+  vn_matrix queries;     // [H * (K + S), rank], or without data
   const float* norm;     // [L]
-  int32_t latent_dim, shared_dim, key_dim, value_dim;
-  float eps;  // of the norm
-  int32_t unused;
+  const float* query_norm;  // [rank], or null
+  int32_t latent_dim, shared_dim, key_dim, value_dim, query_rank;
+  float eps;  // of the norms
 } vn_latents;
+
+// A choice of the keys that a query attends to, by pools of pool_size tokens: those of the num_chosen
+// complete pools of the highest scores, and all behind the last complete one. J heads of I values.
+typedef struct {
+  vn_matrix queries;  // [J * I, rank], of the latent of the layer's queries
+  vn_matrix inputs;   // [I + J, D]: index keys, then the heads' weights
+  vn_matrix gate;     // [I, D]
+  const float* place_bias;  // [pool_size, I]
+  const float* key_norm;    // [2, I]: weights and bias of the index keys' norm
+  vn_cache state, keys;     // rows of open pools [2 * I], keys of complete ones [I]
+  int32_t num_heads, width, pool_size, num_chosen;
+} vn_pool_indexer;
 
 // A recurrent layer by the gated delta rule, in the place of attention: a state [K, V] for each of H
 // heads, of which neighbours share one of G heads of queries and keys. C = 2 * G * K + H * V.
@@ -301,11 +315,13 @@ typedef struct {
   int32_t has_output_gate, unused;
   const vn_recurrence* recurrence;         // or null: attention
   const vn_latents* latents;               // or null: keys and values of their own
+  const vn_pool_indexer* indexer;          // or null: queries attend to all keys
   const vn_sigmoid_router* scores;         // or null: experts' shares are a softmax
   const vn_shared_expert* shared_expert;  // or null
   const vn_experts_beside* beside;  // or null
   vn_matrix input_gate, input_output;  // [w, D] and [D, w]; without data: the layer adds no input
   const float* input_norm;             // [D]
+  vn_hyper attn_hyper, ffn_hyper;      // of a model with several streams
 } vn_decoder_layer;
 
 typedef struct {
@@ -321,6 +337,11 @@ typedef struct {
   int32_t input_width, unused;
   float input_table_scale, input_projection_scale;
   float embedding_scale, final_soft_cap, norm_eps;
+  // Residual streams, mixed around each half of a layer; their mean is what is read. 0: one, to which
+  // halves are added. Of several, layers have two norms, and nothing beside attention and one MLP or
+  // experts.
+  int32_t num_streams, sinkhorn_iterations;
+  float hyper_eps;
 } vn_decoder_model;
 
 // ---- sampling -------------------------------------------------------------------------------

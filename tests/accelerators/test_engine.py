@@ -5,11 +5,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import tiny_checkpoint
+from tests.model_executor.model_loader.packed_formats import FORMATS, Format, write_quantised
 from tests.model_executor.models.decoder.checkpoints import FAMILIES, VOCAB_SIZE, write_checkpoint
+from tests.model_executor.models.decoder.reference import build_hf_model, published_tensors
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM, SamplingParams
+from vllm.model_executor.layers.quantization.panels import PackedRows
 from vllm.platforms.resolve import get_current_platform
 
 pytestmark = pytest.mark.slow
@@ -62,6 +66,34 @@ def test_a_decoder_answers_as_on_a_cpu(
     answers = run(tmp_path, "cuda-reference", 16)
     assert answers == run(tmp_path, "cpu", 16)
     assert answers[-1][1] == 32, config["model_type"]
+
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+W8A8 = Format("int8", 8, 0, scale_type=torch.float32, rounds_inputs=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [("qwen3", FORMATS["gptq-order"]), ("llama", W8A8)],
+    ids=["gptq", "w8a8"],
+)
+def test_a_packed_checkpoint_is_served_as_it_is(
+    family: str,
+    form: Format,
+    run: Callable[..., Answers],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = {**FAMILIES[family], **SMALL}
+    write_quantised(form, raw, published_tensors(build_hf_model(raw, seed=7)), tmp_path)
+    answers = run(tmp_path, "cpu", 16)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a matrix is unpacked")
+
+    monkeypatch.setattr(PackedRows, "write_rows", refuse)
+    assert run(tmp_path, "cuda-reference", 16) == answers
+    assert answers[-1][1] == 32
 
 
 def test_deepseek_v4_answers_as_on_a_cpu(run: Callable[..., Answers], tmp_path: Path) -> None:

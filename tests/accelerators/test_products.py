@@ -39,11 +39,11 @@ def test_every_code_is_decoded_exactly() -> None:
     fp8 = StoredStack(FP8_BLOCKS, numbers[None], one[None], (1, 256))
     expected = torch.empty(1, 256)
     decode_fp8_blocks(numbers, one, (1, 256), 0, expected)
-    assert torch.equal(products.stored_linear(torch.eye(256), fp8).t(), expected)
+    assert torch.equal(products.stack_linear(torch.eye(256), fp8).t(), expected)
     scales = bytes_of(1, 1, 16, high=255)
     fp4 = StoredStack(FP4_GROUPS, codes[None], scales[None], (1, 32))
     expected = decode_fp4_groups(codes, scales, 32)
-    assert torch.equal(products.stored_linear(torch.eye(512), fp4).t(), expected)
+    assert torch.equal(products.stack_linear(torch.eye(512), fp4).t(), expected)
 
 
 @few
@@ -58,7 +58,7 @@ def test_fp8_blocks(rows: int, outs: int, ins: int, has_byte_scales: bool) -> No
     decode_fp8_blocks(codes, scales, block, 0, decoded)
     stack = StoredStack(FP8_BLOCKS, codes[None], scales[None], block)
     x = random(4, rows, ins)
-    assert_near(products.stored_linear(x, stack), reference.linear(x, decoded))
+    assert_near(products.stack_linear(x, stack), reference.linear(x, decoded))
 
 
 @few
@@ -69,11 +69,11 @@ def test_narrow_weights_and_types(rows: int, outs: int, groups: int) -> None:
     codes, scales = bytes_of(2, outs, ins // 2), bytes_of(3, outs, groups, low=115, high=135)
     decoded = decode_fp4_groups(codes, scales, 32)
     fp4 = StoredStack(FP4_GROUPS, codes[None], scales[None], (1, 32))
-    assert_near(products.stored_linear(x, fp4), reference.linear(x, decoded))
+    assert_near(products.stack_linear(x, fp4), reference.linear(x, decoded))
     whole = bytes_of(4, outs, ins).view(torch.int8)
     steps = random(5, outs, 1).abs()
     int8 = StoredStack(INT8_ROWS, whole[None], steps[None], (1, ins))
-    assert_near(products.stored_linear(x, int8), reference.linear(x, whole * steps))
+    assert_near(products.stack_linear(x, int8), reference.linear(x, whole * steps))
     plain = random(6, outs, ins, dtype=torch.bfloat16)
     found = get_triton_op("project_to_logits")(x.bfloat16(), plain)
     assert_near(found, reference.linear(x.bfloat16().float(), plain.float()))

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_model
+from tests.model_executor.models.decoder.checkpoints import (
+    VOCAB_SIZE,
+    assert_greedy,
+    write_model,
+)
 from tests.model_executor.models.decoder.reference import glm5_next, kimi_linear
 from tests.model_executor.models.hf_reference import random_tokens
 from tests.tokenizers.family_tokenizers import byte_level
@@ -19,7 +22,6 @@ from vllm.v1.spec_decode.ngram import NgramProposer
 
 pytestmark = pytest.mark.slow
 
-# On the native kernels, and on torch.
 MODELS = {"kimi": kimi_linear(vocab_size=VOCAB_SIZE), "glm": glm5_next(vocab_size=VOCAB_SIZE)}
 NUM_ANSWER = 24
 NGRAM = {
@@ -61,13 +63,6 @@ def ask(llm: LLM, prompt: list[int], num_tokens: int = NUM_ANSWER) -> tuple[list
     )
     (output,) = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
     return list(output.outputs[0].token_ids), output.num_cached_tokens
-
-
-def assert_greedy(reference: Any, prompt: list[int], answer: list[int]) -> None:
-    """Holds that each token is the reference's most probable one behind those before it."""
-    with torch.inference_mode():
-        logits = reference(torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0]
-    assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == answer
 
 
 @pytest.mark.parametrize("unit", [16, 32, 64, 128])

@@ -7,16 +7,10 @@ from hypothesis import strategies as st
 
 from tests.native.test_library import builds, make_context
 from tests.native.test_panels import BINDER, CASES, decode, make_packed, multiply
-from vllm.model_executor.layers.quantization import products
-from vllm.model_executor.layers.quantization.panels import (
-    CodedRows,
-    CodeKind,
-    GroupValues,
-    Inputs,
-    PackedRows,
-)
+from vllm.model_executor.layers.quantization.panels import CodedRows, GroupValues, PackedRows
 from vllm.model_executor.layers.quantization.storages import PlainRows, StackedRows
-from vllm.v1.attention.ops import reference
+from vllm.v1.attention.ops.stored import CodeKind, Inputs
+from vllm.v1.attention.ops.stored_products import stored_linear
 
 BYTE_CASES = [case for case in CASES if case[0] != "e4m3"]
 FORMS: list[Inputs] = ["bytes by row", "bytes by group"]
@@ -129,7 +123,7 @@ def test_parts_that_round_otherwise_are_one_matrix() -> None:
         alone.append(torch.empty(7, part.num_rows))
         context.matmul(BINDER.rows(part), x, alone[-1])
     assert torch.equal(output, torch.cat(alone, 1))
-    by_torch = products.multiply(x, stack, reference.linear)
+    by_torch = stored_linear(x, stack)
     torch.testing.assert_close(output, by_torch, atol=1e-4, rtol=1e-5)
 
 

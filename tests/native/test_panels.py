@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from tests.native.test_library import builds, make_context
 from vllm.model_executor.layers.quantization.panels import (
     CodedRows,
-    CodeKind,
     GroupValues,
     PackedRows,
     pack_bytes,
     pack_nibbles,
     pack_six_bits,
 )
-from vllm.model_executor.layers.quantization.products import read_rows
 from vllm.model_executor.layers.quantization.storages import PlainRows, StackedRows
 from vllm.native.tensors import TensorBinder
 from vllm.v1.attention.layout import CacheLayout
+from vllm.v1.attention.ops.stored import CodeKind
+from vllm.v1.attention.ops.stored_products import read_stored_rows
 
 BINDER = TensorBinder(CacheLayout((), {}), {})
 CHAIN = 256
@@ -187,7 +187,7 @@ def test_rows_are_read_by_number_and_in_parts() -> None:
         source.write_rows(60, part)
         assert torch.equal(part, whole[60:130])
         ids = torch.tensor([149, 0, 64, 63, 64])
-        assert torch.equal(read_rows(source, ids), whole[ids])
+        assert torch.equal(read_stored_rows(source, ids), whole[ids])
 
 
 def test_packed_and_plain_parts_are_one_matrix() -> None:

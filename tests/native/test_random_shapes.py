@@ -11,6 +11,7 @@ from tests.model_executor.models.decoder.building import build_model, make_harne
 from tests.model_executor.models.decoder.reference import (
     build_hf_model,
     gemma3,
+    glm5_next,
     gpt_oss,
     kimi_linear,
     llama,
@@ -36,6 +37,7 @@ FAMILIES = {
     "gemma3": gemma3,
     "gpt_oss": gpt_oss,
     "kimi_linear": kimi_linear,
+    "glm5_next": glm5_next,
 }
 
 
@@ -62,6 +64,8 @@ def draw_decoder(name: str, rng: random.Random) -> dict[str, Any]:
         drawn |= draw_recurrence(drawn["head_dim"], rng)
     if name == "kimi_linear":
         drawn |= draw_kimi_linear(rng)
+    if name == "glm5_next":
+        drawn |= draw_glm5_next(rng)
     return FAMILIES[name](**drawn)
 
 
@@ -96,11 +100,43 @@ def draw_kimi_linear(rng: random.Random) -> dict[str, Any]:
     }
 
 
+def draw_glm5_next(rng: random.Random) -> dict[str, Any]:
+    """Returns fields of streams, bounded decays, and latents that an indexer chooses from."""
+    heads, experts, pool = rng.randrange(1, 6), rng.randrange(2, 9), rng.choice([2, 3, 4, 16])
+    kinds = ["linear_attention", "indexed_attention"]
+    rng.shuffle(kinds)
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": 16,
+        "q_lora_rank": rng.randrange(2, 50),
+        "kv_lora_rank": 2 * rng.randrange(2, 30),
+        "qk_nope_head_dim": rng.randrange(1, 40),
+        "v_head_dim": rng.randrange(1, 40),
+        "tie_word_embeddings": False,
+        "moe_intermediate_size": rng.randrange(2, 50),
+        "n_routed_experts": experts,
+        "num_experts_per_tok": rng.randrange(1, experts + 1),
+        "swiglu_limit": rng.choice([0.3, 10.0]),
+        "linear_head_dim": rng.randrange(1, 40),
+        "linear_num_heads": rng.randrange(1, 5),
+        "linear_conv_kernel_dim": rng.choice([2, 3, 4, 6]),
+        "index_kpool": pool,
+        "index_topk": pool * rng.choice([1, 3]),
+        "index_head_dim": rng.randrange(2, 40),
+        "hc_mult": rng.choice([1, 2, 3, 4, 5, 8]),
+        "num_hidden_layers": 3,
+        "layer_types": [*kinds, rng.choice(kinds)],
+        "mlp_layer_types": rng.choices(["dense", "sparse"], k=3),
+    }
+
+
 def find_tensors(raw: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
     """Returns the tensors of the reference's random weights."""
     model = build_hf_model(raw, seed)
     tensors: dict[str, torch.Tensor] = model.state_dict()
-    return published_tensors(model) if raw["model_type"] == "kimi_linear" else tensors
+    has_own_names = raw["model_type"] in ("kimi_linear", "glm5_next")
+    return published_tensors(model) if has_own_names else tensors
 
 
 def draw_recurrence(head_dim: int, rng: random.Random) -> dict[str, Any]:

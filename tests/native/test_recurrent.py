@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from tests.model_executor.models.decoder.building import build_model, make_harness
+from tests.model_executor.models.decoder.recurrent_checks import resume_at
 from tests.model_executor.models.decoder.reference import (
     build_hf_model,
+    glm5_next,
     published_tensors,
     qwen3_5,
 )
-from tests.model_executor.models.decoder.test_gated_delta import OTHERS, SHAPES, resume
+from tests.model_executor.models.decoder.test_gated_delta import OTHERS, SHAPES
+from tests.model_executor.models.decoder.test_glm5_next import CONFIGS as GLM
 from tests.model_executor.models.decoder.test_kimi_linear import CONFIGS as KIMI
 from tests.model_executor.models.harness import PagedHarness, Request
 from tests.model_executor.models.hf_reference import random_tokens
@@ -28,7 +31,11 @@ MODELS = {
     **OTHERS,
     "kimi, a recurrent layer last": KIMI["one group"],
     "kimi, latent attention last": KIMI["groups"],
+    # Of most sequences a part of the keys is chosen.
+    "glm, chosen keys last": glm5_next(index_topk=16),
+    "glm, a recurrent layer last": GLM["pools of sixteen"],
 }
+GLM_NAMES = [name for name in MODELS if name.startswith("glm")]
 UNIT = 16
 
 
@@ -78,7 +85,9 @@ def test_bits_do_not_depend_on_company_chunks_threads_drafts_or_builds(name: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen 3.5", "qwen3-next", "kimi, latent attention last"])
+@pytest.mark.parametrize(
+    "name", ["qwen 3.5", "qwen3-next", "kimi, latent attention last", *GLM_NAMES]
+)
 def test_who_resumes_at_a_state_gets_the_bits_of_who_left_it(name: str) -> None:
     model = build(name)
     token_ids = random_tokens(150, 5)
@@ -86,9 +95,8 @@ def test_who_resumes_at_a_state_gets_the_bits_of_who_left_it(name: str) -> None:
     first = harness.add(token_ids)
     first.keeps_states = True
     expected = harness.step([(first, 150)])[0]
-    (pieces,) = [group.state for group in harness.layout.groups if group.state is not None]
     for boundary in range(UNIT, 150, UNIT):
-        resumed = resume(harness, first, boundary, pieces.num_blocks)
+        resumed = resume_at(harness, first, boundary)
         logits = harness.step([(resumed, 150 - boundary)])[0]
         assert torch.equal(logits, expected[boundary:])
 

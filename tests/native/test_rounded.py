@@ -151,7 +151,7 @@ def test_a_model_has_the_same_bits_in_chunks_and_builds(name: str) -> None:
     assert torch.corrcoef(both)[0, 1] > 0.9
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "kimi_linear", "deepseek_v4"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "kimi_linear", "glm5_next", "deepseek_v4"])
 def test_weights_that_are_given_back_are_read_from_their_panels(name: str) -> None:
     model, make, _ = make_bf16(name)
     token_ids = [0, *(i * 5 % 16 for i in range(30))]

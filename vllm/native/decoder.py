@@ -16,7 +16,7 @@ from vllm.model_executor.models.decoder.clamped_experts import (
     PackedStack,
     Stack,
 )
-from vllm.model_executor.models.decoder.config import DecoderConfig, ExpertsPlan, LayerPlan, MlpPlan
+from vllm.model_executor.models.decoder.config import ExpertsPlan, LayerPlan, MlpPlan
 from vllm.model_executor.models.decoder.delta_rule import DeltaRuleNet
 from vllm.model_executor.models.decoder.experts_beside import ExpertsBeside
 from vllm.model_executor.models.decoder.feed_forward import (
@@ -26,7 +26,13 @@ from vllm.model_executor.models.decoder.feed_forward import (
     SigmoidExperts,
 )
 from vllm.model_executor.models.decoder.gated_delta import GatedDeltaNet
-from vllm.model_executor.models.decoder.kv_cache import STATES, cache_name
+from vllm.model_executor.models.decoder.indexed_attention import IndexedAttention
+from vllm.model_executor.models.decoder.kv_cache import (
+    STATES,
+    cache_name,
+    pool_keys_name,
+    pool_state_name,
+)
 from vllm.model_executor.models.decoder.latent_attention import LatentAttention
 from vllm.model_executor.models.decoder.layer_inputs import LayerInputs
 from vllm.model_executor.models.decoder.model import DecoderBlock, DecoderForCausalLM
@@ -35,6 +41,7 @@ from vllm.native import structs
 from vllm.native.library import NativeContext
 from vllm.native.step_tables import NativeTables, build_settled_tables
 from vllm.native.tensors import (
+    MAX_STREAMS,
     TensorBinder,
     can_read_rows,
     can_read_tensors,
@@ -97,6 +104,10 @@ class NativeDecoder:
             final_soft_cap=config.final_soft_cap,
             norm_eps=config.norm.eps,
         )
+        if config.hyper is not None:
+            self._struct.num_streams = config.hyper.num_streams
+            self._struct.sinkhorn_iterations = config.hyper.num_iterations
+            self._struct.hyper_eps = config.hyper.eps
         if model.layer_inputs is not None:
             self._bind_layer_inputs(model.layer_inputs)
 
@@ -186,10 +197,15 @@ class NativeDecoder:
             self._bind_heads(layer, index, plan)
             if isinstance(block.attention, LatentAttention):
                 self._bind_latents(layer, block.attention)
+                if isinstance(block.attention, IndexedAttention):
+                    self._bind_indexer(layer, index, block.attention)
             else:
                 assert isinstance(block.attention, DecoderAttention)
                 self._bind_attention(layer, block.attention)
         self._bind_feed_forward(layer, plan, block.feed_forward)
+        if block.hyper is not None:
+            layer.attn_hyper = self._binder.hyper(block.hyper.attention)
+            layer.ffn_hyper = self._binder.hyper(block.hyper.feed_forward)
         if block.experts is not None:
             layer.beside = self._bind_beside(block.experts)
         if block.layer_input is not None:
@@ -306,10 +322,35 @@ class NativeDecoder:
             shared_dim=shape.shared_dim,
             key_dim=shape.key_dim,
             value_dim=shape.value_dim,
+            query_rank=shape.query_rank,
             eps=shape.eps,
         )
+        if attention.queries is not None and attention.query_norm is not None:
+            bound.queries = bind.linear(attention.queries)
+            bound.query_norm = bind.vector(attention.query_norm)
         self._parts.append(bound)
         layer.latents = pointer(bound)
+
+    def _bind_indexer(
+        self, layer: structs.DecoderLayer, index: int, attention: IndexedAttention
+    ) -> None:
+        bind, plan = self._binder, attention.latent.indexer
+        assert plan is not None, "it chooses keys"
+        bound = structs.PoolIndexer(
+            queries=bind.linear(attention.index_queries),
+            inputs=bind.linear(attention.index_inputs),
+            gate=bind.matrix(attention.gate),
+            place_bias=bind.vector(attention.place_bias),
+            key_norm=bind.vector(attention.key_norm),
+            state=bind.cache(pool_state_name(index)),
+            keys=bind.cache(pool_keys_name(index)),
+            num_heads=plan.num_heads,
+            width=plan.head_dim,
+            pool_size=plan.pool_size,
+            num_chosen=plan.num_chosen,
+        )
+        self._parts.append(bound)
+        layer.indexer = pointer(bound)
 
     def _bind_feed_forward(
         self,
@@ -321,7 +362,8 @@ class NativeDecoder:
         layer.inner = own.inner_size
         if isinstance(module, GatedMlp):
             assert isinstance(own, MlpPlan)
-            layer.feed_forward, layer.activation = structs.MLP, _ACTIVATIONS[own.activation]
+            layer.feed_forward, layer.limit = structs.MLP, own.limit
+            layer.activation = _find_activation(own)
             layer.gate_up = bind.linear(module.gate_up)
             layer.down = bind.linear(module.down)
             layer.gate_up_bias = self._vector(module.gate_up_bias)
@@ -330,7 +372,7 @@ class NativeDecoder:
         layer.feed_forward, layer.router = structs.EXPERTS, bind.matrix(module.router)
         layer.num_experts, layer.num_chosen = module.plan.num_experts, module.plan.num_chosen
         if isinstance(module, ExpertBank):
-            layer.activation = _ACTIVATIONS[module.plan.activation]
+            layer.activation, layer.limit = _find_activation(module.plan), module.plan.limit
             layer.normalises = module.plan.normalises
             layer.gate_up, layer.down = self._bind_experts(module)
             if isinstance(module, SharedExperts):
@@ -382,7 +424,8 @@ class NativeDecoder:
 
 def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Tensor]) -> bool:
     """Whether the kernels take this model's weights and caches."""
-    if any(_needs_torch(model.config, plan) for plan in model.config.layers):
+    hyper = model.config.hyper
+    if hyper is not None and hyper.num_streams > MAX_STREAMS:
         return False
     if STATES in kv_caches and kv_caches[STATES].dtype != torch.float32:
         return False
@@ -400,11 +443,5 @@ def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Ten
     return can_read_tensors(model, kv_caches) and all(can_read_rows(rows) for rows in sources)
 
 
-def _needs_torch(config: DecoderConfig, plan: LayerPlan) -> bool:
-    """Whether a layer has a part that no kernel computes."""
-    latent, half = config.shape_of(plan).latent, plan.feed_forward
-    return (
-        config.hyper is not None
-        or (latent is not None and bool(latent.query_rank or latent.indexer))
-        or (isinstance(half, MlpPlan | ExpertsPlan) and half.limit > 0)
-    )
+def _find_activation(plan: MlpPlan | ExpertsPlan) -> int:
+    return structs.LIMITED_SILU if plan.limit > 0 else _ACTIVATIONS[plan.activation]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm.model_executor.layers.hyper_connections import HyperConnection, HyperHead
 from vllm.model_executor.layers.quantization.storages import StackedRows
 from vllm.model_executor.layers.quantization.stored_matrix import StoredExperts
 from vllm.model_executor.models.deepseek_v4.attention import DeepseekV4Attention
@@ -19,10 +18,8 @@ from vllm.model_executor.models.deepseek_v4.moe import DeepseekV4MoE
 from vllm.native import structs
 from vllm.native.library import NativeContext
 from vllm.native.step_tables import NativeTables
-from vllm.native.tensors import TensorBinder, can_read_tensors, find_packed, make_step
+from vllm.native.tensors import MAX_STREAMS, TensorBinder, can_read_tensors, find_packed, make_step
 from vllm.v1.attention.metadata import CacheLayout
-
-_MAX_STREAMS = 8
 
 
 class NativeDeepseekV4:
@@ -114,7 +111,7 @@ class NativeDeepseekV4:
         struct = structs.V4Model(
             embed=bind.embedding(model.embed),
             head=head,
-            head_hyper=_bind_hyper(model.hc_head, bind),
+            head_hyper=bind.hyper(model.hc_head),
             norm=bind.vector(model.norm),
             layers=self._layers,
             main_frequencies=bind.vector(model.frequencies.main),
@@ -151,7 +148,7 @@ class NativeDeepseekV4:
             struct.mtp_enorm = bind.vector(mtp.enorm)
             struct.mtp_hnorm = bind.vector(mtp.hnorm)
             struct.mtp_norm = bind.vector(mtp.norm)
-            struct.mtp_head_hyper = _bind_hyper(mtp.hc_head, bind)
+            struct.mtp_head_hyper = bind.hyper(mtp.hc_head)
         return struct
 
 
@@ -166,12 +163,8 @@ def can_run_deepseek_v4(
             layer.quantised is None or isinstance(layer.quantised, StoredExperts)
             for layer in layers
         )
-        and model.config.hc_mult <= _MAX_STREAMS
+        and model.config.hc_mult <= MAX_STREAMS
     )
-
-
-def _bind_hyper(hyper: HyperConnection | HyperHead, bind: TensorBinder) -> structs.Hyper:
-    return structs.Hyper(bind.vector(hyper.fn), bind.vector(hyper.base), bind.vector(hyper.scale))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +188,8 @@ class _LayerBinder:
         attention, experts = block.attn, block.ffn
         struct = structs.V4Layer(
             kind=structs.WINDOW,
-            attn_hyper=_bind_hyper(block.attn_hc, bind),
-            ffn_hyper=_bind_hyper(block.ffn_hc, bind),
+            attn_hyper=bind.hyper(block.attn_hc),
+            ffn_hyper=bind.hyper(block.ffn_hc),
             attn_norm=bind.vector(block.attn_norm),
             ffn_norm=bind.vector(block.ffn_norm),
             in_proj=bind.linear(attention.in_proj),

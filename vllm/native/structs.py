@@ -3,12 +3,12 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 13
+ABI_VERSION = 14
 
 F32, BF16, MXFP4, FP8, PARTS, PANELS, BF16_PANELS = range(7)
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
 MLP, EXPERTS = 0, 1
-SILU, GELU_TANH, CLAMPED = 0, 1, 2
+SILU, GELU_TANH, CLAMPED, LIMITED_SILU = range(4)
 MAX_SHARED_OWNERS = 2
 """Layers whose rows of a step others read."""
 
@@ -184,10 +184,24 @@ class Latents(ctypes.Structure):
     _fields_ = (
         ("key_maps", Matrix),
         ("value_maps", Matrix),
-        *_pointers("norm"),
-        *_int32s("latent_dim shared_dim key_dim value_dim"),
+        ("queries", Matrix),
+        *_pointers("norm query_norm"),
+        *_int32s("latent_dim shared_dim key_dim value_dim query_rank"),
         ("eps", c_float),
-        *_int32s("unused"),
+    )
+
+
+class PoolIndexer(ctypes.Structure):
+    """``vn_pool_indexer``."""
+
+    _fields_ = (
+        ("queries", Matrix),
+        ("inputs", Matrix),
+        ("gate", Matrix),
+        *_pointers("place_bias key_norm"),
+        ("state", Cache),
+        ("keys", Cache),
+        *_int32s("num_heads width pool_size num_chosen"),
     )
 
 
@@ -235,12 +249,15 @@ class DecoderLayer(ctypes.Structure):
         *_int32s("num_turned has_output_gate unused"),
         ("recurrence", POINTER(Recurrence)),
         ("latents", POINTER(Latents)),
+        ("indexer", POINTER(PoolIndexer)),
         ("scores", POINTER(SigmoidRouter)),
         ("shared_expert", POINTER(SharedExpert)),
         ("beside", POINTER(ExpertsBeside)),
         ("input_gate", Matrix),
         ("input_output", Matrix),
         *_pointers("input_norm"),
+        ("attn_hyper", Hyper),
+        ("ffn_hyper", Hyper),
     )
 
 
@@ -259,6 +276,8 @@ class DecoderModel(ctypes.Structure):
         *_int32s("input_width unused"),
         *_floats("input_table_scale input_projection_scale"),
         *_floats("embedding_scale final_soft_cap norm_eps"),
+        *_int32s("num_streams sinkhorn_iterations"),
+        *_floats("hyper_eps"),
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from vllm.exceptions import InvariantError
+from vllm.model_executor.layers.hyper_connections import HyperConnection, HyperHead
 from vllm.model_executor.layers.linear import ReplicatedLinear, StoredLinear
 from vllm.model_executor.layers.quantization.bf16_panels import Bf16Panels, PackedWeights
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
@@ -20,7 +21,6 @@ from vllm.model_executor.layers.quantization.storages import (
     Fp4Groups,
     Fp8Blocks,
     PlainRows,
-    RowSource,
     StackedRows,
 )
 from vllm.model_executor.layers.vocab import VocabParallelEmbedding
@@ -35,11 +35,16 @@ from vllm.native.structs import (
     PANELS,
     PARTS,
     Cache,
+    Hyper,
     Matrix,
     Panels,
     Step,
 )
 from vllm.v1.attention.metadata import CacheLayout
+from vllm.v1.attention.ops.stored import RowSource
+
+MAX_STREAMS = 8
+"""Residual streams that the kernels mix at most."""
 
 _KINDS = {torch.float32: F32, torch.bfloat16: BF16}
 _CODE_KINDS = {"int8": 0, "int4": 1, "uint4": 2, "iq4": 3, "e2m1": 4, "int6": 5, "e4m3": 6}
@@ -288,6 +293,10 @@ class TensorBinder:
         wide = values.detach().float().contiguous()
         self.copies.append(wide)
         return wide.data_ptr()
+
+    def hyper(self, module: HyperConnection | HyperHead) -> Hyper:
+        """Returns what mixes residual streams around one sublayer, or behind the last."""
+        return Hyper(self.vector(module.fn), self.vector(module.base), self.vector(module.scale))
 
     def cache(self, name: str, group: int | None = None) -> Cache:
         """Returns a cache by name, addressed by its group, or by ``group`` if given."""

@@ -115,6 +115,11 @@ ASCEND_OPS: Mapping[str, AscendOp] = MappingProxyType(
         "gated_delta_scan": _aten("gated_delta_scan", "calls for it compute by chunks of tokens"),
         "gated_rms_norm": _aten("gated_rms_norm", "npu_rms_norm has no gate"),
         "gate_heads": _aten("gate_heads", "a sigmoid"),
+        "stored_linear": _aten(
+            "stored_linear", "npu_weight_quant_batchmatmul knows other layouts, not compared yet"
+        ),
+        "stored_grouped_linear": _aten("stored_grouped_linear", "likewise"),
+        "read_stored_rows": _aten("read_stored_rows", "rows of a table, decoded"),
     }
 )
 """Every name of the core's registry, once."""

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import linear
 
 from vllm.exceptions import CheckpointError
-from vllm.model_executor.layers.quantization.storages import RowSource
+from vllm.v1.attention.ops.stored import RowSource
 from vllm_ascend.ops.dtype_codes import code_of
 from vllm_ascend.ops.experts import clamped_swiglu, grouped_product, route, unroute
 

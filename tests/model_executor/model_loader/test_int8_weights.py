@@ -20,14 +20,15 @@ from vllm.assets.published_spelling import Spelling
 from vllm.exceptions import CheckpointError, ConfigError
 from vllm.model_executor.layers.linear import ReplicatedLinear, StoredLinear
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
-from vllm.model_executor.layers.quantization.panels import Inputs, PackedRows
-from vllm.model_executor.layers.quantization.storages import RowSource, StackedRows
+from vllm.model_executor.layers.quantization.panels import PackedRows
+from vllm.model_executor.layers.quantization.storages import StackedRows
 from vllm.model_executor.model_loader.int8_weights import Int8Weights, make_rounding
 from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.v1.attention.ops.registry import get_reference_op
+from vllm.v1.attention.ops.stored import Inputs, RowSource
 
 RAW = tiny_config()
 

@@ -17,6 +17,7 @@ from tests.model_executor.models.decoder.building import build_model, make_harne
 from tests.model_executor.models.decoder.reference import (
     PARITY_CONFIGS,
     build_hf_model,
+    glm5_next,
     kimi_linear,
     published_tensors,
 )
@@ -25,7 +26,6 @@ from vllm import LLM
 from vllm.exceptions import CheckpointError, ConfigError
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
-from vllm.model_executor.layers.quantization.storages import RowSource, parts_by_inputs
 from vllm.model_executor.model_loader.loader import (
     load_model_weights,
     read_stored_tensors,
@@ -38,6 +38,8 @@ from vllm.model_executor.model_loader.shards import Shard
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.ops.registry import get_reference_op
+from vllm.v1.attention.ops.stored import RowSource
+from vllm.v1.attention.ops.stored_products import parts_by_inputs
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 
@@ -170,13 +172,15 @@ def test_a_zero_point_of_fifteen_wraps_in_the_first_layout(tmp_path: Path) -> No
         ("qwen3.5", "w8a16"),
         ("kimi-linear", "w4a16"),
         ("kimi-linear", "gptq-order"),
+        ("glm", "w4a16"),
         ("gemma4-small", "w4a16"),
         ("gemma4-moe", "w8a16"),
         ("gemma4-moe", "gptq-order"),
     ],
 )
 def test_a_model_is_its_decoded_twin(family: str, name: str, tmp_path: Path) -> None:
-    raw = {**(kimi_linear() if family == "kimi-linear" else PARITY_CONFIGS[family]), **SIZES}
+    own = {"kimi-linear": kimi_linear(), "glm": glm5_next(), **PARITY_CONFIGS}
+    raw = {**own[family], **SIZES}
     if family == "qwen3-moe":
         raw["moe_intermediate_size"] = 32
     if family == "qwen3.5":
@@ -185,6 +189,13 @@ def test_a_model_is_its_decoded_twin(family: str, name: str, tmp_path: Path) -> 
         # Groups of 32 inputs, and codes of eight outputs to a word.
         raw |= {"kv_lora_rank": 32, "v_head_dim": 16}
         raw["linear_attn_config"] |= {"head_dim": 32, "num_heads": 8}
+    if family == "glm":
+        raw = glm5_next(
+            **{**SIZES, "kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 16},
+            linear_head_dim=32,
+            linear_num_heads=8,
+            index_topk=32,
+        )
     state = published_tensors(build_hf_model(raw, seed=7))
     # transformers has another name for the dense layer, which no quantised release uses.
     state = {k.replace("layers.0.block_sparse_moe.", "layers.0.mlp."): v for k, v in state.items()}

@@ -1,4 +1,4 @@
-"""Drafts of Qwen 3.5's own block: same answers, same hits, whatever is accepted when.
+"""Drafts of models' own blocks: same answers, same hits, whatever is accepted when.
 
 Other engines corrupt answers where a state is read that rejected or missing drafts left behind: a
 prompt of as many tokens as a step of decoding, steps without drafts between those with some, steps
@@ -13,17 +13,19 @@ from typing import Any
 import pytest
 
 from tests.model_executor.models.decoder.checkpoints import (
-    FAMILIES,
     VOCAB_SIZE,
-    generate_greedily,
-    write_checkpoint,
+    assert_greedy,
+    write_model,
 )
 from tests.model_executor.models.decoder.drafting import (
     BlockOracle,
+    GlmBlockOracle,
     add_block,
     build_quiet_model,
 )
+from tests.model_executor.models.decoder.reference import glm5_next, qwen3_5
 from tests.model_executor.models.hf_reference import random_tokens
+from tests.tokenizers.family_tokenizers import byte_level
 from vllm import LLM, SamplingParams
 
 pytestmark = pytest.mark.slow
@@ -32,14 +34,23 @@ UNIT = 16
 NUM_ANSWER = 24
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    folder: Path = tmp_path_factory.mktemp("qwen3.5-mtp")
-    write_checkpoint("qwen3.5", folder)
-    raw = FAMILIES["qwen3.5"]
+MODELS: dict[str, tuple[dict[str, Any], type[BlockOracle] | type[GlmBlockOracle]]] = {
+    "qwen 3.5": (qwen3_5(vocab_size=VOCAB_SIZE), BlockOracle),
+    # Of more than 36 tokens a part is chosen.
+    "glm": (glm5_next(vocab_size=VOCAB_SIZE, index_topk=32), GlmBlockOracle),
+}
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Any]:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    raw, oracle = MODELS[request.param]
+    write_model(raw, folder, byte_level())
     target = build_quiet_model(raw, 7)
     target.save_pretrained(folder)
-    add_block(folder, BlockOracle(raw, target, 11))
+    add_block(folder, oracle(raw, target, 11))
     return folder, target
 
 
@@ -101,10 +112,9 @@ def test_answers_and_hits_are_those_without_drafts(
     with start(folder, num_drafts) as llm:
         for turn in range(3):
             answers, hits = ask(llm, prompts, asked)
-            expected = [
-                generate_greedily(reference, p, n) for p, n in zip(prompts, asked, strict=True)
-            ]
-            assert answers == expected
+            for prompt, answer, length in zip(prompts, answers, asked, strict=True):
+                assert_greedy(reference, prompt, answer)
+                assert len(answer) == length
             # The last token of an answer was never computed, nor the one behind it.
             ends = [len(p) - 2 if turn else 0 for p in prompts]
             assert hits == [end // UNIT * UNIT for end in ends]
@@ -124,9 +134,11 @@ def test_random_traffic_with_too_little_memory(checkpoint: tuple[Path, Any]) -> 
         for i in range(14)
     ]
     asked = [rng.randint(1, 30) for _ in prompts]
-    with start(folder, 2, num_gpu_blocks_override=44, max_num_seqs=6) as llm:
+    num_blocks = 44 if reference.config.model_type == "qwen3_5_text" else 80
+    with start(folder, 2, num_gpu_blocks_override=num_blocks, max_num_seqs=6) as llm:
         answers, _ = ask(llm, prompts, asked)
         assert count(llm, "vllm:num_preemptions") > 0
         assert count(llm, "vllm:spec_decode_num_accepted_tokens") > 20
-    expected = [generate_greedily(reference, p, n) for p, n in zip(prompts, asked, strict=True)]
-    assert answers == expected
+    for prompt, answer, length in zip(prompts, answers, asked, strict=True):
+        assert_greedy(reference, prompt, answer)
+        assert len(answer) == length

@@ -48,7 +48,7 @@ def test_fed_back_drafts_read_no_row_below_the_steps_first() -> None:
     model = WindowReader()
     device = torch.device("cpu")
     steps = make_torch_step_model(model, device)
-    proposer = MTPProposer(steps, 3, BlockCache(0, layout, {}), device)
+    proposer = MTPProposer(steps, 3, BlockCache((0,), layout, {}), device)
     assert proposer.propose(step, torch.zeros(86, 1, 4), {}) == [[0, 0, 0]]
     # The chunk has all its rows by itself; of 127 rows before 150 and 151, those from 64 on exist.
     assert model.num_read == [0, 150 - 64, 151 - 64]

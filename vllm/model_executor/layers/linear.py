@@ -16,14 +16,11 @@ from vllm.model_executor.layers.quantization import (
     RowDecoder,
     WeightQuantization,
 )
-from vllm.model_executor.layers.quantization.products import (
-    multiply,
-    multiply_groups,
-    multiply_plain,
-)
-from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource, StackedRows
+from vllm.model_executor.layers.quantization.products import multiply_plain
+from vllm.model_executor.layers.quantization.storages import PlainRows, StackedRows
 from vllm.model_executor.model_loader.shards import WHOLE_SHARE, RankShare
 from vllm.v1.attention.ops.registry import OpResolver
+from vllm.v1.attention.ops.stored import RowSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,7 @@ class ReplicatedLinear(nn.Module):
         plain_names: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self._linear = make.ops("linear")
+        self._linear, self._stored_linear = make.ops("linear"), make.ops("stored_linear")
         self.out_sizes = tuple(out_sizes)
         padded_names = [*names, *("" for _ in self.out_sizes[len(names) :])]
         self._quantised = tuple(
@@ -164,9 +161,10 @@ class ReplicatedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps [T, in] to [T, sum(out_sizes)]."""
         if self._is_plain:
-            return multiply_plain(x, self.weight, self._linear)
+            return multiply_plain(x, self.weight, self._linear, self._stored_linear)
         if self._source is not None:
-            return multiply(x, self._source, self._linear)
+            product: torch.Tensor = self._stored_linear(x, self._source)
+            return product
         plain = torch.split(self._linear(x, self.weight), self._plain_sizes, -1)
         prepared = next(q for q in self._quantised if q is not None).prepare(x)
         outputs = zip(self._quantised, plain, strict=True)
@@ -192,7 +190,7 @@ class StoredLinear(nn.Module):
         self, name: str, in_size: int, out_size: int, make: TensorFactory, num_groups: int = 1
     ) -> None:
         super().__init__()
-        self._linear = make.ops("linear")
+        self._linear, self._stored_linear = make.ops("linear"), make.ops("stored_linear")
         self._quantised = make.quantised_matrix(name, in_size, out_size, num_groups)
         names = [f"{name}.weight"] if name else []
         self.weight = make.parameter(
@@ -214,7 +212,7 @@ class StoredLinear(nn.Module):
     def _map(self, x: torch.Tensor) -> torch.Tensor:
         if self._quantised is not None:
             return self._quantised(x)
-        return multiply_plain(x, self.weight, self._linear)
+        return multiply_plain(x, self.weight, self._linear, self._stored_linear)
 
 
 class ColumnParallelLinear(StoredLinear):
@@ -286,6 +284,7 @@ class GroupedColumnParallelLinear(StoredLinear):
         num_local = shard_size(size_name, num_groups, make.group)
         super().__init__(name, in_size, num_local * out_size, make, num_local)
         self._grouped_linear = make.ops("grouped_linear")
+        self._stored_grouped_linear = make.ops("stored_grouped_linear")
         self.num_groups = num_local
         self._out_size = out_size
 
@@ -297,7 +296,7 @@ class GroupedColumnParallelLinear(StoredLinear):
             return self._quantised.map_groups(grouped).reshape(num_tokens, -1)
         if self.weight.dtype != x.dtype:
             rows = PlainRows(self.weight.data)
-            mapped = multiply_groups(grouped, rows, self.num_groups, self._grouped_linear)
+            mapped: torch.Tensor = self._stored_grouped_linear(grouped, rows, self.num_groups)
             return mapped.reshape(num_tokens, -1)
         weight = self.weight.view(self.num_groups, self._out_size, -1)
         flat: torch.Tensor = self._grouped_linear(grouped, weight).reshape(num_tokens, -1)

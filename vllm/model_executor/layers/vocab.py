@@ -6,8 +6,9 @@ from torch.nn.functional import embedding
 
 from vllm.distributed.parallel_state import shard_size
 from vllm.model_executor.layers.linear import TensorFactory
-from vllm.model_executor.layers.quantization.products import multiply_plain, read_rows
-from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource
+from vllm.model_executor.layers.quantization.products import multiply_plain
+from vllm.model_executor.layers.quantization.storages import PlainRows
+from vllm.v1.attention.ops.stored import RowSource
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -29,6 +30,7 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         self._group = make.group
         self._dtype = make.dtype
+        self._read_rows = make.ops("read_stored_rows")
         self._rows = shard_size("vocab_size", vocab_size, make.group)
         self.quantised = make.quantised_matrix(matrix_name, hidden_size, self._rows)
         self._packed: RowSource | None = None
@@ -59,7 +61,8 @@ class VocabParallelEmbedding(nn.Module):
             source = self.quantised.row_source
             assert source is not None, "a table's rows can be decoded"
         if source is not None:
-            return read_rows(source, token_ids).to(self._dtype)
+            rows: torch.Tensor = self._read_rows(source, token_ids)
+            return rows.to(self._dtype)
         if self._group.size == 1:
             return embedding(token_ids, self.weight).to(self._dtype)
         local = token_ids - self._group.rank * self._rows
@@ -88,7 +91,7 @@ class ParallelLMHead(nn.Module):
     ) -> None:
         super().__init__()
         self._group = make.group
-        self._linear = make.ops("linear")
+        self._linear, self._stored_linear = make.ops("linear"), make.ops("stored_linear")
         if tied is not None:
             self.weight = tied.weight
         else:
@@ -100,5 +103,5 @@ class ParallelLMHead(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [M, D] to fp32 logits [M, V]."""
-        logits = multiply_plain(hidden.float(), self.weight, self._linear)
+        logits = multiply_plain(hidden.float(), self.weight, self._linear, self._stored_linear)
         return self._group.all_gather(logits)

@@ -15,13 +15,15 @@ from vllm.exceptions import CheckpointError
 from vllm.model_executor.layers.quantization.gguf_blocks import BLOCK_READERS, read_blocks
 from vllm.model_executor.layers.quantization.interface import RowDecoder
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
-from vllm.model_executor.layers.quantization.panels import CodedRows, Inputs, PackedRows
+from vllm.model_executor.layers.quantization.panels import CodedRows, PackedRows
 from vllm.model_executor.layers.quantization.storages import Storage
 from vllm.model_executor.model_loader.gguf_config import count_layers
 from vllm.model_executor.model_loader.gguf_conversion import Conversion
 from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.utils.gguf_file import BlockType, GgufFile, GgufTensor, read_gguf
+from vllm.v1.attention.ops.registry import OpResolver, get_reference_op
+from vllm.v1.attention.ops.stored import Inputs
 
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -209,10 +211,17 @@ class GgufWeights(MatrixStorages):
     Args:
         path: The file, or the first part of it.
         rounds_inputs: Whether the inputs of coded matrices are rounded to eight bits by group.
+        ops: Resolves op names.
     """
 
-    def __init__(self, path: str | Path, *, rounds_inputs: bool = False) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        rounds_inputs: bool = False,
+        ops: OpResolver = get_reference_op,
+    ) -> None:
+        super().__init__(ops)
         self._inputs: Inputs = "bytes by group" if rounds_inputs else "whole"
         file = read_gguf(path)
         self._conversion = Conversion(file)

@@ -10,9 +10,11 @@ import torch
 from vllm.exceptions import CheckpointError
 from vllm.model_executor.layers.quantization.code_layouts import read_int8_codes
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
-from vllm.model_executor.layers.quantization.panels import CodedRows, Inputs
+from vllm.model_executor.layers.quantization.panels import CodedRows
 from vllm.model_executor.layers.quantization.stored_matrix import StoredExpert, StoredExperts
 from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
+from vllm.v1.attention.ops.registry import OpResolver, get_reference_op
+from vllm.v1.attention.ops.stored import Inputs
 
 _HEADS = ("model.embed_tokens", "lm_head")
 _MAX = 127
@@ -36,6 +38,7 @@ class Int8Weights(MatrixStorages):
         names: Names of the checkpoint's tensors; None: all that a model asks for are there.
         inputs: What products' inputs are rounded to.
         rounds_head: Whether the output head is rounded; torch reads it where it drafts.
+        ops: Resolves op names.
     """
 
     def __init__(
@@ -44,8 +47,9 @@ class Int8Weights(MatrixStorages):
         inputs: Inputs = "whole",
         *,
         rounds_head: bool = True,
+        ops: OpResolver = get_reference_op,
     ) -> None:
-        super().__init__()
+        super().__init__(ops)
         self._names, self._inputs, self._rounds_head = names, inputs, rounds_head
 
     def _find_storage(
@@ -80,7 +84,7 @@ class Int8Weights(MatrixStorages):
             return StoredExpert(gate, up, down)
 
         routed = [make_expert() for _ in range(num_experts)]
-        made = StoredExperts(prefix, routed, make_expert(), limit)
+        made = StoredExperts(prefix, routed, make_expert(), limit, self._ops)
         self._made.append(made)
         return made
 

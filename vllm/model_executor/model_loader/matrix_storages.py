@@ -7,9 +7,10 @@ import torch
 
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.interface import RowDecoder
-from vllm.model_executor.layers.quantization.panels import Inputs
 from vllm.model_executor.layers.quantization.storages import Storage
 from vllm.model_executor.layers.quantization.stored_matrix import StoredExperts, StoredMatrix
+from vllm.v1.attention.ops.registry import OpResolver, get_reference_op
+from vllm.v1.attention.ops.stored import Inputs
 
 logger = init_logger(__name__)
 
@@ -23,10 +24,14 @@ _IN_WORDS: dict[Inputs, str] = {
 class MatrixStorages(ABC):
     """The part of a ``WeightQuantization`` that does not ask how values are stored.
 
+    Args:
+        ops: Resolves the names of the ops that multiply by what it makes.
+
     Owns: the storages it made, until loading has finished.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ops: OpResolver = get_reference_op) -> None:
+        self._ops = ops
         self._made: list[StoredMatrix | StoredExperts] = []
 
     @abstractmethod
@@ -48,7 +53,7 @@ class MatrixStorages(ABC):
         storage = self._find_storage(name, in_size, out_size, dtype, device)
         if storage is None:
             return None
-        made = StoredMatrix(name, storage, num_groups)
+        made = StoredMatrix(name, storage, num_groups, self._ops)
         self._made.append(made)
         return made
 

@@ -23,17 +23,16 @@ from vllm.model_executor.layers.quantization.code_layouts import (
     read_int8_codes,
 )
 from vllm.model_executor.layers.quantization.packing_storage import Convert, PackingStorage
-from vllm.model_executor.layers.quantization.panels import CodedRows, Inputs, unit_of
+from vllm.model_executor.layers.quantization.panels import CodedRows, unit_of
 from vllm.model_executor.layers.quantization.storages import Fp8Blocks, Storage
 from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
 from vllm.model_executor.model_loader.packed_shards import PackedShards, refuse_cut_codes
-from vllm.model_executor.model_loader.quantization_config import (
-    QuantizationConfig,
-    WeightScheme,
-)
+from vllm.model_executor.model_loader.quantization_config import QuantizationConfig, WeightScheme
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.model_loader.shards import ELSEWHERE, Shard, ShardFinder, find_whole
 from vllm.model_executor.model_loader.stored_weights import find_block_size
+from vllm.v1.attention.ops.registry import OpResolver, get_reference_op
+from vllm.v1.attention.ops.stored import Inputs
 
 logger = init_logger(__name__)
 
@@ -52,6 +51,7 @@ class PackedWeights(MatrixStorages):
         prefixes: Prefix of names in the files -> prefix of the names the model asks by.
         find_shard: Tells which part of a plain tensor this rank holds.
         rounds_inputs: Whether inputs of matrices of four bits are rounded to eight.
+        ops: Resolves op names.
     """
 
     def __init__(
@@ -62,8 +62,9 @@ class PackedWeights(MatrixStorages):
         find_shard: ShardFinder = find_whole,
         *,
         rounds_inputs: bool = False,
+        ops: OpResolver = get_reference_op,
     ) -> None:
-        super().__init__()
+        super().__init__(ops)
         self._config, self._prefixes = config, tuple(prefixes)
         self._rounds_inputs = rounds_inputs
         # By the model's name: the tensor and its module's name in the file.
@@ -254,7 +255,8 @@ class PackedWeights(MatrixStorages):
             scale_shape = shard.cut_shape(scale.shape)
             grid = (scale_shape[0], scale_shape[1])
         block = (block_rows, block_columns)
-        if grid[1] > 1 and block_columns % unit_of("e4m3").num_codes:
+        cuts_words = grid[1] > 1 and block_columns % unit_of("e4m3").num_codes
+        if cuts_words or device.type != "cpu":
             scales = torch.empty(grid, dtype=torch.float32, device=device)
             return Fp8Blocks(rows, columns, block, scales, (suffix, scale_shape))
         raw = {

@@ -27,6 +27,7 @@ from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.model_loader.shards import Shard, ShardFinder, find_whole
 from vllm.model_executor.model_loader.weight_names import published_parts
+from vllm.v1.attention.ops.registry import OpResolver, get_reference_op
 
 _BYTE_SCALES = frozenset({"F8_E8M0", "U8"})
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -44,6 +45,7 @@ class StoredWeights(MatrixStorages):
         stored: What the files hold.
         quantization_config: The config's, or empty; see the module docstring.
         find_shard: Tells which part of a tensor this rank holds.
+        ops: Resolves op names.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class StoredWeights(MatrixStorages):
         stored: Iterable[StoredTensor],
         quantization_config: Mapping[str, Any],
         find_shard: ShardFinder = find_whole,
+        *,
+        ops: OpResolver = get_reference_op,
     ) -> None:
-        super().__init__()
+        super().__init__(ops)
         self._find_shard = find_shard
         self._tensors: dict[str, StoredTensor] = {}
         for tensor in stored:
@@ -102,7 +106,9 @@ class StoredWeights(MatrixStorages):
             )
 
         routed = [make_expert(f"{prefix}experts.{expert}") for expert in range(num_experts)]
-        made = StoredExperts(prefix, routed, make_expert(f"{prefix}shared_experts"), limit)
+        made = StoredExperts(
+            prefix, routed, make_expert(f"{prefix}shared_experts"), limit, self._ops
+        )
         self._made.append(made)
         return made
 

@@ -5,11 +5,13 @@ DeepSeek-V4's; their mean is read at the end. The wrapper with vision is served 
 Source: the releases' config.json.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from vllm.model_executor.models.config_fields import FieldReader
 from vllm.model_executor.models.decoder.config import (
+    MTP,
     AttentionShape,
     DecoderConfig,
     ExpertsPlan,
@@ -55,6 +57,10 @@ def read_glm5_next(raw: Mapping[str, Any]) -> DecoderConfig:
     if SPARSE in half_names:
         halves[SPARSE] = _read_experts(fields)
     count = fields.positive_int("num_hidden_layers")
+    num_drafters = fields.non_negative_int("num_nextn_predict_layers", 1)
+    if num_drafters > 1:
+        raise fields.error("num_nextn_predict_layers", num_drafters, "0 or 1")
+    drafter_half = halves.get(SPARSE, halves[DENSE])
     return DecoderConfig(
         vocab_size=fields.positive_int("vocab_size"),
         hidden_size=fields.positive_int("hidden_size"),
@@ -72,18 +78,27 @@ def read_glm5_next(raw: Mapping[str, Any]) -> DecoderConfig:
             eps=fields.number("hc_eps", 1e-6),
             num_iterations=fields.positive_int("hc_sinkhorn_iters", 20),
         ),
+        drafter=LayerPlan(0, None, drafter_half) if num_drafters else None,
+        drafter_skips_first=True,
     ).check()
 
 
 def _find_names(num_layers: int) -> TensorNames:
-    """Returns the spellings; the layer behind the last one drafts, and is left out."""
+    """Returns the spellings; the layer behind the last one drafts."""
+    own = rf"^{re.escape(MTP)}layers\.0\."
     return TensorNames(
         prefixes=(
-            (f"model.language_model.layers.{num_layers}.", "drafter."),
+            (f"model.language_model.layers.{num_layers}.", f"{MTP}layers.0."),
             ("model.language_model.", "model."),
             ("model.visual.", "visual."),
         ),
-        ignored=("visual.", "drafter."),
+        ignored=("visual.", MTP),
+        spellings=(
+            (rf"{own}eh_proj\.", f"{MTP}fc."),
+            (rf"{own}enorm\.", f"{MTP}pre_fc_norm_embedding."),
+            (rf"{own}hnorm\.", f"{MTP}pre_fc_norm_hidden."),
+            (rf"{own}shared_head\.norm\.", f"{MTP}norm."),
+        ),
     )
 
 

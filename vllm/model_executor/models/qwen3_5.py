@@ -14,6 +14,7 @@ from typing import Any
 
 from vllm.model_executor.models.config_fields import FieldReader
 from vllm.model_executor.models.decoder.config import (
+    MTP,
     AttentionShape,
     DecoderConfig,
     ExpertsPlan,
@@ -36,8 +37,7 @@ from vllm.model_executor.models.decoder.rope_config import RopeConfig, read_rope
 _KINDS = ("linear_attention", "full_attention")
 _THETA = 10_000.0
 _TURNED_SHARE = 0.25
-_DRAFTER = "mtp."
-_TEXT_ONLY = TensorNames(ignored=(_DRAFTER,))
+_TEXT_ONLY = TensorNames(ignored=(MTP,))
 _WITH_VISION = TensorNames(
     prefixes=(
         ("model.language_model.", "model."),
@@ -45,7 +45,7 @@ _WITH_VISION = TensorNames(
         ("language_model.lm_head.", "lm_head."),
         ("model.visual.", "visual."),
     ),
-    ignored=("visual.", _DRAFTER),
+    ignored=("visual.", MTP),
 )
 
 

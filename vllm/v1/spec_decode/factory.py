@@ -1,6 +1,6 @@
 """Which drafter a configuration asks for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from vllm.config.speculative import ASSISTANT
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
-from vllm.model_executor.models.decoder.kv_cache import drafter_cache_name
+from vllm.model_executor.models.decoder.kv_cache import drafter_cache_names
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.gemma4_assistant import Gemma4Assistant, read_assistant
 from vllm.v1.attention.metadata import CacheLayout, build_step_metadata
@@ -60,24 +60,25 @@ def make_proposer(
     if isinstance(target, DecoderForCausalLM) and target.drafter is not None:
         # Torch runs the block, whatever runs the target.
         steps = StepModel(target, partial(build_step_metadata, device=device))
-        cache = _find_block_cache(drafter_cache_name(target.config), layout, layers)
+        cache = _find_block_cache(drafter_cache_names(target.config), layout, layers)
         # Its rows lie in blocks that requests share, so the stale one is left as it is.
         return MTPProposer(
             steps, count, cache, device, prepare=target.norm_streams, keeps_boundaries=False
         )
     if _MTP_CACHE not in layout.group_of:
         raise ConfigError("method 'mtp' needs a model with an MTP block: use method 'ngram'.")
-    cache = _find_block_cache(_MTP_CACHE, layout, layers)
+    cache = _find_block_cache((_MTP_CACHE,), layout, layers)
     return MTPProposer(steps, count, cache, device)
 
 
 def _find_block_cache(
-    name: str, layout: CacheLayout, layers: Mapping[str, torch.Tensor]
+    names: Sequence[str], layout: CacheLayout, layers: Mapping[str, torch.Tensor]
 ) -> BlockCache:
-    """Return where the rows of the block that drafts lie."""
-    group_id = layout.group_of[name]
-    own = replace(layout, groups=(layout.groups[group_id],), group_of={name: 0})
-    return BlockCache(group_id, own, layers)
+    """Return where the rows of the block that drafts lie, each cache in a group of its own."""
+    group_ids = tuple(layout.group_of[name] for name in names)
+    groups = tuple(layout.groups[group_id] for group_id in group_ids)
+    group_of = {name: index for index, name in enumerate(names)}
+    return BlockCache(group_ids, replace(layout, groups=groups, group_of=group_of), layers)
 
 
 def _make_assistant(

@@ -38,15 +38,15 @@ class MTPModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BlockCache:
-    """The MTP block's KV cache.
+    """The MTP block's KV caches.
 
     Attributes:
-        group_id: Its KV group, whose table is the only one read.
-        layout: That group alone.
+        group_ids: Their KV groups, whose tables are the only ones read; that of its rows first.
+        layout: These groups alone.
         layers: All cache views by name.
     """
 
-    group_id: int
+    group_ids: tuple[int, ...]
     layout: CacheLayout
     layers: Mapping[str, torch.Tensor]
 
@@ -163,21 +163,27 @@ class MTPProposer:
         blocks, rows = [], []
         for row in ends:
             tables = standing.slices[owners[row]].tables
-            block = self._find_block(tables[self._cache.group_id], int(standing.positions[row]))
+            block = self._find_block(tables, int(standing.positions[row]))
             if block:
                 blocks.append(block)
                 rows.append(row)
         if blocks:
             self._boundaries.save(blocks, streams[self._to_device(np.array(rows))])
 
-    def _find_block(self, table: BlockTableView, position: int) -> int:
-        """Return the block that stores a position's row; 0 if none does."""
-        index = position // self._cache.layout.groups[0].block_size - table.base
-        return int(table.block_ids[index]) if 0 <= index < len(table.block_ids) else 0
+    def _find_block(self, tables: Sequence[BlockTableView], position: int, index: int = 0) -> int:
+        """Return the block that stores a position's row in the index-th cache; 0 if none does."""
+        table = tables[self._cache.group_ids[index]]
+        at = position // self._cache.layout.groups[index].block_size - table.base
+        return int(table.block_ids[at]) if 0 <= at < len(table.block_ids) else 0
 
     def _has_slot(self, state: RequestState, position: int) -> bool:
         # A first chunk gets no slots ahead, and none exist beyond the longest request.
-        return self._find_block(state.tables.views[self._cache.group_id], position) != 0
+        return all(
+            # A row of several tokens is stored with the last of them.
+            (group.kind == "dense" and (position + 1) % group.ratio)
+            or self._find_block(state.tables.views, position, index)
+            for index, group in enumerate(self._cache.layout.groups)
+        )
 
     def _run(
         self,
@@ -186,12 +192,14 @@ class MTPProposer:
         positions: np.ndarray,
         slices: list[RequestSlice],
     ) -> torch.Tensor:
-        group_id = self._cache.group_id
+        group_ids = self._cache.group_ids
         own = [
             replace(
                 item,
-                tables=(item.tables[group_id],),
-                write_from=item.write_from[group_id : group_id + 1],
+                tables=tuple(item.tables[group_id] for group_id in group_ids),
+                write_from=tuple(item.write_from[group_id] for group_id in group_ids)
+                if item.write_from
+                else (),
             )
             for item in slices
         ]

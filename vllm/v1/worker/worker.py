@@ -213,13 +213,16 @@ class Worker:
                 self._model_spec.names.prefixes,
                 self._find_shard,
                 rounds_inputs=envs.VLLM_CPU_INT4_W4A8,
+                ops=self._make_op_resolver(),
             )
             found, self._find_shard = packed, packed.find_shard
         elif stored:
             found = self._platform.find_quantization(checkpoint, self._find_shard)
             self._check_ascend(named, checkpoint, is_described=found is not None)
             declared = model_config.hf_config.get("quantization_config") or {}
-            weights = StoredWeights(stored, declared, self._find_shard)
+            weights = StoredWeights(
+                stored, declared, self._find_shard, ops=self._make_op_resolver()
+            )
             if found is None and weights.is_quantised:
                 found = weights
         inputs = ROUNDING_NAMES.get(str(named))
@@ -243,6 +246,7 @@ class Worker:
             [tensor.name for tensor in stored] if stored else None,
             inputs,
             rounds_head=speculative is None or speculative.method != "mtp",
+            ops=self._make_op_resolver(),
         )
 
     def _check_ascend(self, named: str | None, checkpoint: str, *, is_described: bool) -> None:
@@ -266,7 +270,9 @@ class Worker:
                 f"{checkpoint} is a GGUF file, and packed weights are not shared out to several "
                 "workers: use --tensor-parallel-size 1."
             )
-        weights = GgufWeights(checkpoint, rounds_inputs=envs.VLLM_CPU_INT4_W4A8)
+        weights = GgufWeights(
+            checkpoint, rounds_inputs=envs.VLLM_CPU_INT4_W4A8, ops=self._make_op_resolver()
+        )
         logger.info("GGUF: %s", weights.describe_types())
         return weights
 

@@ -57,3 +57,13 @@ def generate_greedily(model: Any, token_ids: list[int], num_tokens: int) -> list
             logits = model(torch.tensor([known]), use_cache=False).logits
             known.append(int(logits[0, -1].argmax()))
     return known[len(token_ids) :]
+
+
+def assert_greedy(model: Any, prompt: list[int], answer: list[int]) -> None:
+    """Holds that each token is the reference's most probable one behind those before it.
+
+    One pass checks a whole answer.
+    """
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0]
+    assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == answer

@@ -1,4 +1,4 @@
-"""A tiny Qwen 3.5 with a block that drafts, and transformers' layer as the block's oracle."""
+"""Tiny models with blocks that draft, and transformers' layers as the blocks' oracles."""
 
 import json
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.model_executor.models.decoder.reference import build_hf_model
+from tests.model_executor.models.decoder.reference import build_hf_model, published_tensors
 
 # Sums of layers are scaled by this: the next token then follows from the last one for the most
 # part, so that a block which passes its embedding on is right often, and wrong often.
 _QUIET = 0.05
-_SUMMED = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+_SUMMED = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")
 
 
 def build_quiet_model(raw: dict[str, Any], seed: int) -> Any:
@@ -82,7 +82,71 @@ class BlockOracle:
         return x * scale * (1 + self._norms[index])
 
 
-def add_block(folder: Path, oracle: BlockOracle) -> None:
+class GlmBlockOracle:
+    """The block of a GLM 5.3, out of the last layer of transformers' model, without streams.
+
+    Args:
+        raw: The model's config.json; its last layer attends, and has experts.
+        target: transformers' model.
+        seed: Of the block's weights.
+    """
+
+    def __init__(self, raw: dict[str, Any], target: Any, seed: int) -> None:
+        self._target, self._text = target, raw["text_config"]
+        self._model = build_quiet_model(raw, seed)
+        self._layer = self._model.model.language_model.layers[-1]
+        width = self._text["hidden_size"]
+        generator = torch.Generator().manual_seed(seed)
+        fc = torch.cat([torch.eye(width), 0.1 * torch.eye(width)], 1)
+        self._fc = fc + 0.02 * torch.randn(fc.shape, generator=generator)
+        self._norms = 1 + 0.1 * torch.randn(3, width, generator=generator)
+        with torch.no_grad():
+            self._norms[2] = target.model.language_model.norm.weight
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the block's tensors as releases name them."""
+        count = self._text["num_hidden_layers"]
+        last = f"model.language_model.layers.{count - 1}."
+        own = f"model.language_model.layers.{count}."
+        found = {
+            own + name.removeprefix(last): tensor
+            for name, tensor in published_tensors(self._model).items()
+            if name.startswith(last) and ".hc_" not in name
+        }
+        found[f"{own}eh_proj.weight"] = self._fc
+        names = ("enorm", "hnorm", "shared_head.norm")
+        return found | {
+            f"{own}{name}.weight": norm.clone()
+            for name, norm in zip(names, self._norms, strict=True)
+        }
+
+    def hidden(self, token_ids: list[int]) -> torch.Tensor:
+        """Returns the model's normed output [T, D]."""
+        with torch.inference_mode():
+            tokens = torch.tensor([token_ids])
+            found: torch.Tensor = self._target.model(tokens, use_cache=False).last_hidden_state[0]
+        return found
+
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """Returns logits [T - 1, V]: row t guesses the token at t + 2."""
+        hidden, layer = self.hidden(token_ids)[:-1], self._layer
+        with torch.inference_mode():
+            embedded = self._target.get_input_embeddings()(torch.tensor(token_ids[1:]))
+            embedded[0] = 0.0
+            joined = torch.cat([self._norm(embedded, 0), self._norm(hidden, 1)], -1)
+            x = (joined @ self._fc.T)[None]
+            mask = torch.ones(1, x.shape[1], dtype=torch.bool)
+            x = x + layer.self_attn(hidden_states=layer.input_layernorm(x), attention_mask=mask)[0]
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            head = self._target.get_output_embeddings().weight
+            return self._norm(x[0], 2) @ head.T
+
+    def _norm(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        scale = (x.square().mean(-1, keepdim=True) + self._text["rms_norm_eps"]).rsqrt()
+        return x * scale * self._norms[index]
+
+
+def add_block(folder: Path, oracle: BlockOracle | GlmBlockOracle) -> None:
     """Puts a block into a checkpoint that transformers saved."""
     path = folder / "model.safetensors"
     tensors = load_file(path)

@@ -13,6 +13,7 @@ from tests.model_executor.models.decoder.reference import (
     published_tensors,
     run_reference,
 )
+from tests.model_executor.models.harness import PagedHarness, Request, is_dense
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 
@@ -83,9 +84,9 @@ def check_batches_with_rejected_drafts(
     assert num_wrong > 10
 
 
-def check_unread_rows(case: Case) -> None:
+def check_unread_rows(case: Case, native: int = 0) -> None:
     """Compares the rows that are wanted, and lets the others be."""
-    harness = make_harness(case.model)
+    harness = make_harness(case.model, native=native)
     sequence = harness.add(case.sequences[1])
     sequence.wanted_from = 150
     for start, count in ((0, 100), (100, 100), (200, 100)):
@@ -101,15 +102,25 @@ def check_every_state(case: Case, native: int) -> None:
     first = harness.add(case.sequences[2])
     first.keeps_states = True
     harness.step([(first, LENGTH)])
-    (states,) = [i for i, group in enumerate(harness.layout.groups) if group.state is not None]
-    rows = 1 - states
-    pieces = harness.layout.groups[states].state.num_blocks  # type: ignore[union-attr]
     for boundary in range(16, LENGTH - 5, 16):
-        resumed = harness.add(first.token_ids)
-        resumed.num_computed = boundary
-        resumed.blocks[rows] = {i: first.blocks[rows][i] for i in range(boundary // 16)}
-        span = range((boundary // 16 - 1) * pieces, boundary // 16 * pieces)
-        resumed.blocks[states] = {i: first.blocks[states][i] for i in span}
+        resumed = resume_at(harness, first, boundary)
         logits = harness.step([(resumed, 5)])[0]
         expected = case.runs[2].logits[boundary : boundary + 5]
         torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+
+
+def resume_at(harness: PagedHarness, first: Request, boundary: int) -> Request:
+    """Returns a request that goes on at a unit's end in the blocks of another."""
+    resumed = harness.add(first.token_ids)
+    resumed.num_computed = boundary
+    for i, group in enumerate(harness.layout.groups):
+        held, size = first.blocks[i], group.block_size
+        if group.state is not None:
+            pieces = group.state.num_blocks
+            span = range((boundary // size - 1) * pieces, boundary // size * pieces)
+        elif is_dense(group):
+            span = range(-(-boundary // size))
+        else:
+            continue  # no rows of an open pool are left at a unit's end
+        resumed.blocks[i] = {index: held[index] for index in span}
+    return resumed

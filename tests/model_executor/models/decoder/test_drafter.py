@@ -10,13 +10,22 @@ import pytest
 import torch
 
 from tests.model_executor.models.decoder.building import build_model, make_harness
-from tests.model_executor.models.decoder.drafting import BlockOracle, build_quiet_model
-from tests.model_executor.models.decoder.reference import qwen3_5
+from tests.model_executor.models.decoder.drafting import (
+    BlockOracle,
+    GlmBlockOracle,
+    build_quiet_model,
+)
+from tests.model_executor.models.decoder.reference import (
+    glm5_next,
+    published_tensors,
+    qwen3_5,
+)
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.decoder.kv_cache import (
     decoder_kv_cache_specs,
     drafter_cache_name,
+    drafter_cache_names,
 )
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.metadata import BlockTableView, RequestSlice, build_step_metadata
@@ -52,19 +61,40 @@ def test_its_logits_equal_transformers(is_tied: bool) -> None:
     oracle = BlockOracle(raw, target, 11)
     model = build_model(raw, {**target.state_dict(), **oracle.tensors()}, drafts=True)
     assert model.ignored_weight_prefixes == (("lm_head.",) if is_tied else ())
+    with torch.inference_mode():
+        tokens = torch.tensor([random_tokens(LENGTH, 3)])
+        hidden = target.model(tokens, use_cache=False).last_hidden_state[0]
+    check_logits(model, tokens[0].tolist(), hidden, oracle)
+
+
+@pytest.mark.slow
+def test_a_block_that_chooses_keys_equals_transformers_parts() -> None:
+    """Of four chosen pools of four tokens, behind more than twenty."""
+    raw = glm5_next(index_topk=16)
+    target = build_quiet_model(raw, 7)
+    oracle = GlmBlockOracle(raw, target, 11)
+    model = build_model(raw, {**published_tensors(target), **oracle.tensors()}, drafts=True)
+    assert model.ignored_weight_prefixes == ("visual.",)
     token_ids = random_tokens(LENGTH, 3)
+    check_logits(model, token_ids, oracle.hidden(token_ids), oracle)
+
+
+def check_logits(
+    model: Any, token_ids: list[int], hidden: torch.Tensor, oracle: BlockOracle | GlmBlockOracle
+) -> None:
+    """Compares the block's logits, in chunks of random sizes."""
     expected = oracle.logits(token_ids)
     harness = make_harness(model, 16)
-    name = drafter_cache_name(model.config)
-    group_id = harness.layout.group_of[name]
-    layout = replace(harness.layout, groups=(harness.layout.groups[group_id],), group_of={name: 0})
+    names = drafter_cache_names(model.config)
+    groups = tuple(harness.layout.groups[harness.layout.group_of[name]] for name in names)
+    group_of = {name: index for index, name in enumerate(names)}
+    layout = replace(harness.layout, groups=groups, group_of=group_of)
+    rng, start = random.Random(0), 0
+    ids = np.arange(1, 1 + LENGTH // 16 + 1)
     with torch.inference_mode():
-        hidden = target.model(torch.tensor([token_ids]), use_cache=False).last_hidden_state[0]
-        rng, start = random.Random(0), 0
-        ids = np.arange(1, 1 + LENGTH // 16 + 1)
         while start < LENGTH - 1:
             end = min(LENGTH - 1, start + rng.choice([1, 2, 5, 17, 30]))
-            item = RequestSlice(start, end - start, (BlockTableView(0, ids),))
+            item = RequestSlice(start, end - start, (BlockTableView(0, ids),) * len(names))
             streams = model.forward_mtp(
                 hidden[start:end],
                 torch.tensor(token_ids[start + 1 : end + 1]),

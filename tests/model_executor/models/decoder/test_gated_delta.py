@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.model_executor.models.decoder.building import build_model, make_harness
+from tests.model_executor.models.decoder.recurrent_checks import resume_at
 from tests.model_executor.models.decoder.reference import build_hf_model, qwen3_5, run_reference
-from tests.model_executor.models.harness import PagedHarness
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm.native.loader import load_library
 
@@ -99,20 +99,8 @@ def test_every_state_that_a_chunk_leaves_can_be_resumed_from(native: int) -> Non
     first = harness.add(token_ids)
     first.keeps_states = True
     harness.step([(first, LENGTH)])
-    pieces = harness.layout.groups[1].state
-    assert pieces is not None
     assert harness.layout.groups[1].kind == "recurrent"
     for boundary in range(16, LENGTH, 16):
-        resumed = resume(harness, first, boundary, pieces.num_blocks)
+        resumed = resume_at(harness, first, boundary)
         logits = harness.step([(resumed, 5)])[0]
         torch.testing.assert_close(logits, expected[boundary : boundary + 5], atol=1e-3, rtol=0)
-
-
-def resume(harness: PagedHarness, first: Any, boundary: int, pieces: int) -> Any:
-    """A request that shares what the first one left below a boundary."""
-    resumed = harness.add(first.token_ids)
-    resumed.num_computed = boundary
-    resumed.blocks[0] = {i: first.blocks[0][i] for i in range(boundary // 16)}
-    span = boundary // 16 - 1
-    resumed.blocks[1] = {i: first.blocks[1][i] for i in range(span * pieces, (span + 1) * pieces)}
-    return resumed

@@ -22,7 +22,9 @@ from vllm.exceptions import ConfigError, UnsupportedFeatureError
 from vllm.model_executor.models.decoder.indexed_attention import IndexedAttention
 from vllm.model_executor.models.decoder.kv_cache import STATES, decoder_kv_cache_specs
 from vllm.model_executor.models.registry import resolve_model
+from vllm.native.loader import load_library
 from vllm.v1.attention.ops.registry import get_reference_op
+from vllm.v1.core.layout.packing import group_for_packing, packed_block_stride
 from vllm.v1.kv_cache_interface import RecurrentStateSpec
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -50,6 +52,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+NATIVE = pytest.mark.skipif(load_library() is None, reason="the native library is not built")
+PATHS = [pytest.param(0, id="torch"), pytest.param(2, id="native", marks=NATIVE)]
 SEEDS = {"pools of four": 10, "pools of sixteen": 9}
 
 
@@ -87,41 +91,53 @@ def parse(raw: dict[str, Any]) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("native", PATHS)
 @pytest.mark.parametrize("chunk", [LENGTH, 7, 64])
-def test_every_length_up_to_300(case: Case, chunk: int) -> None:
-    check_every_length(case, chunk, 0)
+def test_every_length_up_to_300(case: Case, chunk: int, native: int) -> None:
+    check_every_length(case, chunk, native)
 
 
 @pytest.mark.slow
-def test_1500_tokens(case: Case) -> None:
-    check_1500_tokens(case, 0)
+@pytest.mark.parametrize("native", PATHS)
+def test_1500_tokens(case: Case, native: int) -> None:
+    check_1500_tokens(case, native)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("native", PATHS)
 @pytest.mark.parametrize(("block_size", "packed"), [(16, False), (64, True)])
-def test_batches_with_rejected_drafts(case: Case, block_size: int, packed: bool) -> None:
-    check_batches_with_rejected_drafts(case, block_size, packed, 0)
+def test_batches_with_rejected_drafts(
+    case: Case, block_size: int, packed: bool, native: int
+) -> None:
+    check_batches_with_rejected_drafts(case, block_size, packed, native)
 
 
 @pytest.mark.slow
-def test_unread_rows_need_not_be_computed(case: Case) -> None:
-    check_unread_rows(case)
+@pytest.mark.parametrize("native", PATHS)
+def test_unread_rows_need_not_be_computed(case: Case, native: int) -> None:
+    check_unread_rows(case, native)
 
 
 @pytest.mark.slow
-def test_every_state_that_a_chunk_leaves_can_be_resumed_from(case: Case) -> None:
-    check_every_state(case, 0)
+@pytest.mark.parametrize("native", PATHS)
+def test_every_state_that_a_chunk_leaves_can_be_resumed_from(case: Case, native: int) -> None:
+    check_every_state(case, native)
 
 
 @pytest.mark.slow
 def test_the_config_as_transformers_writes_it_is_the_same_model(case: Case) -> None:
     saved = {**config_as_saved(case.reference), "architectures": case.raw["architectures"]}
-    assert parse(saved) == case.model.config
+    assert parse(saved).for_drafts(False) == case.model.config
 
 
 def test_the_layer_that_drafts_and_vision_are_left_out() -> None:
     model = resolve_model(glm5_next()["architectures"]).load_model_class()
-    made = model(parse(glm5_next()), ops=get_reference_op, dtype=torch.float32, device="meta")
+    made = model(
+        parse(glm5_next()).for_drafts(False),
+        ops=get_reference_op,
+        dtype=torch.float32,
+        device="meta",
+    )
     prefixes = made.ignored_weight_prefixes
     for name in ("layers.5.eh_proj.weight", "layers.5.self_attn.q_a_proj.weight"):
         (part,) = made.tensor_parts(f"model.language_model.{name}", (1, 1))
@@ -144,6 +160,7 @@ def test_the_layer_that_drafts_and_vision_are_left_out() -> None:
         (glm5_next(hidden_act="relu"), "'relu'"),
         (glm5_next(indexer_types=["full"] * 4 + ["shared"]), "indexer_types"),
         (glm5_next(index_kpool_always_select_tail=False), "index_kpool_always_select_tail"),
+        (glm5_next(num_nextn_predict_layers=2), "num_nextn_predict_layers"),
         (glm5_next(index_topk=62), "index_topk"),
         (glm5_next(kv_lora_rank=25), "kv_lora_rank"),
         (glm5_next(linear_lower_bound=1.0), "linear_lower_bound"),
@@ -169,8 +186,8 @@ def test_other_quantised_weights_are_refused_by_name() -> None:
         parse({**glm5_next(), "quantization_config": {"quant_method": "bitsandbytes"}})
 
 
-def test_a_token_of_the_release_takes_16_5_kib() -> None:
-    """Eleven layers of a latent, an index key and its gate; states of 34 layers."""
+def test_a_token_of_the_release_takes_11_kib_and_its_share_of_a_pool_key() -> None:
+    """Eleven layers of a latent and a quarter of an index key; states of 34 layers."""
     kinds = ["deepseek_sparse_attention" if i % 4 == 3 else "linear_attention" for i in range(45)]
     sizes = {
         "vocab_size": 154_880,
@@ -184,9 +201,23 @@ def test_a_token_of_the_release_takes_16_5_kib() -> None:
     }
     raw = glm5_next()
     raw["text_config"] = {"model_type": "glm5_next_text", **sizes}
-    specs = decoder_kv_cache_specs(parse(raw), 16, torch.bfloat16, torch.float32)
-    states = specs.pop(STATES)
+    config = parse(raw).for_drafts(False)
+    specs = decoder_kv_cache_specs(config, 32, torch.bfloat16, torch.float32)
+    states = specs[STATES]
     assert isinstance(states, RecurrentStateSpec)
     assert states.shape.num_values == 34 * (64 * 128 * 128 + 3 * 64 * 128 * 3)
-    assert len(specs) == 11
-    assert sum(spec.page_size_bytes for spec in specs.values()) == 16 * 11 * 768 * 2
+    kept = [spec for spec in specs.values() if spec.keeps_every_token]
+    per_token = sum(spec.page_size_bytes / spec.block_size for spec in kept)
+    assert per_token == 11 * (512 * 2 + 128 * 2 / 4)
+    groups = group_for_packing(specs)
+    assert [group.kv_cache_spec.label for group in groups] == [
+        "full attention",
+        "C4 entries",
+        "C4 state",
+        "recurrent state",
+    ]
+    # All groups fill a block of the common pool, the open pools' too: nothing is padded.
+    assert packed_block_stride(groups) == 32 * 11 * 512 * 2
+    for group in groups[:3]:
+        width = sum(spec.page_size_bytes for spec in group.layer_specs().values())
+        assert width == packed_block_stride(groups)

@@ -8,12 +8,13 @@ Outputs lie in lanes, 64 to a panel; a word is two inputs of one output, the eve
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from vllm.model_executor.layers.quantization.panels import PANEL, view_as
+from vllm.model_executor.layers.quantization.panels import view_as
 from vllm.model_executor.layers.quantization.storages import WholeInputs
+from vllm.v1.attention.ops.stored import PANEL, RowSource
 
 BLOCK = 32
 """Inputs of a block; a panel is whole blocks, filled up with zeros."""
@@ -42,6 +43,13 @@ class Bf16Panels(WholeInputs):
             if panel == whole:
                 self.words[panel].zero_()
             self.words[panel, :, : len(rows)] = view_as(rows, torch.int32).T
+
+    def leaves(self) -> Sequence[RowSource]:
+        """See ``RowSource``."""
+        return (self,)
+
+    def find_stack(self) -> None:
+        """See ``RowSource``: a CPU's kernels alone read these panels."""
 
     def write_rows(self, start: int, out: torch.Tensor) -> None:
         """See ``RowSource``."""

@@ -15,7 +15,6 @@ from vllm.model_executor.layers.quantization.panels import (
     SIGN_BITS_INT4,
     SIGN_BITS_INT8,
     CodedRows,
-    CodeKind,
     GroupValues,
     pack_bytes,
     pack_nibbles,
@@ -23,6 +22,7 @@ from vllm.model_executor.layers.quantization.panels import (
     unpack_nibbles,
     view_as,
 )
+from vllm.v1.attention.ops.stored import CodeKind
 
 # Which output of eight each nibble of an AWQ word is.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -63,6 +63,9 @@ def _in_rows(
     width = flat.shape[1]
     if kind == "int8":
         return CodedRows("int8", pack_bytes(flat), width, group, scales, offsets)
+    if kind == "int6" and flat.device.type != "cpu":
+        own = pack_bytes(flat.to(torch.int8) - SIX_BIT_LIFT)
+        return CodedRows("int8", own, width, group, scales, offsets)
     if kind == "int6":
         return CodedRows("int6", pack_six_bits(flat), width, group, scales, offsets)
     words = pack_nibbles(flat)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from vllm.model_executor.layers.quantization.storages import RowSource
+from vllm.v1.attention.ops.stored import RowSource
 
 
 class QuantisedMatrix(Protocol):

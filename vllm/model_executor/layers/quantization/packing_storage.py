@@ -1,11 +1,12 @@
 """A storage that a checkpoint fills in its own layout and that keeps packed rows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from vllm.exceptions import CheckpointError
-from vllm.model_executor.layers.quantization.panels import CodedRows, Inputs, PackedRows
+from vllm.model_executor.layers.quantization.panels import CodedRows, PackedRows
+from vllm.v1.attention.ops.stored import Inputs, PanelStack, RowSource
 
 Convert = Callable[[Mapping[str, torch.Tensor]], CodedRows]
 
@@ -49,6 +50,14 @@ class PackingStorage:
     def round_inputs(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowSource``."""
         return self.packed.round_inputs(x)
+
+    def leaves(self) -> Sequence[RowSource]:
+        """See ``RowSource``."""
+        return (self,)
+
+    def find_stack(self) -> PanelStack | None:
+        """See ``RowSource``."""
+        return self.packed.find_stack()
 
     def write_rows(self, start: int, out: torch.Tensor) -> None:
         """See ``RowSource``."""

@@ -15,27 +15,23 @@ checkpoint has, so that nothing but the padding is added to its bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from vllm.exceptions import CheckpointError, InvariantError
 from vllm.model_executor.layers.quantization.decode import decode_e8m0
-
-CodeKind = Literal["int8", "int4", "uint4", "iq4", "e2m1", "int6", "e4m3"]
-"""Two's complement in eight and four bits, 0 to 15, numbers in two tables of 16 values, -32 to 31,
-and floats of eight bits."""
-
-Inputs = Literal["whole", "bytes by row", "bytes by group"]
-"""What a product's inputs are rounded to, a property of the matrix: nothing, or 255 steps of the
-largest of a row, or of a row's group of weights."""
+from vllm.v1.attention.ops.stored import (
+    PANEL,
+    CodeKind,
+    Inputs,
+    PanelNumbers,
+    PanelStack,
+    RowSource,
+)
 
 _Change = Callable[[torch.Tensor], torch.Tensor]
-
-PANEL = 64
-"""Outputs of a panel."""
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -70,6 +66,8 @@ class CodeUnit:
         return -(-num_columns // self.num_codes)
 
 
+# On accelerators such matrices are kept in other forms.
+_CPU_KINDS: frozenset[CodeKind] = frozenset({"int6", "e4m3"})
 _UNITS: dict[CodeKind, CodeUnit] = {
     "int8": CodeUnit(4),
     "e4m3": CodeUnit(4),
@@ -105,6 +103,15 @@ class GroupValues:
         if self.factors is None:
             return wide
         return wide * _spread(self.factors.float(), self.fan, wide.shape[1])
+
+    @property
+    def are_zeros(self) -> bool:
+        """Whether, as offsets, they are zero points: the offset is -zero * scale."""
+        return self.values.dtype == torch.int8 and self.factors is None
+
+    def in_panels(self) -> PanelNumbers:
+        """Return packed values as kernels take them."""
+        return PanelNumbers(self.values, self.factors, self.fan)
 
     def map(self, change: _Change) -> GroupValues:
         """Return the same with both tensors changed."""
@@ -202,11 +209,35 @@ class PackedRows:
             return x
         if self.inputs == "bytes by row":
             return round_to_bytes(x)
-        order = torch.arange(self.num_columns) if self.order is None else self.order.long()
+        order = torch.arange(self.num_columns, device=x.device)
+        if self.order is not None:
+            order = self.order.long()
         parts = [round_to_bytes(x[:, own]) for own in torch.split(order, self.group)]
         rounded = torch.empty_like(x)
         rounded[:, order] = torch.cat(parts, 1)
         return rounded
+
+    def leaves(self) -> Sequence[RowSource]:
+        """See ``RowSource``."""
+        return (self,)
+
+    def find_stack(self) -> PanelStack | None:
+        """See ``RowSource``."""
+        if self.kind in _CPU_KINDS:
+            return None
+        offsets = self.offsets
+        return PanelStack(
+            kind=self.kind,
+            codes=self.codes,
+            scales=self.scales.in_panels(),
+            offsets=None if offsets is None else offsets.in_panels(),
+            has_zeros=offsets is not None and offsets.are_zeros,
+            order=self.order,
+            group=self.group,
+            inputs=self.inputs,
+            out_size=self.num_rows,
+            in_size=self.num_columns,
+        )
 
     def write_rows(self, start: int, out: torch.Tensor) -> None:
         """See ``RowSource``; every value is rounded once."""
@@ -232,7 +263,7 @@ class PackedRows:
             return codes * factors
         shift = self.offsets.map(take)
         wide = shift.widen()
-        if shift.values.dtype == torch.int8 and shift.factors is None:
+        if shift.are_zeros:
             wide = -wide * scales.widen()
         offsets = _spread(wide, self.group, self.num_columns)
         # Exact in fp64, so rounded once, as by a fused product.

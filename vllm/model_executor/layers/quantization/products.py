@@ -1,103 +1,27 @@
-"""Products with matrices that are decoded tile by tile, while they are multiplied."""
+"""Products with plain weights that may be kept in a narrower type than the activations."""
 
 from collections.abc import Callable
 
 import torch
 
-from vllm.model_executor.layers.quantization.storages import (
-    PlainRows,
-    RowSource,
-    parts_by_inputs,
-)
+from vllm.model_executor.layers.quantization.storages import PlainRows
+from vllm.v1.attention.ops.registry import Op
 
 Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-# A tile of 1 M values (4 MiB of fp32) is multiplied while it is in the cache. With more rows of
-# input the product, not the decoding, takes the time, and how MKL sums then depends on the tile: a
-# tile of 64 M values (256 MiB, the scratch a step needs) holds most matrices whole, so that results
-# are those of a plain matrix bit for bit.
-_MAX_FEW_ROWS = 8
-_CACHED_TILE_VALUES = 1 << 20
-MAX_TILE_VALUES = 1 << 26
 
-
-def multiply(x: torch.Tensor, source: RowSource, linear: Linear) -> torch.Tensor:
-    """Map [T, in] to [T, out] of the same type by fp32 products of decoded values.
+def multiply_plain(
+    x: torch.Tensor, weight: torch.Tensor, linear: Linear, stored_linear: Op
+) -> torch.Tensor:
+    """``linear`` of [T, in] by a weight [out, in]; one of another type is widened as it is used.
 
     Args:
         x: [T, in].
-        source: The matrix.
-        linear: The platform's op, given fp32.
+        weight: [out, in].
+        linear: The platform's op of plain matrices.
+        stored_linear: Its op of stored ones.
     """
-    if not x.shape[0]:
-        return x.new_empty((0, source.num_rows))
-    wide = x.float()
-    parts = parts_by_inputs(source)
-    products = [_multiply_rounded(part.round_inputs(wide), part, linear, x.dtype) for part in parts]
-    return products[0] if len(products) == 1 else torch.cat(products, 1)
-
-
-def _multiply_rounded(
-    wide: torch.Tensor, source: RowSource, linear: Linear, dtype: torch.dtype
-) -> torch.Tensor:
-    num_rows, step = source.num_rows, _tile_rows(len(wide), source.num_columns)
-    if step >= num_rows:
-        return linear(wide, _decode(source, 0, num_rows, wide.device)).to(dtype)
-    output = wide.new_empty((len(wide), num_rows), dtype=dtype)
-    for start in range(0, num_rows, step):
-        stop = min(start + step, num_rows)
-        output[:, start:stop] = linear(wide, _decode(source, start, stop, wide.device))
-    return output
-
-
-def multiply_plain(x: torch.Tensor, weight: torch.Tensor, linear: Linear) -> torch.Tensor:
-    """``linear`` by a weight that may be kept in a narrower type than the activations."""
     if weight.dtype == x.dtype:
         return linear(x, weight)
-    return multiply(x, PlainRows(weight), linear)
-
-
-def multiply_groups(
-    x: torch.Tensor, source: RowSource, num_groups: int, grouped_linear: Linear
-) -> torch.Tensor:
-    """Map slices by the matrix's blocks of rows: [T, g, in] to [T, g, out / g].
-
-    Args:
-        x: [T, g, in].
-        source: The matrix [out, in]; rows of a group are neighbours.
-        num_groups: g.
-        grouped_linear: The platform's op, given fp32.
-    """
-    rows_per_group = source.num_rows // num_groups
-    if not x.shape[0]:
-        return x.new_empty((0, num_groups, rows_per_group))
-    wide = source.round_inputs(x.float().flatten(0, 1)).view(x.shape)
-    step = max(1, _tile_rows(x.shape[0], source.num_columns) // rows_per_group)
-    parts = []
-    for first in range(0, num_groups, step):
-        stop = min(first + step, num_groups)
-        rows = _decode(source, first * rows_per_group, stop * rows_per_group, x.device)
-        weight = rows.view(stop - first, rows_per_group, -1)
-        parts.append(grouped_linear(wide[:, first:stop], weight).to(x.dtype))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-
-def read_rows(source: RowSource, row_ids: torch.Tensor) -> torch.Tensor:
-    """Return rows of a matrix by number: fp32 [N, num_columns] for int64 [N]."""
-    different, places = torch.unique(row_ids, return_inverse=True)
-    rows = torch.empty((len(different), source.num_columns), device=row_ids.device)
-    for place, row in enumerate(different.tolist()):
-        source.write_rows(row, rows[place : place + 1])
-    return rows[places]
-
-
-def _tile_rows(num_inputs: int, num_columns: int) -> int:
-    """Returns the rows of a matrix to decode at a time."""
-    values = _CACHED_TILE_VALUES if num_inputs <= _MAX_FEW_ROWS else MAX_TILE_VALUES
-    return max(1, values // num_columns)
-
-
-def _decode(source: RowSource, start: int, stop: int, device: torch.device) -> torch.Tensor:
-    rows = torch.empty((stop - start, source.num_columns), dtype=torch.float32, device=device)
-    source.write_rows(start, rows)
-    return rows
+    product: torch.Tensor = stored_linear(x, PlainRows(weight))
+    return product

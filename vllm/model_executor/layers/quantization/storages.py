@@ -7,7 +7,14 @@ import torch
 
 from vllm.exceptions import CheckpointError
 from vllm.model_executor.layers.quantization.decode import decode_fp4_groups, decode_fp8_blocks
-from vllm.model_executor.layers.quantization.panels import Inputs
+from vllm.v1.attention.ops.stored import (
+    FP4_GROUPS,
+    FP8_BLOCKS,
+    Inputs,
+    MatrixStack,
+    RowSource,
+    StoredStack,
+)
 
 _E8M0_NAN = 255
 _E4M3_NAN = 0x7F
@@ -21,32 +28,6 @@ class WholeInputs:
     def round_inputs(self, x: torch.Tensor) -> torch.Tensor:
         """See ``RowSource``."""
         return x
-
-
-class RowSource(Protocol):
-    """A matrix [num_rows, num_columns] whose rows can be had in fp32.
-
-    Attributes:
-        num_rows: Its outputs.
-        num_columns: Its inputs.
-    """
-
-    num_rows: int
-    num_columns: int
-
-    @property
-    def inputs(self) -> Inputs:
-        """What its products' inputs are rounded to."""
-
-    def round_inputs(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what products take for their inputs, fp32 [T, num_columns]: a row by itself."""
-
-    def write_rows(self, start: int, out: torch.Tensor) -> None:
-        """Decode rows ``start .. start + R - 1``.
-
-        Mutates:
-            out: fp32 [R, num_columns], contiguous.
-        """
 
 
 class Storage(RowSource, Protocol):
@@ -89,6 +70,14 @@ class Fp8Blocks(WholeInputs):
         self.scales = scales
         self.codes = torch.empty((num_rows, num_columns), dtype=torch.uint8, device=scales.device)
 
+    def leaves(self) -> Sequence[RowSource]:
+        """See ``RowSource``."""
+        return (self,)
+
+    def find_stack(self) -> StoredStack:
+        """See ``RowSource``."""
+        return StoredStack(FP8_BLOCKS, self.codes[None], self.scales[None], self.block_shape)
+
     def write_rows(self, start: int, out: torch.Tensor) -> None:
         """See ``RowSource``."""
         codes = self.codes[start : start + out.shape[0]]
@@ -130,6 +119,15 @@ class Fp4Groups(WholeInputs):
             (num_rows, num_columns // 2), dtype=torch.uint8, device=scales.device
         )
 
+    def leaves(self) -> Sequence[RowSource]:
+        """See ``RowSource``."""
+        return (self,)
+
+    def find_stack(self) -> StoredStack:
+        """See ``RowSource``."""
+        scale_shape = (1, self.group_size)
+        return StoredStack(FP4_GROUPS, self.codes[None], self.scales[None], scale_shape)
+
     def write_rows(self, start: int, out: torch.Tensor) -> None:
         """See ``RowSource``."""
         rows = slice(start, start + out.shape[0])
@@ -155,6 +153,14 @@ class PlainRows(WholeInputs):
         self.num_rows, self.num_columns = weight.shape
         self.weight = weight
 
+    def leaves(self) -> Sequence[RowSource]:
+        """See ``RowSource``."""
+        return (self,)
+
+    def find_stack(self) -> StoredStack:
+        """See ``RowSource``."""
+        return StoredStack.plain(self.weight.unsqueeze(0))
+
     def write_rows(self, start: int, out: torch.Tensor) -> None:
         """See ``RowSource``."""
         out.copy_(self.weight[start : start + out.shape[0]])
@@ -170,13 +176,21 @@ class PlainRows(WholeInputs):
 class StackedRows(WholeInputs):
     """Several matrices over one input, as one ``RowSource``.
 
-    Parts that round their inputs are multiplied one by one: see ``parts_by_inputs``.
+    Parts that round their inputs are multiplied one by one: see ``stored_products``.
     """
 
     def __init__(self, *parts: RowSource) -> None:
         self.parts = parts
         self.num_rows = sum(part.num_rows for part in parts)
         self.num_columns = parts[0].num_columns
+
+    def leaves(self) -> Sequence[RowSource]:
+        """See ``RowSource``."""
+        return [leaf for part in self.parts for leaf in part.leaves()]
+
+    def find_stack(self) -> MatrixStack | None:
+        """See ``RowSource``: its parts are multiplied by one by one."""
+        return None
 
     def write_rows(self, start: int, out: torch.Tensor) -> None:
         """See ``RowSource``."""
@@ -186,14 +200,6 @@ class StackedRows(WholeInputs):
             if low < high:
                 part.write_rows(low - first, out[low - start : high - start])
             first += part.num_rows
-
-
-def parts_by_inputs(source: RowSource) -> Sequence[RowSource]:
-    """Return a matrix in parts that each take their inputs in one way."""
-    if not isinstance(source, StackedRows):
-        return (source,)
-    leaves = [leaf for part in source.parts for leaf in parts_by_inputs(part)]
-    return (source,) if all(leaf.inputs == "whole" for leaf in leaves) else leaves
 
 
 def _scale_slot(scales: torch.Tensor) -> torch.Tensor:

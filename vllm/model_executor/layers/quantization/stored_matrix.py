@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm.model_executor.layers.quantization.products import multiply, multiply_groups
-from vllm.model_executor.layers.quantization.storages import RowSource, StackedRows, Storage
+from vllm.model_executor.layers.quantization.storages import StackedRows, Storage
 from vllm.v1.attention.ops import reference
+from vllm.v1.attention.ops.registry import OpResolver
+from vllm.v1.attention.ops.stored import RowSource
 
 
 class StoredMatrix:
@@ -17,15 +18,18 @@ class StoredMatrix:
         name: Its published name, for messages.
         storage: Its codes.
         num_groups: Blocks of rows that ``map_groups`` maps by.
+        ops: Resolves op names.
     """
 
-    def __init__(self, name: str, storage: Storage, num_groups: int) -> None:
+    def __init__(self, name: str, storage: Storage, num_groups: int, ops: OpResolver) -> None:
         self._name, self._storage, self._num_groups = name, storage, num_groups
         self.row_source: RowSource | None = storage
+        self._linear, self._grouped_linear = ops("stored_linear"), ops("stored_grouped_linear")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map [T, in] to [T, out]."""
-        return multiply(x, self._storage, reference.linear)
+        product: torch.Tensor = self._linear(x, self._storage)
+        return product
 
     def prepare(self, x: torch.Tensor) -> torch.Tensor:
         """Return the input as it is."""
@@ -37,7 +41,8 @@ class StoredMatrix:
 
     def map_groups(self, x: torch.Tensor) -> torch.Tensor:
         """Map [T, g, in] to [T, g, out / g]."""
-        return multiply_groups(x, self._storage, self._num_groups, reference.grouped_linear)
+        product: torch.Tensor = self._grouped_linear(x, self._storage, self._num_groups)
+        return product
 
     def slots(self, name: str) -> dict[str, torch.Tensor]:
         """Return tensor name -> destination."""
@@ -73,12 +78,19 @@ class StoredExperts:
         routed: The routed experts.
         shared: The shared one.
         limit: Clamp of gate and up.
+        ops: Resolves op names.
     """
 
     def __init__(
-        self, prefix: str, routed: Sequence[StoredExpert], shared: StoredExpert, limit: float
+        self,
+        prefix: str,
+        routed: Sequence[StoredExpert],
+        shared: StoredExpert,
+        limit: float,
+        ops: OpResolver,
     ) -> None:
         self._prefix, self._limit = prefix, limit
+        self._linear = ops("stored_linear")
         # The shared expert stands last, as in the plain stacks.
         self.experts = (*routed, shared)
         self._gate_up = tuple(StackedRows(expert.gate, expert.up) for expert in self.experts)
@@ -99,10 +111,12 @@ class StoredExperts:
         return mixed.to(x.dtype)
 
     def _map_up(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
-        return multiply(rows, self._gate_up[expert], reference.linear)
+        product: torch.Tensor = self._linear(rows, self._gate_up[expert])
+        return product
 
     def _map_down(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
-        return multiply(rows, self.experts[expert].down, reference.linear)
+        product: torch.Tensor = self._linear(rows, self.experts[expert].down)
+        return product
 
     def slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Return tensor name -> destination; ``prefix`` is the layer's, without dot."""

@@ -11,6 +11,8 @@ from vllm.exceptions import ConfigError
 from vllm.model_executor.models.decoder.rope_config import RopeConfig
 
 Activation = Literal["silu", "gelu_tanh"]
+MTP = "mtp."
+"""Prefix of the tensors of a block that drafts."""
 MXFP4_GROUP_SIZE = 32
 """Values under one MXFP4 scale."""
 
@@ -45,8 +47,7 @@ class LatentShape:
         value_dim: Values of a head's values.
         eps: Added to the mean square of a latent.
         query_rank: Values of a latent that queries are products of; 0: they are the input's.
-        indexer: Chooses the keys of a query; None: it attends to all. What the choice depends on
-            stands behind the latent in the cached row.
+        indexer: Chooses the keys of a query; None: it attends to all.
     """
 
     latent_dim: int
@@ -60,8 +61,7 @@ class LatentShape:
     @property
     def row_width(self) -> int:
         """Values of a cached row."""
-        beside = 0 if self.indexer is None else 2 * self.indexer.head_dim
-        return self.latent_dim + self.shared_dim + beside
+        return self.latent_dim + self.shared_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +319,7 @@ class DecoderConfig:
         hyper: How residual streams are mixed, if there are several.
         drafter: The layer of a block that drafts tokens from the last layer's output; None: there
             is none, or it does not run.
+        drafter_skips_first: Whether the block takes zeros for an embedding at position 0.
     """
 
     has_dspark_drafter: ClassVar[bool] = False
@@ -337,6 +338,7 @@ class DecoderConfig:
     layer_inputs: LayerInputsPlan | None = None
     hyper: HyperPlan | None = None
     drafter: LayerPlan | None = None
+    drafter_skips_first: bool = False
 
     @property
     def num_nextn_predict_layers(self) -> int:

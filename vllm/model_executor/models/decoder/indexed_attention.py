@@ -1,12 +1,11 @@
 """Latent attention to chosen keys: an indexer ranks pools of consecutive tokens (GLM 5.3 Flash).
 
-    row         [ latent | index key | gate ]                    what is cached of a token
-    pool key    sum over its tokens of softmax(gate + bias of its place) * index key, by channel
+    open pool   a token's [ index key | gate + bias of its place ]   kept until its pool is complete
+    pool key    sum over its tokens of softmax(gate + bias) * index key, by channel: kept for ever
     score       sum over heads of weight * relu(index query . pool key)
     keys        the tokens of the highest complete pools, and all behind the last complete one
 
-A query that sees no more complete pools than are chosen attends to all keys. A row keeps what a
-pool is made of, not the pool, so no state of an open pool has to be kept: any token is a boundary.
+A query that sees no more complete pools than are chosen attends to all keys.
 """
 
 import torch
@@ -15,9 +14,10 @@ from torch.nn.functional import layer_norm
 from vllm.exceptions import UnsupportedFeatureError
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.models.decoder.config import LayerPlan
+from vllm.model_executor.models.decoder.kv_cache import pool_keys_name, pool_state_name
 from vllm.model_executor.models.decoder.latent_attention import LatentAttention
 from vllm.model_executor.models.decoder.step import ModelParts, Step
-from vllm.v1.attention.step_tables import ChunkKeys, DecodeBatch, DecodeKeys
+from vllm.v1.attention.step_tables import ChunkKeys, DecodeBatch, DecodeKeys, PageRows
 
 _NORM_EPS = 1e-6
 # Queries whose masks exist at a time.
@@ -51,10 +51,11 @@ class IndexedAttention(LatentAttention):
         self.gate = make.parameter(width, hidden)
         self.place_bias = make.parameter(indexer.pool_size, width, dtype=torch.float32)
         self.key_norm = make.parameter(2, width, dtype=torch.float32)
-        self._linear = parts.ops("linear")
+        self._keys_name, self._state_name = pool_keys_name(index), pool_state_name(index)
+        self._linear, self._compress = parts.ops("linear"), parts.ops("compress_windows")
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """Maps the normed input [T, D] to the output [T, D]; writes the layer's cache.
+        """Maps the normed input [T, D] to the output [T, D]; writes the layer's caches.
 
         The last layer with a cache gives the step's wanted rows alone.
 
@@ -70,34 +71,72 @@ class IndexedAttention(LatentAttention):
         sizes = [self._indexer.head_dim, self._indexer.num_heads]
         keys, weights = torch.split(self.index_inputs(x), sizes, -1)
         weight, bias = self.key_norm
-        keys = layer_norm(keys.float(), weight.shape, weight, bias, _NORM_EPS).to(x.dtype)
-        rows = torch.cat([rows, keys, self._linear(x, self.gate)], -1)
+        keys = layer_norm(keys.float(), weight.shape, weight, bias, _NORM_EPS)
+        self._keep_pools(torch.cat([keys, self._linear(x, self.gate).float()], -1), step)
         # One tensor a row, as attention's steps are handed on.
         parts = (self._take(projected).flatten(1), self.index_queries(projected), weights)
         return self._map_found(self._attend_step(torch.cat(parts, 1), rows, step))
+
+    def _keep_pools(self, rows: torch.Tensor, step: Step) -> None:
+        """Stores rows of open pools, fp32 [T, 2 * I], then the keys of pools that are complete.
+
+        Mutates:
+            rows, the caches.
+        """
+        meta, width = step.meta, self._indexer.head_dim
+        state = meta.states[meta.group_of[self._state_name]]
+        cache = step.kv_caches[self._state_name]
+        rows[:, width:] += self.place_bias[state.phases]
+        # Rounding here too keeps the result independent of where chunks end.
+        rows = self._round_rows(cache, rows)
+        writes = state.writes
+        kept = rows if writes.sources is None else rows[writes.sources]
+        self._write_rows(cache, writes.target.blocks, writes.target.rows, kept)
+        if not state.num_completed:
+            return
+        prior = self._read_rows(cache, state.prior.blocks, state.prior.rows, torch.float32)
+        pools = self._compress(torch.cat([prior, rows])[state.windows], None, None)
+        target = meta.entries[meta.group_of[self._keys_name]].target
+        self._write_rows(step.kv_caches[self._keys_name], target.blocks, target.rows, pools)
+
+    def _read_pools(self, source: PageRows, step: Step) -> torch.Tensor | None:
+        """Returns pool keys, fp32 [..., C, I]; None: no query has to choose among so few."""
+        if source.blocks.shape[-1] <= self._indexer.num_chosen:
+            return None
+        cache = step.kv_caches[self._keys_name]
+        pools: torch.Tensor = self._read_rows(cache, source.blocks, source.rows, torch.float32)
+        return pools
 
     def _attend_all(
         self, queries: torch.Tensor, rows: torch.Tensor, step: Step, *, skips: bool
     ) -> torch.Tensor:
         """Returns [T, H, L + S] for what ``forward`` made of rows, [T, values], and their rows."""
         tables = step.meta.keys[step.meta.group_of[self._cache_name]]
+        entries = step.meta.entries[step.meta.group_of[self._keys_name]]
         width = self.latent.latent_dim + self.latent.shared_dim
         output = queries.new_empty(len(queries), self._shape.num_heads, width)
-        for decode, keys in zip(step.meta.decodes, tables.decodes, strict=True):
-            decode.put(self._attend_decodes(decode, keys, queries, rows, step), output)
-        for chunk, chunk_keys in zip(step.meta.chunks, tables.chunks, strict=True):
+        decodes = zip(step.meta.decodes, tables.decodes, entries.decode_reads, strict=True)
+        for decode, keys, reads in decodes:
+            pools = self._read_pools(reads.source, step)
+            attended = self._attend_batch(decode, keys, queries, rows, pools, step)
+            decode.put(attended, output)
+        chunks = zip(step.meta.chunks, tables.chunks, entries.chunk_reads, strict=True)
+        for chunk, chunk_keys, found in chunks:
             part, skip = chunk.rows, chunk.num_unwanted if skips else 0
             if skip < chunk.num_tokens:
-                wanted = queries[part][skip:]
-                output[part][skip:] = self._attend_chunk(chunk_keys, wanted, rows[part], skip, step)
+                wanted, pools = queries[part][skip:], self._read_pools(found, step)
+                own = self._join_rows(chunk_keys, rows[part], queries.dtype, step)
+                positions = torch.arange(len(own) - len(wanted), len(own), device=rows.device)
+                output[part][skip:] = self._attend_request(wanted, own, pools, positions)
         return output
 
-    def _attend_decodes(
+    def _attend_batch(
         self,
         decode: DecodeBatch,
         tables: DecodeKeys,
         queries: torch.Tensor,
         rows: torch.Tensor,
+        pools: torch.Tensor | None,
         step: Step,
     ) -> torch.Tensor:
         """Attends the queries of a decode batch: [B, Q, H, L + S]."""
@@ -112,24 +151,29 @@ class IndexedAttention(LatentAttention):
                 keys = stored[index, num_stored - end :]
             else:
                 keys = torch.cat([stored[index, num_stored - first :], own[index, : end - first]])
-            outputs.append(self._attend_request(taken[index], keys, positions))
+            found = None
+            if pools is not None:
+                found = pools[index, : end // self._indexer.pool_size]
+            outputs.append(self._attend_request(taken[index], keys, found, positions))
         return torch.stack(outputs)
 
-    def _attend_chunk(
-        self, tables: ChunkKeys, queries: torch.Tensor, rows: torch.Tensor, skip: int, step: Step
+    def _join_rows(
+        self, tables: ChunkKeys, rows: torch.Tensor, dtype: torch.dtype, step: Step
     ) -> torch.Tensor:
-        """As ``PagedAttention``'s, for what ``forward`` made of rows; gives [N, H, L + S]."""
+        """Returns all rows of a request from its first token on; ``rows`` are its chunk's."""
         if tables.kept is not None:
-            stored = self._read(tables.kept, step, queries.dtype)
+            stored = self._read(tables.kept, step, dtype)
             rows = torch.cat([stored, rows[len(stored) :]])
-        num_prior = tables.prior.blocks.numel()
-        if num_prior:
-            rows = torch.cat([self._read(tables.prior, step, queries.dtype), rows])
-        positions = torch.arange(len(rows) - len(queries), len(rows), device=rows.device)
-        return self._attend_request(queries, rows, positions)
+        if tables.prior.blocks.numel():
+            rows = torch.cat([self._read(tables.prior, step, dtype), rows])
+        return rows
 
     def _attend_request(
-        self, packed: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor
+        self,
+        packed: torch.Tensor,
+        rows: torch.Tensor,
+        pools: torch.Tensor | None,
+        positions: torch.Tensor,
     ) -> torch.Tensor:
         """Attends one request's queries at int64 positions [N] to its rows from the first on."""
         indexer, latent = self._indexer, self.latent
@@ -137,10 +181,9 @@ class IndexedAttention(LatentAttention):
         sizes = [heads * width, indexer.num_heads * indexer.head_dim, indexer.num_heads]
         queries, index_queries, weights = torch.split(packed, sizes, -1)
         by_head = queries.view(len(packed), heads, width).transpose(0, 1)
-        keys = rows[None, None, :, :width]
-        pools = None
-        if len(rows) // indexer.pool_size > indexer.num_chosen:
-            pools = self._make_pools(rows[:, width:].float())
+        keys = rows[None, None]
+        if pools is not None and len(pools) <= indexer.num_chosen:
+            pools = None
         outputs = []
         for first in range(0, len(packed), _TILE):
             tile = slice(first, first + _TILE)
@@ -155,13 +198,6 @@ class IndexedAttention(LatentAttention):
             )
             outputs.append(found[0].transpose(0, 1))
         return torch.cat(outputs)
-
-    def _make_pools(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns the keys of complete pools, fp32 [C, I], of index keys and gates [K, 2 * I]."""
-        size = self._indexer.pool_size
-        complete = rows[: len(rows) // size * size].view(-1, size, 2, self._indexer.head_dim)
-        shares = (complete[:, :, 1] + self.place_bias).softmax(1)
-        return (complete[:, :, 0] * shares).sum(1)
 
     def _score(
         self,

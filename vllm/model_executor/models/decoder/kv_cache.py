@@ -6,20 +6,34 @@ A row holds one token's keys of all heads, then its values: 2 * num_kv_heads * h
 one latent, of which keys and values of all heads are products: head_dim values.
 Blocks are ``--block-size`` tokens in full-attention and window layers alike. The states of all
 recurrent layers are one cache, in pages as wide as a block of all attention layers.
+
+Latents that an indexer chooses from, by pools of r tokens, have two caches more, beside that of
+their rows of L values:
+
+    cache             tokens of a block    rows     one row holds
+    .indexer          r * k * block size   / r      a pool's key [I]; k = max(1, L // I), so that a
+                                                    block is as wide as one of latents
+    .indexer_state    block size           all      an open pool's token: key and weights [2 * I]
+
+A pool that is complete needs no state: where r divides the block size, no prefix does.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
-from vllm.model_executor.models.decoder.config import DecoderConfig
+from vllm.model_executor.models.decoder.config import DecoderConfig, LatentShape
 from vllm.v1.kv_cache_interface import (
+    CompressorStateSpec,
     FullAttentionSpec,
     KVCacheSpec,
+    MLAAttentionSpec,
     RecurrentStateSpec,
     SlidingWindowSpec,
     StateShape,
 )
+from vllm.v1.kv_cache_specs.base import PackingKey
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +56,27 @@ def drafter_cache_name(config: DecoderConfig) -> str:
     return cache_name(len(config.layers))
 
 
+def pool_keys_name(layer: int) -> str:
+    """Returns the name of the cache of a layer's pool keys."""
+    return f"{cache_name(layer)}.indexer"
+
+
+def pool_state_name(layer: int) -> str:
+    """Returns the name of the cache of a layer's open pools."""
+    return f"{cache_name(layer)}.indexer_state"
+
+
+def drafter_cache_names(config: DecoderConfig) -> tuple[str, ...]:
+    """Returns the names of the caches of the block that drafts, that of its rows first."""
+    layer = len(config.layers)
+    rows = drafter_cache_name(config)
+    assert config.drafter is not None, "a block drafts"
+    latent = config.shape_of(config.drafter).latent
+    if latent is None or latent.indexer is None:
+        return (rows,)
+    return rows, pool_keys_name(layer), pool_state_name(layer)
+
+
 def decoder_kv_cache_specs(
     config: DecoderConfig,
     block_size: int,
@@ -54,7 +89,7 @@ def decoder_kv_cache_specs(
         config: The architecture.
         block_size: ``--block-size``: tokens of one prefix unit.
         cache_dtype: Type of keys and values.
-        state_dtype: Type of recurrent states.
+        state_dtype: Type of recurrent states and of open pools.
 
     Raises:
         ConfigError: The block size is not supported.
@@ -65,7 +100,8 @@ def decoder_kv_cache_specs(
             f"{', '.join(map(str, SUPPORTED_BLOCK_SIZES))}"
         )
     specs: dict[str, KVCacheSpec] = {}
-    for index, layer in enumerate(config.layers):
+    drafters = () if config.drafter is None else (config.drafter,)
+    for index, layer in enumerate((*config.layers, *drafters)):
         if layer.kv_owner is not None or layer.recurrence is not None:
             continue
         shape = config.shape_of(layer)
@@ -78,17 +114,46 @@ def decoder_kv_cache_specs(
             dtype=cache_dtype,
         )
         specs[cache_name(index)] = _with_window(full, layer.window) if layer.window else full
-    if config.drafter is not None:
-        shape = config.shape_of(config.drafter)
-        specs[drafter_cache_name(config)] = FullAttentionSpec(
-            block_size=block_size,
-            num_kv_heads=shape.num_kv_heads,
-            head_size=shape.head_dim,
-            dtype=cache_dtype,
-        )
+        if shape.latent is not None:
+            specs |= _pool_specs(shape.latent, index, block_size, cache_dtype, state_dtype)
     if config.recurrences:
         specs[STATES] = _state_spec(config, specs, block_size, state_dtype)
     return specs
+
+
+def _pool_specs(
+    latent: LatentShape,
+    layer: int,
+    block_size: int,
+    cache_dtype: "torch.dtype",
+    state_dtype: "torch.dtype",
+) -> dict[str, KVCacheSpec]:
+    """Builds the specs of a layer's pools: keys of complete ones, rows of open ones."""
+    indexer = latent.indexer
+    if indexer is None:
+        return {}
+    size, width = indexer.pool_size, indexer.head_dim
+    blocks_per_block = max(1, (latent.latent_dim + latent.shared_dim) // width)
+    return {
+        pool_keys_name(layer): MLAAttentionSpec(
+            block_size=block_size * size * blocks_per_block,
+            num_kv_heads=1,
+            head_size=width,
+            dtype=cache_dtype,
+            compress_ratio=size,
+            is_indexer=True,
+        ),
+        pool_state_name(layer): CompressorStateSpec(
+            block_size=block_size,
+            num_kv_heads=1,
+            head_size=2 * width,
+            dtype=state_dtype,
+            sliding_window=size,
+            state_ratio=size,
+            state_overlap=False,
+            is_indexer=True,
+        ),
+    }
 
 
 def state_shape(config: DecoderConfig) -> StateShape:
@@ -112,7 +177,11 @@ def _state_spec(
 ) -> RecurrentStateSpec:
     """Cuts a state into pages as wide as a block of all attention layers: no block grows by it."""
     shape = state_shape(config)
-    width_bytes = sum(spec.page_size_bytes for spec in attention.values() if spec.keeps_every_token)
+    widths: dict[PackingKey, int] = defaultdict(int)
+    for spec in attention.values():
+        if spec.keeps_every_token:
+            widths[spec.packing_key()] += spec.page_size_bytes
+    width_bytes = max(widths.values())
     smallest = max(shape.head_values, shape.num_columns)
     page_values = max(width_bytes // dtype.itemsize, smallest)
     return RecurrentStateSpec(

@@ -18,10 +18,11 @@ from vllm.model_executor.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
-from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource
+from vllm.model_executor.layers.quantization.storages import PlainRows
 from vllm.model_executor.models.decoder.config import LayerPlan
 from vllm.model_executor.models.decoder.paged_attention import PagedAttention
 from vllm.model_executor.models.decoder.step import ModelParts, Step
+from vllm.v1.attention.ops.stored import RowSource
 
 _ROW = "kv_a_proj_with_mqa"
 
@@ -123,7 +124,8 @@ class LatentAttention(PagedAttention):
                 "attention needs its values."
             )
         if self._widened is None:
-            values = torch.empty(source.num_rows, source.num_columns)
+            shape = source.num_rows, source.num_columns
+            values = torch.empty(shape, device=self.heads.weight.device)
             source.write_rows(0, values)
             self._widened = values.to(self._dtype)
         return self._widened

@@ -11,14 +11,14 @@ from torch import nn
 from vllm.distributed.parallel_state import shard_size
 from vllm.model_executor.layers.hyper_connections import HyperConnection
 from vllm.model_executor.layers.linear import ReplicatedLinear
-from vllm.model_executor.layers.quantization.products import multiply
-from vllm.model_executor.layers.quantization.storages import PlainRows, RowSource
+from vllm.model_executor.layers.quantization.storages import PlainRows
 from vllm.model_executor.layers.vocab import VocabParallelEmbedding
 from vllm.model_executor.model_loader.weight_names import TensorPart
 from vllm.model_executor.models.causal_lm import CausalLM
 from vllm.model_executor.models.decoder.attention import DecoderAttention
 from vllm.model_executor.models.decoder.channel_decays import ChannelDecayNet
 from vllm.model_executor.models.decoder.config import (
+    MTP,
     DecoderConfig,
     ExpertsPlan,
     FeedForwardPlan,
@@ -34,12 +34,11 @@ from vllm.model_executor.models.decoder.latent_attention import LatentAttention
 from vllm.model_executor.models.decoder.layer_inputs import LayerInputBlock, LayerInputs
 from vllm.model_executor.models.decoder.paged_attention import PagedAttention
 from vllm.model_executor.models.decoder.step import ModelParts, Step, StepFactory
+from vllm.v1.attention.ops.stored import RowSource
 from vllm.v1.attention.step_tables import RecurrentRows, StepMetadata
 
 _EMBEDDING = "model.embed_tokens"
 _HEAD = "lm_head"
-# Prefix of the tensors of a block that drafts.
-MTP = "mtp."
 _CHANNELS = re.compile(r"(.+\.linear_attn\.)(in_proj_qkv|conv1d)\.weight")
 _STACKED_EXPERTS = re.compile(r"(.+\.(?:mlp\.)?experts\.)(gate_up_proj|down_proj)")
 # Old checkpoints carry the rotary frequencies, which follow from config.json.
@@ -286,7 +285,7 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
             kept_rows = 0 if self._quantised_head else num_rows
             dtype = make.kept_dtype(make.dtype, f"{_HEAD}.weight")
             self.head = make.parameter(kept_rows, config.hidden_size, dtype=dtype)
-        self._linear = ops("linear")
+        self._stored_linear = ops("stored_linear")
         # Rounded as the published models round it.
         self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=make.dtype))
         self._unstacks_experts = any(
@@ -396,7 +395,10 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         assert self.drafter is not None, "the block does not run"
         step = replace(self._make_step(positions, meta, kv_caches, None), wanted=None)
         embedded = self.embed(next_token_ids) * self.embedding_scale
-        drafted: torch.Tensor = self.drafter(streams, embedded, step)
+        if self.config.drafter_skips_first:
+            embedded = embedded.masked_fill(positions.unsqueeze(1) == 0, 0.0)
+        # Kernels give fp32 streams whatever the weights' type.
+        drafted: torch.Tensor = self.drafter(streams.to(self.dtype), embedded, step)
         return drafted
 
     def compute_mtp_logits(self, streams: torch.Tensor) -> torch.Tensor:
@@ -410,7 +412,7 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         else:
             source = self._quantised_head.row_source
             assert source is not None, "a head's rows can be decoded"
-            logits = multiply(hidden.float(), source, self._linear)
+            logits = self._stored_linear(hidden.float(), source)
         logits = self._group.all_gather(logits)
         if self.config.final_soft_cap:
             logits = self._soft_cap_(logits, self.config.final_soft_cap)

@@ -51,6 +51,7 @@ class DeepseekV4MoE(nn.Module):
         else:
             self.bias = make.parameter(self._num_experts, dtype=torch.float32)
         self._router_logits = parts.ops("router_logits")
+        self._stored_linear = parts.ops("stored_linear")
         self._router_scores = parts.ops("router_scores")
         self._choose = parts.ops("choose_experts")
         self._weigh = parts.ops("expert_weights")
@@ -58,7 +59,8 @@ class DeepseekV4MoE(nn.Module):
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Maps the normed input [T, D] to [T, D]."""
-        scores = self._router_scores(multiply_plain(x.float(), self.gate, self._router_logits))
+        logits = multiply_plain(x.float(), self.gate, self._router_logits, self._stored_linear)
+        scores = self._router_scores(logits)
         if self.expert_of_token is not None:
             expert_ids = self.expert_of_token[step.token_ids]
         else:

@@ -1,7 +1,8 @@
 """The names a model asks its platform's ops by, with the plain-torch op of each.
 
 A platform's ``get_op`` returns its own kernel for the names it speeds up and the reference for
-the rest. Signatures are those of ``reference``, ``decoder`` and ``recurrent``.
+the rest. Signatures are those of ``reference``, ``decoder``, ``recurrent`` and
+``stored_products``.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vllm.exceptions import ConfigError
-from vllm.v1.attention.ops import decoder, recurrent, reference
+from vllm.v1.attention.ops import decoder, recurrent, reference, stored_products
 
 Op = Callable[..., Any]
 OpResolver = Callable[[str], Op]
@@ -59,6 +60,9 @@ REFERENCE_OPS: Mapping[str, Op] = MappingProxyType(
             recurrent.gated_delta_scan,
             recurrent.gated_rms_norm,
             recurrent.gate_heads,
+            stored_products.stored_linear,
+            stored_products.stored_grouped_linear,
+            stored_products.read_stored_rows,
         )
     }
 )

@@ -1,9 +1,21 @@
-"""Stacks of matrices as a checkpoint stores them, for kernels that decode in registers."""
+"""Matrices as a checkpoint stores them: what ops ask of them, and how kernels take them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import torch
+
+CodeKind = Literal["int8", "int4", "uint4", "iq4", "e2m1", "int6", "e4m3"]
+"""Two's complement in eight and four bits, 0 to 15, numbers in two tables of 16 values, -32 to 31,
+and floats of eight bits."""
+
+Inputs = Literal["whole", "bytes by row", "bytes by group"]
+"""What a product's inputs are rounded to, a property of the matrix: nothing, or 255 steps of the
+largest of a row, or of a row's group of weights."""
+
+PANEL = 64
+"""Outputs of a panel."""
 
 PLAIN, FP8_BLOCKS, FP4_GROUPS, INT8_ROWS = 0, 1, 2, 3
 
@@ -31,6 +43,15 @@ class StoredStack:
         """Returns ordinary matrices [E, out, in]."""
         return cls(PLAIN, weight, weight)
 
+    def split(self, count: int) -> "StoredStack | None":
+        """Returns one matrix as ``count`` of its rows each; None: scales would be cut."""
+        rows = self.out_size // count
+        if rows % self.scale_shape[0]:
+            return None
+        codes = self.codes.view(count, rows, -1)
+        scales = codes if self.kind == PLAIN else self.scales.view(count, -1, self.scales.shape[2])
+        return StoredStack(self.kind, codes, scales, self.scale_shape)
+
     @property
     def num_matrices(self) -> int:
         """E."""
@@ -48,6 +69,94 @@ class StoredStack:
 
 
 @dataclass(frozen=True, slots=True)
+class PanelNumbers:
+    """One number per output and group of its inputs, in panels.
+
+    Attributes:
+        values: [P, groups, 64] of fp32, fp16, bf16, int8, or uint8 (e8m0).
+        factors: fp16 [P, ceil(groups / fan), 64], by which they are multiplied; None: by nothing.
+        fan: Groups of one factor.
+    """
+
+    values: torch.Tensor
+    factors: torch.Tensor | None = None
+    fan: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PanelStack:
+    """Matrices of one shape [out, in] whose codes lie in panels of 64 outputs; E of them, or one.
+
+    weight = code * scale + offset, or (code - zero) * scale
+
+    Attributes:
+        kind: What the codes are.
+        codes: int32 [E * panels, words, 64]; a word holds eight codes of four bits or four bytes,
+            of neighbouring inputs, the first lowest.
+        scales: The scales.
+        offsets: The offsets or zero points, or None.
+        has_zeros: Whether ``offsets`` are zero points.
+        order: int32 [in]: the input that the k-th code is of; None: the k-th.
+        group: Inputs under a scale; whole words.
+        inputs: What the products' inputs are rounded to.
+        out_size, in_size: Of one matrix.
+        num_matrices: E.
+    """
+
+    kind: CodeKind
+    codes: torch.Tensor
+    scales: PanelNumbers
+    offsets: PanelNumbers | None
+    has_zeros: bool
+    order: torch.Tensor | None
+    group: int
+    inputs: Inputs
+    out_size: int
+    in_size: int
+    num_matrices: int = 1
+
+    def split(self, count: int) -> "PanelStack | None":
+        """Returns one matrix as ``count`` of its rows each; None: panels would be cut."""
+        rows = self.out_size // count
+        return None if rows % PANEL else replace(self, out_size=rows, num_matrices=count)
+
+
+MatrixStack = StoredStack | PanelStack
+
+
+class RowSource(Protocol):
+    """A matrix [num_rows, num_columns] whose rows can be had in fp32.
+
+    Attributes:
+        num_rows: Its outputs.
+        num_columns: Its inputs.
+    """
+
+    num_rows: int
+    num_columns: int
+
+    @property
+    def inputs(self) -> Inputs:
+        """What its products' inputs are rounded to."""
+
+    def round_inputs(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what products take for their inputs, fp32 [T, num_columns]: a row by itself."""
+
+    def write_rows(self, start: int, out: torch.Tensor) -> None:
+        """Decode rows ``start .. start + R - 1``.
+
+        Mutates:
+            out: fp32 [R, num_columns], contiguous.
+        """
+
+    def leaves(self) -> "Sequence[RowSource]":
+        """Return the matrices it is put together of, from top to bottom; itself, if of none."""
+
+    def find_stack(self) -> MatrixStack | None:
+        """Return the matrix as kernels take it; None: they do not."""
+
+
+@dataclass(frozen=True, slots=True)
 class GatedExperts:
     """The experts of one layer.
 
@@ -58,8 +167,8 @@ class GatedExperts:
         gate_up_bias, down_bias: [E, 2 * M] and [E, D], or None.
     """
 
-    gate_up: StoredStack
-    down: StoredStack
+    gate_up: MatrixStack
+    down: MatrixStack
     activate: Callable[[torch.Tensor], torch.Tensor]
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None

@@ -7,11 +7,8 @@ import triton.language as tl
 from vllm.v1.attention.ops.stored import GatedExperts, StoredStack
 from vllm.v1.attention.ops.triton.elementwise import clamped_silu_and_mul
 from vllm.v1.attention.ops.triton.launch import divide_up, launch, power_of_two, rows_per_program
-from vllm.v1.attention.ops.triton.products import (
-    choose_rows_per_block,
-    grouped_product,
-    route,
-)
+from vllm.v1.attention.ops.triton.routing import choose_rows_per_block, route
+from vllm.v1.attention.ops.triton.stored_products import map_pairs
 
 # -- routers ----------------------------------------------------------------------------------
 
@@ -197,8 +194,8 @@ def mix_gated_experts(
     num_experts, num_chosen = experts.gate_up.num_matrices, expert_ids.shape[1]
     rows = choose_rows_per_block(num_rows * num_chosen, num_experts, is_invariant=is_invariant)
     routing = route(expert_ids, num_experts, rows)
-    hidden = grouped_product(x, experts.gate_up, routing, experts.gate_up_bias, is_gather=True)
-    parts = grouped_product(
+    hidden = map_pairs(x, experts.gate_up, routing, experts.gate_up_bias, is_gather=True)
+    parts = map_pairs(
         experts.activate(hidden), experts.down, routing, experts.down_bias, is_gather=False
     )
     out = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)

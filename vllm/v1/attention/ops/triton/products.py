@@ -5,8 +5,6 @@
 A row's sums have one order whatever stands beside it: blocks and the loop's step are fixed.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -19,90 +17,11 @@ from vllm.v1.attention.ops.triton.launch import (
     multiply,
     power_of_two,
 )
+from vllm.v1.attention.ops.triton.routing import Routing, choose_rows_per_block, route
+from vllm.v1.attention.ops.triton.small_floats import e2m1_value, e4m3_value, power_of
 
 _OUTPUTS = 256 if IS_INTERPRETED else 64
 _INPUTS = 256 if IS_INTERPRETED else 64
-FEW_ROWS, MANY_ROWS = 16, 64
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """Pairs of token and chosen expert, laid out so that a block of rows has one expert.
-
-    Attributes:
-        pairs: int32 [blocks * rows_per_block]: pair of each row; ``num_pairs`` where there is none.
-        experts: int32 [blocks]: expert of each block; the number of experts: nothing to do.
-        num_pairs: Tokens times experts of each.
-        num_chosen: Experts per token; pair p is of token p // num_chosen.
-        rows_per_block: Rows of a block.
-    """
-
-    pairs: torch.Tensor
-    experts: torch.Tensor
-    num_pairs: int
-    num_chosen: int
-    rows_per_block: int
-
-
-def choose_rows_per_block(num_pairs: int, num_experts: int, *, is_invariant: bool) -> int:
-    """Return the rows of a block; where results must not depend on the batch, always the same."""
-    if is_invariant or IS_INTERPRETED:
-        return MANY_ROWS
-    return FEW_ROWS if num_pairs <= FEW_ROWS * num_experts else MANY_ROWS
-
-
-def route(expert_ids: torch.Tensor, num_experts: int, rows_per_block: int) -> Routing:
-    """Sorts pairs by expert on the device: no shape depends on what was chosen.
-
-    Args:
-        expert_ids: [T, k].
-        num_experts: E; ids are below it.
-        rows_per_block: Rows of a block.
-    """
-    flat = expert_ids.reshape(-1).long()
-    num_pairs, device = flat.shape[0], flat.device
-    counts = torch.zeros(num_experts, dtype=torch.int64, device=device)
-    counts.scatter_add_(0, flat, torch.ones_like(flat))
-    padded = (counts + (rows_per_block - 1)) // rows_per_block * rows_per_block
-    ends = padded.cumsum(0)
-    order = flat.argsort(stable=True)
-    expert = flat[order]
-    rank = torch.arange(num_pairs, device=device) - (counts.cumsum(0) - counts)[expert]
-    num_blocks = min(num_pairs, num_pairs // rows_per_block + num_experts)
-    pairs = torch.full((num_blocks * rows_per_block,), num_pairs, dtype=torch.int32, device=device)
-    pairs[(ends - padded)[expert] + rank] = order.int()
-    firsts = torch.arange(num_blocks, device=device) * rows_per_block
-    experts = torch.searchsorted(ends, firsts, right=True).int()
-    return Routing(pairs, experts, num_pairs, expert_ids.shape[-1], rows_per_block)
-
-
-@triton.jit
-def power_of(byte):
-    """e8m0 to fp32: 2^(byte - 127), the lowest of which is subnormal."""
-    bits = byte.to(tl.int32)
-    bits = tl.where(bits == 0, 0x00400000, bits << 23)
-    return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def e4m3_value(byte):
-    """e4m3 to fp32, by its bits: no card needs to know the type."""
-    code = byte.to(tl.int32)
-    exponent = (code >> 3) & 15
-    normal = (((exponent + 120) << 23) | ((code & 7) << 20)).to(tl.float32, bitcast=True)
-    value = tl.where(exponent == 0, (code & 7).to(tl.float32) * 0.001953125, normal)
-    return tl.where(code >= 128, -value, value)
-
-
-@triton.jit
-def e2m1_value(code):
-    """e2m1 (four bits) to fp32."""
-    magnitude = code & 7
-    normal = ((((magnitude >> 1) + 126) << 23) | ((magnitude & 1) << 22)).to(
-        tl.float32, bitcast=True
-    )
-    value = tl.where(magnitude < 2, magnitude.to(tl.float32) * 0.5, normal)
-    return tl.where(code >= 8, -value, value)
 
 
 @triton.jit
@@ -158,6 +77,7 @@ def _grouped_product_kernel(
     num_experts,
     num_chosen,
     x_stride,
+    out_stride,
     out_size,
     in_size,
     matrix_stride,
@@ -208,7 +128,7 @@ def _grouped_product_kernel(
         if HAS_BIAS:
             added = tl.load(bias + expert * out_size + output, mask=is_output, other=0.0)
             sums += added.to(tl.float32)[None, :]
-        target = pair.to(tl.int64)[:, None] * out_size + output[None, :]
+        target = pair.to(tl.int64)[:, None] * out_stride + output[None, :]
         tl.store(
             out + target,
             sums.to(out.dtype.element_ty),
@@ -223,7 +143,7 @@ def grouped_product(
     bias: torch.Tensor | None = None,
     *,
     is_gather: bool,
-    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Maps each pair's row by its expert's matrix.
 
@@ -233,15 +153,14 @@ def grouped_product(
         routing: The pairs.
         bias: [E, out], or None.
         is_gather: Whether x has rows by token.
-        out_dtype: Of the result; x's unless given.
+        out: [num_pairs, out], which becomes the result; a row's values stand side by side.
 
     Returns:
-        [num_pairs, out] by pair.
+        [num_pairs, out] by pair, of x's type unless ``out`` is given.
     """
     assert x.stride(-1) == 1, "a row's values stand side by side"
-    out = torch.empty(
-        (routing.num_pairs, stack.out_size), dtype=out_dtype or x.dtype, device=x.device
-    )
+    if out is None:
+        out = x.new_empty((routing.num_pairs, stack.out_size))
     outputs = min(_OUTPUTS, max(16, power_of_two(stack.out_size)))
     scale_columns = divide_up(stack.in_size, stack.scale_shape[1])
     launch(
@@ -258,6 +177,7 @@ def grouped_product(
         stack.num_matrices,
         routing.num_chosen,
         x.stride(0),
+        out.stride(0),
         stack.out_size,
         stack.in_size,
         stack.codes.stride(0),
@@ -278,14 +198,14 @@ def grouped_product(
     return out
 
 
-def stored_linear(
+def stack_linear(
     x: torch.Tensor,
     stack: StoredStack,
     *,
     is_invariant: bool = True,
-    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Maps [T, in] by the one matrix of a stack to [T, out]."""
+    """Maps [T, in] by the one matrix of a stack to [T, out]; see ``grouped_product``."""
     num_rows = x.shape[0]
     rows = choose_rows_per_block(num_rows, 1, is_invariant=is_invariant)
     num_blocks = divide_up(num_rows, rows)
@@ -294,12 +214,12 @@ def stored_linear(
     experts = torch.zeros(num_blocks, dtype=torch.int32, device=x.device)
     routing = Routing(pairs, experts, num_rows, 1, rows)
     wide = x if x.stride(-1) == 1 else x.contiguous()
-    return grouped_product(wide, stack, routing, is_gather=False, out_dtype=out_dtype)
+    return grouped_product(wide, stack, routing, is_gather=False, out=out)
 
 
 def linear_in_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``reference.linear`` with one order of sums in any batch, which cuBLAS does not promise."""
-    return stored_linear(x, StoredStack.plain(weight.unsqueeze(0)))
+    return stack_linear(x, StoredStack.plain(weight.unsqueeze(0)))
 
 
 def grouped_linear_in_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

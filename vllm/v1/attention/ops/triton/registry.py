@@ -11,7 +11,7 @@ from vllm import envs
 from vllm.exceptions import ConfigError
 from vllm.v1.attention.ops import decoder, reference
 from vllm.v1.attention.ops.registry import REFERENCE_OPS, Op
-from vllm.v1.attention.ops.stored import GatedExperts, StoredStack
+from vllm.v1.attention.ops.stored import GatedExperts, RowSource, StoredStack
 from vllm.v1.attention.ops.triton import (
     attention,
     elementwise,
@@ -21,6 +21,7 @@ from vllm.v1.attention.ops.triton import (
     pages,
     products,
     recurrent,
+    stored_products,
 )
 
 
@@ -62,6 +63,18 @@ def mix_experts(*arguments: Any) -> torch.Tensor:
     return experts.mix_experts(*arguments, is_invariant=envs.VLLM_BATCH_INVARIANT)
 
 
+def stored_linear(x: torch.Tensor, source: RowSource) -> torch.Tensor:
+    """See ``stored_products.stored_linear``."""
+    return stored_products.stored_linear(x, source, is_invariant=envs.VLLM_BATCH_INVARIANT)
+
+
+def stored_grouped_linear(x: torch.Tensor, source: RowSource, num_groups: int) -> torch.Tensor:
+    """See ``stored_products.stored_grouped_linear``."""
+    return stored_products.stored_grouped_linear(
+        x, source, num_groups, is_invariant=envs.VLLM_BATCH_INVARIANT
+    )
+
+
 def project_to_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """See ``decoder.project_to_logits``: narrow weights, fp32 sums and fp32 logits."""
     if weight.dtype == torch.float32:
@@ -74,7 +87,8 @@ def project_to_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def project_in_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``project_to_logits`` whose sums have one order in any batch."""
     stack = StoredStack.plain(weight.unsqueeze(0))
-    return products.stored_linear(x.to(weight.dtype), stack, out_dtype=torch.float32)
+    out = torch.empty((len(x), len(weight)), dtype=torch.float32, device=x.device)
+    return products.stack_linear(x.to(weight.dtype), stack, out=out)
 
 
 def router_logits_in_order(
@@ -106,6 +120,9 @@ TRITON_OPS: Mapping[str, TritonOp] = MappingProxyType(
         "project_to_logits": TritonOp(
             project_to_logits, project_in_order, "cuBLAS with fp32 logits"
         ),
+        "stored_linear": TritonOp(stored_linear),
+        "stored_grouped_linear": TritonOp(stored_grouped_linear),
+        "read_stored_rows": TritonOp(stored_products.read_stored_rows),
         "rms_norm": TritonOp(elementwise.rms_norm),
         "rms_norm_offset": TritonOp(elementwise.rms_norm_offset),
         "rotate_": TritonOp(elementwise.rotate_),

@@ -1,0 +1,563 @@
+"""Products with matrices packed in panels: codes are decoded in the tile that is multiplied.
+
+    program (block of rows of one matrix, panel of 64 outputs), a loop over words of codes
+
+    words [W, 64] -> codes [W, codes of a word, 64] -> weights [inputs, 64]
+
+A scale belongs to whole words, so it is read once a word and output. Where inputs are rounded to
+bytes, codes of both sides are multiplied, exactly, and a group's sum is scaled once: a step of the
+loop stays within a group. A row's sums have one order whatever stands beside it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from vllm.v1.attention.ops.stored import PANEL, CodeKind, PanelNumbers, PanelStack
+from vllm.v1.attention.ops.triton.launch import (
+    IS_INTERPRETED,
+    divide_up,
+    launch,
+    multiply,
+    power_of_two,
+    rows_per_program,
+)
+from vllm.v1.attention.ops.triton.routing import Routing, choose_rows_per_block
+from vllm.v1.attention.ops.triton.small_floats import e2m1_value, power_of
+
+_PANEL = tl.constexpr(PANEL)
+# Inputs of one step of the loop.
+_INPUTS = 256 if IS_INTERPRETED else 128
+# The least that the matrix unit takes.
+_LEAST_INPUTS = 16
+_CODES: dict[CodeKind, int] = {"int8": 0, "int4": 1, "uint4": 2, "iq4": 3, "e2m1": 4}
+# iq4's sixteen values as bytes, the first eight and the last, each as one signed number.
+_IQ4_LOW = tl.constexpr(0xF6EADDCFBFAD9881 - (1 << 64))
+_IQ4_HIGH = tl.constexpr(0x7159453526190D01)
+_BYTE_MAX = tl.constexpr(127.0)
+_LEAST_PEAK = tl.constexpr(1e-30)
+# Adding and taking away 1.5 * 2^23 rounds to a whole number, ties to even.
+_ROUNDER = tl.constexpr(12582912.0)
+
+
+# -- numbers ----------------------------------------------------------------------------------
+
+
+@triton.jit
+def _code_values(packed, place, KIND: tl.constexpr):
+    """Returns the fp32 values of the codes at a place of each word."""
+    if KIND == 0:
+        byte = (packed >> (place * 8)) & 255
+        return tl.where(byte >= 128, byte - 256, byte).to(tl.float32)
+    else:
+        code = (packed >> (place * 4)) & 15
+        if KIND == 1:
+            return ((code ^ 8) - 8).to(tl.float32)
+        elif KIND == 2:
+            return code.to(tl.float32)
+        elif KIND == 3:
+            table = tl.where(code >= 8, _IQ4_HIGH, _IQ4_LOW)
+            byte = ((table >> ((code & 7) * 8).to(tl.int64)) & 255).to(tl.int32)
+            return tl.where(byte >= 128, byte - 256, byte).to(tl.float32)
+        else:
+            return e2m1_value(code)
+
+
+@triton.jit
+def _read_numbers(
+    values,
+    factors,
+    panel,
+    group,
+    lane,
+    mask,
+    num_groups,
+    num_factors,
+    FAN: tl.constexpr,
+    IS_E8M0: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
+):
+    """Returns the fp32 numbers [groups, 64] of some groups of a panel."""
+    at = (panel * num_groups + group)[:, None] * _PANEL + lane[None, :]
+    if IS_E8M0:
+        return power_of(tl.load(values + at, mask=mask, other=127))
+    number = tl.load(values + at, mask=mask, other=0).to(tl.float32)
+    if HAS_FACTORS:
+        at = (panel * num_factors + group // FAN)[:, None] * _PANEL + lane[None, :]
+        number = number * tl.load(factors + at, mask=mask, other=0.0).to(tl.float32)
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """``PanelNumbers`` as launches take them."""
+
+    values: torch.Tensor
+    factors: torch.Tensor
+    num_groups: int
+    num_factors: int
+    fan: int
+    is_e8m0: bool
+    has_factors: bool
+
+    @classmethod
+    def of(cls, numbers: PanelNumbers) -> "_Numbers":
+        factors = numbers.values if numbers.factors is None else numbers.factors
+        return cls(
+            numbers.values,
+            factors,
+            numbers.values.shape[1],
+            factors.shape[1],
+            numbers.fan,
+            numbers.values.dtype == torch.uint8,
+            numbers.factors is not None,
+        )
+
+
+# -- rounded inputs ---------------------------------------------------------------------------
+
+
+@triton.jit
+def _round_kernel(
+    x,
+    order,
+    codes,
+    scales,
+    num_rows,
+    x_stride,
+    in_size,
+    num_groups,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = row < num_rows
+    group = tl.program_id(1)
+    place = tl.arange(0, BLOCK)
+    column = group * GROUP + place
+    is_column = (place < GROUP) & (column < in_size)
+    source = column
+    if HAS_ORDER:
+        source = tl.load(order + column, mask=is_column, other=0)
+    mask = is_row[:, None] & is_column[None, :]
+    wide = row.to(tl.int64)
+    values = tl.load(x + wide[:, None] * x_stride + source[None, :], mask=mask, other=0.0)
+    values = values.to(tl.float32)
+    sizes = tl.abs(values)
+    peak = tl.max(sizes, 1)
+    is_number = tl.sum((sizes < float("inf")).to(tl.int32), 1) == BLOCK
+    factor = (tl.zeros((ROWS,), tl.float32) + _BYTE_MAX) / peak
+    rounded = (values * factor[:, None] + _ROUNDER) - _ROUNDER
+    rounded = tl.where((is_number & (peak >= _LEAST_PEAK))[:, None], rounded, 0.0)
+    scale = tl.where(is_number, peak / _BYTE_MAX, float("nan"))
+    target = wide[:, None] * in_size + column[None, :]
+    tl.store(codes + target, rounded.to(tl.float16), mask=mask)
+    tl.store(scales + wide * num_groups + group, scale, mask=is_row)
+
+
+def _round_inputs(x: torch.Tensor, stack: PanelStack) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns inputs as whole numbers to 127, fp16 [T, in] in the codes' order, and their scales.
+
+    Scales are fp32 [T, groups]: of one group where a row is rounded as a whole.
+    """
+    group = stack.group if stack.inputs == "bytes by group" else stack.in_size
+    num_groups = divide_up(stack.in_size, group)
+    codes = torch.empty((len(x), stack.in_size), dtype=torch.float16, device=x.device)
+    scales = torch.empty((len(x), num_groups), dtype=torch.float32, device=x.device)
+    rows = rows_per_program(group)
+    launch(
+        _round_kernel,
+        (divide_up(len(x), rows), num_groups),
+        x,
+        codes if stack.order is None else stack.order,
+        codes,
+        scales,
+        len(x),
+        x.stride(0),
+        stack.in_size,
+        num_groups,
+        GROUP=group,
+        BLOCK=power_of_two(group),
+        ROWS=rows,
+        HAS_ORDER=stack.order is not None,
+    )
+    return codes, scales
+
+
+# -- products ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def _panel_product_kernel(
+    x,
+    x_scales,
+    codes,
+    scales,
+    scale_factors,
+    offsets,
+    offset_factors,
+    order,
+    bias,
+    out,
+    pairs,
+    experts,
+    num_pairs,
+    num_matrices,
+    num_chosen,
+    x_stride,
+    out_stride,
+    out_size,
+    in_size,
+    num_panels,
+    num_words,
+    num_groups,
+    num_scale_factors,
+    num_offset_factors,
+    num_x_groups,
+    KIND: tl.constexpr,
+    PER_WORD: tl.constexpr,
+    GROUP_WORDS: tl.constexpr,
+    SCALE_FAN: tl.constexpr,
+    SCALES_ARE_E8M0: tl.constexpr,
+    HAS_SCALE_FACTORS: tl.constexpr,
+    OFFSET_FAN: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_OFFSET_FACTORS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_ROUTED: tl.constexpr,
+    IS_GATHER: tl.constexpr,
+    IS_ROUNDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    block = tl.program_id(0)
+    matrix = 0
+    if IS_ROUTED:
+        matrix = tl.load(experts + block)
+    if matrix < num_matrices:
+        pair = block * ROWS + tl.arange(0, ROWS)
+        if IS_ROUTED:
+            pair = tl.load(pairs + pair)
+        is_row = pair < num_pairs
+        row = pair
+        if IS_GATHER:
+            row = pair // num_chosen
+        row = row.to(tl.int64)
+        lane = tl.arange(0, _PANEL)
+        place = tl.arange(0, PER_WORD)
+        panel = (matrix * num_panels + tl.program_id(1)).to(tl.int64)
+        sums = tl.zeros((ROWS, _PANEL), tl.float32)
+        for first in range(0, num_words, WORDS):
+            word = first + tl.arange(0, WORDS)
+            is_word = (word < num_words)[:, None] & (lane < _PANEL)[None, :]
+            at = (panel * num_words + word)[:, None] * _PANEL + lane[None, :]
+            packed = tl.load(codes + at, mask=is_word, other=0)
+            values = _code_values(packed[:, None, :], place[None, :, None], KIND)
+            group = word // GROUP_WORDS
+            scale = _read_numbers(
+                scales,
+                scale_factors,
+                panel,
+                group,
+                lane,
+                is_word,
+                num_groups,
+                num_scale_factors,
+                SCALE_FAN,
+                SCALES_ARE_E8M0,
+                HAS_SCALE_FACTORS,
+            )
+            offset = scale
+            if HAS_OFFSETS:
+                offset = _read_numbers(
+                    offsets,
+                    offset_factors,
+                    panel,
+                    group,
+                    lane,
+                    is_word,
+                    num_groups,
+                    num_offset_factors,
+                    OFFSET_FAN,
+                    False,
+                    HAS_OFFSET_FACTORS,
+                )
+            column = first * PER_WORD + tl.arange(0, WORDS * PER_WORD)
+            is_column = column < in_size
+            mask = is_row[:, None] & is_column[None, :]
+            source = column
+            if HAS_ORDER:
+                source = tl.load(order + column, mask=is_column, other=0)
+            inputs = tl.load(x + row[:, None] * x_stride + source[None, :], mask=mask, other=0.0)
+            if HAS_ZEROS:
+                # Whole numbers: the difference is exact.
+                values = values - offset[:, None, :]
+            if IS_ROUNDED:
+                # All words of this step are of one group.
+                weights = tl.reshape(values, (WORDS * PER_WORD, _PANEL)).to(tl.float16)
+                x_group = tl.minimum(first // GROUP_WORDS, num_x_groups - 1)
+                step = tl.load(x_scales + row * num_x_groups + x_group, mask=is_row, other=0.0)
+                is_first = (tl.arange(0, WORDS) == 0)[:, None]
+                part = multiply(inputs, weights)
+                part = part * tl.sum(tl.where(is_first, scale, 0.0), 0)[None, :]
+                if HAS_OFFSETS and not HAS_ZEROS:
+                    shift = tl.sum(tl.where(is_first, offset, 0.0), 0)[None, :]
+                    part += tl.sum(inputs.to(tl.float32), 1)[:, None] * shift
+                sums += part * step[:, None]
+            else:
+                values = values * scale[:, None, :]
+                if HAS_OFFSETS and not HAS_ZEROS:
+                    values = values + offset[:, None, :]
+                weights = tl.reshape(values, (WORDS * PER_WORD, _PANEL)).to(inputs.dtype)
+                sums += multiply(inputs, weights)
+        output = tl.program_id(1) * _PANEL + lane
+        is_output = output < out_size
+        if HAS_BIAS:
+            added = tl.load(bias + matrix * out_size + output, mask=is_output, other=0.0)
+            sums += added.to(tl.float32)[None, :]
+        target = pair.to(tl.int64)[:, None] * out_stride + output[None, :]
+        tl.store(
+            out + target,
+            sums.to(out.dtype.element_ty),
+            mask=is_row[:, None] & is_output[None, :],
+        )
+
+
+def _choose_words(stack: PanelStack, per_word: int, *, is_rounded: bool) -> int:
+    """Returns the words of a step: of rounded inputs, within one group."""
+    least, most = _LEAST_INPUTS // per_word, _INPUTS // per_word
+    words = min(most, max(least, power_of_two(stack.codes.shape[1])))
+    group_words = stack.group // per_word
+    if is_rounded and stack.scales.values.shape[1] > 1:
+        words = min(words, group_words & -group_words)
+    return words
+
+
+def panel_product(
+    x: torch.Tensor,
+    stack: PanelStack,
+    out: torch.Tensor,
+    *,
+    is_invariant: bool,
+    routing: Routing | None = None,
+    bias: torch.Tensor | None = None,
+    is_gather: bool = False,
+) -> None:
+    """Maps rows by a matrix in panels, or each pair's row by its expert's.
+
+    Args:
+        x: [T, in], a row's values side by side; of pairs unless ``is_gather``.
+        stack: The matrix, or the experts'.
+        out: [T, out] or [num_pairs, out], a row's values side by side.
+        is_invariant: Whether a row's bits must not depend on the batch; of no routing.
+        routing: The pairs; None: all rows by one matrix.
+        bias: [E, out], or None.
+        is_gather: Whether x has rows by token.
+
+    Mutates:
+        out.
+    """
+    per_word = 4 if stack.kind == "int8" else 8
+    is_rounded = stack.inputs != "whole"
+    words = _choose_words(stack, per_word, is_rounded=is_rounded)
+    x_scales, order, num_x_groups = x, stack.order, 1
+    if is_rounded:
+        x, x_scales = _round_inputs(x, stack)
+        order, num_x_groups = None, x_scales.shape[1]
+        if words * per_word < _LEAST_INPUTS:
+            # Groups too narrow for the matrix unit: the numbers that codes stand for instead.
+            x, is_rounded = _widen_inputs(x, x_scales, stack), False
+            words = _choose_words(stack, per_word, is_rounded=False)
+    scales = _Numbers.of(stack.scales)
+    offsets = scales if stack.offsets is None else _Numbers.of(stack.offsets)
+    num_panels = divide_up(stack.out_size, PANEL)
+    if routing is None:
+        num_pairs, num_chosen = len(x), 1
+        rows = choose_rows_per_block(num_pairs, 1, is_invariant=is_invariant)
+        num_blocks = divide_up(num_pairs, rows)
+        pairs = experts = stack.codes
+    else:
+        num_pairs, num_chosen, rows = routing.num_pairs, routing.num_chosen, routing.rows_per_block
+        pairs, experts = routing.pairs, routing.experts
+        num_blocks = len(experts)
+    launch(
+        _panel_product_kernel,
+        (num_blocks, num_panels),
+        x,
+        x_scales,
+        stack.codes,
+        scales.values,
+        scales.factors,
+        offsets.values,
+        offsets.factors,
+        stack.codes if order is None else order,
+        x if bias is None else bias,
+        out,
+        pairs,
+        experts,
+        num_pairs,
+        stack.num_matrices,
+        num_chosen,
+        x.stride(0),
+        out.stride(0),
+        stack.out_size,
+        stack.in_size,
+        num_panels,
+        stack.codes.shape[1],
+        scales.num_groups,
+        scales.num_factors,
+        offsets.num_factors,
+        num_x_groups,
+        KIND=_CODES[stack.kind],
+        PER_WORD=per_word,
+        GROUP_WORDS=max(1, stack.group // per_word),
+        SCALE_FAN=scales.fan,
+        SCALES_ARE_E8M0=scales.is_e8m0,
+        HAS_SCALE_FACTORS=scales.has_factors,
+        OFFSET_FAN=offsets.fan,
+        HAS_OFFSETS=stack.offsets is not None,
+        HAS_OFFSET_FACTORS=offsets.has_factors,
+        HAS_ZEROS=stack.has_zeros,
+        HAS_ORDER=order is not None,
+        HAS_BIAS=bias is not None,
+        IS_ROUTED=routing is not None,
+        IS_GATHER=is_gather,
+        IS_ROUNDED=is_rounded,
+        ROWS=rows,
+        WORDS=words,
+    )
+
+
+def _widen_inputs(codes: torch.Tensor, scales: torch.Tensor, stack: PanelStack) -> torch.Tensor:
+    """Returns the fp32 numbers that rounded inputs stand for."""
+    group = stack.in_size if scales.shape[1] == 1 else stack.group
+    return codes.float() * scales.repeat_interleave(group, 1)[:, : stack.in_size]
+
+
+# -- rows -------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _panel_rows_kernel(
+    ids,
+    codes,
+    scales,
+    scale_factors,
+    offsets,
+    offset_factors,
+    order,
+    out,
+    in_size,
+    num_words,
+    num_groups,
+    num_scale_factors,
+    num_offset_factors,
+    KIND: tl.constexpr,
+    PER_WORD: tl.constexpr,
+    GROUP_WORDS: tl.constexpr,
+    SCALE_FAN: tl.constexpr,
+    SCALES_ARE_E8M0: tl.constexpr,
+    HAS_SCALE_FACTORS: tl.constexpr,
+    OFFSET_FAN: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_OFFSET_FACTORS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    target = tl.program_id(0).to(tl.int64)
+    row = tl.load(ids + target)
+    panel = row // _PANEL
+    lane = (row % _PANEL) + tl.zeros((1,), tl.int64)
+    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    is_word = (word < num_words)[:, None]
+    at = (panel * num_words + word)[:, None] * _PANEL + lane[None, :]
+    packed = tl.load(codes + at, mask=is_word, other=0)
+    values = _code_values(packed, tl.arange(0, PER_WORD)[None, :], KIND)
+    group = word // GROUP_WORDS
+    scale = _read_numbers(
+        scales,
+        scale_factors,
+        panel,
+        group,
+        lane,
+        is_word,
+        num_groups,
+        num_scale_factors,
+        SCALE_FAN,
+        SCALES_ARE_E8M0,
+        HAS_SCALE_FACTORS,
+    )
+    if HAS_OFFSETS:
+        offset = _read_numbers(
+            offsets,
+            offset_factors,
+            panel,
+            group,
+            lane,
+            is_word,
+            num_groups,
+            num_offset_factors,
+            OFFSET_FAN,
+            False,
+            HAS_OFFSET_FACTORS,
+        )
+        if HAS_ZEROS:
+            values = (values - offset) * scale
+        else:
+            values = values * scale + offset
+    else:
+        values = values * scale
+    column = word[:, None] * PER_WORD + tl.arange(0, PER_WORD)[None, :]
+    mask = is_word & (column < in_size)
+    place = column
+    if HAS_ORDER:
+        place = tl.load(order + column, mask=mask, other=0)
+    tl.store(out + target * in_size + place, values, mask=mask)
+
+
+def read_panel_rows(stack: PanelStack, row_ids: torch.Tensor) -> torch.Tensor:
+    """Returns rows of a matrix by number: fp32 [N, in] for int64 [N]."""
+    per_word = 4 if stack.kind == "int8" else 8
+    num_words = stack.codes.shape[1]
+    words = min(256, power_of_two(num_words))
+    scales = _Numbers.of(stack.scales)
+    offsets = scales if stack.offsets is None else _Numbers.of(stack.offsets)
+    shape = (len(row_ids), stack.in_size)
+    out = torch.empty(shape, dtype=torch.float32, device=row_ids.device)
+    launch(
+        _panel_rows_kernel,
+        (len(row_ids), divide_up(num_words, words)),
+        row_ids,
+        stack.codes,
+        scales.values,
+        scales.factors,
+        offsets.values,
+        offsets.factors,
+        stack.codes if stack.order is None else stack.order,
+        out,
+        stack.in_size,
+        num_words,
+        scales.num_groups,
+        scales.num_factors,
+        offsets.num_factors,
+        KIND=_CODES[stack.kind],
+        PER_WORD=per_word,
+        GROUP_WORDS=max(1, stack.group // per_word),
+        SCALE_FAN=scales.fan,
+        SCALES_ARE_E8M0=scales.is_e8m0,
+        HAS_SCALE_FACTORS=scales.has_factors,
+        OFFSET_FAN=offsets.fan,
+        HAS_OFFSETS=stack.offsets is not None,
+        HAS_OFFSET_FACTORS=offsets.has_factors,
+        HAS_ZEROS=stack.has_zeros,
+        HAS_ORDER=stack.order is not None,
+        WORDS=words,
+    )
+    return out
